@@ -1,0 +1,52 @@
+# Two commands: `make demo` and `make test`. Both make .venv when it is missing and are safe to repeat.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: demo test lint types tests slow docs figures bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/joma demo
+
+test: lint types tests
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed-dev
+	$(BIN)/pyright
+
+tests: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2
+
+slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow
+
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The pictures of README and docs, made anew.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python tools/docs_figures.py
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.theory
+
+clean:
+	rm -rf $(VENV) site
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "joma needs Python 3.11 or newer; say which with: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.installed
