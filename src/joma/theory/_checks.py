@@ -1,0 +1,154 @@
+"""Checks of user input: each returns the value as a float64 array or raises a `ValueError`.
+
+The message names the argument, what was given, and what would be right.
+"""
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+T = TypeVar("T")
+
+Array = NDArray[np.float64]
+"""What the theory room computes with."""
+
+
+def finite(name: str, value: ArrayLike) -> Array:
+    """`value` as a float64 array without NaN or infinity."""
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind not in "biufO":
+            raise TypeError(given.dtype)
+        array = given.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of real numbers, got {value!r}") from error
+    if not np.all(np.isfinite(array)):
+        raise ValueError(f"{name} must be finite, got {_first(array, ~np.isfinite(array))}")
+    return array
+
+
+def non_negative(name: str, value: ArrayLike) -> Array:
+    """`value` as an array of finite numbers ≥ 0."""
+    array = finite(name, value)
+    if np.any(array < 0):
+        raise ValueError(f"{name} must be ≥ 0, got {_first(array, array < 0)}")
+    return array
+
+
+def positive(name: str, value: ArrayLike) -> Array:
+    """`value` as an array of finite numbers > 0."""
+    array = finite(name, value)
+    if np.any(array <= 0):
+        raise ValueError(f"{name} must be > 0, got {_first(array, array <= 0)}")
+    return array
+
+
+def positive_scalar(name: str, value: Any) -> float:
+    """`value` as one finite number > 0."""
+    return float(_scalar(name, positive(name, value)))
+
+
+def within(name: str, value: ArrayLike, low: float, high: float) -> Array:
+    """`value` as an array of numbers in [low, high]."""
+    array = finite(name, value)
+    outside = (array < low) | (array > high)
+    if np.any(outside):
+        raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {_first(array, outside)}")
+    return array
+
+
+def probabilities(name: str, value: ArrayLike) -> Array:
+    """`value` as an array of probabilities."""
+    return within(name, value, 0.0, 1.0)
+
+
+def distribution(name: str, value: ArrayLike) -> Array:
+    """`value` as probabilities that sum to one over the last axis."""
+    array = probabilities(name, value)
+    if array.ndim == 0:
+        raise ValueError(f"{name} must have at least one axis, got the scalar {array}")
+    total = array.sum(axis=-1, keepdims=True)
+    off = np.abs(total - 1)
+    if array.shape[-1] == 0 or np.any(off > 1e-6):
+        raise ValueError(
+            f"{name} must sum to 1 over its last axis, got {np.ravel(total)[np.argmax(off)]:.9g}"
+        )
+    return array / total
+
+
+def integers(name: str, value: ArrayLike, low: int) -> NDArray[np.int64]:
+    """`value` as an array of whole numbers ≥ low."""
+    array = finite(name, value)
+    if np.any(array != np.round(array)) or np.any(array < low):
+        bad = (array != np.round(array)) | (array < low)
+        raise ValueError(f"{name} must be whole numbers ≥ {low}, got {_first(array, bad)}")
+    return array.astype(np.int64)
+
+
+def times(name: str, value: ArrayLike) -> Array:
+    """`value` as a time or a one-dimensional array of times, all ≥ 0."""
+    array = non_negative(name, value)
+    if array.ndim > 1:
+        raise ValueError(f"{name} must be a scalar or have one axis, got shape {array.shape}")
+    return array
+
+
+def at_least_1d(name: str, value: ArrayLike) -> Array:
+    """`value` as a finite array with at least one axis."""
+    array = finite(name, value)
+    if array.ndim == 0:
+        raise ValueError(f"{name} must have at least one axis, got the scalar {float(array)}")
+    return array
+
+
+def shape(name: str, array: Array, expected: tuple[int | None, ...]) -> Array:
+    """`array` if its shape is `expected`, where None stands for any length."""
+    fits = array.ndim == len(expected) and all(
+        want is None or want == have for want, have in zip(expected, array.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if n is None else str(n) for n in expected)
+        raise ValueError(f"{name} must have shape ({wanted}), got {array.shape}")
+    return array
+
+
+def broadcasts(name: str, value: Array, target: tuple[int, ...]) -> Array:
+    """`value` broadcast to the shape `target`."""
+    try:
+        return np.broadcast_to(value, target)
+    except ValueError as error:
+        raise ValueError(f"{name} of shape {value.shape} does not broadcast to {target}") from error
+
+
+def together(**shapes: tuple[int, ...]) -> None:
+    """Refuses shapes that do not broadcast with each other, naming whose they are."""
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError as error:
+        given = ", ".join(f"{name} {size}" for name, size in shapes.items())
+        raise ValueError(f"{', '.join(shapes)} must broadcast together, got {given}") from error
+
+
+def instance(name: str, value: object, kind: type[T]) -> T:
+    """`value` if it is of the kind asked for."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {kind.__name__}, got {value!r}")
+    return value
+
+
+def norm(vectors: Array) -> Array:
+    """Euclidean length over the last axis, also where squares would over- or underflow."""
+    scale = np.max(np.abs(vectors), axis=-1, keepdims=True, initial=0.0)
+    safe = np.where(scale > 0, scale, 1.0)
+    return scale[..., 0] * np.linalg.norm(vectors / safe, axis=-1)
+
+
+def _scalar(name: str, array: Array) -> Array:
+    if array.ndim != 0:
+        raise ValueError(f"{name} must be one number, got shape {array.shape}")
+    return array
+
+
+def _first(array: Array, bad: NDArray[np.bool_]) -> float:
+    return float(array[bad].flat[0]) if array.ndim else float(array)

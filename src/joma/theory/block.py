@@ -1,0 +1,369 @@
+"""The JoMA block (Eqns 1-2) in full: attention and lower MLP layer, trained together.
+
+    h_k = φ(w_k·f),   f = U_C b + u_q,   b = σ(z_q/τ) ∘ x / A
+
+by gradient ascent on E[Σ_k g_k h_k] with given gradients g (Eqn 9), or on the log-likelihood of
+labels with h as class scores (Figs. 2, 3). Nothing is integrated out here: this is the simulation
+that the closed forms of the other modules are checked against.
+
+The weights appear through their projections v_k = U_Cᵀ w_k and, on the query's embedding u_m, the
+implicit bias ξ_km = u_mᵀ w_k (Eqn 60). Embeddings enter by their Gram matrix alone, which is the
+identity if they are orthonormal.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import integrate
+
+from joma.theory import _checks, _special
+from joma.theory._checks import Array
+from joma.theory._samples import Samples
+from joma.theory.functions import ACTIVATIONS, ATTENTIONS, Activation, Attention
+
+__all__ = ["Block", "Samples", "State", "Trajectory", "objective", "simulate", "velocity"]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Eqn 1: one attention layer and the lower layer of its MLP, with how they are trained.
+
+    Attributes:
+        attention: an `Attention`, or the name of one: linear, exp, softmax, sigmoid.
+        activation: an `Activation`, or the name of one: linear, tanh, softplus, relu, leaky_relu.
+        eta_w: learning rate of the MLP weights.
+        eta_z: learning rate of the attention logits.
+        tau: temperature of the attention.
+        embeddings: columns u_1 … u_M of the tokens, then one column for each query, shape
+            (d, M + queries); None for orthonormal ones.
+    """
+
+    attention: Attention | str = "exp"
+    activation: Activation | str = "linear"
+    eta_w: float = 1.0
+    eta_z: float = 1.0
+    tau: float = 1.0
+    embeddings: Array | None = None
+
+    def __post_init__(self) -> None:
+        attention = _by_name("attention", self.attention, ATTENTIONS, Attention)
+        activation = _by_name("activation", self.activation, ACTIVATIONS, Activation)
+        object.__setattr__(self, "attention", attention)
+        object.__setattr__(self, "activation", activation)
+        for name in ("eta_w", "eta_z", "tau"):
+            object.__setattr__(self, name, _checks.positive_scalar(name, getattr(self, name)))
+        if self.embeddings is not None:
+            columns = _checks.finite("embeddings", self.embeddings)
+            object.__setattr__(
+                self, "embeddings", _checks.shape("embeddings", columns, (None, None))
+            )
+
+    @property
+    def sigma(self) -> Attention:
+        """The attention as an object."""
+        assert isinstance(self.attention, Attention)
+        return self.attention
+
+    @property
+    def phi(self) -> Activation:
+        """The activation as an object."""
+        assert isinstance(self.activation, Activation)
+        return self.activation
+
+    def scores(self, x: Array, z: Array) -> Array:
+        """Eqn 1: b = σ(z/τ) ∘ x / A."""
+        if not self.sigma.normalized:
+            return self.sigma.score(z / self.tau) * x / self.sigma.normalizer
+        peak = np.max(z, axis=-1, keepdims=True)
+        unnormalized = np.exp((z - peak) / self.tau) * x
+        return unnormalized / np.sum(unnormalized, axis=-1, keepdims=True)
+
+    def pull_back(self, x: Array, z: Array, g_b: Array) -> Array:
+        """Eqn 2: (∂b/∂z)ᵀ g_b, sample by sample."""
+        if not self.sigma.normalized:
+            slope = self.sigma.derivative(z / self.tau) / (self.tau * self.sigma.normalizer)
+            return slope * x * g_b
+        b = self.scores(x, z)
+        return b * (g_b - np.sum(b * g_b, axis=-1, keepdims=True)) / self.tau
+
+
+class State(NamedTuple):
+    """What is trained: v (M, K), logits z (queries, M) and implicit bias ξ (queries, K)."""
+
+    v: Array
+    z: Array
+    bias: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """A block in training.
+
+    Attributes:
+        t: times, shape (T,).
+        v: projections of the weights on the tokens, shape (T, M, K).
+        z: attention logits, shape (T, M) for one query and (T, queries, M) for several.
+        bias: implicit biases ξ, shape (T, queries, K).
+        block: what was trained.
+        samples: on what.
+        start: the state at t = 0.
+    """
+
+    t: Array
+    v: Array
+    z: Array
+    bias: Array
+    block: Block
+    samples: Samples
+    start: State
+
+
+def velocity(
+    block: Block, samples: Samples, state: State, *, switches: Array | None = None
+) -> State:
+    """Eqn 2: ẇ = η_W E[g h′ f], ż_m = η_Z E[(∂b/∂z_m)ᵀ U_Cᵀ g_f], in projections.
+
+    With several queries, each z_m is driven by its own samples: P(m)·E_{q=m}.
+
+    Args:
+        block: what is trained.
+        samples: the data.
+        state: where.
+        switches: h′ of every sample and node, shape (N, K), if it is not to follow the state.
+    """
+    query, x = _query(samples), np.asarray(samples.x)
+    logits = state.z[query]
+    pull = _node_gradients(block, samples, state, switches)
+    v_rate = block.scores(x, logits).T @ pull
+    bias_rate = _by_query(pull, query, samples.queries)
+    if block.embeddings is not None:
+        gram = block.embeddings.T @ block.embeddings
+        both = gram @ np.concatenate([v_rate, bias_rate])
+        v_rate, bias_rate = both[: samples.tokens], both[samples.tokens :]
+    z_rate = _by_query(block.pull_back(x, logits, pull @ state.v.T), query, samples.queries)
+    return State(block.eta_w * v_rate, block.eta_z * z_rate, block.eta_w * bias_rate)
+
+
+def objective(block: Block, samples: Samples, state: State) -> float:
+    """Eqn 9: E[Σ_k g_k h_k], or the mean log-likelihood of the labels; training ascends it."""
+    h = block.phi.value(_preactivations(block, samples, state))
+    share = np.asarray(samples.probability)
+    if samples.gradient is not None:
+        return float(share @ np.sum(np.asarray(samples.gradient) * h, axis=1))
+    peak = np.max(h, axis=1)
+    log_total = peak + np.log(np.sum(np.exp(h - peak[:, None]), axis=1))
+    chosen = h[np.arange(len(h)), np.asarray(samples.labels)]
+    return float(share @ (chosen - log_total))
+
+
+def simulate(
+    block: Block,
+    samples: Samples,
+    t: ArrayLike,
+    *,
+    initial: State | Mapping[str, ArrayLike] | tuple[ArrayLike, ...] | None = None,
+    descent_step: float | None = None,
+    flow_step: float | None = None,
+) -> Trajectory:
+    """Eqns 1-2, integrated: gradient flow, or gradient steps where `descent_step` is given.
+
+    Smooth activations are integrated adaptively to 1e-12. With others (ReLU) the right side jumps
+    where a sample switches a node; the flow then takes fixed Runge-Kutta steps within which the
+    switches stay, which is first order in the step but keeps the conserved quantities to fourth.
+
+    Args:
+        block: what is trained.
+        samples: the data.
+        t: times at which the state is kept, increasing, shape (T,).
+        initial: a `State`, a mapping with its names, (v, z) or (v, z, bias); zero if None.
+        descent_step: length in t of one gradient step; the times are rounded to whole steps, and
+            must remain different.
+        flow_step: length of a fixed step of the flow with activations that are not smooth; the
+            default is a 2000th of the whole time.
+    """
+    block = _checks.instance("block", block, Block)
+    samples = _checks.instance("samples", samples, Samples)
+    if block.sigma.normalized and np.any(np.sum(np.asarray(samples.x), axis=1) == 0):
+        raise ValueError("x must have a token in every sample, or softmax has nothing to weigh")
+    t = np.atleast_1d(_checks.times("t", t))
+    if t.size == 0 or np.any(np.diff(t) <= 0):
+        raise ValueError("t must hold at least one time, in increasing order")
+    start = _initial(samples, initial)
+    if block.embeddings is not None and block.embeddings.shape[1] != (
+        samples.tokens + samples.queries
+    ):
+        raise ValueError(
+            f"embeddings must have {samples.tokens} token columns and {samples.queries} query "
+            f"columns, got {block.embeddings.shape[1]} in all"
+        )
+    if descent_step is not None:
+        step = _checks.positive_scalar("descent_step", descent_step)
+        counts = np.round(t / step).astype(np.int64)
+        if np.any(np.diff(counts) == 0):
+            raise ValueError(f"descent_step must not exceed the spacing of t, got {step:g}")
+        states = _stepped(_euler(block, samples, step), start, counts)
+        t = counts.astype(np.float64) * step
+    elif block.phi.smooth:
+        states = _adaptive(block, samples, start, t)
+    else:
+        step = t[-1] / 2000 if flow_step is None else flow_step
+        step = _checks.positive_scalar("flow_step", step if step > 0 else 1.0)
+        states = _frozen(block, samples, start, t, step)
+    if not all(np.all(np.isfinite(part)) for part in states[-1]):
+        raise ValueError(f"t must end before the weights diverge, got t = {t[-1]:g}")
+    z = np.stack([s.z for s in states])
+    return Trajectory(
+        t=t,
+        v=np.stack([s.v for s in states]),
+        z=z[:, 0] if samples.query is None else z,
+        bias=np.stack([s.bias for s in states]),
+        block=block,
+        samples=samples,
+        start=start,
+    )
+
+
+def _by_name(
+    argument: str, value: object, known: Mapping[str, Callable[[], object]], kind: type
+) -> object:
+    if isinstance(value, str) and value in known:
+        return known[value]()
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"{argument} must be one of {', '.join(known)} or an {kind.__name__}, got {value!r}"
+        )
+    return value
+
+
+def _initial(samples: Samples, initial: Any) -> State:
+    m, k, q = samples.tokens, samples.nodes, samples.queries
+    zero = State(np.zeros((m, k)), np.zeros((q, m)), np.zeros((q, k)))
+    if initial is None:
+        return zero
+    parts = initial
+    if isinstance(initial, Mapping):
+        given = dict(cast(Mapping[str, Any], initial))
+        parts = [given.pop(name, value) for name, value in zero._asdict().items()]
+        if given:
+            raise ValueError(f"initial may name v, z and bias, got {', '.join(map(str, given))}")
+    if not isinstance(parts, list | tuple) or not 2 <= len(cast(Any, parts)) <= 3:
+        raise ValueError(f"initial must be a State or (v, z) or (v, z, bias), got {initial!r}")
+    v, z, bias = (*cast(Any, parts), zero.bias)[:3]
+    v = _checks.finite("initial v", v)
+    v = _checks.shape("initial v", v[:, None] if v.ndim == 1 else v, (m, k))
+    z = _checks.shape("initial z", np.atleast_2d(_checks.finite("initial z", z)), (q, m))
+    bias = np.atleast_2d(_checks.finite("initial bias", bias))
+    return State(v, z, _checks.shape("initial bias", bias, (q, k)))
+
+
+def _query(samples: Samples) -> NDArray[np.int64]:
+    if samples.query is None:
+        return np.zeros(len(np.asarray(samples.x)), dtype=np.int64)
+    return np.asarray(samples.query, dtype=np.int64)
+
+
+def _preactivations(block: Block, samples: Samples, state: State) -> Array:
+    """w_k·f = v_k·b + ξ_qk, shape (N, K)."""
+    query = _query(samples)
+    return block.scores(np.asarray(samples.x), state.z[query]) @ state.v + state.bias[query]
+
+
+def _node_gradients(block: Block, samples: Samples, state: State, switches: Array | None) -> Array:
+    """The factors g_k h′_k of Eqn 2, weighted by the samples' probabilities, shape (N, K)."""
+    pre = _preactivations(block, samples, state)
+    if samples.gradient is not None:
+        g = np.asarray(samples.gradient)
+    else:
+        g = -_special.softmax(block.phi.value(pre))
+        g[np.arange(len(g)), np.asarray(samples.labels)] += 1
+    slopes = block.phi.derivative(pre) if switches is None else switches
+    return np.asarray(samples.probability)[:, None] * g * slopes
+
+
+def _by_query(rows: Array, query: NDArray[np.int64], queries: int) -> Array:
+    if queries == 1:
+        return np.sum(rows, axis=0, keepdims=True)
+    total = np.zeros((queries, rows.shape[1]))
+    np.add.at(total, query, rows)
+    return total
+
+
+def _add(state: State, rate: State, step: float) -> State:
+    return State(*(a + step * b for a, b in zip(state, rate, strict=True)))
+
+
+def _euler(block: Block, samples: Samples, step: float) -> Callable[[State], State]:
+    return lambda state: _add(state, velocity(block, samples, state), step)
+
+
+def _stepped(
+    advance: Callable[[State], State], state: State, counts: NDArray[np.int64]
+) -> list[State]:
+    kept: list[State] = []
+    done = 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for count in counts:
+            while done < count:
+                state = advance(state)
+                done += 1
+            kept.append(state)
+    return kept
+
+
+def _frozen(block: Block, samples: Samples, state: State, t: Array, step: float) -> list[State]:
+    """Runge-Kutta steps of at most `step`, each with the switches of its beginning.
+
+    Cross-entropy gradients vary smoothly and are not frozen; what is frozen is φ′.
+    """
+    kept: list[State] = []
+    now = 0.0
+    for target in t:
+        count = int(np.ceil((target - now) / step - 1e-9))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(count):
+                state = _runge_kutta(block, samples, state, (target - now) / count)
+        now = float(target)
+        kept.append(state)
+    return kept
+
+
+def _runge_kutta(block: Block, samples: Samples, state: State, step: float) -> State:
+    switches = block.phi.derivative(_preactivations(block, samples, state))
+
+    def rate(at: State) -> State:
+        return velocity(block, samples, at, switches=switches)
+
+    k1 = rate(state)
+    k2 = rate(_add(state, k1, step / 2))
+    k3 = rate(_add(state, k2, step / 2))
+    k4 = rate(_add(state, k3, step))
+    mean = State(*((a + 2 * b + 2 * c + d) / 6 for a, b, c, d in zip(k1, k2, k3, k4, strict=True)))
+    return _add(state, mean, step)
+
+
+def _adaptive(block: Block, samples: Samples, start: State, t: Array) -> list[State]:
+    shapes = [part.shape for part in start]
+    ends = np.cumsum([part.size for part in start])
+
+    def unpack(flat: Array) -> State:
+        return State(
+            *(p.reshape(s) for p, s in zip(np.split(flat, ends[:-1]), shapes, strict=True))
+        )
+
+    def pack(state: State) -> Array:
+        return np.concatenate([part.ravel() for part in state])
+
+    def right_side(_: float, flat: Array) -> Array:
+        return pack(velocity(block, samples, unpack(flat)))
+
+    if t[-1] == 0:
+        return [start]
+    solution: Any = integrate.solve_ivp(
+        right_side, (0.0, t[-1]), pack(start), "DOP853", t_eval=t, rtol=1e-12, atol=1e-13
+    )
+    if not solution.success:
+        raise ValueError(f"t must end before the weights diverge, got t = {t[-1]:g}")
+    return [unpack(column) for column in solution.y.T]

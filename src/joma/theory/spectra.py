@@ -1,0 +1,28 @@
+"""Rank and stable rank of small matrices, exactly (Section 4 and the talk)."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from joma.theory import _checks
+from joma.theory._checks import Array
+
+
+def singular_values(matrix: ArrayLike) -> Array:
+    """Singular values of matrices (…, M, K), largest first."""
+    matrix = _checks.finite("matrix", matrix)
+    if matrix.ndim < 2:
+        raise ValueError(f"matrix must have two axes at least, got shape {matrix.shape}")
+    return np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
+
+
+def stable_rank(matrix: ArrayLike) -> Array:
+    """Section 4: ‖W‖_F²/‖W‖₂², between 1 and the rank; 0 for a zero matrix."""
+    squares = singular_values(matrix) ** 2
+    largest = squares[..., 0]
+    return np.sum(squares, axis=-1) / np.where(largest > 0, largest, 1.0)
+
+
+def rank(matrix: ArrayLike, *, tolerance: float = 1e-10) -> NDArray[np.int64]:
+    """Number of singular values above `tolerance` times the largest."""
+    values = singular_values(matrix)
+    return np.sum(values > tolerance * values[..., :1], axis=-1)
