@@ -1,0 +1,148 @@
+"""Eqn 6 inverted: the y = ln 1/δ at which F(y) = t, for μ ≥ 0, to the last digits.
+
+    F(y) = e^{-μ²/2} y + H(1-e⁻ʸ, μ),   H(r, μ) = ∫₀ʳ (e^{-μ²x²/2} - e^{-μ²/2})/(1-x) dx
+
+F is concave, so Newton's method from below never overshoots. At one time, y is a smooth function of
+μ alone: for very many components it is tabulated, and the table's error is measured.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joma.theory._checks import Array
+
+TABLE_FROM = 6_000  # components at one time from which a table over μ pays
+_TABLE_CELLS = 2048
+_TABLE_ERROR = 3e-13  # relative error of y up to which the table needs no polishing
+_REACH = 3  # neighbours of a cell on either side that its polynomial passes through
+_CHUNK = 8192  # components at once, so that their quadrature nodes stay in the cache
+
+
+def solve_at(mu: Array, t: float) -> Array:
+    """y(t) for many μ at one time: for very many from a table over μ, if that is exact enough."""
+    if t == 0:
+        return np.zeros_like(mu)
+    if mu.size < TABLE_FROM:
+        return solve(mu, np.full_like(mu, t))
+    table = _Table.over(float(np.max(mu)), t)
+    y = np.exp(table(mu))
+    return y if table.error < _TABLE_ERROR else _newton(y, mu, np.full_like(mu, t))
+
+
+def solve(mu: Array, t: Array) -> Array:
+    """The y = ln 1/δ with F(y) = t, by Newton's method from the larger of two lower bounds."""
+    with np.errstate(over="ignore"):
+        late = np.exp(mu**2 / 2) * (t - smooth_part(np.ones_like(mu), mu))
+    return _newton(np.maximum(t, late), mu, t)
+
+
+def _newton(y: Array, mu: Array, t: Array) -> Array:
+    """Newton's method in chunks, so that the quadrature's nodes stay in the cache."""
+    chunks = [slice(i, i + _CHUNK) for i in range(0, y.size, _CHUNK)]
+    return np.concatenate([np.empty(0), *(_newton_chunk(y[c], mu[c], t[c]) for c in chunks)])
+
+
+def _newton_chunk(y: Array, mu: Array, t: Array) -> Array:
+    y = y.copy()
+    active = np.nonzero(np.isfinite(y))[0]
+    for _ in range(200):
+        step = (t[active] - _elapsed(y[active], mu[active])) / _slope(y[active], mu[active])
+        y[active] = np.maximum(y[active] + step, t[active])
+        # Quadratic convergence: the step after one of this size is below the rounding error.
+        active = active[np.abs(step) > 1e-8 * y[active]]
+        if active.size == 0:
+            break
+    return _polished(y, mu, t)
+
+
+def _polished(y: Array, mu: Array, t: Array) -> Array:
+    """One Newton step in extended precision where float64's error in F would be seen in y."""
+    rough = 1e-15 * t > 1e-12 * y * _slope(y, mu)
+    sensitive = np.nonzero(rough & np.isfinite(y) & (t > 0))[0]
+    if sensitive.size:
+        wide = tuple(a[sensitive].astype(np.longdouble) for a in (y, mu, t))
+        step = (wide[2] - _elapsed(wide[0], wide[1])) / _slope(wide[0], wide[1])
+        y[sensitive] = wide[0] + step
+    return y
+
+
+def _slope(y: NDArray[Any], mu: NDArray[Any]) -> NDArray[Any]:
+    """dF/dy = exp(-v²/2)."""
+    return np.exp(-((mu * np.expm1(-y)) ** 2) / 2)
+
+
+def _elapsed(y: NDArray[Any], mu: NDArray[Any]) -> NDArray[Any]:
+    return np.exp(-(mu**2) / 2) * y + smooth_part(-np.expm1(-y), mu)
+
+
+def smooth_part(r: NDArray[Any], mu: NDArray[Any]) -> NDArray[Any]:
+    """H(r, μ) by Gauss-Legendre quadrature of an entire function, in the precision of r.
+
+    A panel of width 6/μ takes 32 nodes to full precision; larger μ take more panels.
+    """
+    nodes, node_weights = _gauss_legendre(r.dtype)
+    panels = np.maximum(np.ceil(np.abs(mu) / 6).astype(np.int64), 1)
+    result = np.zeros_like(r)
+    for count in np.unique(panels):
+        where = panels == count
+        width = (r[where] / count)[:, None]
+        half_square = (mu[where] ** 2 / 2)[:, None]
+        total = np.zeros_like(r[where])
+        for panel in range(int(count)):
+            x = width * (panel + nodes)
+            left = 1 - x
+            # The quotient (e^{-μ²x²/2} - e^{-μ²/2})/(1-x), without its cancellation at x = 1.
+            numerator = -np.exp(-half_square * x**2) * np.expm1(-half_square * left * (1 + x))
+            safe = np.where(left > 0, left, 1)
+            total += (numerator / safe) @ node_weights
+        result[where] = width[:, 0] * total
+    return result
+
+
+def _gauss_legendre(dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """32 nodes and weights on [0, 1], refined to the given precision by Newton steps."""
+    rough: Array = np.polynomial.legendre.leggauss(32)[0]
+    x = rough.astype(dtype)
+    derivative = np.ones_like(x)
+    for _ in range(3):
+        before, now = np.ones_like(x), x
+        for n in range(2, 33):
+            before, now = now, ((2 * n - 1) * x * now - (n - 1) * before) / n
+        derivative = 32 * (before - x * now) / (1 - x**2)
+        x = x - now / derivative
+    return (1 + x) / 2, 1 / ((1 - x**2) * derivative**2)
+
+
+class _Table(NamedTuple):
+    """ln y as piecewise polynomials in μ at one time, with their error where it is largest."""
+
+    width: float
+    coefficients: Array
+    error: float
+
+    @classmethod
+    def over(cls, largest: float, t: float) -> "_Table":
+        width = max(largest, 1e-3) / _TABLE_CELLS
+        # y is even in μ, so the points beyond both ends are solutions as well.
+        points = width * np.abs(np.arange(-_REACH, _TABLE_CELLS + _REACH + 2, dtype=np.float64))
+        values = np.log(solve(points, np.full_like(points, t)))
+        neighbours = np.lib.stride_tricks.sliding_window_view(values, 2 * _REACH + 2)
+        offsets = np.arange(-_REACH, _REACH + 2, dtype=np.float64)
+        to_monomials = np.asarray(np.linalg.inv(np.vander(offsets, increasing=True)), np.float64)
+        table = cls(width, to_monomials @ neighbours.T, 0.0)
+        middles = width * (np.arange(0, _TABLE_CELLS, 4, dtype=np.float64) + 0.5)
+        exact = np.log(solve(middles, np.full_like(middles, t)))
+        return table._replace(error=float(np.max(np.abs(table(middles) - exact))))
+
+    def __call__(self, mu: Array) -> Array:
+        """Horner's rule in the cell of each μ."""
+        position = mu / self.width
+        cell = np.minimum(position.astype(np.int64), self.coefficients.shape[1] - 1)
+        position -= cell
+        result = self.coefficients[-1][cell]
+        for row in self.coefficients[-2::-1]:
+            result *= position
+            result += row[cell]
+        return result

@@ -1,0 +1,68 @@
+"""Section 4 as printed: distances are not divided by ‖v‖, and what follows from that."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from joma.theory._checks import Array
+from joma.theory.clusters import CriticalPoint, Expectations, Jacobian, Velocity
+from joma.theory.marginals import Marginal
+
+
+def expectations(
+    marginal: Marginal, v: ArrayLike, mean: ArrayLike, bias: float, *, basis: Array | None = None
+) -> Expectations:
+    """Lemma 1 (Eqn 23): E[ψ] = θ₁(r)/‖v‖, E[xψ] = θ₁(r)/‖v‖ x̄ + θ₂(r)/‖v‖³ RRᵀv, r = v·x̄ + ξ."""
+    v, mean = np.asarray(v, dtype=np.float64), np.asarray(mean, dtype=np.float64)
+    seen = v if basis is None else v @ basis @ basis.T
+    length = np.linalg.norm(seen, axis=-1)
+    r = np.sum(v * mean, axis=-1) + bias
+    activity = marginal.theta1(r) / length
+    spread = (marginal.theta2(r) / length**3)[..., None] * seen
+    return Expectations(activity, activity[..., None] * mean + spread)
+
+
+def radial_velocity(
+    marginal: Marginal, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
+) -> float:
+    """Eqn 53: v·v̇ = (Σ a_j F(r_j) - ‖v‖ ξ ξ̇)/‖v‖, with r_j = v·x̄_j + ξ."""
+    v, a = np.asarray(v, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
+    r = np.asarray(means, dtype=np.float64) @ v + bias
+    length = np.linalg.norm(v)
+    bias_rate = a @ marginal.theta1(r) / length
+    return float((a @ marginal.first_integral(r) - length * bias * bias_rate) / length)
+
+
+def velocity(
+    marginal: Marginal, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
+) -> Velocity:
+    """Lemma 2 (Eqns 42-43): Lemma 1 as printed, summed over the clusters."""
+    a, means = np.asarray(gradients, dtype=np.float64), np.asarray(means, dtype=np.float64)
+    each = expectations(marginal, np.broadcast_to(v, means.shape), means, bias)
+    return Velocity(a @ each.moment, np.asarray(a @ each.activity))
+
+
+def homogeneous_slopes(
+    marginal: Marginal, s: ArrayLike, *, slopes: tuple[float, float] = (0.0, 1.0)
+) -> tuple[Array, Array]:
+    """Lemma 5 (Eqn 61): (c₋+c₊) p(s) and -(c₋+c₊) s p(s)."""
+    total = slopes[0] + slopes[1]
+    s = np.asarray(s, dtype=np.float64)
+    return total * marginal.pdf(s), -total * s * marginal.pdf(s)
+
+
+def ratio_bounds() -> tuple[float, float]:
+    """After Eqn 59: every ratio a₋/a₊ with a critical point lies in (½, 1) ∪ (1, 2)."""
+    return 0.5, 2.0
+
+
+def jacobian(
+    marginal: Marginal, point: CriticalPoint, *, positive_gradient: float = 1.0, length: float = 1.0
+) -> Jacobian:
+    """Theorem 3 (Eqns 72-74): -C(μ), C = β₁ I + β₂ μμᵀ, with θ₁ at r₊ = ‖μ‖ s₊ and its slope."""
+    distance, bias = point.s_plus - point.s_minus, point.s_minus * length
+    r_plus = point.s_plus * length
+    share = float(marginal.theta1(r_plus))
+    common = positive_gradient * distance
+    beta1 = common / length**2 * share
+    beta2 = common / length**4 * (bias * float(marginal.pdf(r_plus)) - 2 * share)
+    return Jacobian(-beta1, -(beta1 + beta2 * length**2))
