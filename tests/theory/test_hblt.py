@@ -1,0 +1,323 @@
+"""Hierarchical binary latent trees against enumeration, exact fractions and sampling."""
+
+from fractions import Fraction
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joma.theory import hblt
+from joma.theory.as_printed import hblt as printed
+
+rhos = st.floats(-1, 1)
+few = settings(max_examples=40, deadline=None)
+
+
+def random_tree(rng: np.random.Generator) -> hblt.Tree:
+    """Small, irregular: up to two top latents, three levels, at most nine binary variables."""
+    classes = int(rng.integers(1, 4))
+    sizes = [int(rng.integers(1, 3)), int(rng.integers(1, 4)), int(rng.integers(1, 5))]
+    return hblt.Tree(
+        class_probs=rng.dirichlet(np.ones(classes)),
+        child_off_probs=rng.uniform(size=(sizes[0], classes)),
+        parents=tuple(rng.integers(above, size=size) for above, size in pairwise(sizes)),
+        rhos=tuple(rng.uniform(-1, 1, size) for size in sizes[1:]),
+    )
+
+
+def nodes_of(tree: hblt.Tree) -> list[hblt.Node]:
+    return [(level, node) for level, size in enumerate(tree.sizes) for node in range(size)]
+
+
+def enumerate_joint(tree: hblt.Tree, a: hblt.Node, b: hblt.Node) -> np.ndarray:
+    """P[y_a, y_b] by a plain sum over the class and every assignment of every node."""
+    nodes = nodes_of(tree)
+    where = {node: i for i, node in enumerate(nodes)}
+    joint = np.zeros((2, 2))
+    for k, values in product(range(tree.class_probs.size), product((0, 1), repeat=len(nodes))):
+        weight = tree.class_probs[k]
+        for (level, node), value in zip(nodes, values, strict=True):
+            if level == 0:
+                off = tree.child_off_probs[node, k]
+                weight *= 1 - off if value else off
+            else:
+                parent = values[where[level - 1, int(tree.parents[level - 1][node])]]
+                rho = tree.rhos[level - 1][node]
+                weight *= (1 + rho) / 2 if value == parent else (1 - rho) / 2
+        joint[values[where[a]], values[where[b]]] += weight
+    return joint
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_joint_is_the_sum_over_all_assignments(seed: int):
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng)
+    nodes = nodes_of(tree)
+    for _ in range(4):
+        a, b = (nodes[i] for i in rng.integers(len(nodes), size=2))
+        np.testing.assert_allclose(tree.joint(a, b), enumerate_joint(tree, a, b), atol=1e-14)
+
+
+@given(st.integers(0, 10_000))
+@few
+def test_joint_marginal_and_conditional_agree(seed: int):
+    tree = random_tree(np.random.default_rng(seed))
+    for a, b in product(nodes_of(tree), repeat=2):
+        joint = tree.joint(a, b)
+        np.testing.assert_allclose(joint, tree.joint(b, a).T, atol=1e-15)
+        np.testing.assert_allclose(joint.sum(axis=1), tree.marginal(*a), atol=1e-14)
+        np.testing.assert_allclose(tree.conditional(a, b) * tree.marginal(*b), joint, atol=1e-14)
+    for level, size in enumerate(tree.sizes):
+        mixed = tree.off_probs(level) @ tree.class_probs
+        off = [tree.marginal(level, node)[0] for node in range(size)]
+        np.testing.assert_allclose(mixed, off, atol=1e-14)
+
+
+def test_nodes_that_share_only_the_class_are_mixed_over_it():
+    tree = hblt.Tree.regular(2, 2, 0.8, [0.5, 0.5], [[0.0, 1.0], [0.0, 1.0]])
+    assert tree.common_ancestor((1, 0), (1, 2)) is None
+    # Given the class each leaf is on with probability .9 or .1, independently.
+    expected = (0.9 * 0.9 + 0.1 * 0.1) / 2
+    np.testing.assert_allclose(tree.joint((1, 0), (1, 2))[1, 1], expected, atol=1e-15)
+    independent = np.outer(tree.marginal(1, 0), tree.marginal(1, 2))
+    assert tree.joint((1, 0), (1, 2))[1, 1] > independent[1, 1] + 0.1
+
+
+def test_sampled_frequencies_are_the_exact_ones():
+    n = 100_000
+    tree = random_tree(np.random.default_rng(3))
+    labels, levels = tree.sample(n, np.random.default_rng(0))
+    assert labels.shape == (n,)
+    assert [level.shape for level in levels] == [(n, size) for size in tree.sizes]
+    frequencies = np.bincount(labels, minlength=tree.class_probs.size) / n
+    np.testing.assert_array_less(np.abs(frequencies - tree.class_probs), 5 * 0.5 / np.sqrt(n))
+    for a, b in product(nodes_of(tree), repeat=2):
+        exact = tree.joint(a, b)
+        both = levels[a[0]][:, a[1]] & levels[b[0]][:, b[1]]
+        se = np.sqrt(exact[1, 1] * (1 - exact[1, 1]) / n)
+        assert abs(both.mean() - exact[1, 1]) < 5 * se
+
+
+def test_same_seed_same_sample():
+    tree = random_tree(np.random.default_rng(1))
+    by_seed, by_generator = tree.sample(50, 7), tree.sample(50, np.random.default_rng(7))
+    np.testing.assert_array_equal(by_seed[0], by_generator[0])
+    for one, other in zip(by_seed[1], by_generator[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any(np.any(tree.sample(50, 8)[1][i] != by_seed[1][i]) for i in range(tree.depth))
+
+
+def test_regular_tree_has_the_shape_it_says():
+    tree = hblt.Tree.regular(3, 2, 0.5, [1.0], [[0.3], [0.4]])
+    assert tree.depth == 3
+    assert tree.sizes == (2, 4, 8)
+    np.testing.assert_array_equal(tree.parents[1], [0, 0, 1, 1, 2, 2, 3, 3])
+    ancestors = [tree.common_ancestor((2, 0), (2, other)) for other in range(5)]
+    assert ancestors == [(2, 0), (1, 0), (0, 0), (0, 0), None]
+    assert [tree.height(node) for node in ancestors] == [0, 1, 2, 2, 3]
+    assert tree.common_ancestor((2, 3), (1, 1)) == (1, 1)
+    assert tree.common_ancestor((0, 0), (2, 7)) is None
+
+
+def test_a_tree_cannot_be_changed_under_way():
+    parents = np.array([0, 0])
+    tree = hblt.Tree(np.ones(1), np.full((1, 1), 0.5), (parents,), (np.full(2, 0.5),))
+    parents[0] = 99
+    assert tree.parents[0][0] == 0
+    with pytest.raises(ValueError, match="read-only"):
+        tree.rhos[0][0] = 2.0
+
+
+@given(st.lists(rhos, min_size=1, max_size=5), st.randoms(use_true_random=False))
+@few
+def test_matrices_multiply_as_their_parameters_in_any_order(path: list[float], random):
+    chained = np.eye(2)
+    for rho in path:
+        chained = chained @ hblt.transition(rho)
+    random.shuffle(path)
+    np.testing.assert_allclose(hblt.path(path), chained, atol=1e-15)
+    np.testing.assert_allclose(chained @ hblt.p(0.3), hblt.p(0.3 * np.prod(path)), atol=1e-15)
+
+
+def test_descent_is_the_conditional_of_the_descendant():
+    tree = random_tree(np.random.default_rng(5))
+    ancestor = tree.common_ancestor((2, 0), (0, int(tree.parents[0][tree.parents[1][0]])))
+    assert ancestor is not None
+    np.testing.assert_allclose(
+        hblt.descent(tree, (2, 0), ancestor), tree.conditional((2, 0), ancestor), atol=1e-14
+    )
+    with pytest.raises(ValueError, match="ancestor"):
+        tree.path_rho(ancestor, (2, 0))
+
+
+def test_printed_chain_is_right_up_to_one_node_between():
+    tree = hblt.Tree.regular(4, 1, 0.6, [0.5, 0.5], [0.2, 0.9])
+    for level, agrees in [(0, True), (1, True), (2, True), (3, False)]:
+        ours, theirs = (module.descent(tree, (level, 0), (0, 0)) for module in (hblt, printed))
+        assert np.allclose(ours, theirs, atol=1e-14) is agrees
+
+
+@given(st.integers(1, 6), st.integers(0, 5), rhos, rhos)
+@few
+def test_cooccurrence_is_the_trees_conditional(depth: int, height: int, rho: float, rho0: float):
+    height = min(height, depth - 1)
+    if abs(1 - rho ** (depth - 1) * rho0) < 1e-6:
+        return
+    tree = hblt.Tree.regular(depth, 2, rho, [1.0], [(1 + rho0) / 2])
+    leaves = depth - 1
+    other = 2**height - 1  # the last leaf under leaf 0's ancestor at this height
+    assert tree.height(tree.common_ancestor((leaves, 0), (leaves, other))) == height
+    joint = tree.joint((leaves, other), (leaves, 0))
+    expected = joint[1, 1] / joint[:, 1].sum()
+    actual = hblt.cooccurrence(height, depth, rho, rho0)
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [Fraction(1, 10), Fraction(1, 2**20), Fraction(1, 2**50)])
+@pytest.mark.parametrize("sign", [(1, 1), (-1, 1), (1, -1), (-1, -1)])
+def test_cooccurrence_keeps_its_digits_near_one(epsilon: Fraction, sign: tuple[int, int]):
+    rho, rho0 = (s * float(1 - epsilon) for s in sign)
+    exact_rho, exact_rho0 = Fraction(rho), Fraction(rho0)
+    for depth, height in [(4, 1), (5, 3), (6, 5)]:
+        power = exact_rho ** (depth - 1) * exact_rho0
+        exact = (1 + exact_rho ** (2 * height) - 2 * power) / (1 - power) / 2
+        actual = hblt.cooccurrence(height, depth, rho, rho0)
+        np.testing.assert_allclose(actual, float(exact), rtol=1e-14)
+
+
+def test_cooccurrence_broadcasts():
+    value = hblt.cooccurrence(np.arange(3)[:, None], 4, [0.0, -0.5, 0.5, 1.0], 0.25)
+    assert value.shape == (3, 4)
+    np.testing.assert_array_equal(value[0], 1.0)
+    np.testing.assert_array_equal(value[:, 3], 1.0)
+    # Without dependence a token occurs as often as it does anyway.
+    np.testing.assert_array_equal(value[1:, 0], 0.5)
+
+
+def test_near_one_expansion_has_the_exact_slope():
+    """(P − (1 − H/L))/ε in exact fractions at a tiny ε."""
+    epsilon = Fraction(1, 10**12)
+    rho = 1 - epsilon
+    for depth in range(1, 8):
+        for height in range(depth):
+            exact = 1 - (1 - rho ** (2 * height)) / (1 - rho**depth) / 2
+            slope = (exact - 1 + Fraction(height, depth)) / epsilon
+            ours = hblt.cooccurrence_near_one(height, depth, 1.0)
+            leading = printed.cooccurrence_near_one(height, depth, 1.0)
+            np.testing.assert_allclose(ours - leading, float(slope), atol=1e-9)
+            if height in (0, depth / 2):
+                assert slope == 0
+
+
+def test_depth_alone_does_not_make_tokens_co_occur():
+    """The remark's other condition: at fixed ε the limit of depth is ½(1 + ρ^{2H}), not 1."""
+    value = hblt.cooccurrence(3, 10_000, 0.9, 0.9)
+    np.testing.assert_allclose(value, (1 + 0.9**6) / 2, rtol=1e-12)
+    assert 1 - value <= hblt.dissociation_bound(3, 10_000, 0.1)
+    assert hblt.cooccurrence(3, 10_000, 1 - 1e-9, 1 - 1e-9) > 0.999
+
+
+def test_root_uncertainty_of_one_switch_among_many_classes():
+    off = 1 - np.eye(10)
+    np.testing.assert_allclose(hblt.root_uncertainty(np.full(10, 0.1), off), 1 - 2 / 10)
+    np.testing.assert_allclose(printed.root_uncertainty(np.full(10, 0.1), off), 1 - 1 / 10)
+
+
+BAD_NUMBERS = [np.nan, np.inf, 1.5, -1.5, "many"]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS)
+def test_numbers_out_of_range_are_named(bad):
+    with pytest.raises(ValueError, match="rho must"):
+        hblt.transition(bad)
+    with pytest.raises(ValueError, match="rho must"):
+        hblt.p(bad)
+    with pytest.raises(ValueError, match="rhos must"):
+        hblt.path([0.5, bad])
+    with pytest.raises(ValueError, match="rho must"):
+        hblt.cooccurrence(1, 3, bad, 0.5)
+    with pytest.raises(ValueError, match="rho0 must"):
+        hblt.cooccurrence(1, 3, 0.5, bad)
+    with pytest.raises(ValueError, match="rho_to_top must"):
+        hblt.latent_distribution(bad, [1.0], [0.5])
+    with pytest.raises(ValueError, match="epsilon must"):
+        hblt.cooccurrence_near_one(1, 3, bad)
+    with pytest.raises(ValueError, match="child_off_probs must"):
+        hblt.root_uncertainty([0.5, 0.5], [0.5, bad])
+    with pytest.raises(ValueError, match="class_probs must"):
+        hblt.root_uncertainty([bad, 0.5], [0.5, 0.5])
+    with pytest.raises(ValueError, match="rho must"):
+        hblt.Tree.regular(2, 2, bad, [1.0], [0.5])
+
+
+@pytest.mark.parametrize(
+    ("height", "depth", "name"),
+    [(3, 3, "height"), (4, 3, "height"), (-1, 3, "height"), (0.5, 3, "height"), (0, 0, "depth")],
+)
+def test_the_ancestor_must_be_a_latent(height: float, depth: int, name: str):
+    for function in (hblt.cooccurrence_near_one, hblt.dissociation_bound):
+        with pytest.raises(ValueError, match=name):
+            function(height, depth, 0.1)
+    with pytest.raises(ValueError, match=name):
+        hblt.cooccurrence(height, depth, 0.5, 0.5)
+    with pytest.raises(ValueError, match=name):
+        hblt.cooccurrence([0, height], depth, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(("rho", "rho0", "depth"), [(1, 1, 3), (-1, -1, 2), (0.5, 1, 1)])
+def test_a_token_that_never_occurs_is_refused(rho: float, rho0: float, depth: int):
+    with pytest.raises(ValueError, match="never occurs"):
+        hblt.cooccurrence(0, depth, rho, rho0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"class_probs": np.array([0.5, 0.6])}, "class_probs"),
+        ({"class_probs": np.array([[0.5, 0.5]])}, "class_probs"),
+        ({"child_off_probs": np.array([0.5, 0.5])}, "child_off_probs"),
+        ({"child_off_probs": np.ones((1, 3))}, "child_off_probs"),
+        ({"child_off_probs": np.zeros((0, 2))}, "child_off_probs"),
+        ({"parents": (np.array([0, 1]),)}, "parents of level 1"),
+        ({"parents": (np.array([-1, 0]),)}, "parents of level 1"),
+        ({"parents": (np.array([0.5, 0]),)}, "parents of level 1"),
+        ({"parents": ()}, "rhos"),
+        ({"rhos": (np.array([0.5]),)}, "rhos of level 1"),
+        ({"rhos": (np.array([0.5, -1.1]),)}, "rhos of level 1"),
+    ],
+)
+def test_a_bad_tree_is_refused(changes: dict, name: str):
+    good = {
+        "class_probs": np.array([0.5, 0.5]),
+        "child_off_probs": np.array([[0.2, 0.7]]),
+        "parents": (np.array([0, 0]),),
+        "rhos": (np.array([0.5, 0.9]),),
+    }
+    hblt.Tree(**good)
+    with pytest.raises(ValueError, match=name):
+        hblt.Tree(**{**good, **changes})
+
+
+def test_bad_arguments_of_a_tree_are_named():
+    tree = hblt.Tree.regular(2, 2, 0.5, [1.0], [0.5])
+    with pytest.raises(ValueError, match="a must have a level"):
+        tree.joint((2, 0), (0, 0))
+    with pytest.raises(ValueError, match="b must be one of the 2 nodes"):
+        tree.joint((0, 0), (1, 2))
+    with pytest.raises(ValueError, match="node must"):
+        tree.marginal(1, -1)
+    with pytest.raises(ValueError, match="level must"):
+        tree.off_probs(2)
+    with pytest.raises(ValueError, match="n must"):
+        tree.sample(0, 0)
+    with pytest.raises(ValueError, match="rng must"):
+        tree.sample(1, -1)
+    with pytest.raises(ValueError, match="depth must"):
+        hblt.Tree.regular(0, 2, 0.5, [1.0], [0.5])
+    with pytest.raises(ValueError, match="branching must"):
+        hblt.Tree.regular(2, 0, 0.5, [1.0], [0.5])
+    always_off = hblt.Tree.regular(1, 1, 0.5, [1.0], [1.0])
+    with pytest.raises(ValueError, match="b must take both values"):
+        always_off.conditional((0, 0), (0, 0))
