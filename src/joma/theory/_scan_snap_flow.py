@@ -1,0 +1,334 @@
+"""Scan&Snap: the corpus, the population gradient flow of (z, Y) and its trajectory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.integrate import solve_ivp
+
+from joma.theory import _checks
+from joma.theory._checks import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Scan&Snap, data model: tokens are drawn from P(l|m,n), the next token n fixes its query m.
+
+    Attributes:
+        token_given_class: P(l|m,n), one row per class (next token) n, one column per token l.
+        query: the query m of each class n, whole numbers from 0.
+        joint: P(m,n) of each class.
+    """
+
+    token_given_class: Array
+    query: NDArray[np.int64]
+    joint: Array
+
+    def __post_init__(self) -> None:
+        tokens = _checks.distribution("token_given_class", self.token_given_class)
+        classes = _checks.shape("token_given_class", tokens, (None, None)).shape[0]
+        joint = _checks.shape("joint", _checks.distribution("joint", self.joint), (classes,))
+        _checks.positive("joint", joint)
+        query = _checks.integers("query", self.query, 0)
+        if query.shape != (classes,):
+            raise ValueError(f"query must have shape ({classes},), got {query.shape}")
+        if set(query.tolist()) != set(range(int(query.max()) + 1)):
+            raise ValueError(f"query must use every number from 0, got {query.tolist()}")
+        object.__setattr__(self, "token_given_class", tokens)
+        object.__setattr__(self, "joint", joint)
+        object.__setattr__(self, "query", query)
+
+    @property
+    def classes(self) -> int:
+        """K, how many next tokens there are."""
+        return self.token_given_class.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """M, how many contextual tokens there are."""
+        return self.token_given_class.shape[1]
+
+    @cached_property
+    def queries(self) -> int:
+        """How many queries there are."""
+        return int(self.query.max()) + 1
+
+    @cached_property
+    def of_query(self) -> Array:
+        """One where class n (row) belongs to query m (column), else zero."""
+        return np.eye(self.queries)[self.query]
+
+    @cached_property
+    def query_probability(self) -> Array:
+        """P(m)."""
+        return self.joint @ self.of_query
+
+    @cached_property
+    def class_given_query(self) -> Array:
+        """P(n|m) of each class n for its own query m."""
+        return self.joint / self.query_probability[self.query]
+
+    @cached_property
+    def shared(self) -> NDArray[np.bool_]:
+        """Which tokens occur in more than one class: the talk's common tokens."""
+        return np.asarray(np.count_nonzero(self.token_given_class, axis=0) > 1)
+
+    @cached_property
+    def common(self) -> NDArray[np.bool_]:
+        """Which tokens are equally common in all classes."""
+        first = self.token_given_class[0]
+        equal = np.all(np.isclose(self.token_given_class, first, rtol=1e-9, atol=0.0), axis=0)
+        return equal & (first > 0) & self.shared
+
+    @cached_property
+    def distinct(self) -> NDArray[np.bool_]:
+        """Which tokens occur in one class only."""
+        return np.asarray(np.count_nonzero(self.token_given_class, axis=0) == 1)
+
+    def distinct_of(self, class_: int) -> NDArray[np.int64]:
+        """The distinct tokens of one class, the most frequent first."""
+        row = self.token_given_class[class_]
+        tokens = np.flatnonzero(self.distinct & (row > 0))
+        return tokens[np.argsort(-row[tokens], kind="stable")]
+
+
+def attention(corpus: Corpus, z: ArrayLike) -> Array:
+    """Scan&Snap, attention b_n ∝ P(l|m,n) exp(z_ml) of every class, summing to one.
+
+    Args:
+        corpus: the data.
+        z: logits, shape (..., queries, tokens).
+
+    Returns:
+        Shape (..., classes, tokens).
+    """
+    weights = _weights(corpus, _logits(corpus, z))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def feature(corpus: Corpus, z: ArrayLike) -> Array:
+    """Scan&Snap, f_n = c_n/‖c_n‖ with c_n ∝ P(l|m,n) exp(z_ml): what the decoder sees.
+
+    Args:
+        corpus: the data.
+        z: logits, shape (..., queries, tokens).
+
+    Returns:
+        Unit vectors, shape (..., classes, tokens).
+    """
+    return _feature(corpus, _logits(corpus, z))
+
+
+def objective(corpus: Corpus, z: ArrayLike, y: ArrayLike) -> Array:
+    """Scan&Snap, E[log softmax(Yᵀf_n)_n], the log-likelihood of the next token for T → ∞."""
+    scores = feature(corpus, z) @ _decoder(corpus, y)
+    top = scores.max(axis=-1)
+    log_total = top + np.log(np.exp(scores - top[..., None]).sum(axis=-1))
+    own = np.diagonal(scores, axis1=-2, axis2=-1)
+    return np.asarray((own - log_total) @ corpus.joint)
+
+
+def flow(
+    corpus: Corpus, z: ArrayLike, y: ArrayLike, *, eta_y: float, eta_z: float
+) -> tuple[Array, Array]:
+    """Scan&Snap, population gradient flow (ż, Ẏ); 1/P(m) is absorbed in η_Z.
+
+    Args:
+        corpus: the data.
+        z: logits, shape (..., queries, tokens).
+        y: decoder, shape (..., tokens, classes).
+        eta_y: rate of the decoder.
+        eta_z: rate of the attention.
+
+    Returns:
+        ż = η_Z Σ_n P(n|m) f_n∘(g_n − f_n f_nᵀg_n) and Ẏ = η_Y Σ_n P(m,n) f_n(e_n − α_n)ᵀ.
+    """
+    eta_y, eta_z = (
+        _checks.positive_scalar("eta_y", eta_y),
+        _checks.positive_scalar("eta_z", eta_z),
+    )
+    z_rate, y_rate, _ = rates(corpus, _logits(corpus, z), _decoder(corpus, y))
+    return eta_z * z_rate, eta_y * y_rate
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Scan&Snap, one training run of (z, Y).
+
+    Attributes:
+        corpus: the data it was trained on.
+        t: times, shape (T,).
+        z: logits, shape (T, queries, tokens).
+        y: decoder, shape (T, tokens, classes).
+        b: B_n(t), shape (T, classes): η_Z ∫ P(n|m) γ_n(1 − S_n) dt, with γ_n the least-squares
+            factor in g_n = γ_n f_n on the distinct tokens of n; NaN for a class without any.
+    """
+
+    corpus: Corpus
+    t: Array
+    z: Array
+    y: Array
+    b: Array
+
+    @property
+    def attention(self) -> Array:
+        """Attention of every class, shape (T, classes, tokens)."""
+        return attention(self.corpus, self.z)
+
+    @property
+    def entropy(self) -> Array:
+        """Entropy of the attention of every class in nats, shape (T, classes)."""
+        share = self.attention
+        return -np.sum(share * np.log(np.where(share > 0, share, 1.0)), axis=-1)
+
+    @property
+    def fate(self) -> Array:
+        """Sign of each logit's change from the first to the last time, (queries, tokens)."""
+        return np.sign(self.z[-1] - self.z[0])
+
+    def relative_gain(self, class_: int, token: int, other: int) -> Array:
+        """Scan&Snap Theorem 3, r_{l/l'|n}(t) = c_l²/c_l'² − 1."""
+        p = self.corpus.token_given_class[class_]
+        if p[token] <= 0 or p[other] <= 0:
+            raise ValueError(f"token and other must occur in class {class_}, got {token}, {other}")
+        logits = self.z[:, self.corpus.query[class_]]
+        lead = np.log(p[token] / p[other]) + logits[:, token] - logits[:, other]
+        return np.expm1(2 * lead)
+
+
+def evolve(
+    corpus: Corpus,
+    t: ArrayLike,
+    *,
+    eta_y: float,
+    eta_z: float,
+    initial: Mapping[str, ArrayLike] | None = None,
+    rtol: float = 1e-9,
+) -> Trajectory:
+    """Scan&Snap, the population flow integrated from z = Y = 0 or from `initial`.
+
+    Args:
+        corpus: the data.
+        t: increasing times ≥ 0; time runs from 0.
+        eta_y: rate of the decoder.
+        eta_z: rate of the attention.
+        initial: `z` and/or `y` at time 0, where not zero.
+        rtol: relative tolerance of the integrator.
+
+    Returns:
+        The trajectory at the times `t`.
+    """
+    times = np.atleast_1d(_checks.times("t", t))
+    if np.any(np.diff(times) <= 0):
+        raise ValueError("t must increase from one time to the next")
+    eta_y = _checks.positive_scalar("eta_y", eta_y)
+    eta_z = _checks.positive_scalar("eta_z", eta_z)
+    start = dict(initial or {})
+    z_shape, y_shape = (corpus.queries, corpus.tokens), (corpus.tokens, corpus.classes)
+    z = _logits(corpus, start.pop("z", np.zeros(z_shape)))
+    y = _decoder(corpus, start.pop("y", np.zeros(y_shape)))
+    if start:
+        raise ValueError(f"initial may hold z and y, got {sorted(start)}")
+    sizes = np.cumsum([z.size, y.size])
+
+    def rate(_: float, state: Array) -> Array:
+        z_now, y_now, _b = np.split(state, sizes)
+        z_rate, y_rate, b_rate = rates(corpus, z_now.reshape(z_shape), y_now.reshape(y_shape))
+        return np.concatenate(
+            [eta_z * z_rate.ravel(), eta_y * y_rate.ravel(), eta_z * np.nan_to_num(b_rate)]
+        )
+
+    state = np.concatenate([z.ravel(), y.ravel(), np.zeros(corpus.classes)])
+    states = _integrate(rate, state, times, rtol)
+    z_path, y_path, b = np.split(states, sizes, axis=1)
+    b[:, ~_has_distinct(corpus)] = np.nan
+    return Trajectory(corpus, times, z_path.reshape(-1, *z_shape), y_path.reshape(-1, *y_shape), b)
+
+
+def b_rate(corpus: Corpus, z: ArrayLike, y: ArrayLike, *, eta_z: float) -> Array:
+    """Scan&Snap Theorem 3, Ḃ_n = η_Z P(n|m) γ_n(1 − S_n) with S_n = f_nᵀg_n/γ_n.
+
+    γ_n is the least-squares factor in g_n = γ_n f_n over the distinct tokens of class n. So
+    Ḃ_n Σf² = Σż over these tokens, and B rises as long as they rise together; always where all
+    classes are alike, for then g = 0 on common tokens.
+
+    Returns:
+        Shape (..., classes); NaN for a class without distinct tokens.
+    """
+    eta_z = _checks.positive_scalar("eta_z", eta_z)
+    return eta_z * rates(corpus, _logits(corpus, z), _decoder(corpus, y))[2]
+
+
+def rates(corpus: Corpus, z: Array, y: Array) -> tuple[Array, Array, Array]:
+    """Scan&Snap, ż/η_Z, Ẏ/η_Y and Ḃ/η_Z, for arguments known to be right."""
+    f = _feature(corpus, z)
+    residual = _residual(f @ y)
+    g = residual @ np.swapaxes(y, -1, -2)
+    overlap = np.sum(f * g, axis=-1, keepdims=True)
+    share = corpus.class_given_query
+    pull = share[:, None] * f * (g - f * overlap)
+    z_rate = np.swapaxes(corpus.of_query, 0, 1) @ pull
+    y_rate = np.swapaxes(f * corpus.joint[:, None], -1, -2) @ residual
+    own = np.where(corpus.distinct, f, 0.0)
+    norm = np.sum(own * own, axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        gamma = np.sum(own * g, axis=-1) / norm
+    return z_rate, y_rate, share * (gamma - overlap[..., 0])
+
+
+def _residual(scores: Array) -> Array:
+    """e_n − α_n; its own entry is summed from the others, since 1 − α_n cancels late."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    own = np.eye(scores.shape[-1])
+    others = (1 - own) * weights / weights.sum(axis=-1, keepdims=True)
+    return own * others.sum(axis=-1, keepdims=True) - others
+
+
+def _weights(corpus: Corpus, z: Array) -> Array:
+    logits = z[..., corpus.query, :]
+    with np.errstate(divide="ignore"):
+        # Only the tokens a class contains may set its scale, or a far larger logit of a token
+        # absent from it would underflow all others.
+        log = np.log(corpus.token_given_class) + logits
+    return np.exp(log - log.max(axis=-1, keepdims=True))
+
+
+def _feature(corpus: Corpus, z: Array) -> Array:
+    weights = _weights(corpus, z)
+    return weights / np.linalg.norm(weights, axis=-1, keepdims=True)
+
+
+def _has_distinct(corpus: Corpus) -> NDArray[np.bool_]:
+    return np.any((corpus.token_given_class > 0) & corpus.distinct, axis=1)
+
+
+def _logits(corpus: Corpus, z: ArrayLike) -> Array:
+    return _last_axes("z", z, (corpus.queries, corpus.tokens))
+
+
+def _decoder(corpus: Corpus, y: ArrayLike) -> Array:
+    return _last_axes("y", y, (corpus.tokens, corpus.classes))
+
+
+def _last_axes(name: str, value: ArrayLike, expected: tuple[int, int]) -> Array:
+    array = _checks.finite(name, value)
+    if array.shape[-2:] != expected:
+        raise ValueError(
+            f"{name} must have shape (..., {expected[0]}, {expected[1]}), got {array.shape}"
+        )
+    return array
+
+
+def _integrate(
+    rate: Callable[[float, Array], Array], state: Array, times: Array, rtol: float
+) -> Array:
+    if times[-1] == 0:
+        return state[None].copy()
+    solution = solve_ivp(
+        rate, (0.0, float(times[-1])), state, method="LSODA", t_eval=times, rtol=rtol, atol=1e-12
+    )
+    if not solution.success:
+        raise RuntimeError(f"the flow could not be integrated: {solution.message}")
+    return np.asarray(solution.y.T, dtype=np.float64)

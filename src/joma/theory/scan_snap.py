@@ -1,0 +1,70 @@
+"""Scan&Snap: one attention layer without residual, next-token prediction, sequences T → ∞.
+
+The data is a `Corpus`; `flow` and `evolve` are the population dynamics of the attention logits z
+and the decoder Y, `train_on_samples` the same by stochastic gradient on sequences of finite
+length. `Balanced` is the case that can be solved.
+"""
+
+from joma.theory._scan_snap_flow import (
+    Corpus,
+    Trajectory,
+    attention,
+    b_rate,
+    evolve,
+    feature,
+    flow,
+    objective,
+)
+from joma.theory._scan_snap_laws import (
+    Balanced,
+    critical_margin,
+    decoder_rate_turn,
+    full_log_gain_bounds,
+    growth_factor,
+    initial_fate,
+    initial_pull,
+    late_b,
+    late_decoder_rate_effect,
+    log_gain_bounds,
+    margin_time,
+    relative_gain_rate,
+    rescaled_time,
+    rise_ratio,
+    snapping_time,
+)
+from joma.theory._scan_snap_sampling import (
+    finite_length_bias,
+    sample_gradient,
+    sample_sequences,
+    train_on_samples,
+)
+
+__all__ = [
+    "Balanced",
+    "Corpus",
+    "Trajectory",
+    "attention",
+    "b_rate",
+    "critical_margin",
+    "decoder_rate_turn",
+    "evolve",
+    "feature",
+    "finite_length_bias",
+    "flow",
+    "full_log_gain_bounds",
+    "growth_factor",
+    "initial_fate",
+    "initial_pull",
+    "late_b",
+    "late_decoder_rate_effect",
+    "log_gain_bounds",
+    "margin_time",
+    "objective",
+    "relative_gain_rate",
+    "rescaled_time",
+    "rise_ratio",
+    "sample_gradient",
+    "sample_sequences",
+    "snapping_time",
+    "train_on_samples",
+]

@@ -1,0 +1,125 @@
+"""Scan&Snap, how B grows: the balanced solution, scanning, snapping and the decoder's rate."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joma.theory import scan_snap
+from joma.theory.scan_snap import Balanced
+
+few = settings(max_examples=10, deadline=None)
+sizes = st.tuples(st.integers(2, 5), st.integers(1, 4), st.integers(1, 4))
+
+
+@few
+@given(sizes, st.floats(0.1, 0.9), st.floats(0.3, 30.0))
+def test_the_balanced_corpus_is_solved(size, mass, eta_y):
+    balanced = Balanced(*size, common_mass=mass)
+    rates: dict[str, Any] = {"eta_y": eta_y, "eta_z": 1.0}
+    t = np.concatenate([[0.0], np.geomspace(0.1, 1e6, 15)])
+    run = scan_snap.evolve(balanced.corpus, t, **rates)
+    first = balanced.common
+    separation, decoder = run.z[:, 0, first] - run.z[:, 0, 0], run.y[:, first, 0]
+    scale = np.exp(2 * separation[-1]) / balanced.common_over_distinct
+    law = balanced.conserved(separation, decoder, **rates)
+    np.testing.assert_allclose(law, 0, atol=1e-6 * (1 + scale))
+    np.testing.assert_allclose(balanced.separation(decoder, **rates), separation, atol=1e-6)
+    np.testing.assert_allclose(balanced.b(separation), run.b[:, 0], atol=1e-6)
+    np.testing.assert_allclose(balanced.decoder(t, **rates), decoder, rtol=1e-6)
+    np.testing.assert_allclose(balanced.b_at(t, **rates), run.b[:, 0], atol=1e-6)
+
+
+def test_times_need_not_be_sorted_for_the_balanced_solution():
+    t = np.array([5.0, 0.0, 1.0])
+    b = Balanced(3, 2, 1).b_at(t, eta_y=1.0, eta_z=1.0)
+    np.testing.assert_allclose(b[[1, 2, 0]], Balanced(3, 2, 1).b_at(t[[1, 2, 0]], eta_y=1, eta_z=1))
+    assert b[1] == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize("size", [(2, 1, 1), (3, 1, 1), (2, 8, 4), (8, 2, 3)])
+def test_slope_of_b_in_ln_ln_t_after_snapping(size):
+    """On the flow itself; for (2, 8, 4), where s = 2, the talk's factor happens to be right."""
+    balanced = Balanced(*size)
+    t = np.array([1e9, 1e10])
+    run = scan_snap.evolve(balanced.corpus, t, eta_y=1.0, eta_z=3.0)
+    slope = np.diff(run.b[:, 0]) / np.diff(np.log(np.log(t)))
+    assert slope == pytest.approx(balanced.slope, rel=0.03)
+
+
+@few
+@given(sizes, st.floats(0.1, 0.95), st.floats(-3, 6))
+def test_b_never_grows_faster_in_ln_t_than_its_limit(size, mass, log_ratio):
+    balanced = Balanced(*size, common_mass=mass)
+    t = np.geomspace(1e-5, 1e5, 400)
+    slope = np.diff(balanced.b_at(t, eta_y=1.0, eta_z=10**log_ratio)) / np.diff(np.log(t))
+    assert np.max(slope) < balanced.scanning_slope_limit * (1 + 1e-6)
+    assert balanced.scanning_slope_limit >= balanced.slope
+
+
+def test_slope_of_b_in_ln_t_between_the_start_and_the_snap():
+    """With η_Z ≫ η_Y there is room in between, where B = s ln t."""
+    balanced = Balanced(4, 2, 3)
+    t = np.array([1e-3, 2e-3])
+    run = scan_snap.evolve(balanced.corpus, t, eta_y=1.0, eta_z=1e12)
+    assert np.diff(run.b[:, 0]) / np.log(2) == pytest.approx(balanced.slope, rel=0.01)
+
+
+@pytest.mark.parametrize("classes", [5, 12, 30])
+def test_the_decoder_decides_at_the_snapping_time(classes):
+    """The right class passes probability ½ within a factor two of t₀, for one common token."""
+    corpus = Balanced(classes, 1, 1).corpus
+    end = scan_snap.snapping_time(classes, corpus.tokens, 2.0)
+    run = scan_snap.evolve(corpus, [end / 2, 2 * end], eta_y=2.0, eta_z=0.01)
+    before, after = np.exp(scan_snap.objective(corpus, run.z, run.y))
+    assert before < 0.5 < after
+
+
+@pytest.mark.parametrize("classes", [3, 6])
+def test_the_margin_law_says_when_the_decoder_decides(classes):
+    """Exactly, as long as attention stands still; F = ½ for one common token of mass ½."""
+    corpus = Balanced(classes, 1, 1).corpus
+    t = scan_snap.margin_time(np.log(classes - 1), classes=classes, distinct_share=0.5, eta_y=2.0)
+    run = scan_snap.evolve(corpus, [float(t)], eta_y=2.0, eta_z=1e-7)
+    assert np.exp(scan_snap.objective(corpus, run.z, run.y)) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_critical_margin():
+    assert scan_snap.critical_margin(2) == pytest.approx(2)
+    margins = [scan_snap.critical_margin(k) for k in (2, 3, 4, 10, 100, 10**6)]
+    assert np.all(np.diff(margins) > 0)
+    for k, margin in zip((3, 100), (margins[1], margins[4]), strict=True):
+        # B ∝ Δ²/η_Y, so the turn is where Δ grows as √t: by the law itself, numerically.
+        up, down = (
+            float(scan_snap.margin_time(margin * by, classes=k, distinct_share=1, eta_y=1))
+            for by in (1.0001, 0.9999)
+        )
+        assert np.log(1.0001 / 0.9999) / np.log(up / down) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_larger_decoder_rate_is_sparser_early_and_denser_late():
+    balanced = Balanced(3, 8, 1, common_mass=0.6)
+    slow, fast = (
+        scan_snap.evolve(balanced.corpus, [0.3, 1e4], eta_y=rate, eta_z=1.0) for rate in (2, 10)
+    )
+    assert np.all(fast.entropy[0] < slow.entropy[0])
+    assert np.all(fast.entropy[1] > slow.entropy[1])
+    assert 0.3 < scan_snap.decoder_rate_turn(classes=3, distinct_share=0.5, eta_y=5.0) < 1e4
+    assert scan_snap.late_decoder_rate_effect(1e4, balanced, eta_y=5.0) < 0
+
+
+def test_scanning_and_snapping_on_sampled_sequences():
+    """B scans up to t₀ and freezes after it, as on the flow."""
+    balanced = Balanced(2, 2, 2)
+    rates: dict[str, Any] = {"eta_y": 0.2, "eta_z": 1.0}
+    run = scan_snap.train_on_samples(balanced.corpus, 500, 4000, 16, rng=2, every=10, **rates)
+    b = run.b.mean(axis=1)
+    end = scan_snap.snapping_time(2, balanced.corpus.tokens, rates["eta_y"])
+    slope = np.diff(b[1:]) / np.diff(np.log(run.t[1:]))
+    assert np.max(slope) < 1.05 * balanced.scanning_slope_limit
+    assert np.max(slope[run.t[2:] < end]) > 3 * np.mean(slope[run.t[2:] > 30 * end])
+    late = run.t > 10 * end
+    line = np.polynomial.Polynomial.fit(np.log(np.log(run.t[late])), b[late], 1)
+    assert np.max(np.abs(line(np.log(np.log(run.t[late]))) - b[late])) < 0.02 * b[-1]
