@@ -1,0 +1,214 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joma.theory import galore
+from joma.theory.as_printed import galore as as_printed
+from joma.theory.galore import ReversibleGradient, descend
+
+few = settings(max_examples=20, deadline=None)
+seeds = st.integers(0, 2**31)
+
+
+def semidefinite(count: int, size: int, rng: np.random.Generator, ridge: float = 0.3):
+    factors = rng.standard_normal((count, size, size))
+    return factors @ factors.mT / size + ridge * np.eye(size)
+
+
+def random_problem(seed: int, terms: int = 2, m: int = 5, n: int = 4) -> ReversibleGradient:
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((terms, m, n))
+    return ReversibleGradient(a, semidefinite(terms, m, rng), semidefinite(terms, n, rng))
+
+
+def orthonormal(size: int, rank: int, seed: int):
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((size, rank)))[0]
+
+
+def test_gradient_is_that_of_the_concave_objective():
+    problem = random_problem(0)
+    rng = np.random.default_rng(1)
+    w, direction = rng.standard_normal((2, 5, 4))
+
+    def objective(at):
+        curved = sum(np.sum(at * (b @ at @ c)) for b, c in zip(problem.b, problem.c, strict=True))
+        return np.sum(problem.a.sum(axis=0) * at) - curved / 2
+
+    slope = (objective(w + 1e-5 * direction) - objective(w - 1e-5 * direction)) / 2e-5
+    assert np.sum(problem.gradient(w) * direction) == pytest.approx(slope)
+    assert problem.gradient(np.stack([w, direction]))[1] == pytest.approx(
+        problem.gradient(direction)
+    )
+
+
+@few
+@given(seeds, st.integers(1, 3), st.floats(0.01, 1))
+def test_projected_gradient_contracts_up_to_the_step_limit(seed, terms, share):
+    problem = random_problem(seed, terms)
+    p, q = orthonormal(5, 2, seed), orthonormal(4, 2, seed + 1)
+    step = share * galore.step_limit(problem.b, problem.c, p, q)
+    run = descend(
+        problem, np.zeros((5, 4)), step=step, steps=10, rank=2, projection=lambda g, rank: (p, q)
+    )
+    factor = 1 - step * galore.contraction_rate(problem.b, problem.c, p, q)
+    assert 0 <= factor < 1
+    # The norms are differences of numbers of order one: rounding counts once R is small.
+    assert np.all(run.projected_norm[1:] <= factor * run.projected_norm[:-1] + 1e-12)
+
+
+@few
+@given(seeds)
+def test_exact_rate_is_never_below_the_bound_and_equal_for_one_term(seed):
+    p, q = orthonormal(5, 3, seed), orthonormal(4, 2, seed + 1)
+    for terms in (1, 3):
+        problem = random_problem(seed, terms)
+        bound = galore.contraction_rate(problem.b, problem.c, p, q)
+        exact = galore.exact_contraction_rate(problem.b, problem.c, p, q)
+        assert exact >= bound - 1e-12
+        if terms == 1:
+            assert exact == pytest.approx(bound)
+
+
+def test_the_bound_can_be_void_where_the_exact_rate_is_not():
+    b = np.stack([np.diag([1.0, 0.0]), np.diag([0.0, 1.0])])
+    c = np.stack([np.eye(2), np.eye(2)])
+    eye = np.eye(2)
+    assert galore.contraction_rate(b, c, eye, eye) == 0
+    assert galore.exact_contraction_rate(b, c, eye, eye) == 1
+    assert galore.step_limit(0 * b, c, eye, eye) == np.inf
+
+
+def test_the_bound_fails_just_above_the_step_limit():
+    problem = random_problem(4)
+    p, q = orthonormal(5, 2, 0), orthonormal(4, 2, 1)
+    operator = sum(
+        np.kron(p.T @ b @ p, q.T @ c @ q) for b, c in zip(problem.b, problem.c, strict=True)
+    )
+    worst = np.linalg.eigh(operator)[1][:, -1].reshape(2, 2)
+    homogeneous = ReversibleGradient(0 * problem.a, problem.b, problem.c)
+    rate = galore.contraction_rate(problem.b, problem.c, p, q)
+    limit = galore.step_limit(problem.b, problem.c, p, q)
+    for share, holds in ((0.999, True), (1.001, False)):
+        run = descend(
+            homogeneous,
+            p @ worst @ q.T,
+            step=share * limit,
+            steps=1,
+            rank=2,
+            projection=lambda g, rank: (p, q),
+        )
+        ratio = run.projected_norm[1] / run.projected_norm[0]
+        assert (ratio <= 1 - share * limit * rate) == holds
+
+
+def test_averaging_the_gradient_brings_the_talks_factor():
+    problem = random_problem(3, terms=4)
+    p, q = orthonormal(5, 2, 0), orthonormal(4, 2, 1)
+    averaged = galore.contraction_rate(problem.b / 4, problem.c, p, q)
+    assert averaged == pytest.approx(galore.contraction_rate(problem.b, problem.c, p, q) / 4)
+
+
+class Falling:
+    """The scalar G = a − (1 − w/2) w, that is B = 1 − w/2 and C = 1."""
+
+    def gradient(self, w):
+        return 0.3684 - (1 - w / 2) * w
+
+
+def test_a_varying_coefficient_slows_contraction_below_the_printed_rate():
+    # The fixed point is w = 1 − √(1 − 2a) = .4870, where G has the slope −(1 − w).
+    run = descend(Falling(), np.zeros((1, 1)), step=0.1, steps=150, rank=1)
+    radius = float(np.abs(run.w).max())
+    slowest = np.max(run.projected_norm[1:] / run.projected_norm[:-1])
+    arguments = ([1 - radius / 2], [0.0], [0.5], [0.0], radius, [1.0], [1.0])
+    derived, printed = galore.varying_rate(*arguments), as_printed.varying_rate(*arguments)
+    assert 1 - 0.1 * printed < slowest - 0.02
+    assert slowest <= 1 - 0.1 * derived + 1e-9
+    assert slowest == pytest.approx(1 - 0.1 * derived, abs=1e-4), "the derived rate is attained"
+    assert slowest == pytest.approx(1 - 0.1 * np.sqrt(1 - 2 * 0.3684), abs=1e-4)
+
+
+def test_varying_rate_without_variation_is_the_constant_one():
+    none, one = [0.0, 0.0], [1.0, 1.0]
+    assert galore.varying_rate([0.2, 0.3], none, none, none, 7.0, one, one) == 0.5
+
+
+def test_a_fixed_projection_stalls_and_a_changing_one_does_not():
+    problem = random_problem(0)
+    step = 1 / problem.curvature()[1]
+    start = 5 * np.random.default_rng(0).standard_normal((5, 4))
+    fixed = descend(problem, start, step=step, steps=1500, rank=2)
+    assert fixed.refreshes == 1
+    assert fixed.projected_norm[-1] < 1e-12
+    assert fixed.gradient_norm[-1] > 1
+    left = galore.stalled_gradient(problem, start, fixed.p, fixed.q)
+    assert np.linalg.norm(left) == pytest.approx(fixed.gradient_norm[-1])
+    assert galore.project(left, fixed.p, fixed.q) == pytest.approx(0, abs=1e-12)
+    changing = descend(problem, start, step=step, steps=1500, rank=2, refresh=5)
+    assert changing.refreshes == 300
+    assert changing.projected_norm[-1] < 1e-9
+    assert changing.gradient_norm[-1] < 1e-9
+
+
+@few
+@given(seeds, st.integers(1, 4), st.integers(1, 7))
+def test_the_gradient_falls_at_least_as_fast_as_promised_for_changing_projections(
+    seed, rank, refresh
+):
+    problem = random_problem(seed)
+    least, largest = problem.curvature()
+    step = 1 / largest
+    run = descend(problem, np.zeros((5, 4)), step=step, steps=60, rank=rank, refresh=refresh)
+    factor = galore.refreshed_bound(problem, step=step, rank=rank)
+    promised = largest / least * factor**run.refreshes * run.gradient_norm[0] ** 2
+    assert run.gradient_norm[-1] ** 2 <= promised * (1 + 1e-9)
+
+
+def test_full_rank_is_plain_gradient_ascent():
+    problem = random_problem(2)
+    step = 1 / problem.curvature()[1]
+    run = descend(problem, np.zeros((5, 4)), step=step, steps=5, rank=4, refresh=1)
+    w = np.zeros((5, 4))
+    for _ in range(5):
+        w = w + step * problem.gradient(w)
+    assert run.w[-1] == pytest.approx(w)
+    # After the last step no projection is chosen any more.
+    assert run.projected_norm[:-1] == pytest.approx(run.gradient_norm[:-1])
+
+
+EYE = np.eye(2)[None]
+GOOD = ReversibleGradient(EYE, EYE, EYE)
+ZERO = np.zeros((2, 2))
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("a", lambda: ReversibleGradient(np.eye(2), EYE, EYE)),
+        ("a", lambda: ReversibleGradient(np.nan * EYE, EYE, EYE)),
+        ("b", lambda: ReversibleGradient(EYE, -EYE, EYE)),
+        ("b", lambda: ReversibleGradient(EYE, np.triu(np.ones((1, 2, 2))), EYE)),
+        ("b", lambda: ReversibleGradient(EYE, np.ones((1, 2, 3)), EYE)),
+        ("c", lambda: ReversibleGradient(EYE, EYE, np.eye(3)[None])),
+        ("w", lambda: GOOD.gradient(np.zeros((2, 3)))),
+        ("g", lambda: galore.project([1.0], [[1.0]], [[1.0]])),
+        ("p", lambda: galore.project(ZERO, np.ones((3, 1)), np.ones((2, 1)))),
+        ("q", lambda: galore.contraction_rate(EYE, EYE, np.eye(2), np.eye(3))),
+        ("c", lambda: galore.step_limit(EYE, np.stack([*EYE, *EYE]), np.eye(2), np.eye(2))),
+        ("rank", lambda: galore.svd_projection(ZERO, 3)),
+        ("rank", lambda: galore.refreshed_bound(GOOD, step=0.1, rank=3)),
+        ("step", lambda: galore.refreshed_bound(GOOD, step=2.1, rank=1)),
+        ("step", lambda: descend(GOOD, ZERO, step=-1, steps=1, rank=1)),
+        ("steps", lambda: descend(GOOD, ZERO, step=1, steps=-1, rank=1)),
+        ("refresh", lambda: descend(GOOD, ZERO, step=1, steps=1, rank=1, refresh=0)),
+        ("w0", lambda: descend(GOOD, [1.0], step=1, steps=1, rank=1)),
+        ("w0", lambda: galore.stalled_gradient(GOOD, np.zeros((3, 2)), np.eye(2), np.eye(2))),
+        ("radius", lambda: galore.varying_rate([1], [0], [0], [0], -1, [1], [1])),
+        ("norm_c", lambda: galore.varying_rate([1], [0], [0], [0], 1, [1], [-1])),
+        ("lipschitz_b", lambda: as_printed.varying_rate([1], [0], [np.nan], [0], 1, [1], [1])),
+    ],
+)
+def test_bad_input_is_refused_by_name(argument, call):
+    with pytest.raises(ValueError, match=f"^{argument} "):
+        call()
