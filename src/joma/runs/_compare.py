@@ -1,0 +1,74 @@
+"""How two runs differ."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from joma.runs._run import Run
+
+
+@dataclass(frozen=True)
+class TableDifference:
+    """How a table differs between two runs.
+
+    Attributes:
+        table: its name.
+        same_shape: whether both have the same columns and rows.
+        largest: the largest absolute difference of each numeric column, NaN where only one of
+            the two is NaN; the fraction of unequal entries for other columns.
+    """
+
+    table: str
+    same_shape: bool
+    largest: dict[str, float]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the tables are the same."""
+        return self.same_shape and all(value == 0 for value in self.largest.values())
+
+
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The entries that differ, nested ones under "outer.inner"; None stands for a missing one."""
+    one, two = _flat(first), _flat(second)
+    return {
+        key: (one.get(key), two.get(key))
+        for key in [*one, *(key for key in two if key not in one)]
+        if one.get(key) != two.get(key)
+    }
+
+
+def compare_tables(first: Run, second: Run) -> list[TableDifference]:
+    """Compares the tables that two runs have in common."""
+    common = [name for name in first.tables if name in set(second.tables)]
+    return [_compare(name, first.read_table(name), second.read_table(name)) for name in common]
+
+
+def _compare(table: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> TableDifference:
+    shapes = [{name: column.shape for name, column in columns.items()} for columns in (one, two)]
+    if shapes[0] != shapes[1]:
+        return TableDifference(table, False, {})
+    return TableDifference(table, True, {name: _largest(one[name], two[name]) for name in one})
+
+
+def _largest(one: Any, two: Any) -> float:
+    if one.size == 0:
+        return 0.0
+    if not all(np.issubdtype(column.dtype, np.number) for column in (one, two)):
+        return float(np.mean(one != two))
+    one, two = one.astype(np.float64), two.astype(np.float64)
+    same = (one == two) | (np.isnan(one) & np.isnan(two))  # equal infinities have no difference
+    gap = np.subtract(one, two, out=np.zeros_like(one), where=~same)
+    return float(np.max(np.abs(gap)))
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            entries.update(_flat(value, f"{prefix}{key}."))
+        else:
+            entries[f"{prefix}{key}"] = value
+    return entries

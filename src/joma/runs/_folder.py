@@ -1,0 +1,108 @@
+"""Where a run goes: default names, and which existing folders may be written to."""
+
+import itertools
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+
+from joma.runs._write import sync_folder
+
+ENVIRONMENT = "environment.json"
+CONFIG = "config.json"
+OUTCOME_FILE = "outcome.json"
+"""In which whoever ran a run says how it ended."""
+
+DEFAULT_ROOT = Path("runs")
+
+_NAME = re.compile(r"\w[\w.+-]*")
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` is a run folder, possibly one that was killed while it began.
+
+    `environment.json` is written first and tells; `config.json` alone is too common a name.
+    """
+    try:
+        environment = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(environment, dict) and "joma" in environment
+
+
+def check_out(out: Path, name: str) -> Path:
+    """`out` if run `name` may be written there: it is new, empty, or an earlier run of that name.
+
+    A folder that was killed before it knew its name may be used by any run.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out {out} is a file, but must be a folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return out
+    if not is_run(out):
+        raise ValueError(
+            f"out {out} has other things in it, but must be a new folder, an empty one or "
+            f"that of an earlier {name} run"
+        )
+    there = _name_of(out)
+    if there not in (None, name):
+        raise ValueError(
+            f"out {out} holds a {there} run, but must be a new folder, an empty one or "
+            f"that of an earlier {name} run"
+        )
+    return out
+
+
+def remove_old(folder: Path) -> None:
+    """Removes what an earlier run left in `folder` and a new one might not write over.
+
+    That is its outcome, its tables and its figures; what a run does not write stays.
+    """
+    # The outcome first: it speaks of the tables and figures.
+    for pattern in (OUTCOME_FILE, "tables/*.parquet", "figures/*.png", "figures/*.svg"):
+        for path in folder.glob(pattern):
+            if path.is_file():
+                path.unlink()
+
+
+def _name_of(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def check_name(what: str, name: str) -> str:
+    """`name` if it is good as a file name."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} must be letters, digits and . + - _ beginning with a letter or digit, "
+            f"got {name!r}"
+        )
+    return name
+
+
+def default_folder(name: str) -> Path:
+    """`./runs/NAME-date-time` in local time, as a new run would be called now."""
+    return DEFAULT_ROOT / f"{check_name('name', name)}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def make_folder(name: str, out: Path | None) -> Path:
+    """Makes the folder of a run; the default one is new even within one second."""
+    if out is not None:
+        check_name("name", name)
+        check_out(out, name).mkdir(parents=True, exist_ok=True)
+        remove_old(out)
+        sync_folder(out.parent)
+        return out
+    first = default_folder(name)
+    first.parent.mkdir(parents=True, exist_ok=True)
+    for n in itertools.count(1):
+        folder = first if n == 1 else first.with_name(f"{first.name}-{n}")
+        try:
+            folder.mkdir()  # fails if another process was faster, so that a name is given once
+        except FileExistsError:
+            continue
+        sync_folder(folder.parent)
+        return folder
+    raise AssertionError("unreachable")

@@ -1,0 +1,45 @@
+"""JSON as the run folder has it: readable, strict, from Python and NumPy values alike."""
+
+import json
+import math
+from collections.abc import Mapping, Set
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from joma.runs._write import write_bytes
+
+
+def plain(value: Any) -> Any:
+    """`value` in the types JSON has; numbers that are not finite become null."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Set):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, PathLike):
+        return str(value)
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars, without importing NumPy
+        return plain(value.tolist())
+    raise ValueError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
+
+
+def write(path: Path, value: Any) -> None:
+    """Writes `value` as JSON, whole or not at all."""
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, (text + "\n").encode())
+
+
+def read(path: Path) -> Any:
+    """The value in a JSON file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error

@@ -1,0 +1,130 @@
+"""One run folder, as an object."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import ArrayLike, NDArray
+
+from joma.runs import _json, _tables
+from joma.runs._environment import environment
+from joma.runs._folder import CONFIG, ENVIRONMENT, check_name, is_run, make_folder
+from joma.runs._write import write_bytes
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder; made by `Run.create`, read by `Run.open`.
+
+    Attributes:
+        path: the folder.
+        config: what was asked for, with the run's "name".
+        environment: versions, device, commit, command line and date (UTC).
+    """
+
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        out: Path | str | None = None,
+        device: str = "cpu",
+    ) -> "Run":
+        """Makes a run folder and writes its configuration and environment.
+
+        Args:
+            name: what is run; letters, digits and . + - _.
+            config: everything that decides the run's numbers; kept as `config.json`.
+            out: the folder itself, `./runs/NAME-date-time` if not given. One that is a run folder
+                of the same name is used again, without its old tables and figures; one with other
+                things in it is refused.
+            device: what the run computes on.
+        """
+        if config.get("name", name) != name:
+            raise ValueError(f"config says name {config['name']!r}, but the run's is {name!r}")
+        settings = _json.plain({"name": name, **config})
+        around = _json.plain(environment(device))
+        path = make_folder(name, None if out is None else Path(out))
+        run = cls(path, settings, around)
+        _json.write(path / ENVIRONMENT, run.environment)  # first: it marks a run folder
+        _json.write(path / CONFIG, run.config)
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Run":
+        """Reads an existing run folder."""
+        path = Path(path)
+        if not is_run(path):
+            raise ValueError(f"{path} is not a run folder")
+        return cls(path, _json.read(path / CONFIG), _json.read(path / ENVIRONMENT))
+
+    @property
+    def name(self) -> str:
+        """What was run."""
+        return str(self.config["name"])
+
+    def write_table(self, name: str, columns: Mapping[str, ArrayLike]) -> Path:
+        """Writes `tables/NAME.parquet` from columns of equal length."""
+        path = self._table(name)
+        _tables.write(path, columns)
+        return path
+
+    def read_table(self, name: str) -> dict[str, NDArray[Any]]:
+        """The columns of `tables/NAME.parquet`."""
+        path = self._table(name)
+        if not path.is_file():
+            known = ", ".join(self.tables) or "no tables"
+            raise ValueError(f"{self.path} has no table {name!r}; it has {known}")
+        return _tables.read(path)
+
+    def write_figure(self, filename: str, data: bytes) -> Path:
+        """Writes `figures/FILENAME`."""
+        path = self.path / "figures" / check_name("filename", filename)
+        write_bytes(path, data)
+        return path
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Writes `NAME.json`; numbers that are not finite become null."""
+        path = self._json(name)
+        _json.write(path, value)
+        return path
+
+    def read_json(self, name: str) -> Any:
+        """The value in `NAME.json`."""
+        return _json.read(self._json(name))
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables there are."""
+        return sorted(path.stem for path in _visible(self.path / "tables", ".parquet"))
+
+    @property
+    def figures(self) -> list[Path]:
+        """Paths of the figures there are."""
+        return _visible(self.path / "figures")
+
+    def _table(self, name: str) -> Path:
+        return self.path / "tables" / f"{check_name('name', name)}.parquet"
+
+    def _json(self, name: str) -> Path:
+        file = f"{check_name('name', name)}.json"
+        if file in (CONFIG, ENVIRONMENT):
+            raise ValueError(f"name must not be {name!r}, which the run folder keeps itself")
+        return self.path / file
+
+
+def _visible(folder: Path, suffix: str = "") -> list[Path]:
+    """Whole files of a folder: a write that was killed may leave a hidden one."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if not path.name.startswith(".") and path.name.endswith(suffix)
+    )

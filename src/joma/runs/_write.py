@@ -1,0 +1,47 @@
+"""Whole-file writes: a reader finds the old file or the new one, never a part."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Opens a temporary file that takes the place of `path` when the block ends well.
+
+    The data and then the folder entry are forced to disk, so that what was written survives a
+    kill. When the block fails, `path` is as it was and nothing is left beside it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes `data` to `path`, whole or not at all."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces a folder's entries to disk, where the system can."""
+    if os.name == "nt":  # has no way to open a folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,246 @@
+"""Run folders: made, refused, filled, read, listed and compared."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from joma.runs import Run, compare_tables, differing, list_runs
+from joma.runs import _environment as environment_module
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create("fig4", {"seed": 3}, out=tmp_path / "run")
+
+
+def test_create_and_open(run: Run):
+    opened = Run.open(run.path)
+    assert opened == run
+    assert opened.config == {"name": "fig4", "seed": 3}
+    assert opened.name == "fig4"
+
+
+def test_default_folders_are_new_even_within_one_second(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = {Run.create("fig4", {}).path for _ in range(3)}
+    assert len(paths) == 3
+    assert all(path.parent == Path("runs") and path.name.startswith("fig4-") for path in paths)
+
+
+def test_environment_says_what_a_run_ran_on(run: Run, monkeypatch):
+    environment = run.environment
+    assert environment["packages"]["numpy"] == np.__version__
+    assert set(environment["packages"]) == {"numpy", "scipy", "torch", "matplotlib"}
+    assert environment["device"] == "cpu"
+    assert environment["date"].endswith("+00:00")
+    assert not any(os.path.isabs(word) for word in environment["command"][:1])
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 1)])
+def test_no_git_is_no_commit(monkeypatch, error: Exception):
+    def broken(*_: object, **__: object):
+        raise error
+
+    monkeypatch.setattr(environment_module.subprocess, "run", broken)
+    assert environment_module.environment("cpu")["commit"] is None
+
+
+def test_commit_of_the_working_folder(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert environment_module.environment("cpu")["commit"] is None
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "file").write_text("1")
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "first", "--no-verify"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert environment_module.environment("cpu")["commit"] == commit.stdout.strip()
+    (tmp_path / "file").write_text("2")
+    assert environment_module.environment("cpu")["commit"] == f"{commit.stdout.strip()}-dirty"
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"out .* other things"):
+        Run.create("fig4", {}, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    with pytest.raises(ValueError, match="is a file"):
+        Run.create("fig4", {}, out=tmp_path / "config.json")
+
+
+def test_the_folder_of_another_run_is_refused(run: Run):
+    run.write_table("curve", {"a": [1]})
+    with pytest.raises(ValueError, match=r"out .* holds a fig4 run.* earlier verify run"):
+        Run.create("verify", {}, out=run.path)
+    assert Run.open(run.path) == run
+    assert run.tables == ["curve"]
+
+
+def test_an_empty_folder_and_a_run_folder_are_used_again(tmp_path: Path):
+    first = Run.create("fig4", {"seed": 1}, out=tmp_path)
+    first.write_json("notes", [1])
+    first.write_json("outcome", {"status": "done"})
+    first.write_table("old", {"a": [1]})
+    first.write_figure("old.png", b"png")
+    first.write_figure("mine.txt", b"not of a run")
+    (tmp_path / "figures" / "deep.png").mkdir()
+    second = Run.create("fig4", {"seed": 2}, out=tmp_path)
+    assert Run.open(tmp_path).config["seed"] == 2
+    assert second.read_json("notes") == [1]
+    assert not (tmp_path / "outcome.json").exists()
+    assert second.tables == []
+    assert [path.name for path in second.figures] == ["deep.png", "mine.txt"]
+
+
+def test_a_folder_killed_while_it_began_is_used_again(run: Run):
+    (run.path / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"config\.json does not exist"):
+        Run.open(run.path)
+    Run.create("fig4", {}, out=run.path)
+    assert Run.open(run.path).name == "fig4"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../up", ".hidden", "a b"])
+def test_bad_names_are_refused(run: Run, name: str):
+    for refused in (
+        lambda: Run.create(name, {}, out=run.path),
+        lambda: run.write_table(name, {"a": [1]}),
+        lambda: run.write_json(name, 1),
+        lambda: run.write_figure(name, b""),
+    ):
+        with pytest.raises(ValueError, match="name must be letters"):
+            refused()
+
+
+def test_json_has_no_nan_and_takes_numpy(run: Run):
+    value = {"a": np.float64("nan"), "b": np.arange(2), "c": (np.int64(1), float("inf")), "d": True}
+    run.write_json("values", value)
+    assert run.read_json("values") == {"a": None, "b": [0, 1], "c": [1, None], "d": True}
+    with pytest.raises(ValueError, match="cannot be written"):
+        run.write_json("values", object())
+    with pytest.raises(ValueError, match="keeps itself"):
+        run.write_json("config", {})
+    with pytest.raises(ValueError, match="does not exist"):
+        run.read_json("nothing")
+
+
+def test_table_round_trip(run: Run):
+    columns = {
+        "step": np.arange(3),
+        "value": np.array([0.5, np.nan, -np.inf]),
+        "half": np.array([1, 2, 3], dtype=np.float32),
+        "name": ["a", "", "Δ"],
+        "flag": np.array([True, False, True]),
+    }
+    path = run.write_table("curve", columns)
+    assert path == run.path / "tables" / "curve.parquet"
+    back = run.read_table("curve")
+    assert list(back) == list(columns)
+    for name, column in columns.items():
+        np.testing.assert_array_equal(back[name], np.asarray(column))
+        assert back[name].dtype.kind == np.asarray(column).dtype.kind
+    assert run.tables == ["curve"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([np.float64, np.float32, np.int64, np.int32, np.uint8, np.bool_]).flatmap(
+        lambda dtype: hnp.arrays(dtype, st.integers(0, 20))
+    )
+)
+def test_any_column_comes_back_as_it_was(tmp_path_factory, column):
+    run = Run.create("any", {}, out=tmp_path_factory.mktemp("any"))
+    run.write_table("table", {"column": column})
+    back = run.read_table("table")["column"]
+    assert back.dtype == column.dtype
+    np.testing.assert_array_equal(back, column)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "at least one column"),
+        ({"a": [1, 2], "b": [1]}, "equal lengths"),
+        ({"a": [[1, 2]]}, "one axis"),
+        ({"a": 1}, "one axis"),
+        ({"a": np.array([1j])}, "columns must hold"),
+    ],
+)
+def test_bad_tables_are_refused(run: Run, columns, message: str):
+    with pytest.raises(ValueError, match=message):
+        run.write_table("bad", columns)
+    assert run.tables == []
+
+
+def test_a_missing_table_says_what_there_is(run: Run):
+    run.write_table("curve", {"a": [1]})
+    with pytest.raises(ValueError, match="no table 'curv'; it has curve"):
+        run.read_table("curv")
+
+
+def test_a_failed_table_leaves_the_old_one(run: Run, monkeypatch):
+    import pyarrow.parquet
+
+    run.write_table("curve", {"a": [1]})
+
+    def half(_: object, file) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pyarrow.parquet, "write_table", half)
+    with pytest.raises(OSError, match="No space"):
+        run.write_table("curve", {"a": [2]})
+    assert run.read_table("curve")["a"] == [1]
+    assert len(list((run.path / "tables").iterdir())) == 1
+
+
+def test_list_finds_runs_below_and_leaves_out_what_is_broken(tmp_path: Path):
+    outer = Run.create("demo", {}, out=tmp_path / "demo")
+    inner = Run.create("fig4", {}, out=tmp_path / "demo" / "fig4")
+    inner.write_json("outcome", {"status": "done", "agrees": True})
+    inner.write_figure("a.png", b"x")
+    (tmp_path / "other").mkdir()
+    broken = Run.create("fig2", {}, out=tmp_path / "broken")
+    (broken.path / "config.json").write_text("{")
+    summaries = {summary.path: summary for summary in list_runs(tmp_path)}
+    assert set(summaries) == {outer.path, inner.path}
+    assert summaries[inner.path].outcome["agrees"]
+    assert summaries[inner.path].figures == 1
+    json.dumps(summaries[inner.path].as_json())
+    with pytest.raises(ValueError, match="root must be a folder"):
+        list_runs(tmp_path / "nothing")
+
+
+def test_compare(tmp_path: Path):
+    one = Run.create("a", {"seed": 1, "model": {"size": 2}}, out=tmp_path / "one")
+    two = Run.create("a", {"seed": 1, "model": {"size": 3}, "new": 0}, out=tmp_path / "two")
+    assert differing(one.config, two.config) == {"model.size": (2, 3), "new": (None, 0)}
+    one.write_table("same", {"x": [np.inf, np.nan], "k": ["a", "b"]})
+    two.write_table("same", {"x": [np.inf, np.nan], "k": ["a", "b"]})
+    one.write_table("near", {"x": [1.0, 2.0], "k": ["a", "b"]})
+    two.write_table("near", {"x": [1.0, 2.5], "k": ["a", "c"]})
+    one.write_table("shape", {"x": [1.0]})
+    two.write_table("shape", {"x": [1.0, 2.0]})
+    one.write_table("alone", {"x": [1.0]})
+    near, same, shape = compare_tables(one, two)
+    assert near.largest == {"x": 0.5, "k": 0.5}
+    assert not near.equal
+    assert same.equal
+    assert not shape.same_shape
+    assert not shape.equal
+
+
+def test_no_torch_and_no_pyarrow_is_imported_with_the_room():
+    code = "import joma.runs, sys; print([m for m in ('torch', 'pyarrow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
