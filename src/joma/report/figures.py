@@ -1,0 +1,224 @@
+"""The house style: figures that can be read, told apart without colour vision, and reproduced.
+
+Figures are made without pyplot, so that no global state and no display is touched.
+"""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, overload
+
+import matplotlib
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from joma.runs import Run
+
+BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#222222"
+PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+"""Okabe and Ito's colours without yellow, which is too light for lines on white."""
+
+GREY = "#5f5f5f"
+DPI = 200
+
+_TITLE = FontProperties(family="DejaVu Sans", size=12, weight="bold")
+_CAPTION = FontProperties(family="DejaVu Sans", size=9)
+_LINE = 1.35  # line height in font sizes
+_MARGIN = 0.12  # inches between the edge, the texts and the axes
+
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.labelsize": 10,
+    "axes.prop_cycle": cycler(color=PALETTE),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.7,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": BLACK,
+    "ytick.labelcolor": BLACK,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "svg.hashsalt": "joma",  # the same figure is the same file
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The house style for everything drawn in the block; what was set before comes back after."""
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def new(
+    width: float | None = None, height: float | None = None, rows: int = 1, columns: int = 1
+) -> tuple[Figure, Any]:
+    """A figure in the house style.
+
+    Args:
+        width: inches; chosen from the number of columns if not given.
+        height: inches, of the panels alone: `save` adds room for title and caption.
+        rows: of panels.
+        columns: of panels.
+
+    Returns:
+        The figure, and its axes: one for a single panel, otherwise an array as
+        `Figure.subplots` gives it.
+    """
+    width = width or (6.4 if columns == 1 else 4.2 * columns)
+    height = height or (4.0 if rows == 1 else 3.2 * rows)
+    with style():
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns)
+        for ax in figure.axes:
+            # Ticks and lines are made later, outside the style: what they need is set here.
+            ax.tick_params(labelsize=9, color=GREY, labelcolor=BLACK)
+            ax.grid(True, color="#e4e4e4", linewidth=0.7)
+    return figure, axes
+
+
+@overload
+def save(
+    run: Run, name: str, figure: Figure, *, title: str, published: str, finding: str, agrees: bool
+) -> list[Path]: ...
+
+
+@overload
+def save(run: Run, name: str, figure: Figure, *, title: str, caption: str) -> list[Path]: ...
+
+
+def save(
+    run: Run,
+    name: str,
+    figure: Figure,
+    *,
+    title: str,
+    published: str = "",
+    finding: str = "",
+    agrees: bool = False,
+    caption: str | None = None,
+) -> list[Path]:
+    """Writes a figure to a run as PNG and SVG, with its title above and a caption below.
+
+    The figure grows by what the two texts need, so that the panels keep their size. Both texts
+    are plain: a dollar sign is a dollar sign.
+
+    Args:
+        run: where to write.
+        name: file name without its ending.
+        figure: made by `new`; saved once.
+        title: what is shown, in one line.
+        published: the published observation.
+        finding: what is seen here.
+        agrees: whether the two agree.
+        caption: takes the place of these three, where nothing published is shown again.
+    """
+    if caption is None:
+        verdict = "Agrees." if agrees else "Differs."
+        caption = f"Published: {published}\nHere: {finding} {verdict}"
+    with style():
+        _annotate(figure, title, caption)
+        return [
+            run.write_figure(f"{name}.png", _render(figure, "png", dpi=DPI)),
+            run.write_figure(f"{name}.svg", _render(figure, "svg", metadata={"Date": None})),
+        ]
+
+
+def _annotate(figure: Figure, title: str, caption: str) -> None:
+    for ax in figure.axes:
+        _tidy(ax)
+    width, height = figure.get_size_inches()
+    room = width - 2 * _MARGIN
+    title_lines = _wrap(title, _TITLE, room)
+    caption_lines = _wrap(caption, _CAPTION, room)
+    above = _height(title_lines, _TITLE) + 2 * _MARGIN
+    below = _height(caption_lines, _CAPTION) + 2 * _MARGIN
+    total = height + above + below
+    figure.set_size_inches(width, total)
+    figure.set_layout_engine(
+        ConstrainedLayoutEngine(
+            rect=(0, below / total, 1, height / total), w_pad=0.08, h_pad=0.05, hspace=0.06
+        )
+    )
+    left = _MARGIN / width
+    figure.text(
+        left,
+        1 - _MARGIN / total,
+        "\n".join(title_lines),
+        va="top",
+        color=BLACK,
+        fontproperties=_TITLE,
+        linespacing=_LINE,
+        parse_math=False,
+    )
+    figure.text(
+        left,
+        _MARGIN / total,
+        "\n".join(caption_lines),
+        va="bottom",
+        color=GREY,
+        fontproperties=_CAPTION,
+        linespacing=_LINE,
+        parse_math=False,
+    )
+
+
+def _tidy(ax: Axes) -> None:
+    """What was made outside the style gets what the style would have given it."""
+    ax.title.set_fontsize(10.5)
+    legend = ax.get_legend()
+    if legend is not None:
+        legend.get_frame().set(edgecolor="none", facecolor="white", alpha=0.8)
+
+
+def _wrap(text: str, font: FontProperties, width: float) -> list[str]:
+    """Breaks a text into lines of at most `width` inches (one word, if it is longer)."""
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        line = ""
+        for word in paragraph.split():
+            longer = f"{line} {word}" if line else word
+            if line and _width(longer, font) > width:
+                lines.append(line)
+                line = word
+            else:
+                line = longer
+        lines.append(line)
+    return lines
+
+
+def _width(text: str, font: FontProperties) -> float:
+    return _ruler().get_text_width_height_descent(text, font, ismath=False)[0] / 72
+
+
+@cache
+def _ruler() -> RendererAgg:
+    """Measures texts; at 72 dots per inch a dot is a point."""
+    return FigureCanvasAgg(Figure(figsize=(1, 1), dpi=72)).get_renderer()
+
+
+def _height(lines: list[str], font: FontProperties) -> float:
+    return len(lines) * font.get_size_in_points() * _LINE / 72
+
+
+def _render(figure: Figure, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, facecolor="white", **options)
+    return buffer.getvalue()
