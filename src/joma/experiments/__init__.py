@@ -1,0 +1,16 @@
+"""What the papers claim and show, done again: claims behind `verify`, one file per figure or table.
+
+An experiment makes numbers, compares them with the published ones and draws the comparison; it
+holds no mathematics, no model and no drawing style of its own. `EXPERIMENTS` lists them by the name
+that `joma reproduce` takes.
+"""
+
+from joma.experiments import cooccurrence, fig2, fig3, fig4, fig9, scan_snap
+from joma.experiments._experiment import Experiment, Outcome
+
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (fig2, fig3, fig4, fig9, cooccurrence, scan_snap)
+}
+
+__all__ = ["EXPERIMENTS", "Experiment", "Outcome"]
