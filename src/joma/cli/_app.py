@@ -1,0 +1,68 @@
+"""The commands put together."""
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+from joma.cli import _ascii
+from joma.cli._demo import demo
+from joma.cli._edge import OneSentenceGroup, PlainCommand
+from joma.cli._reproduce import reproduce
+from joma.cli._runs import app as runs_app
+from joma.cli._verify import verify
+
+app = typer.Typer(
+    name="joma",
+    cls=OneSentenceGroup,
+    help="How transformers learn: the claims and figures of JoMA, Scan&Snap and GaLore.",
+    epilog="Example: joma demo",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich help doubles the time to answer
+)
+app.command(
+    cls=PlainCommand,
+    short_help="Check every claim of the papers.",
+    epilog="Example: joma verify --claim lemma8 --json",
+)(verify)
+app.command(
+    cls=PlainCommand,
+    short_help="Make figures and tables of the papers again.",
+    epilog="Example: joma reproduce fig4 --out fig4-again --seed 1",
+)(reproduce)
+app.command(
+    cls=PlainCommand,
+    short_help="All of it, in under a minute.",
+    epilog="Example: joma demo --out tour",
+)(demo)
+app.add_typer(runs_app, name="runs")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from joma import __version__
+
+        typer.echo(f"joma {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run() -> None:
+    """Runs the command line of this process and ends it."""
+    _ascii.register()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ascii.SPELLED)  # ✓ and Greek letters on an ASCII terminal
+    app(prog_name="joma")

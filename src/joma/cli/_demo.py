@@ -1,0 +1,80 @@
+"""`joma demo`."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from joma.cli import _show, _work
+from joma.cli._edge import checked_out, interruptible, writing_to
+from joma.cli._options import Json, Out, Seed, whole
+from joma.cli._progress import progress
+from joma.cli._verify import chosen, draw, holds
+
+
+def demo(
+    out: Out = None,
+    seed: Seed = 0,
+    json: Json = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole(1),
+            help="Processes; otherwise one per core, at most two.",
+        ),
+    ] = None,
+) -> None:
+    """Take the tour: check every claim, then make every figure, in one folder.
+
+    Needs no data and takes under a minute. Exits with 1 when a claim or a figure fails.
+    """
+    from joma.experiments import EXPERIMENTS
+    from joma.runs import Run
+
+    ids = chosen(None)
+    start = time.perf_counter()
+    folders: list[Path] = []
+    jobs = jobs or min(2, os.cpu_count() or 1)
+    with contextlib.ExitStack() as around:
+        around.enter_context(interruptible(folders))
+        around.enter_context(writing_to(out))
+        if out is not None:
+            for name in EXPERIMENTS:
+                checked_out(out / name, name)
+        run = Run.create("demo", {"seed": seed}, out=checked_out(out, "demo"))
+        folders.append(run.path)
+        outcome = around.enter_context(_work.closing(run))
+        submit = around.enter_context(_work.workers(jobs))
+        checks = [submit(_work.check_claim, name, seed) for name in ids]
+        makes = [
+            submit(_work.reproduce_experiment, name, run.path / name, seed) for name in EXPERIMENTS
+        ]
+        with progress("verify", len(checks)) as advance:
+            verdicts = _work.gather(checks, advance)
+        run.write_json("verdicts", verdicts)
+        overview = draw(run, verdicts)
+        if not json:
+            _show.verdicts(verdicts, time.perf_counter() - start)
+            typer.echo(f"Picture: {overview[0]}\n")
+        with progress("reproduce", len(makes)) as advance:
+            records = _work.gather(makes, advance)
+        good = holds(verdicts) and all(record["agrees"] for record in records)
+        agreeing = sum(record["agrees"] for record in records)
+        finding = (
+            f"{_show.summary(verdicts)} "
+            f"{agreeing} of {len(records)} figures and tables show what was published."
+        )
+        outcome.update(agrees=good, finding=finding)
+    if json:
+        _show.as_json({"run": str(run.path), "verdicts": verdicts, "experiments": records})
+    else:
+        for record in records:
+            _show.outcome(record)
+        typer.echo(f"{finding} {time.perf_counter() - start:.0f} s.")
+        typer.echo(f"Pictures: {run.path / '*' / 'figures'} and {overview[0].parent}")
+    if not good:
+        raise typer.Exit(1)

@@ -1,0 +1,198 @@
+"""The edge of the program: what the user sees when input is bad or a run is interrupted."""
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+READER_GONE = 141
+"""What a shell reports of a program that wrote into a closed pipe."""
+
+CLOSEST = 5
+"""How many of many names an error lists."""
+
+
+class OneSentenceGroup(TyperGroup):
+    """Commands whose bad input ends in one sentence and exit code 2, without a traceback.
+
+    A `ValueError` or `OSError` that comes out of a command is the user's to mend; what is ours
+    comes out as any other error, with its traceback.
+    """
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Runs the command line; ends the process unless `standalone_mode` is off."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = self._exit_code(*args, **extra)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_output()
+            code = READER_GONE
+        sys.exit(code)
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parses a command line."""
+        with _leaving_on_ctrl_c():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command; Ctrl-C before it took over, as in its imports, is answered too."""
+        with _leaving_on_ctrl_c():
+            return super().invoke(ctx)
+
+    def _exit_code(self, *args: Any, **extra: Any) -> int:
+        try:
+            result = super().main(*args, standalone_mode=False, **extra)
+        except SystemExit as leave:
+            if isinstance(leave.__context__, BrokenPipeError):  # typer would leave with 1
+                raise leave.__context__ from None
+            raise
+        except BrokenPipeError:
+            raise
+        except typer.Abort:
+            return INTERRUPTED
+        except ValueError as error:
+            return _refuse(str(error))
+        except OSError as error:
+            return _refuse(f"{error.filename or 'output'}: {error.strerror or error}")
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # what typer raises on a wrong command line
+                raise
+            return _refuse(error.format_message())  # type: ignore[attr-defined]
+        return result if isinstance(result, int) else 0
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help names arguments as the user writes them, without Python types."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line: a required argument stands bare."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the arguments and the options."""
+        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = [
+                param.get_help_record(ctx)
+                for param in self.get_params(ctx)
+                if param.param_type_name == kind
+            ]
+            rows = [(re.sub(r" <.*>$", "", record[0]), record[1]) for record in records if record]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+@contextlib.contextmanager
+def _leaving_on_ctrl_c() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("\nInterrupted.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def interruptible(folders: Sequence[Path]) -> Iterator[None]:
+    """On Ctrl-C says what is in the run folders and how to run the command again, and leaves.
+
+    Args:
+        folders: run folders begun so far; the list may grow meanwhile.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        left = " ".join(_left(folder) for folder in folders if folder.is_dir())
+        typer.echo(f"\nInterrupted. {left or 'Nothing was saved.'}", err=True)
+        typer.echo(f"Run it again with: {shlex.join(['joma', *sys.argv[1:]])}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def writing_to(out: Path | None) -> Iterator[None]:
+    """What the system has against the run folder is said of --out, if the user gave it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if out is None:
+            raise
+        raise ValueError(f"cannot write to --out {out}: {error.strerror or error}") from error
+
+
+def checked_out(out: Path | None, name: str) -> Path | None:
+    """The run folder given with --out, if run `name` may be written there."""
+    from joma.runs import check_out
+
+    if out is None:
+        return None
+    with writing_to(out):
+        try:
+            return check_out(out, name)
+        except ValueError as error:
+            raise ValueError(f"--{error}") from error  # the library calls its argument `out`
+
+
+def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = "") -> ValueError:
+    """The error for a name that is not there: names what is, the closest first.
+
+    Args:
+        what: is named.
+        given: the name.
+        available: the names there are.
+        all_of_them: the command that lists them all; with it only the closest are named.
+    """
+
+    def distance(name: str) -> float:
+        return -difflib.SequenceMatcher(None, given.lower(), name.lower()).ratio()
+
+    names = sorted(available, key=distance)
+    if all_of_them:
+        closest = ", ".join(names[:CLOSEST])
+        return ValueError(
+            f"there is no {what} {given!r}; the closest are {closest}; `{all_of_them}` lists all"
+        )
+    return ValueError(f"there is no {what} {given!r}; available: {', '.join(names)}")
+
+
+def _left(folder: Path) -> str:
+    """What an interrupted command left in a run folder, in one sentence."""
+    try:
+        status = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError, TypeError):
+        status = "unknown"
+    if status == "done":
+        return f"Saved: {folder}."
+    files = [path for path in sorted(folder.glob("**/[!.]*")) if path.is_file()]
+    names = ", ".join(str(path.relative_to(folder)) for path in files)
+    holds = "empty" if not files else names if len(files) <= CLOSEST else f"{len(files)} files"
+    return f"Incomplete: {folder} ({holds})."
+
+
+def _refuse(sentence: str) -> int:
+    typer.echo(f"joma: {' '.join(sentence.split())}", err=True)
+    return BAD_INPUT
+
+
+def _discard_output() -> None:
+    """What is still to be flushed goes nowhere, so that Python does not complain as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()  # type: ignore[union-attr]
+            continue
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]

@@ -1,0 +1,170 @@
+"""`joma runs`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from joma.cli import _show
+from joma.cli._edge import OneSentenceGroup, PlainCommand
+from joma.cli._options import Json
+
+app = typer.Typer(
+    cls=OneSentenceGroup,
+    help="List, show and compare run folders.",
+    epilog="Example: joma runs list",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+_Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("list", cls=PlainCommand, epilog="Example: joma runs list runs --json")
+def list_(
+    root: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR", help="Where to look, three folders deep; otherwise in ./runs."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the runs in a folder, oldest first."""
+    from joma.runs import list_runs
+
+    if root is not None and not root.is_dir():
+        raise ValueError(f"DIR {root} {'is not a folder' if root.exists() else 'does not exist'}")
+    folder = root or Path("runs")
+    summaries = list_runs(folder) if folder.is_dir() else []
+    if json:
+        _show.as_json([summary.as_json() for summary in summaries])
+        return
+    if not summaries:
+        typer.echo("No runs in ./runs yet." if root is None else f"No runs in {root}.")
+        return
+    rows = _show.table("run", "began (UTC)", "status", "finding")
+    for summary in summaries:
+        outcome = summary.outcome
+        date = summary.date[:16].replace("T", " ")
+        finding = _show.printable(str(outcome.get("finding", "")))
+        rows.add_row(str(summary.path), date, _status(outcome), finding)
+    _show.put(rows)
+
+
+@app.command(
+    cls=PlainCommand,
+    short_help="Show what a run did and what it left.",
+    epilog="Example: joma runs show runs/fig4-20250101-120000",
+)
+def show(run: _Folder, json: Json = False) -> None:
+    """Show what a run was asked for, what it ran on, how it ended and what it left."""
+    from joma.runs import Run, RunSummary
+
+    opened = Run.open(run)
+    record = {
+        "path": str(opened.path),
+        "outcome": RunSummary.of(opened).outcome,
+        "config": opened.config,
+        "environment": opened.environment,
+        "tables": {name: _shape(opened.read_table(name)) for name in opened.tables},
+        "figures": [str(path) for path in opened.figures],
+    }
+    if json:
+        _show.as_json(record)
+        return
+    rows = _show.table("", "")
+    rows.show_header = False
+    for key, value in _lines(record):
+        rows.add_row(key, _show.printable(value))
+    _show.put(rows)
+
+
+@app.command(
+    cls=PlainCommand,
+    short_help="Compare the settings and numbers of two runs.",
+    epilog="Example: joma runs compare runs/fig4-20250101-120000 runs/fig4-again",
+)
+def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
+    """Compare two runs: settings, environment, outcome and the numbers in their tables."""
+    from joma.runs import Run, RunSummary, compare_tables, differing
+
+    one, two = Run.open(first), Run.open(second)
+    outcomes = [RunSummary.of(run).outcome for run in (one, two)]
+    differences = {
+        "config": differing(one.config, two.config),
+        "environment": differing(one.environment, two.environment),
+        "outcome": differing(outcomes[0], outcomes[1]),
+    }
+    tables = compare_tables(one, two)
+    missing = sorted(set(one.tables) ^ set(two.tables))
+    if json:
+        record: dict[str, Any] = dict(differences)
+        record["tables"] = {
+            table.table: {"equal": table.equal, "largest": _finite(table.largest)}
+            for table in tables
+        }
+        record["tables_in_one_only"] = missing
+        _show.as_json(record)
+        return
+    rows = _show.table("", str(first), str(second))
+    for part, entries in differences.items():
+        for key, (left, right) in entries.items():
+            rows.add_row(f"{part} {key}", _cell(left), _cell(right))
+    if rows.row_count:
+        _show.put(rows)
+    else:
+        typer.echo("Settings, environment and outcome are the same.")
+    for table in tables:
+        typer.echo(f"table {table.table}: {_in_words(table)}")
+    for name in missing:
+        typer.echo(f"table {name}: in {first if name in one.tables else second} only")
+
+
+def _in_words(table: Any) -> str:
+    if not table.same_shape:
+        return "different columns or numbers of rows"
+    if table.equal:
+        return "equal"
+    largest = ", ".join(f"{name} {value:.2e}" for name, value in table.largest.items() if value)
+    return f"largest differences: {largest}"
+
+
+def _status(outcome: dict[str, Any]) -> str:
+    status = str(outcome.get("status", "unknown"))
+    if status == "done" and "agrees" in outcome:
+        return "agrees" if outcome["agrees"] else "differs"
+    return status
+
+
+def _lines(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    for key, value in record.items():
+        if isinstance(value, dict):
+            lines += _lines(value, f"{prefix}{key} ")
+        elif isinstance(value, list) and key == "figures":
+            lines += [("figure", item) for item in value]
+        else:
+            lines.append((f"{prefix}{key}", _cell(value)))
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return _show.printable("–") if value is None else str(value)
+
+
+def _shape(columns: dict[str, Any]) -> str:
+    rows = len(next(iter(columns.values())))
+    return f"{rows} rows: {', '.join(columns)}"
+
+
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if value == value else None for name, value in values.items()}

@@ -1,0 +1,191 @@
+"""How results look on a terminal and in JSON."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from joma.cli._ascii import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+Record = dict[str, Any]
+
+NARROW = 125
+"""Below this many columns, where a claim comes from stands under it."""
+
+SLIM = 72
+"""Below this many columns, the printed form stands under the derived one."""
+
+_FILE_WIDTH = 140
+
+
+def as_json(value: Any) -> None:
+    """Prints `value` as JSON on standard output."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def console() -> "Console":
+    """Standard output; wide when it is a file, for nobody's window limits it."""
+    from rich.console import Console
+
+    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if limited else _FILE_WIDTH, highlight=False, markup=False)
+
+
+def put(*renderables: Any) -> None:
+    """Prints what rich can; into a file or a pipe without the spaces that fill lines."""
+    out = console()
+    if out.is_terminal:
+        out.print(*renderables, sep="\n")
+        return
+    with out.capture() as captured:
+        out.print(*renderables, sep="\n")
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def table(*columns: str) -> "Table":
+    """An empty table in the house style."""
+    from rich import box
+    from rich.table import Table
+
+    empty = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for column in columns:
+        empty.add_column(column, overflow="fold")
+    return empty
+
+
+def verdicts(records: Sequence[Record], seconds: float) -> None:
+    """Prints what was measured of each claim, the errata, and a summary as the last line."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    put(_verdict_table(records, console().width), "")
+    conditions = {
+        record["claim"]: f"{record['condition']}; without, the error is "
+        f"{_number(record['without']['error'])}."
+        for record in records
+        if record.get("condition")
+    }
+    errata = {record["claim"]: record["erratum"] for record in records if record.get("erratum")}
+    for heading, lines in (("Conditions", conditions), ("Errata", errata)):
+        if lines:
+            indented = [
+                Padding(Text.assemble((claim, "bold"), f": {printable(line)}"), (0, 0, 0, 2))
+                for claim, line in lines.items()
+            ]
+            put(heading, *indented, "")
+    put(f"{summary(records)} {seconds:.1f} s.")
+
+
+def summary(records: Sequence[Record]) -> str:
+    """How many claims hold, in one sentence."""
+    derived = sum(record["derived"]["holds"] for record in records)
+    printed = [record["printed"] for record in records if record["printed"] is not None]
+    wrong = sum(not form["holds"] for form in printed)
+    if len(records) == 1:
+        sentence = f"The claim {_holds(derived)} as derived"
+        return f"{sentence}; its printed form {_holds(not wrong)}." if printed else f"{sentence}."
+    sentence = (
+        f"{derived} of {len(records)} claims {'holds' if derived == 1 else 'hold'} as derived"
+    )
+    if not printed:
+        return f"{sentence}."
+    forms = "form" if len(printed) == 1 else "forms"
+    do = "does" if wrong == 1 else "do"
+    return f"{sentence}; {wrong} of {len(printed)} printed {forms} {do} not hold."
+
+
+def outcome(record: Record) -> None:
+    """Prints how an experiment ended, and where its pictures are."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    verdict = _mark(record["agrees"]).append(
+        " agrees" if record["agrees"] else " differs", style="bold"
+    )
+    finding = Text.assemble("Here: ", printable(record["finding"]), "  ", verdict)
+    put(
+        Text.assemble((record["name"], "bold"), f"  {printable(record['title'])}"),
+        Padding(Text(f"Published: {printable(record['published'])}"), (0, 0, 0, 2)),
+        Padding(finding, (0, 0, 0, 2)),
+    )
+    for path in record["figures"] or [record["run"]]:
+        typer.echo(f"  {path}")  # whole, whatever the width, so that it can be copied
+    typer.echo()
+
+
+def _verdict_table(records: Sequence[Record], width: int) -> "Table":
+    narrow, slim = width < NARROW, width < SLIM
+    rows = table("claim") if narrow else table("claim", "source")
+    rows.columns[0].no_wrap = not narrow
+    if not slim:
+        rows.add_column("printed", no_wrap=True)
+    rows.add_column(printable("derived ≤ tolerance"), no_wrap=True)
+    if not narrow:
+        rows.add_column("method", overflow="fold")
+    if not slim:
+        rows.add_column("s", justify="right", no_wrap=True)
+    for record in records:
+        rows.add_row(*_cells(record, narrow=narrow, slim=slim))
+    return rows
+
+
+def _cells(record: Record, *, narrow: bool, slim: bool) -> "list[Text]":
+    from rich.text import Text
+
+    claim, source, method = (Text(printable(record[key])) for key in ("claim", "source", "method"))
+    printed = _printed(record)
+    derived = _derived(record["derived"], "\n" if slim else " ")
+    seconds = Text(f"{record['seconds']:.2f}")
+    if not narrow:
+        return [claim, source, printed, derived, method, seconds]
+    claim.append(Text.assemble("\n", source, "; ", method, style="dim"))
+    if not slim:
+        return [claim, printed, derived, seconds]
+    if record["printed"] is not None:
+        derived.append("\n").append(printed).append(" printed", style="dim")
+    return [claim, derived]
+
+
+def _printed(record: Record) -> "Text":
+    from rich.text import Text
+
+    form = record["printed"]
+    if form is None:
+        return Text(printable("–"), style="dim")
+    return _mark(form["holds"]).append(f" {_number(form['error'])}", style="default")
+
+
+def _derived(form: Record, between: str) -> "Text":
+    text = _mark(form["holds"])
+    text.append(f" {_number(form['error'])}", style="default")
+    sign = printable("≤") if form["holds"] else ">"
+    text.append(f" {sign} {_number(form['tolerance'])}", style="dim")
+    if form.get("standard_error") is not None:  # a sampled reference
+        text.append(f"{between}(SE {_number(form['standard_error'])})", style="dim")
+    return text
+
+
+def _mark(holds: bool) -> "Text":
+    from rich.text import Text
+
+    if holds:
+        return Text.assemble((printable("✓"), "green"))
+    return Text.assemble((printable("✗"), "bold red"))
+
+
+def _holds(yes: Any) -> str:
+    return "holds" if yes else "does not hold"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return printable("∞")  # or no number at all
+    return "0" if value == 0 else f"{value:.1e}"

@@ -1,0 +1,202 @@
+"""The work behind the commands, as functions of plain values that another process can run."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from joma.runs import Run
+
+Record = dict[str, Any]
+Submit = Callable[..., Any]
+"""Takes a function and its arguments; gives what `gather` takes."""
+
+_HEADINGS = {
+    "joint": "Joint dynamics and its invariants",
+    "embeddings": "Embeddings and bias",
+    "linear": "Linear activation",
+    "clusters": "Nonlinear activation: clusters",
+    "critical": "Nonlinear activation: critical points",
+    "nonlinear": "Nonlinear activation: attention",
+    "rates": "Nonlinear activation: rates",
+    "hblt": "Hierarchical latent tree",
+    "cdag": "CDAG",
+    "scan_snap": "Scan&Snap",
+    "galore": "GaLore",
+}
+
+
+def check_claim(claim: str, seed: int) -> Record:
+    """Measures one claim, by its id."""
+    from joma.experiments.claims import CLAIMS, check
+
+    found = next(candidate for candidate in CLAIMS if candidate.id == claim)
+    try:
+        return check(found, seed).as_json()
+    except ValueError as error:  # not the user's: nothing of it was the user's input
+        raise RuntimeError(f"the check of claim {claim} failed") from error
+
+
+def reproduce_experiment(
+    name: str,
+    folder: Path | None,
+    seed: int,
+    begun: Callable[[Path], None] = lambda _: None,
+) -> Record:
+    """Makes one figure or table in its own run folder, by its name.
+
+    Args:
+        name: of the experiment.
+        folder: where to write, if not the default.
+        seed: decides every random number.
+        begun: is told the run folder once it is there.
+    """
+    from joma.experiments import EXPERIMENTS
+    from joma.runs import Run
+
+    experiment = EXPERIMENTS[name]
+    start = time.perf_counter()
+    run = Run.create(name, {"seed": seed}, out=folder)
+    begun(run.path)
+    with closing(run) as outcome:
+        try:
+            result = experiment.reproduce(run, seed)
+        except ValueError as error:
+            raise RuntimeError(f"experiment {name} failed") from error
+        outcome.update(agrees=result.agrees, finding=result.finding)
+    return {
+        "name": name,
+        "title": experiment.title,
+        "published": experiment.published,
+        "finding": result.finding,
+        "agrees": result.agrees,
+        "run": str(run.path),
+        "figures": [str(path) for path in run.figures],
+        "tables": run.tables,
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+@contextlib.contextmanager
+def closing(run: "Run") -> Iterator[Record]:
+    """Keeps `outcome.json` true: running, then done with what the block put in, or how it broke.
+
+    Written at the start too, so that a run that was killed, or that overwrites an older one, never
+    shows an outcome that is not its own.
+    """
+    outcome: Record = {}
+    try:
+        run.write_json("outcome", {"status": "running"})
+        yield outcome
+    except BaseException as error:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        run.write_json("outcome", {**outcome, "status": status})
+        raise
+    run.write_json("outcome", {**outcome, "status": "done"})
+
+
+def headings() -> dict[str, str]:
+    """The heading of each claim, from the file it stands in."""
+    from joma.experiments import claims
+
+    files = {name: value for name, value in vars(claims).items() if isinstance(value, ModuleType)}
+    return {
+        claim.id: _HEADINGS.get(name, name.replace("_", " "))
+        for name, file in files.items()
+        for claim in getattr(file, "CLAIMS", ())
+    }
+
+
+@contextlib.contextmanager
+def workers(jobs: int) -> Iterator[Submit]:
+    """Yields a `submit(function, *arguments)` that runs work in `jobs` processes, or here if one.
+
+    Processes are spawned and compute with one thread each. When the block is interrupted they are
+    stopped at once.
+    """
+    if jobs == 1:
+        yield _Here
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    context = multiprocessing.get_context("spawn")
+    with _one_thread_each():
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt)
+
+        def submit(function: Callable[..., Record], *arguments: Any) -> "Future[Record]":
+            with _interrupts_held():
+                return pool.submit(function, *arguments)
+
+        try:
+            yield submit
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
+        pool.shutdown()
+
+
+def gather(
+    futures: Sequence["Future[Record] | _Here"], advance: Callable[[], None]
+) -> list[Record]:
+    """Results in the order of the futures; `advance` is called as each is there."""
+    records: list[Record] = []
+    for future in futures:
+        records.append(future.result())
+        advance()
+    return records
+
+
+class _Here:
+    """Work done in this process, when its result is asked for."""
+
+    def __init__(self, function: Callable[..., Record], *arguments: Any) -> None:
+        self._function, self._arguments = function, arguments
+
+    def result(self) -> Record:
+        return self._function(*self._arguments)
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C reaches every process of a terminal; the first one answers for all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits until the block ends; a process started in it never sees one.
+
+    Without this, one that is still importing when Ctrl-C comes would print a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: value or "1" for name, value in before.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

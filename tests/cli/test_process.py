@@ -1,0 +1,139 @@
+"""The real program: how fast it answers, what it imports, how it takes signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("torch", "numpy", "scipy", "matplotlib", "pyarrow", "rich")
+
+
+def joma(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "joma", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def imported(code: str, *names: str) -> list[str]:
+    """Which of `names` are imported once `code` has run."""
+    code += f"\nimport sys, json; print(json.dumps([m for m in {names!r} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_help_answers():
+    start = time.perf_counter()
+    done = joma("--help")
+    print(f"joma --help: {time.perf_counter() - start:.2f} s")  # a busy machine proves nothing
+    assert done.returncode == 0
+    assert "verify" in done.stdout
+
+
+def test_help_imports_nothing_heavy():
+    code = """
+from joma.cli._app import app
+try:
+    app(["--help"], prog_name="joma")
+except SystemExit as leave:
+    assert not leave.code
+"""
+    assert imported(code, *HEAVY) == []
+
+
+def test_the_package_imports_nothing_heavy_and_theory_no_torch():
+    assert imported("import joma; joma.citation(); dir(joma)", *HEAVY) == []
+    assert imported("import joma; joma.theory.linear.weights", "numpy", "torch") == ["numpy"]
+    assert imported("import joma.experiments.claims, joma.report", "torch") == []
+
+
+def test_a_terminal_without_unicode_gets_words():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "100"}
+    done = joma("verify", "--claim", "lemma8", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "derived <= tolerance" in done.stdout
+    assert "ok " in done.stdout
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["verify", "--list"], ["runs", "list", "--json"]]
+)
+def test_a_reader_that_left_is_no_failed_claim(arguments: list[str]):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "joma", *arguments],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["joma.cli._app", "joma.experiments.claims", "numpy"])
+def test_ctrl_c_during_imports_gets_a_sentence(module: str):
+    code = f"""
+import sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["joma", "verify"]
+from joma.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stdout == ""
+    assert done.stderr == "\nInterrupted.\n"
+
+
+def test_a_real_claim_as_json():
+    done = joma("verify", "--claim", "lemma8", "--json")
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(done.stdout)
+    assert record["claim"] == "lemma8"
+    assert record["derived"]["holds"] is True
+    assert 0 <= record["derived"]["error"] <= record["derived"]["tolerance"]
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    first, second = (json.loads(joma("verify", "--claim", "lemma8", "--json").stdout) for _ in "ab")
+    for record in (*first, *second):
+        del record["seconds"]
+    assert first == second
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of a terminal")
+def test_ctrl_c_leaves_at_once_with_130(tmp_path):
+    command = [sys.executable, "-m", "joma", "demo", "--out", str(tmp_path / "tour")]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "tour" / "outcome.json").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert f"Interrupted. Incomplete: {tmp_path / 'tour'} (" in stderr
+    assert "Run it again with: joma demo" in stderr
+    assert json.loads((tmp_path / "tour" / "outcome.json").read_text()) == {"status": "interrupted"}
