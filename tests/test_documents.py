@@ -1,0 +1,139 @@
+"""README and docs speak of what exists."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from joma import theory
+from joma.experiments import EXPERIMENTS, cooccurrence
+from joma.experiments.claims import CLAIMS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+THEORY_PAGES = {
+    page.stem: page.read_text(encoding="utf-8") for page in sorted(ROOT.glob("docs/theory/*.md"))
+}
+IDS = {claim.id for claim in CLAIMS}
+
+
+def test_errata_name_claims_that_exist_and_differ():
+    table = README.split("| claim | printed |")[1].split("\n\n")[0]
+    named = [
+        name.strip()
+        for row in table.splitlines()[2:]
+        for name in row.split("|")[1].split(",")
+        if name.strip()
+    ]
+    differing = {claim.id for claim in CLAIMS if claim.printed is not None}
+    assert len(named) > 15
+    assert set(named) <= differing
+
+
+def test_counts_are_current():
+    published = [claim for claim in CLAIMS if claim.source != "new"]
+    wrong = [claim for claim in published if claim.printed is not None]
+    assert f"{len(CLAIMS)} claims are checked; {len(wrong)} of the {len(published)}" in README
+
+
+def test_commands_name_what_exists():
+    blocks = "".join(re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL))
+    commands = re.findall(r"joma (verify|reproduce) ([^#\n]*)", blocks)
+    assert commands
+    for command, rest in commands:
+        words = shlex.split(rest)
+        if command == "reproduce":
+            assert set(words) <= set(EXPERIMENTS), rest
+        elif "--claim" in words:
+            assert words[words.index("--claim") + 1] in IDS, rest
+
+
+def test_python_examples_run():
+    examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda p: p.name)
+def test_pages_reference_claims_that_exist(page):
+    for name in re.findall(r"--claim (\S+)", page.read_text(encoding="utf-8")):
+        assert name in IDS
+
+
+@pytest.mark.parametrize("page", THEORY_PAGES)
+def test_pages_are_in_the_navigation(page):
+    assert f"theory/{page}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert f"(theory/{page}.md)" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+def test_errata_boxes_hold_every_claim_that_print_gets_wrong():
+    boxes = "".join(page.partition('!!! note "Errata"')[2] for page in THEORY_PAGES.values())
+    named = set(re.findall(r"`([a-z0-9-]+)`", boxes))
+    wrong = {claim.id for claim in CLAIMS if claim.printed is not None or claim.erratum}
+    assert wrong
+    assert sorted(wrong - named) == []
+
+
+@pytest.mark.parametrize("page", THEORY_PAGES)
+def test_errata_boxes_name_claims_that_exist(page):
+    errata = THEORY_PAGES[page].partition('!!! note "Errata"')[2]
+    # An entry ends with its claims in brackets; a formula in code font stands without them.
+    ends = re.findall(r"\((`[a-z0-9-]+`(?:,\s+`[a-z0-9-]+`)*)\)", errata)
+    named = {name for end in ends for name in re.findall(r"`([a-z0-9-]+)`", end)}
+    assert named
+    assert sorted(named - IDS) == []
+
+
+def _public() -> Iterator[tuple[str, object]]:
+    """The functions and classes of the theory, under every public name they have."""
+    for found in pkgutil.iter_modules(theory.__path__, "joma.theory."):
+        name = found.name.rpartition(".")[2]
+        if name.startswith("_") or name == "as_printed":
+            continue
+        module = importlib.import_module(found.name)
+        listed = getattr(module, "__all__", None)
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not (
+                inspect.isfunction(value) or inspect.isclass(value)
+            ):
+                continue
+            if value.__module__ == found.name if listed is None else attribute in listed:
+                yield f"{found.name}.{attribute}", value
+
+
+def test_every_theory_function_is_linked_from_a_theory_page():
+    linked = set(re.findall(r"\[(joma\.theory\.[\w.]+)\]", "".join(THEORY_PAGES.values())))
+    public = list(_public())
+    reached = {id(value) for name, value in public if name in linked}
+    assert len(public) > 100
+    assert [name for name, value in public if id(value) not in reached] == []
+
+
+def test_pictures_say_what_they_show():
+    for page in ROOT.glob("docs/**/*.md"):
+        for words in re.findall(r"!\[(.*?)\]\(", page.read_text(encoding="utf-8")):
+            assert len(words) > 20, page
+
+
+def test_hierarchy_table_is_what_the_figure_draws():
+    data = cooccurrence.compute(seed=0)
+    rows = dict(re.findall(r"^\| ([^|]+?) \| (.*) \|$", THEORY_PAGES["hblt"], flags=re.MULTILINE))
+
+    def numbers(label: str) -> list[str]:
+        return [cell.strip() for cell in rows[label].split("|")]
+
+    def written(values: np.ndarray, digits: int) -> list[str]:
+        return [f"{value:.{digits}f}".removeprefix("0") for value in values]
+
+    assert numbers("derived") == written(data.derived, 4)
+    assert numbers("with ρ₀ as printed") == written(data.printed, 4)
+    sampled = numbers(f"{cooccurrence.SAMPLES:,} sampled trees (standard error)")
+    errors = [f" ({1000 * error:.0f})" for error in data.standard_error]
+    assert sampled == [a + b for a, b in zip(written(data.sampled, 3), errors, strict=True)]
