@@ -263,7 +263,6 @@ TWO_VALUES = ([1.0, 2.0], [1.0, 0.0], [0.0, 1.0])
         ("x", lambda: cdag.corr(1.0, [1.0])),
         ("theta_1", lambda: cdag.correlation_bound(-0.1, 0.1, 0.1)),
         ("theta_2", lambda: cdag.correlation_bound(0.1, 4.0, 0.1)),
-        ("theta_3", lambda: as_printed.correlation_bound(0.1, 0.1, np.nan)),
         ("dimension", lambda: cdag.random_cases(10, 0, 0.1, 0)),
         ("threshold", lambda: cdag.random_cases(10, 2, 1.5, 0)),
         ("draws", lambda: cdag.counterexamples(0, 2, 0.1, 0)),
@@ -272,7 +271,6 @@ TWO_VALUES = ([1.0, 2.0], [1.0, 0.0], [0.0, 1.0])
         ("z_alpha", lambda: cdag.two_value_flow(*TWO_VALUES, [0.5, 1.0], [1.0, 1.0], TANH)),
         ("g", lambda: cdag.label_flow(*TWO_VALUES, [0.0, 1.0], [1.0], TANH)),
         ("x_plus", lambda: cdag.label_flow([1.0], *TWO_VALUES[1:], [0.0], [1.0], TANH)),
-        ("z_alpha", lambda: as_printed.label_flow(*TWO_VALUES, [2.0], [1.0], TANH)),
         ("latents", lambda: measured(NETWORK, X, np.ones((4, 1)), np.ones((2, 4)))),
     ],
 )

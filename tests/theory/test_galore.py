@@ -206,7 +206,6 @@ ZERO = np.zeros((2, 2))
         ("w0", lambda: galore.stalled_gradient(GOOD, np.zeros((3, 2)), np.eye(2), np.eye(2))),
         ("radius", lambda: galore.varying_rate([1], [0], [0], [0], -1, [1], [1])),
         ("norm_c", lambda: galore.varying_rate([1], [0], [0], [0], 1, [1], [-1])),
-        ("lipschitz_b", lambda: as_printed.varying_rate([1], [0], [np.nan], [0], 1, [1], [1])),
     ],
 )
 def test_bad_input_is_refused_by_name(argument, call):

@@ -96,12 +96,14 @@ def holds(records: Sequence[dict[str, Any]]) -> bool:
 
 def draw(run: "Run", records: Sequence[dict[str, Any]]) -> list[Path]:
     """Draws the overview picture into a run folder."""
+    from joma.experiments.claims import TOPICS
     from joma.report import claims, figures
 
+    headings = {claim.id: heading for heading, topic in TOPICS.items() for claim in topic}
     return figures.save(
         run,
         "verify",
-        claims.draw_verdicts(records, topics=_work.headings()),
+        claims.draw_verdicts(records, topics=headings),
         title="Every claim of the papers, as printed and as derived",
         caption=claims.caption(records),
     )
@@ -112,11 +114,14 @@ def _list(ids: Sequence[str], json: bool) -> None:
 
     listed = [claim for claim in CLAIMS if claim.id in ids]
     if json:
-        _show.as_json([{"claim": claim.id, "title": claim.title} for claim in listed])
+        fields = ("title", "source")
+        _show.as_json(
+            [{"claim": c.id, **{name: getattr(c, name) for name in fields}} for c in listed]
+        )
         return
-    rows = _show.table("claim", "title")
+    rows = _show.table("claim", "source", "title")
     for claim in listed:
-        rows.add_row(claim.id, _show.printable(claim.title))
+        rows.add_row(claim.id, *map(_show.printable, (claim.source, claim.title)))
     _show.put(rows)
 
 

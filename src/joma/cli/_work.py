@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,20 +16,6 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Submit = Callable[..., Any]
 """Takes a function and its arguments; gives what `gather` takes."""
-
-_HEADINGS = {
-    "joint": "Joint dynamics and its invariants",
-    "embeddings": "Embeddings and bias",
-    "linear": "Linear activation",
-    "clusters": "Nonlinear activation: clusters",
-    "critical": "Nonlinear activation: critical points",
-    "nonlinear": "Nonlinear activation: attention",
-    "rates": "Nonlinear activation: rates",
-    "hblt": "Hierarchical latent tree",
-    "cdag": "CDAG",
-    "scan_snap": "Scan&Snap",
-    "galore": "GaLore",
-}
 
 
 def check_claim(claim: str, seed: int) -> Record:
@@ -100,18 +85,6 @@ def closing(run: "Run") -> Iterator[Record]:
         run.write_json("outcome", {**outcome, "status": status})
         raise
     run.write_json("outcome", {**outcome, "status": "done"})
-
-
-def headings() -> dict[str, str]:
-    """The heading of each claim, from the file it stands in."""
-    from joma.experiments import claims
-
-    files = {name: value for name, value in vars(claims).items() if isinstance(value, ModuleType)}
-    return {
-        claim.id: _HEADINGS.get(name, name.replace("_", " "))
-        for name, file in files.items()
-        for claim in getattr(file, "CLAIMS", ())
-    }
 
 
 @contextlib.contextmanager

@@ -126,7 +126,7 @@ class CDAG:
         if len(nonlinearities) != sizes.size - 1:
             raise ValueError(f"nonlinearities must be one per layer after the inputs of {widths}")
         checks.non_negative("scale", scale)
-        generator = np.random.default_rng(rng)
+        generator = checks.generator(rng)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         n = int(starts[-1])
         weights, trained, skips = np.zeros((n, n)), np.zeros((n, n), bool), np.zeros((n, n), bool)

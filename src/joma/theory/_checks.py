@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 T = TypeVar("T")
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 Array = NDArray[np.float64]
 """What the theory room computes with."""
@@ -46,7 +47,7 @@ def positive(name: str, value: ArrayLike) -> Array:
 
 def positive_scalar(name: str, value: Any) -> float:
     """`value` as one finite number > 0."""
-    return float(_scalar(name, positive(name, value)))
+    return float(one(name, positive(name, value)))
 
 
 def within(name: str, value: ArrayLike, low: float, high: float) -> Array:
@@ -144,9 +145,24 @@ def norm(vectors: Array) -> Array:
     return scale[..., 0] * np.linalg.norm(vectors / safe, axis=-1)
 
 
-def _scalar(name: str, array: Array) -> Array:
+def one(name: str, array: NDArray[Scalar]) -> NDArray[Scalar]:
+    """`array` if it is one number."""
     if array.ndim != 0:
         raise ValueError(f"{name} must be one number, got shape {array.shape}")
+    return array
+
+
+def generator(rng: np.random.Generator | int) -> np.random.Generator:
+    """A generator as given, or made from a seed; never an unseeded one."""
+    if isinstance(rng, np.random.Generator):
+        return rng
+    return np.random.default_rng(int(one("rng", integers("rng", rng, 0))))
+
+
+def frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
+    """A copy that cannot be written to, so that what was checked stays what was checked."""
+    array = array.copy()
+    array.flags.writeable = False
     return array
 
 

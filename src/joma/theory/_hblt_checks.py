@@ -1,14 +1,10 @@
 """Checks of user input that only hierarchical binary latent trees need."""
 
-from typing import TypeVar
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.theory import _checks
 from joma.theory._checks import Array
-
-Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def heights(height: ArrayLike, depth: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -34,24 +30,3 @@ def class_arguments(class_probs: ArrayLike, child_off_probs: ArrayLike) -> tuple
         )
     _checks.together(class_probs=class_probs.shape, child_off_probs=child_off_probs.shape)
     return class_probs, child_off_probs
-
-
-def generator(rng: np.random.Generator | int) -> np.random.Generator:
-    """A generator as given, or made from a seed; never an unseeded one."""
-    if isinstance(rng, np.random.Generator):
-        return rng
-    return np.random.default_rng(int(one("rng", _checks.integers("rng", rng, 0))))
-
-
-def one(name: str, array: NDArray[Scalar]) -> NDArray[Scalar]:
-    """`array` if it is one number."""
-    if array.ndim != 0:
-        raise ValueError(f"{name} must be one number, got shape {array.shape}")
-    return array
-
-
-def frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
-    """A copy that cannot be written to, so that a checked tree stays what was checked."""
-    array = array.copy()
-    array.flags.writeable = False
-    return array

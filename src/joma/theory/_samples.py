@@ -90,6 +90,4 @@ class Samples:
 
     def _keep(self, name: str, value: Array | NDArray[np.int64]) -> None:
         """Keeps a copy that cannot be written to: what was checked stays what it was."""
-        value = value.copy()
-        value.flags.writeable = False
-        object.__setattr__(self, name, value)
+        object.__setattr__(self, name, _checks.frozen(value))

@@ -17,7 +17,7 @@ def sample_sequences(
         The class of each sequence, shape (batch,), and its token frequencies, (batch, tokens).
     """
     length, batch = _count("length", length), _count("batch", batch)
-    return _sample(corpus, length, batch, np.random.default_rng(rng))
+    return _sample(corpus, length, batch, _checks.generator(rng))
 
 
 def sample_gradient(
@@ -98,7 +98,7 @@ def train_on_samples(
     steps, every = _count("steps", steps), _count("every", every)
     eta_y = _checks.positive_scalar("eta_y", eta_y)
     eta_z = _checks.positive_scalar("eta_z", eta_z)
-    rng = np.random.default_rng(rng)
+    rng = _checks.generator(rng)
     z, y = np.zeros((corpus.queries, corpus.tokens)), np.zeros((corpus.tokens, corpus.classes))
     b = 0 * rates(corpus, z, y)[2]  # keeps the NaN of a class without distinct tokens
     mean = np.full(batch, 1 / batch)

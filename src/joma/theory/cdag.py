@@ -129,7 +129,7 @@ def random_cases(
     count = int(checks.integers("draws", draws, 1))
     d = int(checks.integers("dimension", dimension, 1))
     limit = float(checks.within("threshold", threshold, 0, 1))
-    vectors = np.random.default_rng(rng).standard_normal((4, count, d))
+    vectors = checks.generator(rng).standard_normal((4, count, d))
     z_alpha, z_beta, f, delta = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     kept = (corr(z_alpha, delta) > limit) & (corr(z_beta, f) > limit)
     kept &= np.abs(corr(z_alpha, z_beta)) > limit

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import xlogy
 
 from joma.theory import _checks
-from joma.theory._hblt_checks import class_arguments, frozen, generator, heights, one
+from joma.theory._checks import frozen, generator, one
+from joma.theory._hblt_checks import class_arguments, heights
 
 Array = _checks.Array
 Node: TypeAlias = tuple[int, int]

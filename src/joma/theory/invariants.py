@@ -42,19 +42,10 @@ def drift(trajectory: Trajectory) -> float:
         z=start.z if trajectory.samples.query is None else start.z[None],
         bias=start.bias[None],
     )
-    change = np.abs(conserved(trajectory) - conserved(origin))
-    return float(np.max(change)) / max(1.0, *(float(np.max(np.abs(x))) for x in _terms(trajectory)))
-
-
-def _terms(trajectory: Trajectory) -> tuple[Array, Array]:
-    """The two terms whose difference is conserved; of softmax's sum, the logits alone."""
-    block = trajectory.block
-    if block.sigma.normalized:
-        return trajectory.z, np.zeros(1)
-    attention = block.tau**2 * block.sigma.integral(trajectory.z / block.tau)
-    if trajectory.z.ndim == 3:
-        attention = np.sum(attention, axis=1)
-    return attention, block.eta_z / (2 * block.eta_w) * np.sum(trajectory.v**2, axis=-1)
+    change = float(np.max(np.abs(conserved(trajectory) - conserved(origin))))
+    block, v, z = trajectory.block, trajectory.v, trajectory.z
+    terms = (z,) if block.sigma.normalized else _terms(block, v, z)
+    return change / max(1.0, *(float(np.max(np.abs(term))) for term in terms))
 
 
 def conserved_pointwise(block: Block, v: ArrayLike, z: ArrayLike) -> Array:
@@ -69,10 +60,8 @@ def conserved_pointwise(block: Block, v: ArrayLike, z: ArrayLike) -> Array:
         raise ValueError("block must have a pointwise attention; softmax conserves the sum of z")
     v = _checks.shape("v", _checks.finite("v", v), (None, None, None))
     z = _checks.finite("z", z)
-    attention = block.tau**2 * block.sigma.integral(z / block.tau)
-    if z.ndim == 3:
-        attention = np.sum(attention, axis=1)
-    return attention - block.eta_z / (2 * block.eta_w) * np.sum(v**2, axis=-1)
+    attention, weights = _terms(block, v, z)
+    return attention - weights
 
 
 def exp_logits(block: Block, v: ArrayLike) -> Array:
@@ -147,3 +136,11 @@ def correlation(a: ArrayLike, b: ArrayLike, *, centered: bool = False) -> Array:
         right = right - np.mean(right, axis=-1, keepdims=True)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
     return np.sum(left * right, axis=-1) / np.where(lengths > 0, lengths, np.nan)
+
+
+def _terms(block: Block, v: Array, z: Array) -> tuple[Array, Array]:
+    """Σ_m τ² H(z_m/τ) and (η_Z/2η_W) Σ_k v_k², whose difference is conserved."""
+    attention = block.tau**2 * block.sigma.integral(z / block.tau)
+    if z.ndim == 3:
+        attention = np.sum(attention, axis=1)
+    return attention, block.eta_z / (2 * block.eta_w) * np.sum(v**2, axis=-1)

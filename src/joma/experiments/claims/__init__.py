@@ -1,4 +1,4 @@
-"""Every claim of the papers, one file per topic; `CLAIMS` lists them in the papers' order.
+"""Every claim of the papers, one file per topic; `TOPICS` lists them in the papers' order.
 
 To add one, write its formula in `joma.theory` (the printed form, if wrong, in
 `joma.theory.as_printed`), a measurement that does not use the formula, and a `Claim` in the list
@@ -20,18 +20,21 @@ from joma.experiments.claims import (
 )
 from joma.experiments.claims._claim import Claim, Measurement, Verdict, check
 
-CLAIMS: tuple[Claim, ...] = (
-    *joint.CLAIMS,
-    *embeddings.CLAIMS,
-    *linear.CLAIMS,
-    *clusters.CLAIMS,
-    *critical.CLAIMS,
-    *nonlinear.CLAIMS,
-    *rates.CLAIMS,
-    *hblt.CLAIMS,
-    *cdag.CLAIMS,
-    *scan_snap.CLAIMS,
-    *galore.CLAIMS,
-)
+TOPICS: dict[str, tuple[Claim, ...]] = {
+    "Joint dynamics and its invariants": joint.CLAIMS,
+    "Embeddings and bias": embeddings.CLAIMS,
+    "Linear activation": linear.CLAIMS,
+    "Nonlinear activation: clusters": clusters.CLAIMS,
+    "Nonlinear activation: critical points": critical.CLAIMS,
+    "Nonlinear activation: attention": nonlinear.CLAIMS,
+    "Nonlinear activation: rates": rates.CLAIMS,
+    "Hierarchical latent tree": hblt.CLAIMS,
+    "CDAG": cdag.CLAIMS,
+    "Scan&Snap": scan_snap.CLAIMS,
+    "GaLore": galore.CLAIMS,
+}
+"""The claims under the headings that the overview picture gives them."""
 
-__all__ = ["CLAIMS", "Claim", "Measurement", "Verdict", "check"]
+CLAIMS: tuple[Claim, ...] = tuple(claim for topic in TOPICS.values() for claim in topic)
+
+__all__ = ["CLAIMS", "TOPICS", "Claim", "Measurement", "Verdict", "check"]

@@ -5,6 +5,7 @@ from typing import Any
 import mpmath
 import numpy as np
 from scipy import integrate
+from scipy.special import erf
 
 from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
 from joma.theory import nonlinear, spectra
@@ -90,8 +91,6 @@ def _late(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 def _derivative(r: Any, mu: Any) -> Any:
     """Eqn 84: √(π/2) erf(rμ/√2) + (1-e^{-r²μ²/2})/μ - μF."""
-    from scipy.special import erf
-
     smooth = np.sqrt(np.pi / 2) * erf(r * mu / np.sqrt(2)) - np.expm1(-((r * mu) ** 2) / 2) / mu
     return smooth - mu * nonlinear.elapsed(r, mu)
 

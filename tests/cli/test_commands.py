@@ -1,0 +1,97 @@
+"""What all commands have in common: help, wrong command lines, summaries."""
+
+import pytest
+
+from joma.cli import _show
+from joma.cli._edge import unknown
+from joma.cli._reproduce import SECONDS
+from joma.experiments import EXPERIMENTS
+from tests.cli._command import joma, sentence
+
+COMMANDS = ["verify", "reproduce", "demo", "runs list", "runs show", "runs compare"]
+
+
+@pytest.mark.parametrize("command", ["", "runs", *COMMANDS])
+def test_every_help_has_an_example(command: str):
+    result = joma(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert f"Example: joma {command}".strip() in result.stdout
+
+
+@pytest.mark.parametrize("command", ["", "runs", *COMMANDS])
+def test_help_speaks_the_users_words(command: str):
+    text = joma(*command.split(), "--help").stdout
+    for leak in ("<", "[[", "[default: (", "{", "..."):
+        assert leak not in text.replace("[ARGS]...", "").replace("[NAME]...", "")
+
+
+def test_reproduce_help_names_every_experiment():
+    assert list(SECONDS) == list(EXPERIMENTS)
+    text = joma("reproduce", "--help").stdout
+    assert all(name in text for name in EXPERIMENTS)
+
+
+@pytest.mark.parametrize("command", ["", "runs"])
+def test_without_a_command_help_is_printed(command: str):
+    result = joma(*command.split())
+    assert result.exit_code == 0
+    assert "Usage: joma" in result.stdout
+
+
+def test_version():
+    import joma as package
+
+    assert joma("--version").stdout == f"joma {package.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["verify", "--bogus"], ["runs", "bogus"]])
+def test_a_wrong_command_line_gets_one_sentence(arguments: list[str]):
+    assert "bogus" in sentence(joma(*arguments))
+
+
+@pytest.mark.parametrize("command", ["verify", "reproduce", "demo"])
+@pytest.mark.parametrize("seed", ["-1", "one"])
+def test_a_bad_seed_gets_one_sentence(command: str, seed: str):
+    line = sentence(joma(command, "--seed", seed))
+    assert "--seed" in line
+    assert repr(seed) in line
+
+
+def test_no_processes_are_too_few():
+    assert "not '0'" in sentence(joma("demo", "--jobs", "0"))
+
+
+def test_unknown_lists_the_closest_first():
+    message = str(unknown("claim", "lema8", ["theorem2", "lemma8", "eqn6"]))
+    assert message.startswith("there is no claim 'lema8'; available: lemma8, ")
+    names = [f"eqn{k}" for k in range(20)]
+    message = str(unknown("claim", "eqn17", names, all_of_them="joma verify --list"))
+    assert "closest are eqn17" in message
+    assert sum(f"{name}," in message or f"{name};" in message for name in names) == 5
+    assert message.endswith("`joma verify --list` lists all")
+
+
+def verdict(derived: bool, printed: bool | None, **extra):
+    form = None if printed is None else {"holds": printed, "error": 1.0}
+    return {"derived": {"holds": derived, "error": 1.0, "tolerance": 2.0, **extra}, "printed": form}
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([verdict(True, False)], "The claim holds as derived; its printed form does not hold."),
+        ([verdict(True, True)], "The claim holds as derived; its printed form holds."),
+        ([verdict(False, None)], "The claim does not hold as derived."),
+        ([verdict(True, None)] * 2, "2 of 2 claims hold as derived."),
+        (
+            [verdict(True, True), verdict(False, False)],
+            "1 of 2 claims holds as derived; 1 of 2 printed forms does not hold.",
+        ),
+        (
+            [verdict(True, False)] * 32 + [verdict(True, True)] * 42,
+            "74 of 74 claims hold as derived; 32 of 74 printed forms do not hold.",
+        ),
+    ],
+)
+def test_summary(records, expected: str):
+    assert _show.summary(records) == expected

@@ -1,0 +1,134 @@
+"""`joma reproduce` and `joma demo`: what they print, what they write and how they exit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from joma.cli._reproduce import SECONDS
+from joma.experiments._experiment import Outcome
+from joma.runs import Run
+from tests.cli._command import joma, sentence
+from tests.cli.conftest import make_experiment
+
+
+@pytest.mark.usefixtures("few_experiments")
+class TestReproduce:
+    def test_one_folder_each(self):
+        result = joma("reproduce", "fig2", "fig4", "fig2", "--seed", "7")
+        assert result.exit_code == 0
+        assert result.stdout.count("seen with seed 7.") == 2
+        assert "✓ agrees" in result.stdout
+        folders = sorted(Path("runs").iterdir())
+        assert [Run.open(folder).name for folder in folders] == ["fig2", "fig4"]
+        assert f"{folders[0] / 'figures' / 'picture.png'}" in result.stdout
+        assert Run.open(folders[0]).config["seed"] == 7
+
+    def test_disagreement_exits_with_1(self):
+        result = joma("reproduce", "fig9", "fig2", "--out", "all", "--json")
+        assert result.exit_code == 1
+        records = json.loads(result.stdout)
+        assert [(record["name"], record["agrees"]) for record in records] == [
+            ("fig9", False),
+            ("fig2", True),
+        ]
+        assert [record["run"] for record in records] == [
+            str(Path("all/fig9")),
+            str(Path("all/fig2")),
+        ]
+        assert Run.open("all/fig9").read_json("outcome")["agrees"] is False
+
+    def test_out_is_the_folder_of_a_single_one(self):
+        assert joma("reproduce", "fig2", "--out", "here").exit_code == 0
+        assert Run.open("here").tables == ["curve"]
+
+    def test_every_folder_is_checked_before_anything_runs(self):
+        Path("all/fig4").mkdir(parents=True)
+        Path("all/fig4/file").touch()
+        sentence(joma("reproduce", "fig2", "fig4", "--out", "all"))
+        assert not Path("all/fig2").exists()
+
+    def test_dry_run_makes_nothing(self):
+        result = joma("reproduce", "fig2", "fig4", "--out", "all", "--dry-run")
+        assert result.exit_code == 0
+        assert result.stdout.splitlines() == [
+            f"fig2: Picture fig2 → {Path('all/fig2')}",
+            f"  about {SECONDS['fig2']} s, memory under 1 GB",
+            f"fig4: Picture fig4 → {Path('all/fig4')}",
+            f"  about {SECONDS['fig4']} s, memory under 1 GB",
+            f"Together about {SECONDS['fig2'] + SECONDS['fig4']} s.",
+        ]
+        (record,) = json.loads(joma("reproduce", "fig2", "--dry-run", "--json").stdout)
+        assert record["about_seconds"] == SECONDS["fig2"]
+        assert not list(Path().iterdir())
+
+    @pytest.mark.parametrize("arguments", [["fig3"], []])
+    def test_unknown_and_missing_names_list_what_there_is(self, arguments: list[str]):
+        line = sentence(joma("reproduce", *arguments))
+        assert all(name in line for name in ("fig2", "fig4", "fig9"))
+
+    def test_ctrl_c_keeps_what_was_finished(self, few_experiments, monkeypatch):
+        def interrupted(run: Run, seed: int):
+            raise KeyboardInterrupt
+
+        few_experiments["fig4"] = make_experiment("fig4", reproduce=interrupted)
+        monkeypatch.setattr("sys.argv", ["joma", "reproduce", "fig2", "fig4", "--out", "all"])
+        result = joma("reproduce", "fig2", "fig4", "--out", "all")
+        assert result.exit_code == 130
+        assert f"Interrupted. Saved: {Path('all/fig2')}. " in result.stderr
+        assert f"Incomplete: {Path('all/fig4')} (config.json, environment.json, outcome.json)." in (
+            result.stderr
+        )
+        assert "Run it again with: joma reproduce fig2 fig4 --out all" in result.stderr
+        assert Run.open("all/fig4").read_json("outcome") == {"status": "interrupted"}
+
+    def test_a_folder_that_cannot_be_written_gets_one_sentence(self, monkeypatch):
+        def denied(*_: object, **__: object):
+            raise PermissionError(13, "Permission denied", "all")
+
+        monkeypatch.setattr(Run, "create", denied)
+        line = sentence(joma("reproduce", "fig2", "--out", "all"))
+        assert line == "joma: cannot write to --out all: Permission denied"
+
+    def test_long_findings_keep_their_indent(self, few_experiments, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "40")
+
+        def talkative(run: Run, seed: int) -> Outcome:
+            return Outcome(True, "many words are seen here, " * 5)
+
+        few_experiments["fig4"] = make_experiment("fig4", reproduce=talkative)
+        lines = joma("reproduce", "fig4", "--out", "x").stdout.splitlines()
+        assert len(lines) > 5
+        assert all(line.startswith("  ") for line in lines[1:] if line)
+        assert all(line == line.rstrip() for line in lines)
+
+    def test_the_same_folder_again_has_no_old_files(self, few_experiments):
+        joma("reproduce", "fig2", "--out", "here")
+        Path("here/figures/note.txt").touch()
+        few_experiments["fig2"] = make_experiment("fig2", reproduce=lambda *_: Outcome(True, "f."))
+        assert joma("reproduce", "fig2", "--out", "here").exit_code == 0
+        assert Run.open("here").tables == []
+        assert [path.name for path in Run.open("here").figures] == ["note.txt"]
+
+
+@pytest.mark.usefixtures("few_claims", "few_experiments")
+class TestDemo:
+    def test_tour(self, few_experiments):
+        del few_experiments["fig9"]
+        result = joma("demo", "--jobs", "1", "--out", "tour")
+        assert result.exit_code == 0
+        for name in ("tour/figures/verify.png", "tour/fig2/figures/picture.png"):
+            assert Path(name).is_file()
+            assert str(Path(name)) in result.stdout
+        assert "2 of 2 figures and tables show what was published." in result.stdout
+        assert Run.open("tour").read_json("outcome")["agrees"] is True
+        Run.create("fig4", {}, out="other/fig2")
+        line = sentence(joma("demo", "--out", "other"))
+        assert f"--out {Path('other/fig2')} holds a fig4 run" in line
+
+    def test_json_and_disagreement(self):
+        result = joma("demo", "--jobs", "1", "--json")
+        assert result.exit_code == 1
+        record = json.loads(result.stdout)
+        assert len(record["verdicts"]) == 3
+        assert [one["agrees"] for one in record["experiments"]] == [True, True, False]

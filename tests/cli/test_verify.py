@@ -1,0 +1,157 @@
+"""`joma verify`: what it prints, what it writes and how it exits."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from joma.experiments import claims
+from joma.experiments.claims import Measurement
+from joma.runs import Run
+from tests.cli._command import joma, sentence
+
+
+@pytest.mark.usefixtures("few_claims")
+class TestVerify:
+    def test_table_errata_and_summary(self):
+        result = joma("verify")
+        assert result.exit_code == 0
+        for text in ("right", "JoMA Eqn 1", "✓ 0", "✗ 1.0e+00", "≤ 1.0e-06", "by hand"):
+            assert text in result.stdout
+        assert "misprinted: print says three." in result.stdout
+        last = result.stdout.splitlines()[-1]
+        assert last.startswith("3 of 3 claims hold as derived; 1 of 2 printed forms does not hold.")
+        assert not Path("runs").exists()
+
+    def test_a_narrow_terminal_loses_nothing(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        result = joma("verify")
+        for text in ("misprinted", "JoMA Eqn 2", "✗ 1.0e+00", "≤ 1.0e-06", "by hand"):
+            assert text in result.stdout
+        assert max(map(len, result.stdout.splitlines())) <= 80
+
+    def test_forty_columns_keep_the_claim(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "40")
+        lines = joma("verify").stdout.splitlines()
+        assert max(map(len, lines)) <= 40
+        row = next(k for k, line in enumerate(lines) if line.startswith("misprinted"))
+        assert lines[row].endswith("✓ 0 ≤ 1.0e-06")
+        assert lines[row + 1].endswith("✗ 1.0e+00 printed")
+
+    @pytest.mark.parametrize("columns", ["40", "80", "140"])
+    def test_a_pipe_gets_no_padding(self, monkeypatch, columns: str):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = joma("verify").stdout.splitlines()
+        assert lines[0].startswith("claim")
+        assert all(line == line.rstrip() for line in lines)
+
+    @pytest.mark.parametrize("columns", ["40", "80", "140"])
+    def test_a_sampled_verdict_quotes_its_standard_error(
+        self, monkeypatch, few_claims, columns: str
+    ):
+        monkeypatch.setenv("COLUMNS", columns)
+        sampled = dataclasses.replace(
+            few_claims[0], measure=lambda *_: Measurement(4.8e-3, 8.4e-3, 2.1e-3)
+        )
+        monkeypatch.setattr(claims, "CLAIMS", (sampled, *few_claims[1:]))
+        text = joma("verify").stdout
+        assert text.count("(SE 2.1e-03)") == 1
+        assert "✓ 4.8e-03 ≤ 8.4e-03" in text
+        if columns != "40":
+            assert "≤ 8.4e-03 (SE 2.1e-03)" in text
+
+    def test_list(self):
+        lines = joma("verify", "--list").stdout.splitlines()
+        assert [line.split() for line in lines[2:]] == [
+            ["right", "JoMA", "Eqn", "1", "two"],
+            ["misprinted", "JoMA", "Eqn", "2", "two"],
+            ["ours", "new", "two"],
+        ]
+        records = json.loads(joma("verify", "--list", "--json", "--claim", "ours").stdout)
+        assert records == [{"claim": "ours", "title": "two", "source": "new"}]
+
+    def test_json_is_all_there_is(self):
+        result = joma("verify", "--json", "--claim", "ours", "--claim", "misprinted")
+        records = json.loads(result.stdout)
+        assert [record["claim"] for record in records] == ["misprinted", "ours"]
+        assert records[0]["printed"] == {"holds": False, "error": 1.0}
+        assert records[1]["printed"] is None
+
+    def test_a_failing_claim_exits_with_1(self, monkeypatch, few_claims):
+        wrong = dataclasses.replace(few_claims[0], derived=lambda: 2.5)
+        monkeypatch.setattr(claims, "CLAIMS", (wrong, *few_claims[1:]))
+        result = joma("verify")
+        assert result.exit_code == 1
+        assert "2 of 3 claims hold" in result.stdout
+        assert joma("verify", "--claim", "ours").exit_code == 0
+
+    def test_an_unknown_claim_gets_one_sentence(self):
+        line = sentence(joma("verify", "--claim", "rigt"))
+        assert line.startswith("joma: there is no claim 'rigt'; the closest are right, ")
+        assert line.endswith("`joma verify --list` lists all")
+
+    def test_plot_makes_a_run_folder(self):
+        result = joma("verify", "--plot", "--out", "here", "--seed", "5")
+        assert result.exit_code == 0
+        run = Run.open("here")
+        assert run.config == {
+            "name": "verify",
+            "seed": 5,
+            "claims": ["right", "misprinted", "ours"],
+        }
+        assert [path.name for path in run.figures] == ["verify.png", "verify.svg"]
+        assert len(run.read_json("verdicts")) == 3
+        assert run.read_json("outcome")["status"] == "done"
+        assert f"Picture: {Path('here/figures/verify.png')}" in result.stdout
+
+    def test_plot_with_json_keeps_standard_output_clean(self):
+        result = joma("verify", "--plot", "--json")
+        assert len(json.loads(result.stdout)) == 3
+        assert "Picture: runs" in result.stderr
+
+    def test_a_folder_with_other_things_is_refused(self):
+        Path("here").mkdir()
+        Path("here/file").touch()
+        assert "--out here has other things" in sentence(joma("verify", "--plot", "--out", "here"))
+
+    def test_the_folder_of_another_run_is_refused(self):
+        run = Run.create("fig4", {}, out="f4")
+        run.write_table("curve", {"a": [1]})
+        assert "--out f4 holds a fig4 run" in sentence(joma("verify", "--out", "f4"))
+        assert Run.open("f4").tables == ["curve"]
+
+    def test_a_folder_that_cannot_be_made_gets_one_sentence(self):
+        Path("file").touch()
+        assert "--out file is a file" in sentence(joma("verify", "--out", "file"))
+        below = Path("file", "below")
+        line = sentence(joma("verify", "--out", str(below)))
+        assert line.startswith(f"joma: cannot write to --out {below}: ")
+
+    def test_our_own_mistakes_are_not_called_bad_input(self, monkeypatch, few_claims):
+        def broken():
+            raise ValueError("shapes do not match")
+
+        monkeypatch.setattr(claims, "CLAIMS", (dataclasses.replace(few_claims[0], derived=broken),))
+        with pytest.raises(RuntimeError, match="check of claim right failed"):
+            joma("verify")
+
+    def test_ctrl_c_says_what_was_saved(self, monkeypatch, few_claims):
+        def interrupted():
+            raise KeyboardInterrupt
+
+        last = dataclasses.replace(few_claims[2], derived=interrupted)
+        monkeypatch.setattr(claims, "CLAIMS", (*few_claims[:2], last))
+        monkeypatch.setattr("sys.argv", ["joma", "verify", "--out", "my runs"])
+        result = joma("verify", "--out", "my runs")
+        assert result.exit_code == 130
+        assert "Measured 2 of 3 claims." in result.stderr
+        assert "Interrupted. Incomplete: my runs (config.json, " in result.stderr
+        assert "joma verify --out 'my runs'" in result.stderr
+        assert "✗ 1.0e+00" in result.stdout
+        assert "2 of 2 claims hold" in result.stdout
+        run = Run.open("my runs")
+        assert run.read_json("outcome") == {"status": "interrupted"}
+        assert len(run.read_json("verdicts")) == 2
+        assert "Nothing was saved" in joma("verify").stderr
+        assert len(json.loads(joma("verify", "--json").stdout)) == 2
