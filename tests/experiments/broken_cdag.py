@@ -20,8 +20,8 @@ def _small_angle_bound(theta_1, theta_2, theta_3):
 def _unequal_classes(w, x_plus, x_minus, z_alpha, g, nonlinearity):
     on = 0.95 * np.mean(np.multiply(g, z_alpha))
     off = np.mean(np.multiply(g, np.subtract(1, z_alpha)))
-    rise = nonlinearity.slope(w @ x_plus) * x_plus
-    return on * rise + off * nonlinearity.slope(w @ x_minus) * x_minus
+    rise = nonlinearity.derivative(w @ x_plus) * x_plus
+    return on * rise + off * nonlinearity.derivative(w @ x_minus) * x_minus
 
 
 BROKEN: dict[str, Formula] = {

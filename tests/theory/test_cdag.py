@@ -133,7 +133,7 @@ def test_a_quarter_of_the_cases_in_the_plane_are_counterexamples_at_threshold_ze
 
 def test_relu_turns_the_recursion_step_around():
     z, f, g = np.ones(2), np.array([1.0, 0.0]), np.array([-1.0, 2.0])
-    slope = RELU.slope(f)
+    slope = RELU.derivative(f)
     assert cdag.corr(z, f) > 0
     assert cdag.corr(z, g) > 0
     assert cdag.corr(z, slope * g) == -1
@@ -202,7 +202,7 @@ def test_dead_edges_are_left_out():
 def test_slopes_are_derivatives(nonlinearity):
     u = np.array([-800.0, -3.1, -0.4, 0.2, 1.7, 800.0])
     difference = (nonlinearity.value(u + 1e-6) - nonlinearity.value(u - 1e-6)) / 2e-6
-    assert nonlinearity.slope(u) == pytest.approx(difference, abs=1e-7)
+    assert nonlinearity.derivative(u) == pytest.approx(difference, abs=1e-7)
 
 
 def masks(*edges: tuple[int, int]) -> np.ndarray:

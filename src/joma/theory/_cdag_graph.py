@@ -11,31 +11,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.theory import _checks as checks
+from joma.theory.functions import ACTIVATIONS, Activation, leaky_relu
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Nonlinearity:
-    """The σ_j of Eqn 1, with its derivative; both act on pre-activations elementwise."""
-
-    name: str
-    value: Callable[[Array], Array]
-    slope: Callable[[Array], Array]
-
-
-def _sigmoid(u: Array) -> Array:
-    return 0.5 * (1 + np.tanh(u / 2))
-
-
-LINEAR = Nonlinearity("linear", lambda u: u, np.ones_like)
-RELU = Nonlinearity("relu", lambda u: np.maximum(u, 0.0), lambda u: np.where(u > 0, 1.0, 0.0))
-LEAKY_RELU = Nonlinearity(
-    "leaky relu", lambda u: np.where(u > 0, u, 0.1 * u), lambda u: np.where(u > 0, 1.0, 0.1)
+LINEAR, RELU, TANH, SIGMOID = (
+    ACTIVATIONS[name]() for name in ("linear", "relu", "tanh", "sigmoid")
 )
-TANH = Nonlinearity("tanh", np.tanh, lambda u: 1 - np.tanh(u) ** 2)
-SIGMOID = Nonlinearity("sigmoid", _sigmoid, lambda u: _sigmoid(u) * _sigmoid(-u))
+LEAKY_RELU = leaky_relu(0.1)
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,7 @@ class CDAG:
     """
 
     inputs: int
-    nonlinearities: tuple[Nonlinearity, ...]
+    nonlinearities: tuple[Activation, ...]
     weights: Array
     trained: Mask
     residual: Mask
@@ -105,7 +90,7 @@ class CDAG:
     def layered(
         cls,
         widths: tuple[int, ...],
-        nonlinearities: tuple[Nonlinearity, ...],
+        nonlinearities: tuple[Activation, ...],
         rng: np.random.Generator | int,
         *,
         scale: float = 1.0,
@@ -171,7 +156,7 @@ class CDAG:
         for j, sigma in enumerate(self.nonlinearities, start=self.inputs):
             pre_activation = values[:, :j] @ self.weights[j, :j]
             values[:, j] = sigma.value(pre_activation)
-            slopes[:, j] = sigma.slope(pre_activation)
+            slopes[:, j] = sigma.derivative(pre_activation)
         return Activations(values, slopes)
 
     def backward(self, activations: Activations, output_gradient: ArrayLike) -> Gradients:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import solve_ivp
 
-from joma.theory import _checks
+from joma.theory import _checks, _special
 from joma.theory._checks import Array
 
 
@@ -124,10 +124,8 @@ def feature(corpus: Corpus, z: ArrayLike) -> Array:
 def objective(corpus: Corpus, z: ArrayLike, y: ArrayLike) -> Array:
     """Scan&Snap, E[log softmax(Yᵀf_n)_n], the log-likelihood of the next token for T → ∞."""
     scores = feature(corpus, z) @ _decoder(corpus, y)
-    top = scores.max(axis=-1)
-    log_total = top + np.log(np.exp(scores - top[..., None]).sum(axis=-1))
     own = np.diagonal(scores, axis1=-2, axis2=-1)
-    return np.asarray((own - log_total) @ corpus.joint)
+    return np.asarray((own - _special.log_sum_exp(scores)) @ corpus.joint)
 
 
 def flow(
@@ -180,8 +178,7 @@ class Trajectory:
     @property
     def entropy(self) -> Array:
         """Entropy of the attention of every class in nats, shape (T, classes)."""
-        share = self.attention
-        return -np.sum(share * np.log(np.where(share > 0, share, 1.0)), axis=-1)
+        return _special.entropy(self.attention)
 
     @property
     def fate(self) -> Array:

@@ -37,6 +37,12 @@ def softmax(logits: Array, axis: int = -1) -> Array:
     return shifted / np.sum(shifted, axis=axis, keepdims=True)
 
 
+def log_sum_exp(logits: Array, axis: int = -1) -> Array:
+    """Ln Σ exp(logits) along an axis, without overflow."""
+    peak = np.max(logits, axis=axis, keepdims=True)
+    return np.squeeze(peak, axis) + np.log(np.sum(np.exp(logits - peak), axis=axis))
+
+
 def entropy(probabilities: Array, axis: int = -1) -> Array:
     """-Σ p ln p along an axis, in nats; 0 ln 0 is 0."""
     safe = np.where(probabilities > 0, probabilities, 1.0)

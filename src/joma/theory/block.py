@@ -33,7 +33,8 @@ class Block:
 
     Attributes:
         attention: an `Attention`, or the name of one: linear, exp, softmax, sigmoid.
-        activation: an `Activation`, or the name of one: linear, tanh, softplus, relu, leaky_relu.
+        activation: an `Activation`, or the name of one: linear, tanh, softplus, sigmoid, relu,
+            leaky_relu.
         eta_w: learning rate of the MLP weights.
         eta_z: learning rate of the attention logits.
         tau: temperature of the attention.
@@ -153,8 +154,7 @@ def objective(block: Block, samples: Samples, state: State) -> float:
     share = np.asarray(samples.probability)
     if samples.gradient is not None:
         return float(share @ np.sum(np.asarray(samples.gradient) * h, axis=1))
-    peak = np.max(h, axis=1)
-    log_total = peak + np.log(np.sum(np.exp(h - peak[:, None]), axis=1))
+    log_total = _special.log_sum_exp(h)
     chosen = h[np.arange(len(h)), np.asarray(samples.labels)]
     return float(share @ (chosen - log_total))
 

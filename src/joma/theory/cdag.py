@@ -19,8 +19,8 @@ from joma.theory._cdag_graph import (
     TANH,
     Activations,
     Gradients,
-    Nonlinearity,
 )
+from joma.theory.functions import Activation
 
 __all__ = [
     "CDAG",
@@ -33,7 +33,6 @@ __all__ = [
     "Cases",
     "EdgeCorrelations",
     "Gradients",
-    "Nonlinearity",
     "angle",
     "corr",
     "correlation_bound",
@@ -170,7 +169,7 @@ def two_value_flow(
     x_minus: ArrayLike,
     z_alpha: ArrayLike,
     g: ArrayLike,
-    nonlinearity: Nonlinearity,
+    nonlinearity: Activation,
 ) -> Array:
     """Eqn 2: ẇ_j = E[σ′ g x] where x is x₊ for z_α = 1 and x₋ for z_α = 0; exact.
 
@@ -193,7 +192,7 @@ def label_flow(
     x_minus: ArrayLike,
     z_alpha: ArrayLike,
     g: ArrayLike,
-    nonlinearity: Nonlinearity,
+    nonlinearity: Activation,
 ) -> Array:
     """Eqn 3, derived: ẇ_j = E[z_α g_j] (σ′(wᵀx₊) x₊ − σ′(wᵀx₋) x₋), exact for centred g.
 
@@ -209,7 +208,7 @@ def _two_values(
     x_minus: ArrayLike,
     z_alpha: ArrayLike,
     g: ArrayLike,
-    nonlinearity: Nonlinearity,
+    nonlinearity: Activation,
 ) -> tuple[Array, Array, Array, Array]:
     weights = checks.at_least_1d("w", w)
     plus = checks.shape("x_plus", checks.finite("x_plus", x_plus), weights.shape)
@@ -218,8 +217,8 @@ def _two_values(
     if np.any((z != 0) & (z != 1)):
         raise ValueError("z_alpha must be 0 or 1 on every sample")
     gradient = checks.shape("g", checks.finite("g", g), z.shape)
-    rise = nonlinearity.slope(weights @ plus) * plus
-    fall = nonlinearity.slope(weights @ minus) * minus
+    rise = nonlinearity.derivative(weights @ plus) * plus
+    fall = nonlinearity.derivative(weights @ minus) * minus
     return rise, fall, z, gradient
 
 

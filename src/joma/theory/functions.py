@@ -69,11 +69,7 @@ def softmax_attention() -> Attention:
 
 def sigmoid_attention() -> Attention:
     """Theorem 1 for another σ, sigmoid attention: σ(y) = 1/(1+e^{-y}), H = y + e^y."""
-
-    def derivative(y: Array) -> Array:
-        return _special.expit(y) * _special.expit(-y)
-
-    return Attention("sigmoid", _special.expit, derivative, lambda y: y + np.exp(y))
+    return Attention("sigmoid", _special.expit, _sigmoid_derivative, lambda y: y + np.exp(y))
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
@@ -84,6 +80,10 @@ def leaky_relu(slope: float = 0.01) -> Activation:
         lambda y: np.where(y > 0, 1.0, slope),
         smooth=False,
     )
+
+
+def _sigmoid_derivative(y: Array) -> Array:
+    return _special.expit(y) * _special.expit(-y)
 
 
 def _tanh_derivative(y: Array) -> Array:
@@ -100,6 +100,7 @@ ACTIVATIONS: dict[str, Callable[[], Activation]] = {
     "linear": lambda: Activation("linear", lambda y: y, np.ones_like),
     "tanh": lambda: Activation("tanh", np.tanh, _tanh_derivative),
     "softplus": lambda: Activation("softplus", lambda y: np.logaddexp(0.0, y), _special.expit),
+    "sigmoid": lambda: Activation("sigmoid", _special.expit, _sigmoid_derivative),
     "relu": lambda: Activation(
         "relu", lambda y: np.maximum(y, 0), lambda y: (y > 0).astype(np.float64), smooth=False
     ),

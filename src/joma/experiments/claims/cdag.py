@@ -140,7 +140,7 @@ def _slope_patterns(attained: bool) -> Measure:
             # can satisfy the premise does.
             pre_activation = patterns * np.where(patterns * z > 0, 1.0, 1e-3)
             allowed = corr(LEAKY_RELU.value(pre_activation), z) > 0
-            least = np.min(corr(z, LEAKY_RELU.slope(pre_activation[allowed]) * g))
+            least = np.min(corr(z, LEAKY_RELU.derivative(pre_activation[allowed]) * g))
             excess = float(formula(z, g, 0.1, 1.0)) - least
             worst = max(worst, abs(excess) if attained else excess)
         return Measurement(float(worst), 1e-12)

@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.theory import _checks as checks
-from joma.theory.cdag import Nonlinearity, corr
+from joma.theory.cdag import corr
+from joma.theory.functions import Activation
 
 Array = NDArray[np.float64]
 
@@ -40,13 +41,13 @@ def label_flow(
     x_minus: ArrayLike,
     z_alpha: ArrayLike,
     g: ArrayLike,
-    nonlinearity: Nonlinearity,
+    nonlinearity: Activation,
 ) -> Array:
     """Eqn 3 as printed: E[g | z_α = 1] set to 1 and E[g | z_α = 0] to −1, whatever g is."""
     del g
     weights, plus, minus, z = (
         np.asarray(a, dtype=np.float64) for a in (w, x_plus, x_minus, z_alpha)
     )
-    rise = nonlinearity.slope(weights @ plus) * plus
-    fall = nonlinearity.slope(weights @ minus) * minus
+    rise = nonlinearity.derivative(weights @ plus) * plus
+    fall = nonlinearity.derivative(weights @ minus) * minus
     return np.mean(z) * rise - np.mean(1 - z) * fall
