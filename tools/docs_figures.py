@@ -1,13 +1,19 @@
-"""Makes the pictures of README and docs anew: `make figures`."""
+"""Makes the pictures of README and docs anew: `make figures`.
+
+Those of experiments that train networks are not made here, for the demo has them tiny; they are
+taken from the run folders that are named, as in `python tools/docs_figures.py runs/table1`.
+"""
 
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
+from joma.experiments import EXPERIMENTS
 from joma.report import claims, figures
 from joma.runs import Run
 
@@ -15,14 +21,27 @@ WIDTH = 1400
 TARGET = Path(__file__).parent.parent / "docs" / "figures"
 
 
-def main() -> None:
-    """Runs the demo and keeps its pictures, small enough to live in a repository."""
+def main(runs: Sequence[str]) -> None:
+    """Keeps the pictures of these runs, or those of a demo if there are none."""
     TARGET.mkdir(exist_ok=True)
+    if runs:
+        for folder in runs:
+            keep(Run.open(folder))
+        return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "demo"
         subprocess.run([sys.executable, "-m", "joma", "demo", "--out", str(out)], check=True)
         draw_errata(out)
-        for picture in sorted(out.glob("**/figures/*.png")):
+        keep(Run.open(out))
+        for name, experiment in EXPERIMENTS.items():
+            if not experiment.scales:
+                keep(Run.open(out / name))
+
+
+def keep(run: Run) -> None:
+    """Keeps the pictures of a run, small enough to live in a repository."""
+    for picture in run.figures:
+        if picture.suffix == ".png":
             image = Image.open(picture).convert("RGB")
             height = round(image.height * WIDTH / image.width)
             image = image.resize((WIDTH, height), Image.Resampling.LANCZOS)
@@ -46,4 +65,4 @@ def draw_errata(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -7,8 +7,7 @@ import pytest
 
 import joma
 import joma.experiments
-from joma.experiments import claims
-from joma.experiments._experiment import Experiment, Outcome
+from joma.experiments import Experiment, Option, Outcome, Request, Scale, claims
 from joma.experiments.claims import Claim, Measurement
 from joma.runs import Run
 
@@ -34,13 +33,38 @@ def make_claims() -> tuple[Claim, ...]:
     )
 
 
-def make_experiment(name: str, agrees: bool = True, reproduce=None) -> Experiment:
-    def default(run: Run, seed: int) -> Outcome:
+def make_experiment(name: str, agrees: bool = True, reproduce=None, **fields) -> Experiment:
+    def default(run: Run, request: Request) -> Outcome:
         run.write_figure("picture.png", b"png")
-        run.write_table("curve", {"value": [float(seed)]})
-        return Outcome(agrees, f"seen with seed {seed}.")
+        run.write_table("curve", {"value": [float(request.seed)]})
+        return Outcome(agrees, f"seen with seed {request.seed}.")
 
-    return Experiment(name, f"Picture {name}", "was seen.", reproduce or default)
+    return Experiment(name, f"Picture {name}", "was seen.", reproduce or default, **fields)
+
+
+def make_trained(name: str, reproduce=None, **fields) -> Experiment:
+    """An experiment with scales, options and groups, which goes on where it was stopped."""
+
+    def default(run: Run, request: Request) -> Outcome:
+        run.write_table("curve", {"value": [request.options["learning-rate"]]})
+        words = (request.scale, request.device, *request.groups)
+        return Outcome(True, f"trained {' '.join(words)}.")
+
+    settings = {
+        "scales": {
+            "tiny": Scale(8, "2 CPU cores", "1 GB"),
+            "small": Scale(240, "2 CPU cores", "2 GB"),
+            "full": Scale(9000, "an H200", "20 GB"),
+        },
+        "default_scale": "small",
+        "options": (
+            Option("learning-rate", 1e-5, "step size", published=(1e-5, 1e-4)),
+            Option("hidden", 4096, "hidden nodes", int, published=(4096, 400)),
+        ),
+        "groups": ("C20", "C30", "C50"),
+        "resumable": True,
+    }
+    return make_experiment(name, reproduce=reproduce or default, **{**settings, **fields})
 
 
 @pytest.fixture
@@ -59,6 +83,12 @@ def few_experiments(monkeypatch) -> dict[str, Experiment]:
     }
     monkeypatch.setitem(vars(joma.experiments), "EXPERIMENTS", few)
     return few
+
+
+@pytest.fixture
+def trained(few_experiments) -> Experiment:
+    few_experiments["table1"] = make_trained("table1")
+    return few_experiments["table1"]
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from joma.cli import _show
+from joma.cli import _plan, _show
 from joma.cli._edge import unknown
-from joma.cli._reproduce import SECONDS
 from joma.experiments import EXPERIMENTS
 from tests.cli._command import joma, sentence
 
@@ -26,9 +25,21 @@ def test_help_speaks_the_users_words(command: str):
 
 
 def test_reproduce_help_names_every_experiment():
-    assert list(SECONDS) == list(EXPERIMENTS)
     text = joma("reproduce", "--help").stdout
-    assert all(name in text for name in EXPERIMENTS)
+    assert all(name in text for name in (*EXPERIMENTS, *_plan.SCALES))
+
+
+def test_what_is_written_down_is_what_the_experiments_say():
+    assert list(_plan.NAMES) == list(EXPERIMENTS)
+    for name, experiment in EXPERIMENTS.items():
+        trained = name in _plan.TRAINED
+        assert tuple(experiment.scales) == (_plan.SCALES if trained else ()), name
+        assert experiment.default_scale == (_plan.DEFAULT_SCALE if trained else ""), name
+        for option in experiment.options:
+            assert name in _plan.OPTIONS[option.name]
+            for value in (option.default, *option.published):
+                written = f"{value:g}".replace("e-0", "e-")
+                assert written in _plan.OPTIONS[option.name], (name, option.name)
 
 
 @pytest.mark.parametrize("command", ["", "runs"])

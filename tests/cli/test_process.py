@@ -32,15 +32,24 @@ def test_help_answers():
     assert "verify" in done.stdout
 
 
-def test_help_imports_nothing_heavy():
-    code = """
+def running(*arguments: str) -> str:
+    """Code that runs a command line in its process."""
+    return f"""
 from joma.cli._app import app
 try:
-    app(["--help"], prog_name="joma")
+    app({list(arguments)!r}, prog_name="joma")
 except SystemExit as leave:
     assert not leave.code
 """
-    assert imported(code, *HEAVY) == []
+
+
+@pytest.mark.parametrize("command", ["", "reproduce", "demo"])
+def test_help_imports_nothing_heavy(command: str):
+    assert imported(running(*command.split(), "--help"), *HEAVY) == []
+
+
+def test_what_trains_nothing_does_not_import_torch():
+    assert imported(running("reproduce", "fig2", "--dry-run"), "numpy", "torch") == ["numpy"]
 
 
 def test_the_package_imports_nothing_heavy_and_theory_no_torch():
@@ -135,5 +144,5 @@ def test_ctrl_c_leaves_at_once_with_130(tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert f"Interrupted. Incomplete: {tmp_path / 'tour'} (" in stderr
-    assert "Run it again with: joma demo" in stderr
+    assert f"Run it again with: joma demo --out {tmp_path / 'tour'}\n" in stderr
     assert json.loads((tmp_path / "tour" / "outcome.json").read_text()) == {"status": "interrupted"}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from joma.cli._reproduce import SECONDS
-from joma.experiments._experiment import Outcome
+from joma.cli._plan import SECONDS
+from joma.experiments import Outcome, Request
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.cli.conftest import make_experiment
@@ -67,19 +67,18 @@ class TestReproduce:
         line = sentence(joma("reproduce", *arguments))
         assert all(name in line for name in ("fig2", "fig4", "fig9"))
 
-    def test_ctrl_c_keeps_what_was_finished(self, few_experiments, monkeypatch):
-        def interrupted(run: Run, seed: int):
+    def test_ctrl_c_keeps_what_was_finished(self, few_experiments):
+        def interrupted(run: Run, request: Request):
             raise KeyboardInterrupt
 
         few_experiments["fig4"] = make_experiment("fig4", reproduce=interrupted)
-        monkeypatch.setattr("sys.argv", ["joma", "reproduce", "fig2", "fig4", "--out", "all"])
         result = joma("reproduce", "fig2", "fig4", "--out", "all")
         assert result.exit_code == 130
         assert f"Interrupted. Saved: {Path('all/fig2')}. " in result.stderr
         assert f"Incomplete: {Path('all/fig4')} (config.json, environment.json, outcome.json)." in (
             result.stderr
         )
-        assert "Run it again with: joma reproduce fig2 fig4 --out all" in result.stderr
+        assert f"Run it again with: joma reproduce fig4 --out {Path('all/fig4')}\n" in result.stderr
         assert Run.open("all/fig4").read_json("outcome") == {"status": "interrupted"}
 
     def test_a_folder_that_cannot_be_written_gets_one_sentence(self, monkeypatch):
@@ -93,7 +92,7 @@ class TestReproduce:
     def test_long_findings_keep_their_indent(self, few_experiments, monkeypatch):
         monkeypatch.setenv("COLUMNS", "40")
 
-        def talkative(run: Run, seed: int) -> Outcome:
+        def talkative(run: Run, request: Request) -> Outcome:
             return Outcome(True, "many words are seen here, " * 5)
 
         few_experiments["fig4"] = make_experiment("fig4", reproduce=talkative)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from joma.runs import Run
@@ -60,3 +61,77 @@ class TestRuns:
             "Settings, environment and outcome are the same.",
             "table curve: equal",
         ]
+
+
+def logged(folder: str, values, steps=(0, 100), order=("loss", "ncorr")) -> Run:
+    """A run with two members' metrics, logged in this order within a step."""
+    run = Run.create("table1", {}, out=folder)
+    for step, loss in zip(steps, values, strict=True):
+        for name in order:
+            run.metrics.append(step, name, [loss, 2.0], layer=1)
+    run.metrics.flush()
+    return run
+
+
+class TestMetrics:
+    def test_show(self):
+        run = logged("one", [1.0, 0.5])
+        run.checkpoints.save(50, {"weight": np.zeros(2)}, {})
+        run.checkpoints.save(100, {"weight": np.zeros(2)}, {})
+        Path("one/checkpoints/step-foreign.safetensors").touch()
+        record = json.loads(joma("runs", "show", "one", "--json").stdout)
+        assert record["checkpoints"] == [50, 100]
+        assert record["metrics"] == {
+            "rows": 8,
+            "names": ["loss", "ncorr"],
+            "members": 2,
+            "last_step": 100,
+        }
+        lines = [line.split() for line in joma("runs", "show", "one").stdout.splitlines()]
+        assert ["metrics", "rows", "8"] in lines
+        assert ["checkpoints", "at", "steps", "50", "100"] in lines
+
+    def test_show_of_a_run_without(self):
+        Run.create("fig2", {}, out="none")
+        record = json.loads(joma("runs", "show", "none", "--json").stdout)
+        assert (record["metrics"], record["checkpoints"]) == (None, [])
+        text = joma("runs", "show", "none").stdout
+        assert "metrics" not in text
+        assert "checkpoints" not in text
+
+    def test_show_says_when_it_was_resumed(self):
+        Run.create("table1", {}, out="one")
+        Run.resume("table1", {}, out="one", device="cuda")
+        lines = [line.split() for line in joma("runs", "show", "one").stdout.splitlines()]
+        assert ["environment", "resumed", "1", "device", "cuda"] in lines
+
+    def test_the_same_numbers_at_another_time_in_another_order(self):
+        logged("one", [1.0, 0.5])
+        logged("two", [1.0, 0.5], order=("ncorr", "loss"))
+        assert "metrics: equal" in joma("runs", "compare", "one", "two").stdout
+
+    def test_other_numbers(self):
+        logged("one", [1.0, 0.5], order=("loss",))
+        logged("two", [1.0, 0.75], order=("loss",))
+        text = joma("runs", "compare", "one", "two").stdout
+        assert text.splitlines()[-1] == "metrics: largest differences: loss 2.50e-01"
+        record = json.loads(joma("runs", "compare", "one", "two", "--json").stdout)
+        assert record["metrics"] == {"equal": False, "largest": {"loss": 0.25, "loss bound": 0.0}}
+
+    def test_a_number_against_none(self):
+        logged("one", [1.0, float("inf")])
+        logged("two", [1.0, float("nan")])
+        record = json.loads(joma("runs", "compare", "one", "two", "--json").stdout)
+        assert record["metrics"]["equal"] is False
+        assert record["metrics"]["largest"]["loss"] is None
+        same = json.loads(joma("runs", "compare", "one", "one", "--json").stdout)
+        assert same["metrics"]["equal"] is True
+
+    def test_other_steps(self):
+        logged("one", [1.0, 0.5])
+        logged("two", [1.0, 0.5], steps=(0, 200))
+        text = joma("runs", "compare", "one", "two").stdout
+        assert "metrics: not of the same steps, names or members" in text
+        logged("three", [1.0], steps=(0,))
+        record = json.loads(joma("runs", "compare", "one", "three", "--json").stdout)
+        assert record["metrics"] == {"equal": False, "largest": {}}

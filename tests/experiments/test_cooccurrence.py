@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from joma.experiments import cooccurrence
+from joma.experiments import Request, cooccurrence
 from joma.runs import Run
 
 
 def test_run_folder_holds_tables_and_figures(tmp_path):
     run = Run.create("cooccurrence", {"seed": 0}, out=tmp_path / "run")
-    outcome = cooccurrence.EXPERIMENT.reproduce(run, 0)
+    outcome = cooccurrence.EXPERIMENT.reproduce(run, Request())
     assert outcome.agrees
     assert run.tables == ["cooccurrence", "near_one"]
     assert {path.suffix for path in run.figures} == {".png", ".svg"}

@@ -240,7 +240,15 @@ def test_compare(tmp_path: Path):
     assert not shape.equal
 
 
-def test_no_torch_and_no_pyarrow_is_imported_with_the_room():
-    code = "import joma.runs, sys; print([m for m in ('torch', 'pyarrow') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_nothing_heavy_is_imported_with_the_room_and_torch_never(tmp_path: Path):
+    code = (
+        "import sys, numpy, joma.runs\n"
+        "print([m for m in ('torch', 'pyarrow', 'safetensors') if m in sys.modules])\n"
+        "run = joma.runs.Run.create('any', {}, out=sys.argv[1])\n"
+        "run.metrics.append(0, 'loss', 1.0); run.metrics.compact(); run.metrics.read()\n"
+        "run.checkpoints.save(0, {'a': numpy.ones(1)}, {}); assert run.checkpoints.latest()\n"
+        "print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["[]", "False", ""]

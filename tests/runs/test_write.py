@@ -56,6 +56,8 @@ def test_data_and_folder_are_forced_to_disk_around_the_rename(tmp_path: Path, mo
     monkeypatch.setattr(_write.os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
     _write.write_bytes(tmp_path / "file", b"data")
     assert order == ["fsync", "replace", "fsync"]
+    _write.write_bytes(tmp_path / "new" / "file", b"data")  # whose folder must survive as well
+    assert order[3:] == ["fsync", "fsync", "replace", "fsync"]
 
 
 def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path):
@@ -68,3 +70,7 @@ def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path):
     )
     assert subprocess.run([sys.executable, "-c", script, str(path)], check=False).returncode < 0
     assert path.read_bytes() == b"old"
+    (tmp_path / ".mine.tmp").write_bytes(b"not of a write")
+    assert len(list(tmp_path.iterdir())) == 3
+    _write.remove_temporaries(tmp_path)
+    assert {left.name for left in tmp_path.iterdir()} == {"file", ".mine.tmp"}

@@ -34,7 +34,7 @@ app.command(
 )(reproduce)
 app.command(
     cls=PlainCommand,
-    short_help="All of it, in under a minute.",
+    short_help="All of it, in about a minute.",
     epilog="Example: joma demo --out tour",
 )(demo)
 app.add_typer(runs_app, name="runs")

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class OneSentenceGroup(TyperGroup):
         except ValueError as error:
             return _refuse(str(error))
         except OSError as error:
-            return _refuse(f"{error.filename or 'output'}: {error.strerror or error}")
+            return _refuse(f"{error.filename or 'output'}: {reason(error)}")
         except Exception as error:
             if not hasattr(error, "format_message"):  # what typer raises on a wrong command line
                 raise
@@ -105,19 +105,36 @@ def _leaving_on_ctrl_c() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interruptible(folders: Sequence[Path]) -> Iterator[None]:
-    """On Ctrl-C says what is in the run folders and how to run the command again, and leaves.
+def interruptible(folders: Iterable[Path], again: Callable[[], str]) -> Iterator[None]:
+    """On Ctrl-C says what is in the run folders and how to take the work up again, and leaves.
 
     Args:
-        folders: run folders begun so far; the list may grow meanwhile.
+        folders: run folders begun so far; they may become more meanwhile.
+        again: says with which commands to go on, when it comes to that.
     """
     try:
         yield
     except KeyboardInterrupt:
         left = " ".join(_left(folder) for folder in folders if folder.is_dir())
         typer.echo(f"\nInterrupted. {left or 'Nothing was saved.'}", err=True)
-        typer.echo(f"Run it again with: {shlex.join(['joma', *sys.argv[1:]])}", err=True)
+        typer.echo(again(), err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def same_again(out: Path | None, folders: Sequence[Path]) -> str:
+    """How to run this process's command again, in the folder that it has begun."""
+    words = sys.argv[1:] if out or not folders else [*sys.argv[1:], "--out", str(folders[0])]
+    return f"Run it again with: {command_line(words)}"
+
+
+def command_line(words: Iterable[str]) -> str:
+    """What to type for a command of these words."""
+    return shlex.join(["joma", *words])
+
+
+def reason(error: OSError) -> str:
+    """What the system says, in its own words."""
+    return str(error.strerror or error)
 
 
 @contextlib.contextmanager
@@ -130,7 +147,7 @@ def writing_to(out: Path | None) -> Iterator[None]:
     except OSError as error:
         if out is None:
             raise
-        raise ValueError(f"cannot write to --out {out}: {error.strerror or error}") from error
+        raise ValueError(f"cannot write to --out {out}: {reason(error)}") from error
 
 
 def checked_out(out: Path | None, name: str) -> Path | None:
@@ -144,6 +161,21 @@ def checked_out(out: Path | None, name: str) -> Path | None:
             return check_out(out, name)
         except ValueError as error:
             raise ValueError(f"--{error}") from error  # the library calls its argument `out`
+
+
+def same_settings(folder: Path | None, name: str, config: Mapping[str, Any]) -> None:
+    """Refuses to go on with run `name` in the folder given with --out under other settings."""
+    from joma.runs import Run, differing, is_run
+
+    if folder is None or not is_run(folder) or not (folder / "config.json").is_file():
+        return
+    other = differing(Run.open(folder).config, {"name": name, **config})
+    if other:
+        changes = ", ".join(f"{key} {there}, not {here}" for key, (there, here) in other.items())
+        raise ValueError(
+            f"--out {folder} holds a {name} run with other settings ({changes}); "
+            "give those, or another folder"
+        )
 
 
 def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = "") -> ValueError:

@@ -5,64 +5,144 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 EVERY = 10.0
 """Seconds between plain lines."""
 
+_BESIDE = 50
+"""Columns of a terminal that the bar, the counts and the times take beside the words."""
+
+_SPEED_OVER = 120.0
+"""Seconds of work that the bar's remaining time is estimated from."""
+
 Advance = Callable[[], None]
+Report = Callable[[str, int, int], None]
+"""Takes what is being done, how much of it is done, and how much there is."""
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Advance]:
+def progress(what: str, total: int) -> Iterator[Advance]:
     """Shows how many of `total` are done; yields what to call when one more is.
 
     Nothing may be printed meanwhile, or it meets the bar.
     """
-    show = _bar if sys.stderr.isatty() else _lines
-    with show(what, total) as advance:
+    done = 0
+    with reports(what) as report:
+        report("", done, total)
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            report("", done, total)
+
         yield advance
 
 
 @contextlib.contextmanager
-def _bar(what: str, total: int | None) -> Iterator[Advance]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def reports(title: str) -> Iterator[Report]:
+    """Shows work that says itself how far it is; yields what to tell it.
 
-    columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
-    if total is not None:
-        columns.insert(2, MofNCompleteColumn())
+    Nothing may be printed meanwhile, or it meets the bar.
+    """
+    show = _bar if sys.stderr.isatty() else _lines
+    with show(title) as report:
+        yield report
+
+
+@contextlib.contextmanager
+def _bar(title: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
     with Progress(
-        *columns,
-        console=Console(stderr=True),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
+        console=console,
+        speed_estimate_period=_SPEED_OVER,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
     ) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+        shown = bar.add_task(escape(title), total=None, count="", left="")
+        task = bar.tasks[0]
+
+        def report(what: str, done: int, total: int) -> None:
+            if done < task.completed:  # another part of the work: its speed is its own
+                began = task.start_time
+                bar.reset(shown)
+                task.start_time = began
+            words = f"{title}: {what}" if what else title
+            most = max(console.width - _BESIDE, len(title))
+            bar.update(
+                shown,
+                description=escape(words if len(words) <= most else f"{words[: most - 1]}…"),
+                completed=done,
+                total=total,
+                count=f"{done}/{total}",
+                left="left",
+            )
+
+        yield report
+
+
+@dataclass
+class _Part:
+    """How far a part of the work is, and from where its speed is known."""
+
+    what: str
+    first: int
+    began: float
+    done: int
+    total: int
+
+    def left(self, now: float) -> str:
+        if self.done <= self.first or self.done >= self.total:
+            return ""
+        seconds = (now - self.began) / (self.done - self.first) * (self.total - self.done)
+        return f", about {seconds:.0f} s left"
 
 
 @contextlib.contextmanager
-def _lines(what: str, total: int | None) -> Iterator[Advance]:
-    done = 0
+def _lines(title: str) -> Iterator[Report]:
     start = time.monotonic()
+    part: _Part | None = None
     finished = threading.Event()
 
-    def advance() -> None:
-        nonlocal done
-        done += 1
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal part
+        if part is None or part.total != total or done < part.done:
+            part = _Part(what, done, time.monotonic(), done, total)
+        part.what, part.done = what, done
 
     def talk() -> None:  # from a thread, for one piece of work may take long
         while not finished.wait(EVERY):
-            so_far = "" if total is None else f"{done} of {total}, "
-            seconds = time.monotonic() - start
+            now = time.monotonic()
+            words = [f"{now - start:.0f} s"]
+            if part is not None:
+                words.insert(0, f"{part.done} of {part.total}")
+                if part.what:
+                    words.insert(0, part.what)
+                words[-1] += part.left(now)
             with contextlib.suppress(OSError):  # nobody may be reading
-                print(f"{what}: {so_far}{seconds:.0f} s", file=sys.stderr, flush=True)
+                print(f"{title}: {', '.join(words)}", file=sys.stderr, flush=True)
 
     talker = threading.Thread(target=talk, daemon=True)
     talker.start()
     try:
-        yield advance
+        yield report
     finally:
         finished.set()
         talker.join()

@@ -1,13 +1,16 @@
 """`joma runs`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _show
+from joma.cli import _metrics, _show
 from joma.cli._edge import OneSentenceGroup, PlainCommand
 from joma.cli._options import Json
+
+if TYPE_CHECKING:
+    from joma.runs import TableDifference
 
 app = typer.Typer(
     cls=OneSentenceGroup,
@@ -73,12 +76,17 @@ def show(run: _Folder, json: Json = False) -> None:
         "outcome": RunSummary.of(opened).outcome,
         "config": opened.config,
         "environment": opened.environment,
+        "metrics": _metrics.summary(opened),
+        "checkpoints": opened.checkpoints.steps[::-1],
         "tables": {name: _shape(opened.read_table(name)) for name in opened.tables},
         "figures": [str(path) for path in opened.figures],
     }
     if json:
         _show.as_json(record)
         return
+    if record["checkpoints"]:
+        record["checkpoints"] = {"at steps": record["checkpoints"]}
+    record = {key: value for key, value in record.items() if value}
     rows = _show.table("", "")
     rows.show_header = False
     for key, value in _lines(record):
@@ -92,7 +100,7 @@ def show(run: _Folder, json: Json = False) -> None:
     epilog="Example: joma runs compare runs/fig4-20250101-120000 runs/fig4-again",
 )
 def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
-    """Compare two runs: settings, environment, outcome and the numbers in their tables."""
+    """Compare two runs: settings, environment, outcome, and the numbers they measured and kept."""
     from joma.runs import Run, RunSummary, compare_tables, differing
 
     one, two = Run.open(first), Run.open(second)
@@ -102,14 +110,12 @@ def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
         "environment": differing(one.environment, two.environment),
         "outcome": differing(outcomes[0], outcomes[1]),
     }
-    tables = compare_tables(one, two)
+    tables, metrics = compare_tables(one, two), _metrics.compare(one, two)
     missing = sorted(set(one.tables) ^ set(two.tables))
     if json:
         record: dict[str, Any] = dict(differences)
-        record["tables"] = {
-            table.table: {"equal": table.equal, "largest": _finite(table.largest)}
-            for table in tables
-        }
+        record["metrics"] = None if metrics is None else _as_json(metrics)
+        record["tables"] = {table.table: _as_json(table) for table in tables}
         record["tables_in_one_only"] = missing
         _show.as_json(record)
         return
@@ -121,15 +127,18 @@ def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
         _show.put(rows)
     else:
         typer.echo("Settings, environment and outcome are the same.")
+    if metrics is not None:
+        typer.echo(f"metrics: {_in_words(metrics)}")
     for table in tables:
         typer.echo(f"table {table.table}: {_in_words(table)}")
     for name in missing:
         typer.echo(f"table {name}: in {first if name in one.tables else second} only")
 
 
-def _in_words(table: Any) -> str:
+def _in_words(table: "TableDifference") -> str:
     if not table.same_shape:
-        return "different columns or numbers of rows"
+        what = "steps, names or members" if table.table == "metrics" else "columns or rows"
+        return f"not of the same {what}"
     if table.equal:
         return "equal"
     largest = ", ".join(f"{name} {value:.2e}" for name, value in table.largest.items() if value)
@@ -150,6 +159,9 @@ def _lines(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
             lines += _lines(value, f"{prefix}{key} ")
         elif isinstance(value, list) and key == "figures":
             lines += [("figure", item) for item in value]
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            for number, item in enumerate(value, 1):
+                lines += _lines(item, f"{prefix}{key} {number} ")
         else:
             lines.append((f"{prefix}{key}", _cell(value)))
     return lines
@@ -166,5 +178,6 @@ def _shape(columns: dict[str, Any]) -> str:
     return f"{rows} rows: {', '.join(columns)}"
 
 
-def _finite(values: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if value == value else None for name, value in values.items()}
+def _as_json(table: "TableDifference") -> dict[str, Any]:
+    largest = {name: value if value == value else None for name, value in table.largest.items()}
+    return {"equal": table.equal, "largest": largest}

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ SLIM = 72
 """Below this many columns, the printed form stands under the derived one."""
 
 _FILE_WIDTH = 140
+
+_SHORT = 24
+"""Up to this many characters, the cells of an experiment's table are kept on one line."""
 
 
 def as_json(value: Any) -> None:
@@ -103,7 +107,7 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def outcome(record: Record) -> None:
-    """Prints how an experiment ended, and where its pictures are."""
+    """Prints how an experiment ended, its table, and where its pictures are."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -116,9 +120,61 @@ def outcome(record: Record) -> None:
         Padding(Text(f"Published: {printable(record['published'])}"), (0, 0, 0, 2)),
         Padding(finding, (0, 0, 0, 2)),
     )
+    if record["table"]:
+        put("", *_numbers(record["table"], console().width), "")
+    for paragraph in record["paragraphs"]:
+        put(Padding(Text(printable(paragraph)), (0, 0, 0, 2)))
     for path in record["figures"] or [record["run"]]:
         typer.echo(f"  {path}")  # whole, whatever the width, so that it can be copied
     typer.echo()
+
+
+def _numbers(rows: Sequence[Record], width: int) -> list[Any]:
+    """An experiment's table, or its rows one under the other where that is too wide."""
+    from rich.measure import Measurement
+    from rich.padding import Padding
+    from rich.text import Text
+
+    whole, out = _number_table(rows), console()
+    if Measurement.get(out, out.options, whole).minimum <= width - 2:
+        return [Padding(whole, (0, 0, 0, 2), expand=False)]
+    blocks: list[Any] = []
+    for row in rows:
+        lines = [Text(f"{printable(name)}: {_cell(value)}") for name, value in row.items()]
+        lines[0].stylize("bold")
+        blocks += [
+            Padding(line, (0, 0, 0, 4 if number else 2)) for number, line in enumerate(lines)
+        ]
+    return blocks
+
+
+def _number_table(rows: Sequence[Record]) -> "Table":
+    """Short cells stay on one line, for a number in two pieces is none; headings may break."""
+    whole = table()
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        heading = printable(name)
+        widest = max(len(_cell(value)) for value in values)
+        short = widest <= _SHORT
+        word = max(map(len, heading.split()), default=1)
+        whole.add_column(
+            textwrap.fill(heading, max(widest, word)) if short else heading,
+            justify="left" if any(isinstance(value, str) for value in values) else "right",
+            overflow="fold",
+            no_wrap=short,
+            min_width=widest if short else None,
+        )
+    for row in rows:
+        whole.add_row(*map(_cell, row.values()))
+    return whole
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return printable("–")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def _verdict_table(records: Sequence[Record], width: int) -> "Table":

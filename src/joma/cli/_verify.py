@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show, _work
-from joma.cli._edge import checked_out, interruptible, unknown, writing_to
+from joma.cli._edge import checked_out, interruptible, same_again, unknown, writing_to
 from joma.cli._options import Json, Seed
 from joma.cli._progress import progress
 
@@ -60,7 +60,7 @@ def verify(
     folders: list[Path] = []
     pictures: list[Path] = []
     start = time.perf_counter()
-    with interruptible(folders), writing_to(out):
+    with interruptible(folders, lambda: same_again(out, folders)), writing_to(out):
         try:
             if out is None and not plot:
                 _check(ids, seed, records)

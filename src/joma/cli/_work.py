@@ -1,6 +1,7 @@
 """The work behind the commands, as functions of plain values that another process can run."""
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from joma.experiments import Request
     from joma.runs import Run
 
 Record = dict[str, Any]
@@ -32,7 +34,9 @@ def check_claim(claim: str, seed: int) -> Record:
 def reproduce_experiment(
     name: str,
     folder: Path | None,
-    seed: int,
+    request: "Request",
+    *,
+    resume: bool = False,
     begun: Callable[[Path], None] = lambda _: None,
 ) -> Record:
     """Makes one figure or table in its own run folder, by its name.
@@ -40,7 +44,8 @@ def reproduce_experiment(
     Args:
         name: of the experiment.
         folder: where to write, if not the default.
-        seed: decides every random number.
+        request: what is asked of it.
+        resume: whether one that can goes on with what is in the folder.
         begun: is told the run folder once it is there.
     """
     from joma.experiments import EXPERIMENTS
@@ -48,11 +53,12 @@ def reproduce_experiment(
 
     experiment = EXPERIMENTS[name]
     start = time.perf_counter()
-    run = Run.create(name, {"seed": seed}, out=folder)
+    enter = Run.resume if resume and experiment.resumable else Run.create
+    run = enter(name, request.config, out=folder, device=request.device)
     begun(run.path)
     with closing(run) as outcome:
         try:
-            result = experiment.reproduce(run, seed)
+            result = experiment.reproduce(run, request)
         except ValueError as error:
             raise RuntimeError(f"experiment {name} failed") from error
         outcome.update(agrees=result.agrees, finding=result.finding)
@@ -60,13 +66,24 @@ def reproduce_experiment(
         "name": name,
         "title": experiment.title,
         "published": experiment.published,
+        **request.config,
+        "device": request.device,
+        "groups": list(request.groups),
         "finding": result.finding,
         "agrees": result.agrees,
+        "table": [{key: _plain(value) for key, value in row.items()} for row in result.table],
+        "paragraphs": list(result.paragraphs),
         "run": str(run.path),
         "figures": [str(path) for path in run.figures],
         "tables": run.tables,
         "seconds": round(time.perf_counter() - start, 2),
     }
+
+
+def _plain(value: Any) -> Any:
+    """A cell as JSON has it: NumPy's numbers as Python's, None for what is not finite."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager
@@ -82,7 +99,8 @@ def closing(run: "Run") -> Iterator[Record]:
         yield outcome
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        run.write_json("outcome", {**outcome, "status": status})
+        with contextlib.suppress(OSError):  # on a full disk this fails too; the first error counts
+            run.write_json("outcome", {**outcome, "status": status})
         raise
     run.write_json("outcome", {**outcome, "status": "done"})
 

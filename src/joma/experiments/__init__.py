@@ -2,15 +2,16 @@
 
 An experiment makes numbers, compares them with the published ones and draws the comparison; it
 holds no mathematics, no model and no drawing style of its own. `EXPERIMENTS` lists them by the name
-that `joma reproduce` takes.
+that `joma reproduce` takes. To list them must not take long: what needs torch is imported when an
+experiment is done, not here.
 """
 
-from joma.experiments import cooccurrence, fig2, fig3, fig4, fig9, scan_snap
-from joma.experiments._experiment import Experiment, Outcome
+from joma.experiments import cooccurrence, fig2, fig3, fig4, fig9, scan_snap, table1
+from joma.experiments._experiment import Experiment, Option, Outcome, Request, Scale
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (fig2, fig3, fig4, fig9, cooccurrence, scan_snap)
+    for module in (fig2, fig3, fig4, fig9, cooccurrence, scan_snap, table1)
 }
 
-__all__ = ["EXPERIMENTS", "Experiment", "Outcome"]
+__all__ = ["EXPERIMENTS", "Experiment", "Option", "Outcome", "Request", "Scale"]

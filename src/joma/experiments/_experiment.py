@@ -1,12 +1,110 @@
-"""An experiment: what was published, how it is made again, and whether ours agrees."""
+"""An experiment: what was published, what may be asked of it, and whether ours agrees."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from joma.report import figures
 from joma.runs import Run
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, how much of it is done, and how much there is."""
+
+
+def _unseen(what: str, done: int, total: int) -> None:
+    """Progress that nobody follows; a function with a name, so that processes can pass it on."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What an experiment takes at one of its sizes.
+
+    Attributes:
+        seconds: about how long.
+        device: what that was measured on, such as "2 CPU cores".
+        memory: about how much, such as "2 GB".
+    """
+
+    seconds: float
+    device: str
+    memory: str
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds!r}")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A positive number that decides an experiment's results and that the user may change.
+
+    Attributes:
+        name: as the command line has it, without dashes in front.
+        default: its value when nothing is said; None if the scale decides it.
+        help: what it is, in a few words.
+        kind: int for whole numbers, float for any.
+        published: the values that were published; others may be given too.
+    """
+
+    name: str
+    default: float | None
+    help: str
+    kind: type[int] | type[float] = float
+    published: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for value in self.published if self.default is None else (self.default, *self.published):
+            self.checked(value)
+
+    def checked(self, value: Any) -> float:
+        """`value` as a number of this option's kind."""
+        whole = " whole" if self.kind is int else ""
+        refused = ValueError(f"{self.name} must be a positive{whole} number, got {value!r}")
+        try:
+            number = self.kind(value)
+        except (TypeError, ValueError, OverflowError):
+            raise refused from None
+        if isinstance(value, bool) or not 0 < number < math.inf or number != value:
+            raise refused
+        return number
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked of an experiment; `Experiment.request` makes one that fits.
+
+    Attributes:
+        seed: decides every random number.
+        scale: one of the experiment's scales, "" where it has none.
+        device: what to compute on, "cpu" or "cuda".
+        options: the experiment's own options, all of them.
+        groups: parts of the work to do; all where empty.
+        progress: is told how far the work is.
+    """
+
+    seed: int = 0
+    scale: str = ""
+    device: str = "cpu"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    progress: Progress = _unseen
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What decides the numbers, as the run folder keeps it: neither device nor groups."""
+        config: dict[str, Any] = {"seed": self.seed}
+        if self.scale:
+            config["scale"] = self.scale
+        if self.options:
+            config["options"] = dict(self.options)
+        return config
 
 
 @dataclass(frozen=True)
@@ -16,10 +114,21 @@ class Outcome:
     Attributes:
         agrees: whether ours shows what was published.
         finding: what ours shows, in one sentence with its numbers.
+        table: the numbers to read beside it: rows of equal keys, values text, numbers or None.
+        paragraphs: what else the reader should know.
     """
 
     agrees: bool
     finding: str
+    table: Sequence[Mapping[str, Any]] = ()
+    paragraphs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.table:
+            if list(row) != list(self.table[0]):
+                raise ValueError(
+                    f"table must have rows of equal keys, got {list(self.table[0])} and {list(row)}"
+                )
 
 
 @dataclass(frozen=True)
@@ -30,13 +139,79 @@ class Experiment:
         name: what `joma reproduce` takes.
         title: what it shows, in one line.
         published: the published observation, in one sentence.
-        reproduce: makes the data and the figures in a run folder, from a seed.
+        reproduce: makes the data and the figures in a run folder, as requested.
+        scales: the sizes it can be done at; empty where there is one alone.
+        default_scale: the one of them that is meant when nothing is said.
+        options: numbers of its own that may be changed.
+        groups: parts of its work that can be done one by one.
+        resumable: whether it goes on in a run folder in which it was stopped.
     """
 
     name: str
     title: str
     published: str
-    reproduce: Callable[[Run, int], Outcome]
+    reproduce: Callable[[Run, Request], Outcome]
+    scales: Mapping[str, Scale] = field(default_factory=dict)
+    default_scale: str = ""
+    options: tuple[Option, ...] = ()
+    groups: tuple[str, ...] = ()
+    resumable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.default_scale not in (self.scales or ("",)):
+            available = ", ".join(self.scales) or "empty"
+            raise ValueError(f"default_scale must be {available}, got {self.default_scale!r}")
+
+    def request(
+        self,
+        *,
+        seed: int = 0,
+        scale: str = "",
+        device: str = "cpu",
+        options: Mapping[str, Any] | None = None,
+        groups: Iterable[str] = (),
+        progress: Progress = _unseen,
+    ) -> Request:
+        """A request that this experiment can meet, with its defaults for what is not given."""
+        if device == "cuda" and not self.scales:
+            raise ValueError(
+                f"device must be cpu for {self.name}, which has no use for another, got 'cuda'"
+            )
+        groups = tuple(groups)
+        if scale:
+            self._check("scale", scale, self.scales)
+        for group in groups:
+            self._check("group", group, self.groups)
+        return Request(
+            seed=seed,
+            scale=scale or self.default_scale,
+            device=device,
+            options=self._options(options or {}),
+            groups=tuple(group for group in self.groups if group in groups),
+            progress=progress,
+        )
+
+    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        named = {option.name: option for option in self.options}
+        for name, value in given.items():
+            if name not in named:
+                has = f"has {', '.join(named)}" if named else "has no options"
+                raise ValueError(
+                    f"{name} must not be given for {self.name}, which {has}, got {value!r}"
+                )
+        return {
+            name: option.checked(given[name]) if name in given else option.default
+            for name, option in named.items()
+        }
+
+    def _check(self, what: str, given: str, available: Iterable[str]) -> None:
+        names = ", ".join(available)
+        if not names:
+            raise ValueError(
+                f"{what} must not be given for {self.name}, which has no {what}s, got {given!r}"
+            )
+        if given not in available:
+            raise ValueError(f"{what} must be one of {names} for {self.name}, got {given!r}")
 
 
 def publish(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import hblt
@@ -77,9 +77,9 @@ def judge(data: Data) -> Outcome:
     )
 
 
-def reproduce(run: Run, seed: int) -> Outcome:
+def reproduce(run: Run, request: Request) -> Outcome:
     """Writes both tables and the figure."""
-    data = compute(seed)
+    data = compute(request.seed)
     outcome = judge(data)
     run.write_table(
         "cooccurrence",

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from joma.experiments._experiment import Experiment, Outcome, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.experiments._linear_block import DISTINCT, TITLES, Trained, train
 from joma.report import figures
 from joma.runs import Run
@@ -51,9 +51,9 @@ def judge(steps: np.ndarray, curves: dict[str, dict[str, np.ndarray]]) -> Outcom
     )
 
 
-def reproduce(run: Run, seed: int) -> Outcome:
+def reproduce(run: Run, request: Request) -> Outcome:
     """Trains both blocks, writes the curves and draws them beside their data."""
-    trained = {kind: train(kind, seed) for kind in TITLES}
+    trained = {kind: train(kind, request.seed) for kind in TITLES}
     curves = {kind: correlations(t) for kind, t in trained.items()}
     steps = next(iter(trained.values())).steps
     outcome = judge(steps, curves)

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.experiments._linear_block import TITLES, Trained, train
 from joma.report import figures
 from joma.runs import Run
@@ -44,9 +44,9 @@ def judge(first: dict[str, np.ndarray]) -> Outcome:
     )
 
 
-def reproduce(run: Run, seed: int) -> Outcome:
+def reproduce(run: Run, request: Request) -> Outcome:
     """Trains both blocks of Fig. 2 and draws v₀."""
-    trained: dict[str, Trained] = {kind: train(kind, seed) for kind in TITLES}
+    trained: dict[str, Trained] = {kind: train(kind, request.seed) for kind in TITLES}
     first = {kind: t.path.v[:, :, 0] for kind, t in trained.items()}
     steps = next(iter(trained.values())).steps
     outcome = judge(first)

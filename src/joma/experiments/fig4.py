@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import nonlinear
@@ -73,9 +73,9 @@ def judge(mu: np.ndarray, courses: dict[str, Course]) -> Outcome:
     return Outcome(agrees, f"{'; '.join(each)}.")
 
 
-def reproduce(run: Run, seed: int) -> Outcome:
+def reproduce(run: Run, request: Request) -> Outcome:
     """Computes both versions, writes them and draws them side by side."""
-    mu = targets(seed)
+    mu = targets(request.seed)
     courses = {"Eqn 6 as printed": as_printed(mu), "recursion as drawn": as_drawn(mu)}
     outcome = judge(mu, courses)
     for table, course in zip(("as_printed", "as_drawn"), courses.values(), strict=True):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import clusters, marginals
@@ -58,9 +58,9 @@ def judge(curves: dict[str, Curve]) -> Outcome:
     )
 
 
-def reproduce(run: Run, seed: int) -> Outcome:
+def reproduce(run: Run, request: Request) -> Outcome:
     """Traces the curves and draws them with their lines; nothing here is random."""
-    del seed
+    del request
     curves = {name: trace(marginal) for name, marginal in FAMILIES.items()}
     outcome = judge(curves)
     lengths = [c.s.size for c in curves.values()]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import scan_snap
@@ -113,9 +113,9 @@ def judge(data: Data) -> Outcome:
     )
 
 
-def reproduce(run: Run, seed: int) -> Outcome:
+def reproduce(run: Run, request: Request) -> Outcome:
     """Writes three tables and the figure."""
-    data = compute(seed)
+    data = compute(request.seed)
     outcome = judge(data)
     _write(run, data)
     figure, axes = figures.new(13.2, 4.2, 1, 3)

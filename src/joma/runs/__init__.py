@@ -1,17 +1,24 @@
 """The run folder: the only thing that passes between making numbers and showing them.
 
 A run folder holds `config.json` (what was asked for), `environment.json` (versions, device,
-commit, command line), `tables/NAME.parquet`, `figures/` and other small `NAME.json` files.
-Anything written is written whole or not at all. What may live here is reading, writing, listing
-and comparing such folders; no mathematics, no drawing, no torch.
+commit, command line), `metrics/part-*.parquet` (what was measured, step by step),
+`tables/NAME.parquet`, `figures/`, `checkpoints/step-*.safetensors` and other small `NAME.json`
+files. Anything written is written whole or not at all. What may live here is reading, writing,
+resuming, listing and comparing such folders; no mathematics, no drawing, no torch.
 """
 
+from joma.runs._checkpoints import Checkpoint, Checkpoints, Found
 from joma.runs._compare import TableDifference, compare_tables, differing
 from joma.runs._folder import check_out, default_folder, is_run
 from joma.runs._list import RunSummary, list_runs
+from joma.runs._metrics import Metrics
 from joma.runs._run import Run
 
 __all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Found",
+    "Metrics",
     "Run",
     "RunSummary",
     "TableDifference",

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from joma.runs._run import Run
+if TYPE_CHECKING:
+    from joma.runs._run import Run
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def compare_tables(first: Run, second: Run) -> list[TableDifference]:
+def compare_tables(first: "Run", second: "Run") -> list[TableDifference]:
     """Compares the tables that two runs have in common."""
     common = [name for name in first.tables if name in set(second.tables)]
     return [_compare(name, first.read_table(name), second.read_table(name)) for name in common]

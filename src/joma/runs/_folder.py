@@ -6,12 +6,14 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from joma.runs._write import sync_folder
+from joma.runs._write import remove_temporaries, sync_folder
 
 ENVIRONMENT = "environment.json"
 CONFIG = "config.json"
 OUTCOME_FILE = "outcome.json"
 """In which whoever ran a run says how it ended."""
+
+OWN_FOLDERS = ("checkpoints", "metrics", "tables", "figures")
 
 DEFAULT_ROOT = Path("runs")
 
@@ -56,13 +58,30 @@ def check_out(out: Path, name: str) -> Path:
 def remove_old(folder: Path) -> None:
     """Removes what an earlier run left in `folder` and a new one might not write over.
 
-    That is its outcome, its tables and its figures; what a run does not write stays.
+    That is its outcome, configuration, checkpoints, metrics, tables and figures; what a run does
+    not write stays.
     """
-    # The outcome first: it speaks of the tables and figures.
-    for pattern in (OUTCOME_FILE, "tables/*.parquet", "figures/*.png", "figures/*.svg"):
+    # What speaks of the rest goes first: a folder in which this was cut short has no outcome it
+    # did not reach, and without a configuration no run can go on from what is left in it.
+    for pattern in (
+        OUTCOME_FILE,
+        CONFIG,
+        "checkpoints/step-*.safetensors",
+        "metrics/part-*.parquet",
+        "tables/*.parquet",
+        "figures/*.png",
+        "figures/*.svg",
+    ):
         for path in folder.glob(pattern):
             if path.is_file():
                 path.unlink()
+    remove_leftovers(folder)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes the temporary files of writes that were killed; no run may be going on there."""
+    for place in (folder, *(folder / name for name in OWN_FOLDERS)):
+        remove_temporaries(place)
 
 
 def _name_of(folder: Path) -> str | None:

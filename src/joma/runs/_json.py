@@ -10,22 +10,27 @@ from typing import Any
 from joma.runs._write import write_bytes
 
 
-def plain(value: Any) -> Any:
-    """`value` in the types JSON has; numbers that are not finite become null."""
+def plain(value: Any, *, finite: bool = True) -> Any:
+    """`value` in the types JSON has.
+
+    Args:
+        value: of Python and NumPy types.
+        finite: whether numbers that are not finite become null; JSON proper has none.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return None if finite and not math.isfinite(value) else value
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, finite=finite) for key, item in value.items()}
     if isinstance(value, Set):
-        return sorted((plain(item) for item in value), key=str)
+        return sorted((plain(item, finite=finite) for item in value), key=str)
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, finite=finite) for item in value]
     if isinstance(value, PathLike):
         return str(value)
     if hasattr(value, "tolist"):  # NumPy arrays and scalars, without importing NumPy
-        return plain(value.tolist())
+        return plain(value.tolist(), finite=finite)
     raise ValueError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
 
 

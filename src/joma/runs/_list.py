@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joma.runs._folder import CONFIG, OUTCOME_FILE, is_run
+from joma.runs._folder import CONFIG, OUTCOME_FILE, OWN_FOLDERS, is_run
 from joma.runs._run import Run
 
 _DEPTH = 3
-_OWN_FOLDERS = {"tables", "figures", "metrics", "checkpoints"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,6 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
     if depth == 0:
         return
     for child in sorted(folder.iterdir()):
-        hidden = child.name.startswith(".") or child.name in _OWN_FOLDERS
+        hidden = child.name.startswith(".") or child.name in OWN_FOLDERS
         if child.is_dir() and not hidden and not child.is_symlink():
             yield from _folders(child, depth - 1)

@@ -2,25 +2,39 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
 from joma.runs import _json, _tables
+from joma.runs._checkpoints import Checkpoints
+from joma.runs._compare import differing
 from joma.runs._environment import environment
-from joma.runs._folder import CONFIG, ENVIRONMENT, check_name, is_run, make_folder
+from joma.runs._folder import (
+    CONFIG,
+    ENVIRONMENT,
+    check_name,
+    check_out,
+    is_run,
+    make_folder,
+    remove_leftovers,
+)
+from joma.runs._metrics import Metrics
 from joma.runs._write import write_bytes
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder; made by `Run.create`, read by `Run.open`.
+    """A run folder; made by `Run.create`, gone on with by `Run.resume`, read by `Run.open`.
 
     Attributes:
         path: the folder.
         config: what was asked for, with the run's "name".
-        environment: versions, device, commit, command line and date (UTC).
+        environment: versions, device, commit, command line and date (UTC) of when it began; under
+            "resumed", for each time it was gone on with, the date and whatever else was not as in
+            the beginning.
     """
 
     path: Path
@@ -42,13 +56,11 @@ class Run:
             name: what is run; letters, digits and . + - _.
             config: everything that decides the run's numbers; kept as `config.json`.
             out: the folder itself, `./runs/NAME-date-time` if not given. One that is a run folder
-                of the same name is used again, without its old tables and figures; one with other
-                things in it is refused.
+                of the same name is used again, without what that run left; one with other things in
+                it is refused.
             device: what the run computes on.
         """
-        if config.get("name", name) != name:
-            raise ValueError(f"config says name {config['name']!r}, but the run's is {name!r}")
-        settings = _json.plain({"name": name, **config})
+        settings = _settings(name, config)
         around = _json.plain(environment(device))
         path = make_folder(name, None if out is None else Path(out))
         run = cls(path, settings, around)
@@ -57,17 +69,67 @@ class Run:
         return run
 
     @classmethod
+    def resume(
+        cls,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        out: Path | str | None,
+        device: str = "cpu",
+    ) -> "Run":
+        """Opens the run in `out` to go on with it, or makes it as `create` does if there is none.
+
+        Everything in the folder stays: outcome, tables, figures, metrics and checkpoints. Only one
+        process may go on with a run.
+
+        Args:
+            name: what is run.
+            config: as for `create`; must be what the run in `out` was made with.
+            out: the folder; if not given, a new one is made.
+            device: what the run computes on from now on.
+        """
+        settings = _settings(check_name("name", name), config)
+        if out is None or not (check_out(Path(out), name) / CONFIG).exists():
+            return cls.create(name, config, out=out, device=device)
+        run = cls.open(out)
+        if differences := differing(run.config, settings):
+            there = " and ".join(_entry(key, value) for key, (value, _) in differences.items())
+            asked = " and ".join(_entry(key, value) for key, (_, value) in differences.items())
+            raise ValueError(
+                f"out {out} holds a {name} run with {there}, but {asked} "
+                f"{'was' if len(differences) == 1 else 'were'} asked for; out must be a new "
+                f"folder, an empty one or that of a {name} run with the same settings"
+            )
+        remove_leftovers(run.path)
+        around = _resumed(run.environment, _json.plain(environment(device)))
+        _json.write(run.path / ENVIRONMENT, around)
+        return cls(run.path, run.config, around)
+
+    @classmethod
     def open(cls, path: Path | str) -> "Run":
         """Reads an existing run folder."""
         path = Path(path)
         if not is_run(path):
             raise ValueError(f"{path} is not a run folder")
-        return cls(path, _json.read(path / CONFIG), _json.read(path / ENVIRONMENT))
+        config = _json.read(path / CONFIG)
+        if not isinstance(config, dict):
+            raise ValueError(f"{path / CONFIG} must hold the settings of a run, by name")
+        return cls(path, config, _json.read(path / ENVIRONMENT))
 
     @property
     def name(self) -> str:
         """What was run."""
         return str(self.config["name"])
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The log of what was measured, step by step."""
+        return Metrics(self.path / "metrics")
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What the run can go on from."""
+        return Checkpoints(self.path / "checkpoints")
 
     def write_table(self, name: str, columns: Mapping[str, ArrayLike]) -> Path:
         """Writes `tables/NAME.parquet` from columns of equal length."""
@@ -117,6 +179,24 @@ class Run:
         if file in (CONFIG, ENVIRONMENT):
             raise ValueError(f"name must not be {name!r}, which the run folder keeps itself")
         return self.path / file
+
+
+def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as `config.json` has it."""
+    if config.get("name", name) != name:
+        raise ValueError(f"config says name {config['name']!r}, but the run's is {name!r}")
+    return _json.plain({"name": name, **config})
+
+
+def _entry(key: str, value: Any) -> str:
+    return f"no {key}" if value is None else f"{key} {value}"
+
+
+def _resumed(first: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment of a run that began in one and goes on in another."""
+    changed = {key: value for key, value in now.items() if first.get(key) != value}
+    again = {"date": now["date"], **changed}
+    return {**first, "resumed": [*first.get("resumed", []), again]}
 
 
 def _visible(folder: Path, suffix: str = "") -> list[Path]:

@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 
 
 @contextlib.contextmanager
@@ -15,7 +18,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     The data and then the folder entry are forced to disk, so that what was written survives a
     kill. When the block fails, `path` is as it was and nothing is left beside it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sync_folder(path.parent.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -34,6 +39,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Writes `data` to `path`, whole or not at all."""
     with replacing(path) as file:
         file.write(data)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Removes what writes that were killed left in `folder`; nobody may be writing there."""
+    for path in folder.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,0 +1,101 @@
+"""What there is to reproduce and what it takes, for `joma reproduce --help` and `--dry-run`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from joma.cli import _show
+
+if TYPE_CHECKING:
+    from joma.experiments import Request
+
+# Written down, for the help names what there is and must not import the experiments.
+
+SECONDS = {"fig2": 4, "fig3": 3, "fig4": 4, "fig9": 3, "cooccurrence": 4, "scan-snap": 7}
+"""About how many seconds each experiment of one size takes on one core, with its imports."""
+
+MEMORY = "under 1 GB"
+"""What each of them needs; the largest takes about 0.2 GB."""
+
+TRAINED: tuple[str, ...] = ("table1",)
+"""The experiments that train networks; what they take is written down in their scales."""
+
+NAMES = (*SECONDS, *TRAINED)
+
+SCALES = ("tiny", "small", "full")
+DEFAULT_SCALE = "small"
+
+OPTIONS = {
+    "learning-rate": "Of table1: learning rate, published 1e-5 and 1e-4",
+    "hidden": "Of table1: hidden nodes of each layer, published 4096 and 400",
+}
+"""The experiments' own options and what they are."""
+
+
+def show(requests: "Mapping[str, Request]", folders: Mapping[str, Path | None], json: bool) -> None:
+    """Prints what would be made, where, and what it takes."""
+    plans = [_plan(name, request, folders[name]) for name, request in requests.items()]
+    if json:
+        _show.as_json(plans)
+        return
+    for plan in plans:
+        typer.echo(f"{plan['name']}: {plan['title']} → {plan['run']}")
+        for line in _lines(plan):
+            typer.echo(f"  {line}")
+    if len(plans) > 1:
+        total = sum(plan["about_seconds"] for plan in plans)
+        typer.echo(f"Together about {_duration(total)}.")
+
+
+def _plan(name: str, request: "Request", folder: Path | None) -> dict[str, Any]:
+    from joma.experiments import EXPERIMENTS
+    from joma.runs import default_folder, is_run
+
+    experiment = EXPERIMENTS[name]
+    plan = {
+        "name": name,
+        "title": experiment.title,
+        "run": str(folder or default_folder(name)),
+        "device": request.device,
+    }
+    if not request.scale:
+        return {**plan, "about_seconds": SECONDS[name], "memory": MEMORY}
+    chosen = experiment.scales[request.scale]
+    return {
+        **plan,
+        "about_seconds": chosen.seconds,
+        "memory": chosen.memory,
+        "scale": request.scale,
+        "scales": {
+            scale: {"about_seconds": it.seconds, "on": it.device, "memory": it.memory}
+            for scale, it in experiment.scales.items()
+        },
+        "options": dict(request.options),
+        "groups": list(request.groups or experiment.groups),
+        "all_groups": list(experiment.groups),
+        "continues": experiment.resumable and folder is not None and is_run(folder),
+    }
+
+
+def _lines(plan: Mapping[str, Any]) -> list[str]:
+    if "scale" not in plan:
+        return [f"about {_duration(plan['about_seconds'])}, memory {plan['memory']}"]
+    lines = [
+        f"{scale}: about {_duration(takes['about_seconds'])} on {takes['on']}, "
+        f"memory {takes['memory']}{' (this one)' if scale == plan['scale'] else ''}"
+        for scale, takes in plan["scales"].items()
+    ]
+    lines.append(f"device: {plan['device']}")
+    lines += [f"{name}: {value}" for name, value in plan["options"].items()]
+    if plan["groups"]:
+        of = "" if plan["groups"] == plan["all_groups"] else f" of {', '.join(plan['all_groups'])}"
+        lines.append(f"groups: {', '.join(plan['groups'])}{of}")
+    return [*lines, "goes on with what is there"] if plan["continues"] else lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,99 @@
+"""The cells of Table 1: what was published of each, and how large the experiment is made."""
+
+import zlib
+from dataclasses import dataclass
+from itertools import groupby
+
+LEVELS = 3
+"""s = 0, 1: the latents' levels from the lowest up; s = 2: the class."""
+
+BATCH, SAMPLES, WEIGHT_DECAY = 128, 1280, 1e-4
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One hierarchy of Table 1 and its published NCorr.
+
+    Attributes:
+        latents: how many at levels s = 0 and 1.
+        classes: C.
+        children: N_ch, how many lower ones make a latent.
+        published: NCorr at s = 0 and 1, mean over five seeds.
+    """
+
+    latents: tuple[int, int]
+    classes: int
+    children: int
+    published: tuple[float, float]
+
+    @property
+    def name(self) -> str:
+        """A short name, such as "C20-N2-10-20"."""
+        return f"{self.group}-{self.latents[0]}-{self.latents[1]}"
+
+    @property
+    def group(self) -> str:
+        """The cells that train together: those with as many classes and children."""
+        return f"C{self.classes}-N{self.children}"
+
+    def seeds(self, seed: int, count: int) -> tuple[int, ...]:
+        """The seeds of this cell's networks; different ones in every cell."""
+        return tuple(zlib.crc32(f"{self.name}/{seed}/{k}".encode()) for k in range(count))
+
+
+_TEN_TWENTY = ((0.99, 0.81), (1.00, 0.69), (0.99, 0.73), (0.99, 0.72), (0.99, 0.58), (0.99, 0.64))
+_TWENTY_THIRTY = (
+    (0.97, 0.80),
+    (0.96, 0.68),
+    (0.94, 0.74),
+    (0.95, 0.66),
+    (0.95, 0.55),
+    (0.95, 0.61),
+)
+_COLUMNS = [(classes, children) for classes in (20, 30, 50) for children in (2, 3)]
+
+CELLS = tuple(
+    Cell(latents, classes, children, published)
+    for i, (classes, children) in enumerate(_COLUMNS)
+    for latents, published in (((10, 20), _TEN_TWENTY[i]), ((20, 30), _TWENTY_THIRTY[i]))
+)
+
+GROUPS = {name: tuple(cells) for name, cells in groupby(CELLS, lambda cell: cell.group)}
+"""The cells by group, each trained as one ensemble."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the experiment is made.
+
+    Attributes:
+        seeds: networks in each cell.
+        width: of the residual stream.
+        hidden: nodes of each layer, unless said otherwise.
+        steps: of training.
+        repeats: random splits and permutations of each control.
+    """
+
+    seeds: int
+    width: int
+    hidden: int
+    steps: int
+    repeats: int
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """When the networks are measured: untrained, after one step, …, at the end."""
+        some = (0, 1, 10, 30, 100, 300, 1000, 2000, 3000, 5000, 7000, 10_000)
+        return (*(step for step in some if step < self.steps), self.steps)
+
+    @property
+    def controlled(self) -> tuple[int, ...]:
+        """The looks with controls over samples too, and with all repeats."""
+        return (0, 1, self.steps)
+
+
+SIZES = {
+    "tiny": Size(seeds=2, width=16, hidden=128, steps=20, repeats=4),
+    "small": Size(seeds=3, width=64, hidden=512, steps=300, repeats=16),
+    "full": Size(seeds=5, width=1024, hidden=4096, steps=10_000, repeats=16),
+}

@@ -1,0 +1,200 @@
+"""What the networks of Table 1 show, from their metrics: numbers, verdict and plain words."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from joma.experiments._experiment import Outcome
+from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, Cell, Size
+from joma.runs import Run
+
+CLOSE = 0.05
+"""How close to the published mean counts as the same."""
+
+ENOUGH = 20 / 24
+"""Of the published numbers must be that close."""
+
+MEASURES = (
+    "ncorr",
+    "held_out_classes",
+    "shuffled_classes",
+    "held_out_samples",
+    "shuffled_samples",
+    "counted_classes",
+)
+
+
+@dataclass(frozen=True)
+class Results:
+    """NCorr and its controls of the cells that are done.
+
+    Attributes:
+        cells: those that are done.
+        steps: of the looks.
+        values: by measure, (cells, LEVELS, looks, seeds); NaN where it was not taken.
+        accuracy: (cells, looks, seeds).
+    """
+
+    cells: tuple[Cell, ...]
+    steps: tuple[int, ...]
+    values: dict[str, np.ndarray]
+    accuracy: np.ndarray
+
+    def at(self, measure: str, step: int) -> np.ndarray:
+        """A measure at a look: (cells, LEVELS, seeds)."""
+        return self.values[measure][:, :, self.steps.index(step)]
+
+    def mean(self, measure: str, step: int) -> np.ndarray:
+        """Its mean over seeds: (cells, LEVELS)."""
+        return self.at(measure, step).mean(-1)
+
+    def std(self, measure: str, step: int) -> np.ndarray:
+        """Its standard deviation over seeds, with n − 1: (cells, LEVELS)."""
+        return self.at(measure, step).std(-1, ddof=1)
+
+
+def collect(run: Run, size: Size) -> Results:
+    """Reads the metrics of the groups that are done."""
+    done = [group for group in GROUPS if is_done(run, group)]
+    cells = tuple(cell for cell in CELLS if cell.group in done)
+    shape = (len(cells), LEVELS, len(size.looks), size.seeds)
+    values = {measure: np.full(shape, np.nan) for measure in MEASURES}
+    accuracy = np.full((shape[0], *shape[2:]), np.nan)
+    look = {step: i for i, step in enumerate(size.looks)}
+    for group in done:
+        own = Run.open(run.path / "groups" / group)
+        place = [cells.index(cell) for cell in GROUPS[group]]
+        for measure in (*MEASURES, "accuracy"):
+            log = own.metrics.read(measure)
+            for step, member, level, value in zip(
+                log["step"], log["member"], log["layer"], log["value"], strict=True
+            ):
+                which, seed = divmod(int(member), size.seeds)
+                if measure == "accuracy":
+                    accuracy[place[which], look[int(step)], seed] = value
+                else:
+                    values[measure][place[which], int(level), look[int(step)], seed] = value
+    return Results(cells, size.looks, values, accuracy)
+
+
+def is_done(run: Run, group: str) -> bool:
+    """Whether a group's training has ended."""
+    try:
+        return Run.open(run.path / "groups" / group).read_json("outcome")["status"] == "done"
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def close_ones(results: Results) -> np.ndarray:
+    """Which of the published numbers ours are close to, after training: (cells, 2)."""
+    published = np.array([cell.published for cell in results.cells])
+    return np.abs(results.mean("ncorr", results.steps[-1])[:, :2] - published) <= CLOSE
+
+
+def judge(results: Results, published_size: bool) -> Outcome:
+    """Whether ours shows what was published, and what that is worth.
+
+    At the published size: whether at least 20 of 24 means are within .05. Smaller networks have
+    fewer nodes to choose from and read lower; there the published order is looked for, the lower
+    level above the higher one.
+    """
+    last = results.steps[-1]
+    trained, untrained = (results.mean("ncorr", step) for step in (last, 0))
+    close = close_ones(results)
+    if published_size:
+        agrees = bool(close.mean() >= ENOUGH)
+        how = f"{close.sum()} of {close.size} numbers lie within {CLOSE:g} of the published ones"
+    else:
+        lower = trained[:, 0] > trained[:, 1]
+        agrees = bool(lower.all())
+        how = (
+            f"s = 0 reads above s = 1 in {lower.sum()} of {lower.size} cells, as published, with "
+            "smaller networks"
+        )
+    gain = (trained - untrained)[:, :2].mean(0)
+    return Outcome(
+        agrees=agrees,
+        finding=f"{how}; but untrained networks read {_pair(untrained)} where trained ones read "
+        f"{_pair(trained)} (s = 0, s = 1, mean over cells), so training adds {gain[0]:+.2f} and "
+        f"{gain[1]:+.2f}.",
+        table=list(_rows(results)),
+        paragraphs=(_what_training_adds(results), _what_it_shows(results)),
+    )
+
+
+def _pair(values: np.ndarray) -> str:
+    return " and ".join(f"{value:.2f}" for value in values[:, :2].mean(0))
+
+
+def _rows(results: Results) -> Iterable[dict[str, str]]:
+    last = results.steps[-1]
+    for i, cell in enumerate(results.cells):
+        for s in range(LEVELS):
+
+            def read(measure: str, step: int, i: int = i, s: int = s) -> str:
+                values = results.at(measure, step)[i, s]
+                return f"{np.nanmean(values):.2f} ± {np.nanstd(values, ddof=1):.2f}"
+
+            yield {
+                "cell": f"C={cell.classes} N={cell.children} {cell.latents}" if s == 0 else "",
+                "s": str(s),
+                "published": f"{cell.published[s]:.2f}" if s < 2 else "–",
+                "trained": read("ncorr", last),
+                "untrained": read("ncorr", 0),
+                "1 step": read("ncorr", 1),
+                "new classes": f"{read('held_out_classes', last)}",
+                "… untrained": f"{read('held_out_classes', 0)}",
+                "shuffled": f"{read('shuffled_classes', last)}",
+            }
+
+
+def _what_training_adds(results: Results) -> str:
+    last = results.steps[-1]
+    kept = [results.mean("held_out_classes", step)[:, :2].mean(0) for step in (last, 0)]
+    chance = results.mean("shuffled_classes", last)[:, :2].mean(0)
+    counted = results.mean("counted_classes", last)[:, :2].mean(0)
+    right = results.accuracy[:, -1].mean()
+    return (
+        f"How much training adds: the networks classify {right:.0%} of the samples right after "
+        f"{last:,} steps. A node chosen on half of the classes correlates with its latent on the "
+        f"other half by {kept[0][0]:.2f} at s = 0 and {kept[0][1]:.2f} at s = 1 after training, "
+        f"{kept[1][0]:.2f} and {kept[1][1]:.2f} before it (over the {counted[0]:.1f} and "
+        f"{counted[1]:.1f} latents that vary in both halves). With the latents given to other "
+        f"classes, NCorr still reads {chance[0]:.2f} and {chance[1]:.2f}."
+    )
+
+
+def _what_it_shows(results: Results) -> str:
+    by_samples = results.mean("held_out_samples", results.steps[-1])[:, :2].mean(0)
+    return (
+        "What the table shows: that among so many nodes some follows each latent over the few "
+        "inputs there are; it does not show that training made it so, nor at s = 1 that the node "
+        "would follow the latent in a class it was not chosen on. A control over samples would not "
+        f"have told ({by_samples[0]:.2f} and {by_samples[1]:.2f} on the other half of them): "
+        "every half of the samples has every input."
+    )
+
+
+def tables(results: Results) -> tuple[dict[str, list], dict[str, list]]:
+    """Two tables to keep: a row for each number of every network, and one for each mean."""
+    seeds: dict[str, list] = {
+        name: [] for name in ("cell", "s", "step", "seed", "measure", "value")
+    }
+    means: dict[str, list] = {
+        name: [] for name in ("cell", "s", "step", "measure", "mean", "std", "published")
+    }
+    for measure, values in results.values.items():
+        for i, s, look in np.ndindex(*values.shape[:3]):
+            own, cell = values[i, s, look], results.cells[i]
+            if np.isnan(own).all():
+                continue
+            where = {"cell": cell.name, "s": s, "step": results.steps[look], "measure": measure}
+            known = cell.published[s] if measure == "ncorr" and s < 2 else np.nan
+            row = {**where, "mean": own.mean(), "std": own.std(ddof=1), "published": known}
+            for name, value in row.items():
+                means[name].append(value)
+            for seed, value in enumerate(own):
+                for name, entry in {**where, "seed": seed, "value": value}.items():
+                    seeds[name].append(entry)
+    return seeds, means

@@ -1,0 +1,146 @@
+"""Training the networks of one group of cells, and measuring them as they learn."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma.data import Batch, Joined, LatentHierarchy
+from joma.experiments._experiment import Request
+from joma.experiments._nodes import controls, peak_memory, pooled_nodes
+from joma.experiments.table1._cells import BATCH, GROUPS, SAMPLES, WEIGHT_DECAY, Cell, Size
+from joma.experiments.table1._summary import is_done
+from joma.models import Transformer, TransformerConfig
+from joma.optim import StackedAdam
+from joma.probes import ncorr
+from joma.runs import Run
+from joma.train import Ensemble, fit
+
+_FRESH = 2**40
+"""Added to a step, for samples that no training step draws."""
+
+
+def train_group(run: Run, group: str, size: Size, request: Request) -> None:
+    """Trains a group's cells in a run folder of its own, unless they are done already.
+
+    Its metrics hold each member's loss at every step and, at some, NCorr and its controls
+    (`layer` is s), the accuracy and the number of latents that no class uses.
+    """
+    cells = GROUPS[group]
+    hidden = int(request.options["hidden"] or size.hidden)
+    members = [
+        {"cell": cell.name, "seed": seed}
+        for cell in cells
+        for seed in cell.seeds(request.seed, size.seeds)
+    ]
+    config = {
+        **{key: value for key, value in asdict(size).items() if key != "seeds"},
+        "hidden": hidden,
+        "learning_rate": request.options["learning-rate"],
+        "group": group,
+        "members": members,
+    }
+    own = Run.resume("table1-group", config, out=run.path / "groups" / group, device=request.device)
+    if is_done(run, group):
+        return
+    if request.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    work = _Group(own, cells, size, hidden, request)
+    ended = fit(
+        work.ensemble,
+        own,
+        size.steps,
+        look=work.look,
+        look_at=size.looks,
+        progress=lambda done, total: request.progress(f"train {group}", done, total),
+    )
+    own.checkpoints.clear()  # they serve to go on with, and are large
+    own.write_json(
+        "outcome",
+        {
+            "status": "done",
+            "device": request.device,
+            "precision": work.ensemble.precision,
+            "peak_gib": peak_memory(request.device),
+            **asdict(ended),
+        },
+    )
+
+
+class _Group:
+    """The networks of a group, their data, and what is looked at."""
+
+    def __init__(
+        self, run: Run, cells: Sequence[Cell], size: Size, hidden: int, request: Request
+    ) -> None:
+        self.run, self.size = run, size
+        device = request.device
+        self.hierarchies = [
+            LatentHierarchy(
+                cell.classes,
+                cell.children,
+                cell.latents,
+                seeds=cell.seeds(request.seed, size.seeds),
+                device=device,
+            )
+            for cell in cells
+        ]
+        self.data = Joined(self.hierarchies)
+        config = TransformerConfig(
+            vocabulary=self.hierarchies[0].vocabulary,
+            outputs=cells[0].classes,
+            width=size.width,
+            hidden=hidden,
+        )
+        seeds = [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)]
+        model = Transformer(config, seeds, device=device)
+        rate = request.options["learning-rate"]
+        self.ensemble = Ensemble(
+            model,
+            StackedAdam(model.named_parameters(), rate, WEIGHT_DECAY),
+            lambda step: self.data.distinct(BATCH, step),
+            precision="bfloat16" if device == "cuda" else "float32",
+        )
+
+    def look(self, step: int) -> None:
+        """Measures all networks after `step` steps on fresh samples."""
+        log = self.run.metrics.append
+        batch = self.data.distinct(SAMPLES, _FRESH + step)
+        nodes, outputs = pooled_nodes(self.ensemble, batch)
+        assert batch.weights is not None
+        right = (outputs.argmax(-1) == batch.labels).float()
+        log(step, "accuracy", _cpu((right * batch.weights).sum(-1)))
+        found: dict[tuple[str, int], list[Tensor]] = {}
+        for part, hierarchy in zip(self.data.members, self.hierarchies, strict=True):
+            own = hierarchy.distinct(SAMPLES, _FRESH + step)
+            for s, latents in enumerate(own.latents):
+                every = self._measure(step, latents, nodes[s][part], own, hierarchy)
+                for name, values in every.items():
+                    found.setdefault((name, s), []).append(values)
+        for (name, s), parts in found.items():
+            log(step, name, _cpu(torch.cat(parts)), layer=s)
+
+    def _measure(
+        self,
+        step: int,
+        latents: Tensor,
+        nodes: Tensor,
+        own: Batch,
+        hierarchy: LatentHierarchy,
+    ) -> dict[str, Tensor]:
+        found = {"ncorr": ncorr(latents, nodes, own.weights).mean}
+        classes = torch.arange(nodes.shape[1], device=nodes.device)
+        options = {"weights": own.weights, "groups": classes, "repeats": self.size.repeats}
+        if step in self.size.controlled:
+            found |= controls("classes", latents, nodes, **options)
+            # Sample by sample, which on this data is empty: every half has every input.
+            labels = hierarchy.sample(SAMPLES, _FRESH + step).labels.unsqueeze(-1)
+            rows = [x.gather(1, labels.expand(-1, -1, x.shape[-1])) for x in (latents, nodes)]
+            found |= controls("samples", *rows, repeats=1)
+        return found
+
+
+def _cpu(values: Tensor) -> Any:
+    return values.detach().cpu().numpy()

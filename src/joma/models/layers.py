@@ -1,0 +1,112 @@
+"""Layers of E networks side by side: every parameter has the member axis E first.
+
+Member e of a stack computes what the same layer alone would: nothing is summed or normalised over
+the member axis. A layer computes in the precision of what it is given. Initial values are those of
+torch's own layers, drawn by `joma.random` from the member's seed and the parameter's name, so that
+they depend neither on the neighbours nor on the device.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from joma import random
+
+
+class Linear(nn.Module):
+    """E linear maps: y = x·weight + bias.
+
+    Args:
+        members: E.
+        inputs: width of x.
+        outputs: width of y.
+        bias: whether there is one.
+    """
+
+    def __init__(self, members: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__()
+        # (in, out), not torch's (out, in): the gradient xᵀ·dy is then made in the parameter's own
+        # layout, and is not copied.
+        self.weight = nn.Parameter(torch.empty(members, inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(members, 1, outputs)) if bias else None
+
+    def forward(self, x_ENI: Tensor) -> Tensor:
+        """Maps (E, ..., in) to (E, ..., out)."""
+        rows, kind = x_ENI.flatten(1, -2), x_ENI.dtype
+        if self.bias is None:
+            y = torch.bmm(rows, self.weight.to(kind))
+        else:
+            y = torch.baddbmm(self.bias.to(kind), rows, self.weight.to(kind))
+        return y.unflatten(1, x_ENI.shape[1:-1])
+
+    @torch.no_grad()
+    def draw(self, name: str, seeds: Tensor) -> None:
+        """Torch's default for linear layers: U(−1/√in, 1/√in) for weight and bias."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
+        for kind, parameter in self.named_parameters():
+            _fill(parameter, random.uniform, f"{name}.{kind}", seeds).mul_(2).sub_(1).mul_(bound)
+
+
+class Embedding(nn.Module):
+    """E tables of token vectors, N(0, 1) at the start.
+
+    Args:
+        members: E.
+        tokens: how many.
+        width: of a vector.
+    """
+
+    def __init__(self, members: int, tokens: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(members, tokens, width))
+
+    def forward(self, tokens_EN: Tensor) -> Tensor:
+        """Looks up (E, ...) tokens: (E, ..., width)."""
+        members, tokens, width = self.weight.shape
+        first = torch.arange(members, device=tokens_EN.device) * tokens
+        places = tokens_EN + first.view(-1, *[1] * (tokens_EN.ndim - 1))
+        return functional.embedding(places, self.weight.view(members * tokens, width))
+
+    @torch.no_grad()
+    def draw(self, name: str, seeds: Tensor) -> None:
+        """Torch's default for embeddings: N(0, 1)."""
+        _fill(self.weight, random.normal, f"{name}.weight", seeds)
+
+
+class LayerNorm(nn.Module):
+    """E layer norms, each with its own scale and shift.
+
+    Args:
+        members: E.
+        width: of what is normalised.
+    """
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(members, width))
+        self.bias = nn.Parameter(torch.empty(members, width))
+
+    def forward(self, x_END: Tensor) -> Tensor:
+        """Normalises the last axis of (E, ..., width)."""
+        members, width = self.weight.shape
+        each = (members, *[1] * (x_END.ndim - 2), width)
+        normal = functional.layer_norm(x_END, (width,))
+        weight, bias = (p.to(x_END.dtype).view(each) for p in (self.weight, self.bias))
+        return torch.addcmul(bias, normal, weight)
+
+    @torch.no_grad()
+    def draw(self, name: str, seeds: Tensor) -> None:
+        """Torch's default for layer norms: scale 1, shift 0."""
+        del name, seeds
+        self.weight.fill_(1)
+        self.bias.fill_(0)
+
+
+def _fill(parameter: Tensor, draw: Callable[..., Tensor], stream: str, seeds: Tensor) -> Tensor:
+    """Fills a parameter with numbers that each member's seed and the stream's name decide."""
+    each = parameter[0].numel()
+    parameter.copy_(draw(seeds, stream, 0, each, dtype=parameter.dtype).view_as(parameter))
+    return parameter

@@ -1,0 +1,340 @@
+"""The experiment transformer: the network behind Table 1 and its relatives, E of them as one."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from joma.models.layers import Embedding, LayerNorm, Linear
+
+AttentionKind = Literal["softmax", "exp", "linear"]
+NormPlacement = Literal["post", "pre", "none"]
+Positions = Literal["none", "learned", "sinusoidal"]
+ActivationName = Literal["relu", "gelu", "tanh", "quadratic", "linear"]
+Readout = Literal["last", "all"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "tanh": torch.tanh,
+    "quadratic": torch.square,
+    "linear": lambda x: x,
+}
+
+Watch = Callable[[str, int, Tensor], None]
+"""Is told ("attention" or "hidden", layer, tensor) as the forward pass makes them."""
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """What a network is made of; the defaults are those of Table 1.
+
+    Attributes:
+        vocabulary: tokens there are, padding included.
+        outputs: what is told apart: classes, or tokens.
+        layers: blocks of attention and MLP.
+        width: of the residual stream.
+        hidden: nodes of each MLP.
+        heads: of each attention; they divide the width.
+        attention: "softmax"; "exp" and "linear" are the unnormalised ones of the theory.
+        norm: layer norm after each residual sum ("post"), before each branch ("pre"), or none.
+        positions: what is added to the embeddings.
+        length: the longest sequence; needed for learned and sinusoidal positions.
+        activation: of the MLP.
+        causal: whether a position sees only itself and what is before it.
+        projection: whether a linear map follows the attention.
+        readout: whether the output is of the last position or of all.
+    """
+
+    vocabulary: int
+    outputs: int
+    layers: int = 3
+    width: int = 1024
+    hidden: int = 4096
+    heads: int = 1
+    attention: AttentionKind = "softmax"
+    norm: NormPlacement = "post"
+    positions: Positions = "none"
+    length: int | None = None
+    activation: ActivationName = "relu"
+    causal: bool = True
+    projection: bool = False
+    readout: Readout = "last"
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "outputs", "layers", "width", "hidden", "heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide the width {self.width}, got {self.heads}")
+        for name, kinds in _CHOICES.items():
+            if getattr(self, name) not in get_args(kinds):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kinds))}, "
+                    f"got {getattr(self, name)!r}"
+                )
+        if self.positions != "none" and (self.length is None or self.length < 1):
+            raise ValueError(
+                f"length must say the longest sequence when positions are {self.positions}, "
+                f"got {self.length!r}"
+            )
+        if self.positions == "sinusoidal" and self.width % 2:
+            raise ValueError(f"width must be even for sinusoidal positions, got {self.width}")
+
+
+_CHOICES = {
+    "attention": AttentionKind,
+    "norm": NormPlacement,
+    "positions": Positions,
+    "activation": ActivationName,
+    "readout": Readout,
+}
+
+
+class Transformer(nn.Module):
+    """E transformers of one shape, each with its own parameters.
+
+    Args:
+        config: what each is made of.
+        seeds: one for each member; decides its initial parameters.
+        depths: how many of the layers each member has, if not all; the others are the identity
+            for it and get no gradient.
+        device: where the parameters are.
+        dtype: of the parameters.
+
+    Attributes:
+        compute: the precision that activations and products have, if not that of the parameters;
+            the output layer keeps theirs.
+    """
+
+    has_LE111: Tensor
+    sinusoids_TD: Tensor
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        seeds: Sequence[int] = (0,),
+        *,
+        depths: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if not seeds:
+            raise ValueError("seeds must name at least one member, got none")
+        _check_depths(depths, len(seeds), config.layers)
+        self.config = config
+        self.compute: torch.dtype | None = None
+        self.seeds = tuple(int(seed) for seed in seeds)
+        self.depths = None if depths is None else tuple(depths)
+        members = len(self.seeds)
+        with torch.device(device):
+            self.embedding = Embedding(members, config.vocabulary, config.width)
+            self.position = (
+                Embedding(members, config.length or 1, config.width)
+                if config.positions == "learned"
+                else None
+            )
+            self.blocks = nn.ModuleList(Block(config, members) for _ in range(config.layers))
+            self.final_norm = LayerNorm(members, config.width) if config.norm == "pre" else None
+            self.output = Linear(members, config.width, config.outputs)
+        # Made once: a captured step cannot copy from the host.
+        has = torch.tensor(
+            [[layer < depth for depth in depths or ()] for layer in range(config.layers)]
+        )
+        self.register_buffer("has_LE111", has[:, :, None, None, None].to(device), persistent=False)
+        if config.positions == "sinusoidal":
+            waves = _sinusoids(config.length or 1, config.width).to(device)
+            self.register_buffer("sinusoids_TD", waves, persistent=False)
+        self.to(dtype)
+        self._draw(torch.tensor(self.seeds, dtype=torch.int64, device=device))
+
+    def forward(
+        self,
+        tokens_EBT: Tensor,
+        *,
+        leading: int = 1,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """The outputs, (E, B, outputs), or (E, B, T, outputs) where all positions are read out.
+
+        Args:
+            tokens_EBT: tokens, shape (E, B, T).
+            leading: how many equal tokens the first position stands for. It is exact for softmax
+                attention without positions: equal leading tokens see only one another, so they
+                are one token that counts as many.
+            watch: is told the attention (E, B, heads, T, T) and the hidden activations
+                (E, B, T, hidden) of every layer.
+        """
+        x = self._embedded(tokens_EBT, leading)
+        x = x if self.compute is None else x.to(self.compute)
+        seen = _Seen(tokens_EBT.shape[-1], self.config.causal, leading, x)
+        top = self.config.layers - 1
+        last_alone = self.config.readout == "last" and watch is None and self.depths is None
+        for layer, block in enumerate(self.blocks):
+            # Nobody looks at the other positions of the top layer unless they are watched.
+            y = block(x, seen, last_alone and layer == top, watch and _for_layer(watch, layer))
+            x = y if self.depths is None else torch.where(self.has_LE111[layer], y, x)
+        if self.config.readout == "last":
+            x = x[:, :, -1]
+        x = x.to(self.output.weight.dtype)
+        return self.output(x if self.final_norm is None else self.final_norm(x))
+
+    def _embedded(self, tokens_EBT: Tensor, leading: int) -> Tensor:
+        if leading < 1:
+            raise ValueError(f"leading must be at least 1, got {leading}")
+        if leading > 1 and (self.config.attention != "softmax" or self.config.positions != "none"):
+            raise ValueError(
+                "leading must be 1 unless attention is softmax and there are no positions, "
+                f"got {leading}"
+            )
+        x = self.embedding(tokens_EBT)
+        if self.config.positions == "none":
+            return x
+        length = tokens_EBT.shape[-1]
+        if length > (self.config.length or 0):
+            raise ValueError(
+                f"tokens must have at most {self.config.length} positions, got {length}"
+            )
+        if self.position is not None:
+            return x + self.position.weight[:, None, :length]
+        return x + self.sinusoids_TD[:length]
+
+    def _draw(self, seeds: Tensor) -> None:
+        for name, module in self.named_modules():
+            if isinstance(module, Linear | Embedding | LayerNorm):
+                module.draw(name, seeds)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with a residual sum.
+
+    Args:
+        config: of the network.
+        members: E.
+    """
+
+    def __init__(self, config: TransformerConfig, members: int) -> None:
+        super().__init__()
+        self.placement = config.norm
+        self.attention = Attention(config, members)
+        self.mlp = MLP(config, members)
+        if config.norm != "none":
+            self.norm_attention = LayerNorm(members, config.width)
+            self.norm_mlp = LayerNorm(members, config.width)
+
+    def forward(self, x: Tensor, seen: "_Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
+        """Maps (E, B, T, width) to the same shape, or to (E, B, 1, width) if only `last` counts."""
+        residual = x[:, :, -1:] if last else x
+        if self.placement == "pre":
+            x = residual + self.attention(self.norm_attention(x), seen, last, watch)
+            return x + self.mlp(self.norm_mlp(x), watch)
+        if self.placement == "post":
+            x = self.norm_attention(residual + self.attention(x, seen, last, watch))
+            return self.norm_mlp(x + self.mlp(x, watch))
+        x = residual + self.attention(x, seen, last, watch)
+        return x + self.mlp(x, watch)
+
+
+class Attention(nn.Module):
+    """Scores q·k/√d, turned into weights by softmax, exp or nothing; queries see what is `seen`.
+
+    Args:
+        config: of the network.
+        members: E.
+    """
+
+    def __init__(self, config: TransformerConfig, members: int) -> None:
+        super().__init__()
+        width = config.width
+        self.kind: AttentionKind = config.attention
+        self.heads = config.heads
+        self.query = Linear(members, width, width, bias=False)
+        self.key = Linear(members, width, width, bias=False)
+        self.value = Linear(members, width, width, bias=False)
+        self.projection = Linear(members, width, width) if config.projection else None
+
+    def forward(self, x: Tensor, seen: "_Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
+        """Maps (E, B, T, width) to the same shape, or to (E, B, 1, width) for the last query."""
+        q = self._split(self.query(x[:, :, -1:] if last else x))
+        k, v = self._split(self.key(x)), self._split(self.value(x))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        weights = seen.weights(scores, self.kind)
+        if watch is not None:
+            watch("attention", weights)
+        y = (weights @ v).transpose(2, 3).flatten(-2)
+        return y if self.projection is None else self.projection(y)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(E, B, T, width) as (E, B, heads, T, width of a head)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(2, 3)
+
+
+class MLP(nn.Module):
+    """One hidden layer, whose nodes are what Table 1 correlates with the latents.
+
+    Args:
+        config: of the network.
+        members: E.
+    """
+
+    def __init__(self, config: TransformerConfig, members: int) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[config.activation]
+        self.lower = Linear(members, config.width, config.hidden)
+        self.upper = Linear(members, config.hidden, config.width)
+
+    def forward(self, x: Tensor, watch: "_LayerWatch | None") -> Tensor:
+        """Maps (E, ..., width) to the same shape."""
+        hidden = self.activation(self.lower(x))
+        if watch is not None:
+            watch("hidden", hidden)
+        return self.upper(hidden)
+
+
+_LayerWatch = Callable[[str, Tensor], None]
+
+
+def _for_layer(watch: Watch, layer: int) -> _LayerWatch:
+    return lambda name, tensor: watch(name, layer, tensor)
+
+
+class _Seen:
+    """Which keys a query sees, and how often each counts; made once for all layers."""
+
+    def __init__(self, length: int, causal: bool, leading: int, like: Tensor) -> None:
+        allowed = torch.ones(length, length, dtype=torch.bool, device=like.device)
+        self.hidden_TT = ~(allowed.tril() if causal else allowed)
+        bias = torch.zeros(length, length, dtype=like.dtype, device=like.device)
+        bias[:, 0] = math.log(leading)
+        self.bias_TT = bias.masked_fill_(self.hidden_TT, -math.inf)
+
+    def weights(self, scores: Tensor, kind: AttentionKind) -> Tensor:
+        """Attention weights of the last queries, of which `scores` may have fewer than T."""
+        queries = scores.shape[-2]
+        if kind == "softmax":
+            return torch.softmax(scores + self.bias_TT[-queries:], dim=-1)
+        if kind == "exp":
+            return scores.masked_fill(self.hidden_TT[-queries:], -math.inf).exp()
+        return scores.masked_fill(self.hidden_TT[-queries:], 0)
+
+
+def _sinusoids(length: int, width: int) -> Tensor:
+    """Sine and cosine of the position at geometric wavelengths, interleaved."""
+    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
+
+
+def _check_depths(depths: Sequence[int] | None, members: int, layers: int) -> None:
+    if depths is None:
+        return
+    if len(depths) != members:
+        raise ValueError(f"depths must name one for each of the {members} members, got {depths}")
+    if not all(1 <= depth <= layers for depth in depths):
+        raise ValueError(f"depths must lie between 1 and the {layers} layers, got {depths}")

@@ -1,0 +1,98 @@
+"""One pass of Adam over the memory of a stacked parameter, for the GPU."""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+# Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def _adam(
+    p_ptr,
+    rounded_ptr,
+    g_ptr,
+    m_ptr,
+    v_ptr,
+    rates_ptr,
+    decays_ptr,
+    two_ptr,
+    size,
+    keep_one,
+    keep_two,
+    epsilon,
+    ROUNDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Moves one block of one member's numbers."""
+    member = tl.program_id(1).to(tl.int64)
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < size
+    at = member * size + places
+    rate = tl.load(rates_ptr + member).to(tl.float32)
+    decay = tl.load(decays_ptr + member).to(tl.float32)
+    root_two = tl.sqrt(tl.load(two_ptr).to(tl.float32))
+    p = tl.load(p_ptr + at, mask=inside)
+    g = tl.load(g_ptr + at, mask=inside).to(tl.float32)
+    m = tl.load(m_ptr + at, mask=inside)
+    v = tl.load(v_ptr + at, mask=inside)
+    g += decay * p
+    m += (1.0 - keep_one) * (g - m)
+    v = keep_two * v + (1.0 - keep_two) * g * g
+    p -= rate * m / (tl.sqrt(v) / root_two + epsilon)
+    tl.store(p_ptr + at, p, mask=inside)
+    if ROUNDED:
+        tl.store(rounded_ptr + at, p.to(tl.bfloat16), mask=inside)
+    tl.store(m_ptr + at, m, mask=inside)
+    tl.store(v_ptr + at, v, mask=inside)
+
+
+def fused_step(
+    p: Tensor,
+    rounded: Tensor | None,
+    grad: Tensor,
+    m: Tensor,
+    v: Tensor,
+    rates: Tensor,
+    decays: Tensor,
+    two: Tensor,
+    betas: tuple[float, float],
+    epsilon: float,
+) -> None:
+    """Adam's update in place, as `StackedAdam` writes it out in torch operations.
+
+    Args:
+        p: parameter, (E, ...), contiguous, in float32.
+        rounded: where it is written in bfloat16 too.
+        grad: its gradient.
+        m: first moment.
+        v: second moment.
+        rates: (E,) learning rate over the first moment's bias correction.
+        decays: (E,) weight decay.
+        two: the second moment's bias correction, without axes.
+        betas: decay of the moments.
+        epsilon: added to the root of the second moment.
+    """
+    if p.dtype != torch.float32:
+        raise ValueError(f"parameters must be float32 on the GPU, got {p.dtype}")
+    size = p[0].numel()
+    grid = (triton.cdiv(size, BLOCK), p.shape[0])
+    _adam[grid](
+        p,
+        p if rounded is None else rounded,
+        grad,
+        m,
+        v,
+        rates,
+        decays,
+        two,
+        size,
+        *betas,
+        epsilon,
+        ROUNDED=rounded is not None,
+        BLOCK=BLOCK,
+    )

@@ -1,0 +1,202 @@
+"""Controls of NCorr: what the largest correlation is worth, and how much of it is chance.
+
+A cell of JoMA's Table 1 has only C distinct inputs, one per class, and among thousands of random
+nodes some always correlates with a binary pattern over so few points. Every half of the samples
+contains every input, so a control over samples says nothing there: controls are made over classes,
+given as `groups`.
+
+Random splits and permutations are drawn on the CPU from `seed` alone and are the same for every
+member and device: a member's result does not depend on its neighbours. Groups none of whose rows
+count are left out, so C weighted rows give what the samples they stand for give.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from joma.probes import _checks
+from joma.probes._moments import Moments, against, centre, moments
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Correlations of nodes on rows that did not choose them.
+
+    Attributes:
+        splits: for each random split the mean over the latents that count and both directions,
+            (..., repeats); NaN where none counts.
+        counted: how many latents vary in both halves of each split, (..., repeats).
+    """
+
+    splits: Tensor
+    counted: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over the splits in which a latent counts, (...); NaN where there is none."""
+        return self.splits.nanmean(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffled:
+    """NCorr of latents that belong to other rows.
+
+    Attributes:
+        permutations: for each random permutation the mean over all latents, (..., repeats).
+    """
+
+    permutations: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over permutations, (...)."""
+        return self.permutations.mean(-1)
+
+
+def held_out(
+    latents: Tensor,
+    activations: Tensor,
+    *,
+    groups: Tensor | None = None,
+    weights: Tensor | None = None,
+    repeats: int = 16,
+    seed: int = 0,
+) -> HeldOut:
+    """Chooses each latent's node on a random half of the groups and measures it on the other.
+
+    Signed, as in `ncorr`, and in both directions. Halves are ⌊G/2⌋ groups and the rest; only
+    latents that vary in both halves count.
+
+    Args:
+        latents: (..., S, N).
+        activations: (..., S, H).
+        groups: (S,) or (..., S), integers: the class of each row. None makes every row a group.
+        weights: (..., S), ≥ 0, how much each row counts; equally where None.
+        repeats: how many random splits.
+        seed: of the splits.
+    """
+    rows = _checks.rows(latents, activations, weights)
+    grouping = _Grouping.of(rows.weights, groups)
+    if (grouping.sizes < 2).any():
+        raise ValueError("groups must hold at least 2 groups that count, got only 1")
+    means, counts = [], []
+    for order in grouping.orders(repeats, seed):
+        first = (order.argsort(-1) < grouping.sizes.unsqueeze(-1) // 2).gather(-1, grouping.labels)
+        first = first.to(rows.weights.device)
+        halves = [moments(rows._replace(weights=rows.weights * half)) for half in (first, ~first)]
+        chosen = _correlations_of_the_others_nodes(*halves)
+        varying = (halves[0].latents.squares > 0) & (halves[1].latents.squares > 0)
+        counted = varying.sum(-1)
+        means.append(torch.where(varying, chosen, 0.0).sum(-1) / counted)
+        counts.append(counted)
+    return HeldOut(torch.stack(means, -1), torch.stack(counts, -1))
+
+
+def shuffled(
+    latents: Tensor,
+    activations: Tensor,
+    *,
+    groups: Tensor | None = None,
+    weights: Tensor | None = None,
+    repeats: int = 16,
+    seed: int = 0,
+) -> Shuffled:
+    """`ncorr` after the latent vectors were permuted over the groups.
+
+    Whole vectors move, so latents keep their correlations among each other. Activations and weights
+    stay with their rows.
+
+    Args:
+        latents: (..., S, N), equal in all rows of one group.
+        activations: (..., S, H).
+        groups: (S,) or (..., S), integers: the class of each row. None makes every row a group.
+        weights: (..., S), ≥ 0, how much each row counts; equally where None.
+        repeats: how many random permutations.
+        seed: of the permutations.
+    """
+    rows = _checks.rows(latents, activations, weights)
+    grouping = _Grouping.of(rows.weights, groups)
+    members = grouping.members.gather(-1, grouping.labels).to(rows.latents.device)
+    alike = (_take(rows.latents, members) == rows.latents).all(-1) | (rows.weights == 0)
+    if not alike.all():
+        raise ValueError(
+            "latents must be equal in all rows of a group to be permuted over groups, got "
+            f"{int((~alike).sum())} rows that differ from the first row of their group"
+        )
+    columns, spread = centre(rows.activations, rows.weights)
+    means = []
+    for order in grouping.orders(repeats, seed):
+        source = grouping.members.gather(-1, order.gather(-1, grouping.labels))
+        moved = _take(rows.latents, source.to(rows.latents.device))
+        best = against(moved, rows.weights, columns, spread).correlations().amax(-1)
+        means.append(best.mean(-1))
+    return Shuffled(torch.stack(means, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class _Grouping:
+    """The groups of the rows that count, numbered in increasing order; on the CPU.
+
+    Attributes:
+        labels: number of each row's group, (..., S); meaningless where the row does not count.
+        members: one row of each group that counts, (..., S), the first `sizes` of it.
+        sizes: how many groups there are, (...).
+    """
+
+    labels: Tensor
+    members: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, weights: Tensor, groups: Tensor | None) -> "_Grouping":
+        counts = weights.cpu() > 0
+        rows = torch.arange(counts.shape[-1])
+        if groups is None:
+            groups = rows
+        groups = _checks.integers("groups", groups, 1).cpu()
+        if groups.shape[-1] != rows.numel():
+            raise ValueError(
+                f"groups must be {rows.numel()}, one per row, got shape {tuple(groups.shape)}"
+            )
+        try:
+            groups = groups.expand(counts.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"groups must have shape {tuple(counts.shape[-1:])} or {tuple(counts.shape)}, got "
+                f"{tuple(groups.shape)}"
+            ) from None
+        ids, order = groups.sort(dim=-1, stable=True)
+        new = torch.nn.functional.pad(ids[..., 1:] != ids[..., :-1], (1, 0))
+        numbers = torch.zeros_like(order).scatter(-1, order, new.cumsum(-1))
+        present = torch.zeros_like(order).scatter_add(-1, numbers, counts.long()) > 0
+        labels = (present.cumsum(-1) - 1).gather(-1, numbers).clamp(min=0)
+        last = rows.numel() - 1
+        members = torch.full_like(labels, last).scatter_reduce(
+            -1, labels, torch.where(counts, rows, last), "amin"
+        )
+        return cls(labels, members, present.sum(-1))
+
+    def orders(self, repeats: int, seed: int) -> Iterator[Tensor]:
+        """Random orders of the groups, (..., S), of which the first `sizes` matter."""
+        repeats = _checks.whole("repeats", repeats, 1)
+        generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
+        rows = self.labels.shape[-1]
+        # A group's numbers come first by group, so that they do not depend on the number of rows.
+        keys = torch.rand(rows, repeats, generator=generator, dtype=torch.float64)
+        real = torch.arange(rows) < self.sizes.unsqueeze(-1)
+        for key in keys.T:
+            yield torch.where(real, key, torch.inf).argsort(dim=-1, stable=True)
+
+
+def _correlations_of_the_others_nodes(first: Moments, second: Moments) -> Tensor:
+    """Mean over both directions of a latent's correlation with the node the other half chose."""
+    here, there = first.correlations(), second.correlations()
+    forth = there.gather(-1, here.argmax(-1, keepdim=True))
+    back = here.gather(-1, there.argmax(-1, keepdim=True))
+    return (forth + back).squeeze(-1) / 2
+
+
+def _take(latents: Tensor, rows: Tensor) -> Tensor:
+    return latents.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, latents.shape[-1]))

@@ -1,0 +1,10 @@
+"""Training: many networks as one program, checkpoints, and runs that go on where they stopped.
+
+What may live here is how a step is made, repeated, recorded and continued. Update rules live in
+`joma.optim`, what is measured in `joma.probes`.
+"""
+
+from joma.train.ensemble import PRECISIONS, Ensemble
+from joma.train.fit import Fit, fit
+
+__all__ = ["PRECISIONS", "Ensemble", "Fit", "fit"]

@@ -1,0 +1,181 @@
+"""N networks trained as one program: stacked weights, one optimizer, one captured step."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from joma.data import Batch
+from joma.models import Transformer
+from joma.optim import StackedAdam
+
+Batches = Callable[[int | Tensor], Batch]
+"""Gives the batch of a step; every member's part of it must depend on that member's seed alone."""
+
+PRECISIONS = ("float32", "float64", "tf32", "bfloat16")
+"""Of matrix products, in "bfloat16" of activations too; the last two on GPUs alone.
+
+Parameters, their sums of gradients and the optimizer stay in float32 (float64 in "float64").
+"""
+
+KEPT = 100
+"""Losses that stay on the device before they must be fetched."""
+
+_WARM_UPS = 3  # as many as torch advises before a capture
+
+
+class Ensemble:
+    """Networks, their optimizer and their data, and the step that moves all of them.
+
+    A member follows the trajectory of the same network trained alone: the members share no
+    operation but the launch. On the GPU the whole step, drawing the data included, is captured once
+    as a CUDA graph and replayed.
+
+    Args:
+        model: the networks.
+        optimizer: of the model's parameters.
+        batches: the data of each step; called with the step counter as a tensor.
+        precision: one of `PRECISIONS`.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        optimizer: StackedAdam,
+        batches: Batches,
+        *,
+        precision: str = "float32",
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+        dtype, self.device = (next(model.parameters()).dtype, next(model.parameters()).device)
+        if precision in ("tf32", "bfloat16") and self.device.type != "cuda":
+            raise ValueError(f"precision {precision} is for a CUDA device, not {self.device}")
+        if (precision == "float64") != (dtype == torch.float64):
+            raise ValueError(f"precision {precision} does not fit parameters in {dtype}")
+        self.model, self.optimizer, self.batches = model, optimizer, batches
+        self.precision = precision
+        if precision == "bfloat16":
+            optimizer.halve(
+                name for name, p in model.blocks.named_parameters("blocks") if p.ndim > 2
+            )
+        self.members = len(model.seeds)
+        self.step = 0
+        self._counter = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._losses = torch.zeros(KEPT, self.members, dtype=torch.float64, device=self.device)
+        self._fetched = 0
+        self._replay: Callable[[], None] | None = None
+
+    def advance(self, steps: int) -> None:
+        """Makes `steps` steps; at most `KEPT` between two calls of `losses`."""
+        if self.step + steps - self._fetched > KEPT:
+            raise ValueError(f"steps must leave at most {KEPT} losses to fetch, got {steps}")
+        with self.computing():
+            one = self._one_step if self.device.type != "cuda" else self._replay or self._capture()
+            for _ in range(steps):
+                one()
+        self.step += steps
+
+    def losses(self) -> tuple[range, Tensor]:
+        """The steps since the last call and their losses, before each step's update: (steps, E)."""
+        steps = range(self._fetched, self.step)
+        self._fetched = self.step
+        return steps, self._losses.cpu()[[step % KEPT for step in steps]]
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Cross-entropy of each member on its part of a batch, (E,)."""
+        outputs = self.model(batch.tokens, leading=batch.leading)
+        return weighted_cross_entropy(outputs, batch)
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """The precision of the block's products; what was set before comes back."""
+        coarse, half = self.precision in ("tf32", "bfloat16"), self.precision == "bfloat16"
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("high" if coarse else "highest")
+            self.model.compute = torch.bfloat16 if half else None
+            yield
+        finally:
+            self.model.compute = None
+            torch.set_float32_matmul_precision(before)
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[Transformer]:
+        """The networks to look at, without gradients and in no coarser precision than tf32."""
+        with self.computing(), self.optimizer.whole(), torch.no_grad():
+            self.model.compute = None
+            yield self.model
+
+    def state(self) -> dict[str, Tensor]:
+        """All that decides what comes next; random numbers follow from seeds and step."""
+        return {
+            "step": torch.tensor(self.step),
+            "seeds": torch.tensor(self.model.seeds),
+            **{f"model.{name}": p for name, p in self.optimizer.originals().items()},
+            **{f"optimizer.{name}": part for name, part in self.optimizer.state().items()},
+        }
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Goes back to a state that `state` gave, of the same networks."""
+        own = self.state()
+        if own.keys() != state.keys():
+            odd = ", ".join(sorted(own.keys() ^ state.keys())[:3])
+            raise ValueError(f"state must be of these networks; {odd} … is in one of the two only")
+        for name, tensor in own.items():
+            if tensor.shape != state[name].shape or tensor.dtype != state[name].dtype:
+                raise ValueError(
+                    f"state must be of these networks; {name} is {tuple(state[name].shape)} in "
+                    f"{state[name].dtype}, but must be {tuple(tensor.shape)} in {tensor.dtype}"
+                )
+        if not torch.equal(own["seeds"], state["seeds"]):
+            raise ValueError(
+                f"state must be of seeds {own['seeds'].tolist()}, got {state['seeds'].tolist()}"
+            )
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self.step = self._fetched = int(state["step"])
+        self._counter.fill_(self.step)
+        self.optimizer.refresh()
+
+    def _one_step(self) -> None:
+        loss_E = self._backward()
+        self.optimizer.step()
+        self._losses.index_copy_(0, (self._counter % KEPT).view(1), loss_E.view(1, -1))
+        self._counter += 1
+
+    def _backward(self) -> Tensor:
+        self.optimizer.zero_grad()
+        loss_E = self.loss(self.batches(self._counter))
+        loss_E.sum().backward()  # each member's gradient is that of its own loss
+        return loss_E.detach().double()
+
+    def _capture(self) -> Callable[[], None]:
+        """Captures a step without making one: what warms up must not move a parameter."""
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                self._backward()
+            self.optimizer.warm_up()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        self.optimizer.zero_grad()
+        with torch.cuda.graph(graph):
+            self._one_step()
+        self._replay = graph.replay
+        return graph.replay
+
+
+def weighted_cross_entropy(outputs_EBC: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy of each member's rows, as often as each counts: (E,)."""
+    each = functional.cross_entropy(
+        outputs_EBC.flatten(0, 1), batch.labels.flatten(), reduction="none"
+    )
+    each_EB = each.view_as(batch.labels)
+    if batch.weights is None:
+        return each_EB.mean(-1)
+    return (each_EB * batch.weights).sum(-1)

@@ -1,0 +1,354 @@
+"""`joma reproduce` and `joma demo` for what trains networks: scales, devices, going on."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from joma.experiments import Outcome, Request
+from joma.runs import Run
+from tests.cli._command import joma, sentence
+from tests.cli.conftest import make_experiment, make_trained
+
+pytestmark = pytest.mark.usefixtures("trained")
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch) -> list[str]:
+    """The GPUs that torch sees; none."""
+    found: list[str] = []
+    cuda = SimpleNamespace(is_available=lambda: bool(found))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    return found
+
+
+def interrupt(run: Run, _: Request) -> Outcome:
+    run.write_table("begun", {"value": [1.0]})
+    raise KeyboardInterrupt
+
+
+class TestRequests:
+    def test_defaults(self):
+        result = joma("reproduce", "table1", "--out", "here", "--json")
+        assert result.exit_code == 0
+        (record,) = json.loads(result.stdout)
+        assert record["finding"] == "trained small cpu."
+        assert record["scale"] == "small"
+        assert record["options"] == {"learning-rate": 1e-5, "hidden": 4096}
+        assert record["device"] == "cpu"
+        assert Run.open("here").config == {
+            "name": "table1",
+            "seed": 0,
+            "scale": "small",
+            "options": {"learning-rate": 1e-5, "hidden": 4096},
+        }
+
+    def test_what_was_asked_for(self, gpus):
+        gpus.append("H200")
+        flags = "--scale tiny --device cpu --learning-rate 3e-4 --hidden 17 --group C50 --group C20"
+        result = joma("reproduce", "table1", *flags.split(), "--seed", "2", "--out", "x", "--json")
+        (record,) = json.loads(result.stdout)
+        assert record["finding"] == "trained tiny cpu C20 C50."
+        assert record["groups"] == ["C20", "C50"]
+        assert record["options"] == {"learning-rate": 3e-4, "hidden": 17}
+        assert Run.open("x").config["seed"] == 2
+
+    @pytest.mark.parametrize("device", ["auto", "cuda"])
+    def test_a_gpu_is_used_by_what_trains(self, gpus, device: str):
+        gpus.append("H200")
+        joma("reproduce", "table1", "--device", device, "--out", "here")
+        assert Run.open("here").environment["device"] == "cuda"
+        joma("reproduce", "fig2", "table1", "--out", "both")
+        assert Run.open("both/fig2").environment["device"] == "cpu"
+        assert Run.open("both/table1").environment["device"] == "cuda"
+
+    def test_torch_is_not_asked_without_need(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
+        assert joma("reproduce", "fig2", "--out", "a").exit_code == 0
+        assert joma("reproduce", "table1", "--device", "cpu", "--out", "b").exit_code == 0
+
+    @pytest.mark.parametrize(
+        ("line", "expected"),
+        [
+            ("fig2 --scale tiny", "--scale must not be given for fig2, which has no scales"),
+            ("table1 fig2 --scale tiny", "--scale must not be given for fig2"),
+            ("fig2 --learning-rate .1", "--learning-rate must not be given for fig2"),
+            ("fig2 --hidden 4", "--hidden must not be given for fig2, which has no options, got 4"),
+            ("fig2 --group C20", "--group must not be given for fig2, which has no groups"),
+            ("table1 --scale big", "--scale must be one of tiny, small, full for table1, got 'big"),
+            ("table1 --group C7", "--group must be one of C20, C30, C50 for table1, got 'C7'"),
+            ("table1 --device cuda", "--device must be cpu or auto where torch sees no GPU"),
+            ("fig2 --device cuda", "--device must be cpu for fig2"),
+            ("table1 --device gpu", "it must be auto, cpu, cuda, not 'gpu'"),
+            ("table1 --learning-rate 0", "it must be a positive number, not '0'"),
+            ("table1 --learning-rate nan", "it must be a positive number, not 'nan'"),
+            ("table1 --learning-rate fast", "it must be a positive number, not 'fast'"),
+            ("table1 --hidden 0", "it must be a whole number from 1 on, not '0'"),
+            ("table1 --hidden 2.5", "it must be a whole number from 1 on, not '2.5'"),
+        ],
+    )
+    def test_bad_combinations_get_one_sentence_before_anything_runs(self, line, expected: str):
+        assert expected in sentence(joma("reproduce", *line.split(), "--out", "here"))
+        assert not Path("here").exists()
+
+    def test_another_option_names_those_there_are(self, few_experiments, trained):
+        few_experiments["table1"] = make_trained("table1", options=trained.options[:1])
+        line = sentence(joma("reproduce", "table1", "--hidden", "4"))
+        assert "--hidden must not be given for table1, which has learning-rate, got 4" in line
+
+    def test_progress_reaches_the_user(self, few_experiments, monkeypatch):
+        import joma.cli._reproduce as command
+
+        heard: list[tuple[str, int, int]] = []
+
+        def train(_: Run, request: Request) -> Outcome:
+            request.progress("C20", 1, 2)
+            return Outcome(True, "f.")
+
+        class Listening:
+            def __init__(self, title: str) -> None:
+                assert title == "reproduce table1"
+
+            def __enter__(self):
+                return lambda *said: heard.append(said)
+
+            def __exit__(self, *_: object) -> None: ...
+
+        few_experiments["table1"] = make_trained("table1", train)
+        monkeypatch.setattr(command, "reports", Listening)
+        assert joma("reproduce", "table1").exit_code == 0
+        assert heard == [("C20", 1, 2)]
+
+
+class TestDryRun:
+    def test_every_scale_the_device_and_the_groups(self):
+        result = joma("reproduce", "table1", "fig2", "--group", "C30", "--out", "all", "--dry-run")
+        assert result.exit_code == 2  # fig2 has no groups
+        result = joma("reproduce", "table1", "--group", "C30", "--out", "here", "--dry-run")
+        assert result.stdout.splitlines() == [
+            "table1: Picture table1 → here",
+            "  tiny: about 8 s on 2 CPU cores, memory 1 GB",
+            "  small: about 4 min on 2 CPU cores, memory 2 GB (this one)",
+            "  full: about 2.5 h on an H200, memory 20 GB",
+            "  device: cpu",
+            "  learning-rate: 1e-05",
+            "  hidden: 4096",
+            "  groups: C30 of C20, C30, C50",
+        ]
+        assert not Path("here").exists()
+        result = joma("reproduce", "table1", "fig2", "--dry-run")
+        assert "  groups: C20, C30, C50\n" in result.stdout
+        assert result.stdout.endswith("Together about 4 min.\n")
+
+    def test_json_and_going_on(self):
+        joma("reproduce", "table1", "--out", "here")
+        (plan,) = json.loads(
+            joma("reproduce", "table1", "--out", "here", "--dry-run", "--json").stdout
+        )
+        assert plan["continues"] is True
+        assert (plan["scale"], plan["about_seconds"], plan["memory"]) == ("small", 240, "2 GB")
+        assert plan["scales"]["full"] == {
+            "about_seconds": 9000,
+            "on": "an H200",
+            "memory": "20 GB",
+        }
+        assert plan["groups"] == ["C20", "C30", "C50"]
+
+
+class TestGoingOn:
+    def test_the_same_command_finds_what_it_left(self, few_experiments):
+        seen: list[list[str]] = []
+
+        def train(run: Run, request: Request) -> Outcome:
+            seen.append(run.tables)
+            run.write_table("-".join(request.groups), {"value": [1.0]})
+            return Outcome(True, "f.")
+
+        few_experiments["table1"] = make_trained("table1", train)
+        for group in ("C20", "C30"):
+            joma("reproduce", "table1", "--group", group, "--device", "cpu", "--out", "here")
+        assert seen == [[], ["C20"]]
+        assert Run.open("here").read_json("outcome")["status"] == "done"
+
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            (["--seed", "1"], "(seed 0, not 1)"),
+            (["--scale", "tiny"], "(scale small, not tiny)"),
+            (["--hidden", "400"], "(options.hidden 4096, not 400)"),
+        ],
+    )
+    @pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+    def test_other_settings_are_refused_before_anything_runs(self, flags, expected, dry_run):
+        joma("reproduce", "table1", "--out", "all/table1")
+        before = Path("all/table1/config.json").read_bytes()
+        line = sentence(
+            joma("reproduce", "table1", *flags, *dry_run, "--out", str(Path("all/table1")))
+        )
+        assert f"--out {Path('all/table1')} holds a table1 run with other settings" in line
+        assert expected in line
+        assert Path("all/table1/config.json").read_bytes() == before
+
+    def test_a_folder_killed_as_it_began_is_used(self):
+        Run.create("table1", {}, out="here")
+        Path("here/config.json").unlink()
+        assert joma("reproduce", "table1", "--out", "here").exit_code == 0
+
+    def test_ctrl_c_says_how_to_go_on_in_the_default_folder(self, few_experiments):
+        few_experiments["table1"] = make_trained("table1", interrupt)
+        flags = "--scale tiny --device cpu --learning-rate 0.0001 --hidden 400 --group C30 --seed 3"
+        result = joma("reproduce", "table1", *flags.split(), "--json")
+        assert result.exit_code == 130
+        (folder,) = Path("runs").iterdir()
+        command = f"joma reproduce table1 {flags} --json --out {folder}"
+        assert result.stderr.splitlines()[-1] == f"Continue with: {command}"
+        assert Run.open(folder).read_json("outcome") == {"status": "interrupted"}
+        few_experiments["table1"] = make_trained("table1")
+        assert joma(*command.split()[1:]).exit_code == 0
+        assert Run.open(folder).tables == ["begun", "curve"]
+
+    def test_ctrl_c_among_several(self, few_experiments):
+        few_experiments["table1"] = make_trained("table1", interrupt)
+        result = joma("reproduce", "fig2", "table1", "fig4", "fig9")
+        folder = next(Path("runs").glob("table1*"))
+        assert result.stderr.splitlines()[-2:] == [
+            f"Continue with: joma reproduce table1 --out {folder}",
+            "Then: joma reproduce fig4 fig9",
+        ]
+        result = joma("reproduce", "fig2", "table1", "fig4", "--out", "my runs")
+        assert result.stderr.splitlines()[-1] == (
+            "Continue with: joma reproduce table1 fig4 --out 'my runs'"
+        )
+
+    def test_ctrl_c_when_all_is_done(self, monkeypatch):
+        def interrupted(_: object):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("joma.cli._show.outcome", interrupted)
+        result = joma("reproduce", "fig2", "--out", "here")
+        assert result.exit_code == 130
+        assert "Saved: here. " not in result.stderr.splitlines()[-1]
+        assert result.stderr.splitlines()[-1] == "Nothing is left to do."
+
+    def test_what_does_not_go_on_is_made_again_in_its_folder(self, few_experiments):
+        few_experiments["fig2"] = make_experiment("fig2", reproduce=interrupt)
+        result = joma("reproduce", "fig2")
+        (folder,) = Path("runs").iterdir()
+        assert f"Run it again with: joma reproduce fig2 --out {folder}\n" in result.stderr
+
+
+class TestFullDisk:
+    @staticmethod
+    def full(run: Run, _: Request) -> Outcome:
+        raise OSError(28, "No space left on device", str(run.path / "metrics" / "part-0"))
+
+    def test_one_sentence_says_how_to_go_on(self, few_experiments):
+        few_experiments["table1"] = make_trained("table1", self.full)
+        line = sentence(joma("reproduce", "table1", "--scale", "tiny"))
+        (folder,) = Path("runs").iterdir()
+        assert line == (
+            f"joma: table1 stopped, {folder / 'metrics' / 'part-0'}: No space left on device; "
+            f"when that is mended, go on with `joma reproduce table1 --scale tiny --out {folder}`"
+        )
+        assert Run.open(folder).read_json("outcome") == {"status": "failed"}
+
+    def test_the_first_error_counts(self, few_experiments, monkeypatch):
+        def fill(run: Run, request: Request) -> Outcome:
+            def nothing_fits(*_: object) -> Path:
+                raise OSError(5, "Input/output error", "outcome.json")
+
+            monkeypatch.setattr(Run, "write_json", nothing_fits)
+            return self.full(run, request)
+
+        few_experiments["table1"] = make_trained("table1", fill)
+        line = sentence(joma("reproduce", "table1", "fig2", "--out", "all"))
+        assert "No space left on device" in line
+        assert line.endswith("go on with `joma reproduce table1 fig2 --out all`")
+        outcome = json.loads(Path("all/table1/outcome.json").read_text())
+        assert outcome == {"status": "running"}
+
+    def test_the_rest_comes_then(self, few_experiments):
+        few_experiments["table1"] = make_trained("table1", self.full)
+        line = sentence(joma("reproduce", "table1", "fig2"))
+        assert line.endswith(" and then `joma reproduce fig2`")
+
+
+class TestTable:
+    ROWS = (
+        {"C": 20, "latents": "(10, 20)", "published s=1": ".81 ± .05", "ours s=1": 0.8341234},
+        {"C": 50, "latents": "(20, 30)", "published s=1": ".61 ± .04", "ours s=1": float("nan")},
+    )
+
+    @pytest.fixture(autouse=True)
+    def with_table(self, few_experiments, trained):
+        import numpy as np
+
+        rows = [{**row, "nodes": np.int64(4096)} for row in self.ROWS]
+        outcome = Outcome(True, "f.", rows, ("Training adds ρ ≤ .1.", "And no more. " * 20))
+        few_experiments["table1"] = make_trained("table1", lambda *_: outcome)
+
+    def test_json(self):
+        (record,) = json.loads(joma("reproduce", "table1", "--json").stdout)
+        assert record["table"][0] == {**self.ROWS[0], "nodes": 4096}
+        assert record["table"][1]["ours s=1"] is None
+        assert record["paragraphs"][0] == "Training adds ρ ≤ .1."
+
+    def test_wide(self):
+        lines = joma("reproduce", "table1").stdout.splitlines()
+        assert "  20  (10, 20)  .81 ± .05  0.8341   4096" in lines
+        assert "  50  (20, 30)  .61 ± .04       –   4096" in lines
+        assert "  Training adds ρ ≤ .1." in lines
+        assert all(line == line.rstrip() for line in lines)
+
+    @pytest.mark.parametrize("columns", [12, 30, 40, 60, 100])
+    def test_no_number_is_broken(self, monkeypatch, columns: int):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        result = joma("reproduce", "table1", "--out", "x")
+        shown = result.stdout.split("agrees")[1]
+        assert all(text in shown for text in ("0.8341", "4096"))
+        if columns >= 30:
+            assert ".81 ± .05" in shown
+            assert max(map(len, result.stdout.splitlines())) <= columns
+
+    def test_narrow_rows_stand_one_under_the_other(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "30")
+        lines = joma("reproduce", "table1", "--out", "x").stdout.splitlines()
+        at = lines.index("  C: 20")
+        assert lines[at + 1 : at + 4] == [
+            "    latents: (10, 20)",
+            "    published s=1: .81 ± .05",
+            "    ours s=1: 0.8341",
+        ]
+
+
+@pytest.mark.usefixtures("few_claims")
+class TestDemo:
+    def test_what_trains_is_tiny_on_the_cpu_and_made_anew(self, few_experiments, gpus):
+        gpus.append("H200")
+        del few_experiments["fig9"]
+        for seed in ("0", "1"):
+            result = joma("demo", "--jobs", "1", "--out", "tour", "--seed", seed, "--json")
+            assert result.exit_code == 0, result.stderr
+            record = json.loads(result.stdout)["experiments"][-1]
+            assert record["finding"] == "trained tiny cpu."
+            assert Run.open("tour/table1").config["seed"] == int(seed)
+
+    def test_ctrl_c_names_the_default_folder(self, few_experiments, monkeypatch):
+        few_experiments["fig2"] = make_experiment("fig2", reproduce=interrupt)
+        monkeypatch.setattr("sys.argv", ["joma", "demo", "--jobs", "1"])
+        result = joma("demo", "--jobs", "1")
+        assert result.exit_code == 130
+        (folder,) = Path("runs").iterdir()
+        assert f"Run it again with: joma demo --jobs 1 --out {folder}\n" in result.stderr
+
+
+@pytest.mark.usefixtures("few_claims")
+def test_verify_interrupted_names_the_default_folder(few_claims, monkeypatch):
+    monkeypatch.setattr("joma.cli._verify.draw", lambda *_: interrupt(*_))
+    monkeypatch.setattr("sys.argv", ["joma", "verify", "--plot"])
+    result = joma("verify", "--plot")
+    assert result.exit_code == 130
+    (folder,) = Path("runs").iterdir()
+    assert f"Run it again with: joma verify --plot --out {folder}\n" in result.stderr
