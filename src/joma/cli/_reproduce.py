@@ -44,6 +44,7 @@ def reproduce(
     scale: Annotated[
         str | None,
         typer.Option(
+            "--scale",  # written out: some versions of typer would take the metavar
             metavar="SCALE",
             help=f"Size of what trains networks: {', '.join(_plan.SCALES)}; "
             f"{_plan.DEFAULT_SCALE} if not given. --dry-run says what each takes.",
@@ -53,6 +54,7 @@ def reproduce(
     device: Annotated[
         str,
         typer.Option(
+            "--device",  # written out: some versions of typer would take the metavar
             metavar="DEVICE",
             parser=one_of("auto", "cpu", "cuda"),
             help="Where networks are trained: cpu, cuda, or auto, which takes cuda if it is there.",
@@ -68,6 +70,7 @@ def reproduce(
     group: Annotated[
         list[str] | None,
         typer.Option(
+            "--group",  # written out: some versions of typer would take the metavar
             metavar="GROUP",
             help="Do this part of the work alone; may be given several times. "
             "--dry-run says which there are.",

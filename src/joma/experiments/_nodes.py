@@ -1,30 +1,112 @@
-"""What trained experiments share: hidden nodes of an ensemble, NCorr's controls, peak memory."""
+"""What trained experiments share: training in groups, hidden nodes and NCorr's controls."""
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from joma.data import Batch
+from joma.experiments._experiment import Request
 from joma.probes import held_out, shuffled
-from joma.train import Ensemble
+from joma.runs import Run
+from joma.train import Ensemble, fit
 
 
-def pooled_nodes(ensemble: Ensemble, batch: Batch) -> tuple[list[Tensor], Tensor]:
+class Work(Protocol):
+    """The networks of a group, and what is looked at as they learn."""
+
+    ensemble: Ensemble
+
+    def look(self, step: int) -> None:
+        """Measures the networks after `step` steps and logs it to the metrics of their run."""
+        ...
+
+
+def train_group(
+    run: Run,
+    group: str,
+    config: Mapping[str, Any],
+    looks: Sequence[int],
+    request: Request,
+    prepare: Callable[[Run], Work],
+) -> None:
+    """Trains a group's networks in a run folder of its own, unless they are done already.
+
+    Args:
+        run: of the experiment; the group's run is in its folder, `groups/GROUP`.
+        group: its name.
+        config: all that decides the group's numbers.
+        looks: the steps at which its networks are looked at; they are trained up to the last.
+        request: what was asked of the experiment.
+        prepare: makes the networks, given the group's run.
+    """
+    if is_done(run, group):
+        return
+    own = Run.resume(
+        f"{run.name}-group",
+        {**config, "group": group},
+        out=run.path / "groups" / group,
+        device=request.device,
+    )
+    if request.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    work = prepare(own)
+    ended = fit(
+        work.ensemble,
+        own,
+        looks[-1],
+        look=work.look,
+        look_at=looks,
+        progress=lambda done, total: request.progress(f"train {group}", done, total),
+    )
+    own.checkpoints.clear()  # they serve to go on with, and are large
+    own.write_json(
+        "outcome",
+        {
+            "status": "done",
+            "device": request.device,
+            "precision": work.ensemble.precision,
+            "peak_gib": peak_memory(request.device),
+            **asdict(ended),
+        },
+    )
+
+
+def is_done(run: Run, group: str) -> bool:
+    """Whether a group's training has ended."""
+    try:
+        return Run.open(run.path / "groups" / group).read_json("outcome")["status"] == "done"
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def pooled_nodes(
+    ensemble: Ensemble, batch: Batch, chunk: int | None = None
+) -> tuple[list[Tensor], Tensor]:
     """Hidden activations of each layer, max-pooled over the sequence, and the outputs.
+
+    Args:
+        ensemble: the networks.
+        batch: what they are given.
+        chunk: how many of the batch's sequences to take at a time; all where None.
 
     Returns:
         For each layer (E, B, hidden), and (E, B, outputs).
     """
-    nodes: dict[int, Tensor] = {}
+    pooled: list[list[Tensor]] = []
 
     def watch(name: str, layer: int, x: Tensor) -> None:
         if name == "hidden":
-            nodes[layer] = x.amax(2)
+            pooled[-1].append(x.amax(2))
 
+    outputs = []
     with ensemble.looking() as model:
-        outputs = model(batch.tokens, leading=batch.leading, watch=watch)
-    return [nodes[layer] for layer in sorted(nodes)], outputs
+        for tokens in batch.tokens.split(chunk or batch.tokens.shape[1], dim=1):
+            pooled.append([])
+            outputs.append(model(tokens, leading=batch.leading, watch=watch))
+    return [torch.cat(parts, 1) for parts in zip(*pooled, strict=True)], torch.cat(outputs, 1)
 
 
 def controls(over: str, latents: Tensor, nodes: Tensor, **options: Any) -> dict[str, Tensor]:

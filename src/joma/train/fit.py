@@ -2,18 +2,24 @@
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from joma.runs import Run
+from joma.runs import Checkpoint, Run
 from joma.train.ensemble import KEPT, Ensemble
 
 FLUSH_SECONDS = 5.0
 """About how long what was logged waits to be written."""
 
+_PIECE_SECONDS = 1.0  # about how long steps are made before anything else is thought of
+
 Look = Callable[[int], None]
-"""Measures the networks as they are after that many steps and logs it to the run's metrics."""
+"""Measures the networks as they are after that many steps and logs it to the run's metrics.
+
+It logs under the step it is given alone, and under other names than "loss".
+"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ def fit(
     look: Look | None = None,
     look_at: Collection[int] = (),
     checkpoint_seconds: float = 120.0,
+    keep_last: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fit:
     """Trains up to `steps` steps, going on from the run's newest whole checkpoint.
@@ -50,31 +57,37 @@ def fit(
     loop ends, also by an error or Ctrl-C. A run that was killed and continued
     has the same metrics, bit for bit on the CPU, as one that was not.
 
+    A run without checkpoints begins anew, and what it had logged is forgotten: whoever removes the
+    checkpoints of a training that has ended must remember that it has. With a checkpoint of the
+    last step nothing is done again, and a larger `steps` goes on from there.
+
     Args:
-        ensemble: the networks and their data.
-        run: where metrics and checkpoints go, and where an earlier part of this training is.
+        ensemble: the networks and their data; untrained if the run has no checkpoint.
+        run: where metrics and checkpoints go, and where an earlier part of this training is. A
+            checkpoint of other networks or with other settings of the optimizer is refused.
         steps: the last step.
         look: is called at the steps of `look_at`, 0 for the untrained networks.
-        look_at: when to look.
+        look_at: when to look, once each; later ones than `steps` wait for a larger `steps`.
         checkpoint_seconds: about how long a kill may throw the training back.
+        keep_last: whether a checkpoint is saved at the end, to go on from with more steps.
         progress: is told the step and `steps` now and then.
     """
+    looks = _checked_looks(steps, look_at, checkpoint_seconds)
     found = run.checkpoints.latest()
-    begun = 0
-    if found.checkpoint is not None:
-        arrays = found.checkpoint.arrays
-        ensemble.load({name: torch.from_numpy(array) for name, array in arrays.items()})
-        begun = ensemble.step
-    # Steps after the checkpoint are made again, and logged again.
-    run.metrics.rewind(begun if begun else -1)
+    unlogged = _go_back(ensemble, run, found.checkpoint, steps)
+    begun = ensemble.step
+    piece = 1
     start = saved = flushed = time.monotonic()
     try:
-        if begun == 0 and look is not None and 0 in look_at:
+        if look is not None and found.checkpoint is None and 0 in looks:
             look(0)
         while ensemble.step < steps:
-            ensemble.advance(_until(ensemble.step, steps, look_at) - ensemble.step)
-            _log(ensemble, run)
-            if look is not None and ensemble.step in look_at:
+            before = time.monotonic()
+            ensemble.advance(_until(ensemble.step, piece, steps, looks) - ensemble.step)
+            _log(ensemble, run, unlogged)
+            quick = time.monotonic() - before < _PIECE_SECONDS
+            piece = min(2 * piece, KEPT) if quick else max(piece // 2, 1)
+            if look is not None and ensemble.step in looks:
                 look(ensemble.step)
             progress(ensemble.step, steps)
             now = time.monotonic()
@@ -87,21 +100,88 @@ def fit(
                 saved = time.monotonic()
     finally:
         run.metrics.flush()
+    if keep_last and (found.checkpoint is None or ensemble.step > begun):
+        _save(ensemble, run)
     run.metrics.compact()
     return Fit(begun, ensemble.step, time.monotonic() - start, found.refused)
 
 
-def _until(step: int, steps: int, look_at: Collection[int]) -> int:
-    """Where to stop next: at a look, at the end, or when the losses must be fetched."""
-    ahead = (at for at in look_at if at > step)
-    return min(step + KEPT, steps, *ahead)
+def _checked_looks(
+    steps: int, look_at: Collection[int], checkpoint_seconds: float
+) -> frozenset[int]:
+    if steps < 0 or steps % 1:
+        raise ValueError(f"steps must be a whole number ≥ 0, got {steps}")
+    if not checkpoint_seconds >= 0:
+        raise ValueError(f"checkpoint_seconds must be ≥ 0, got {checkpoint_seconds}")
+    looks = frozenset(look_at)
+    if odd := [at for at in looks if at < 0 or at % 1]:
+        raise ValueError(f"look_at must be whole numbers ≥ 0, got {odd[0]}")
+    return looks
 
 
-def _log(ensemble: Ensemble, run: Run) -> None:
-    steps, losses = ensemble.losses()
-    run.metrics.append_many(steps, "loss", losses.numpy())
+def _go_back(ensemble: Ensemble, run: Run, checkpoint: Checkpoint | None, steps: int) -> int:
+    """Takes networks and log to where they go on; gives the first step whose loss is not logged."""
+    if checkpoint is None:
+        if made := int(ensemble.optimizer.steps):
+            raise ValueError(
+                f"ensemble must be untrained, since {run.path} has no checkpoint to go on from, "
+                f"got one after {made} steps"
+            )
+        run.metrics.rewind(-1)
+        return 0
+    if checkpoint.step > steps:
+        raise ValueError(
+            f"steps must be at least {checkpoint.step}, after which {checkpoint.path} was saved, "
+            f"got {steps}"
+        )
+    _load(ensemble, checkpoint)
+    # What was logged after the checkpoint comes again. Of the checkpoint's own step the look was
+    # written before it and cannot come again; the loss was logged after it, and may be there.
+    run.metrics.rewind(checkpoint.step)
+    return checkpoint.step + (checkpoint.step in run.metrics.read("loss")["step"])
+
+
+def _load(ensemble: Ensemble, checkpoint: Checkpoint) -> None:
+    given, saved = _settings(ensemble), checkpoint.about
+    if other := [name for name, value in given.items() if saved.get(name) != value]:
+        wanted = " and ".join(f"{name} {saved.get(name)}" for name in other)
+        got = " and ".join(f"{name} {given[name]}" for name in other)
+        raise ValueError(
+            f"ensemble must have {wanted}, as in {checkpoint.path}, from which the run goes on, "
+            f"got {got}"
+        )
+    ensemble.load({name: torch.from_numpy(array) for name, array in checkpoint.arrays.items()})
 
 
 def _save(ensemble: Ensemble, run: Run) -> None:
     arrays = {name: tensor.cpu().numpy() for name, tensor in ensemble.state().items()}
-    run.checkpoints.save(ensemble.step, arrays, {"precision": ensemble.precision})
+    run.checkpoints.save(ensemble.step, arrays, _settings(ensemble))
+
+
+def _settings(ensemble: Ensemble) -> dict[str, Any]:
+    """What decides how the state goes on; all but the data, which the run's configuration says."""
+    model, optimizer = ensemble.model, ensemble.optimizer
+    return {
+        "seeds": list(model.seeds),
+        "depths": None if model.depths is None else list(model.depths),
+        **asdict(model.config),
+        "precision": ensemble.precision,
+        "learning_rates": optimizer.learning_rates.tolist(),
+        "weight_decays": optimizer.weight_decays.tolist(),
+        "betas": list(optimizer.betas),
+        "epsilon": optimizer.epsilon,
+    }
+
+
+def _until(step: int, piece: int, steps: int, looks: Collection[int]) -> int:
+    """Where to stop next: at a look, at the end, or when it is time to write or to tell."""
+    ahead = (at for at in looks if at > step)
+    return min(step + piece, steps, *ahead)
+
+
+def _log(ensemble: Ensemble, run: Run, unlogged: int) -> None:
+    """Logs the losses since the last call, from step `unlogged` on."""
+    steps, losses = ensemble.losses()
+    new = max(unlogged - steps.start, 0)
+    if steps[new:]:
+        run.metrics.append_many(steps[new:], "loss", losses[new:].numpy())

@@ -16,14 +16,15 @@ PUBLISHED_HIDDEN = 4096
 def reproduce(run: Run, request: Request) -> Outcome:
     """Trains the groups asked for that are not done, and compares all that are."""
     from joma.experiments.table1 import _draw, _summary
-    from joma.experiments.table1._train import train_group
+    from joma.experiments.table1._train import largest_possible, train_group
 
-    size = SIZES[request.scale]
+    size = SIZES[request.scale].with_options(request.options)
     for group in request.groups or GROUPS:
         train_group(run, group, size, request)
-    results = _summary.collect(run, size)
-    hidden = request.options["hidden"] or size.hidden
-    outcome = _summary.judge(results, request.scale == "full" and hidden == PUBLISHED_HIDDEN)
+    bounds = largest_possible(_summary.cells_done(run), size, request.seed)
+    results = _summary.collect(run, size, bounds)
+    published_size = request.scale == "full" and size.hidden == PUBLISHED_HIDDEN
+    outcome = _summary.judge(results, published_size)
     for name, columns in zip(("seeds", "means"), _summary.tables(results), strict=True):
         run.write_table(name, columns)
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
@@ -52,7 +53,7 @@ EXPERIMENT = Experiment(
     options=(
         Option(
             "learning-rate",
-            1e-5,
+            None,
             "learning rate",
             published=(1e-5, 1e-4),
         ),

@@ -1,8 +1,10 @@
 """The cells of Table 1: what was published of each, and how large the experiment is made."""
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 LEVELS = 3
 """s = 0, 1: the latents' levels from the lowest up; s = 2: the class."""
@@ -69,16 +71,28 @@ class Size:
     Attributes:
         seeds: networks in each cell.
         width: of the residual stream.
-        hidden: nodes of each layer, unless said otherwise.
+        hidden: nodes of each layer.
+        learning_rate: of Adam; small networks need a larger one to learn in fewer steps.
         steps: of training.
         repeats: random splits and permutations of each control.
+        gpu_precision: of products and activations on a GPU; on a CPU they are in float32.
     """
 
     seeds: int
     width: int
     hidden: int
+    learning_rate: float
     steps: int
     repeats: int
+    gpu_precision: str = "bfloat16"
+
+    def with_options(self, options: Mapping[str, Any]) -> "Size":
+        """The same with the hidden nodes and the learning rate that were asked for."""
+        return replace(
+            self,
+            hidden=options["hidden"] or self.hidden,
+            learning_rate=options["learning-rate"] or self.learning_rate,
+        )
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -88,12 +102,12 @@ class Size:
 
     @property
     def controlled(self) -> tuple[int, ...]:
-        """The looks with controls over samples too, and with all repeats."""
+        """The looks with controls over samples too, and with all repeats of those over classes."""
         return (0, 1, self.steps)
 
 
 SIZES = {
-    "tiny": Size(seeds=2, width=16, hidden=128, steps=20, repeats=4),
-    "small": Size(seeds=3, width=64, hidden=512, steps=300, repeats=16),
-    "full": Size(seeds=5, width=1024, hidden=4096, steps=10_000, repeats=16),
+    "tiny": Size(seeds=2, width=16, hidden=128, learning_rate=1e-2, steps=60, repeats=4),
+    "small": Size(seeds=3, width=64, hidden=512, learning_rate=1e-3, steps=300, repeats=16),
+    "full": Size(seeds=5, width=1024, hidden=4096, learning_rate=1e-5, steps=10_000, repeats=16),
 }

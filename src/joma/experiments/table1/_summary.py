@@ -34,12 +34,15 @@ class Results:
         steps: of the looks.
         values: by measure, (cells, LEVELS, looks, seeds); NaN where it was not taken.
         accuracy: (cells, looks, seeds).
+        bounds: what NCorr cannot exceed, as latents that no class uses count as 0:
+            (cells, LEVELS, seeds).
     """
 
     cells: tuple[Cell, ...]
     steps: tuple[int, ...]
     values: dict[str, np.ndarray]
     accuracy: np.ndarray
+    bounds: np.ndarray
 
     def at(self, measure: str, step: int) -> np.ndarray:
         """A measure at a look: (cells, LEVELS, seeds)."""
@@ -54,10 +57,15 @@ class Results:
         return self.at(measure, step).std(-1, ddof=1)
 
 
-def collect(run: Run, size: Size) -> Results:
-    """Reads the metrics of the groups that are done."""
-    done = [group for group in GROUPS if is_done(run, group)]
-    cells = tuple(cell for cell in CELLS if cell.group in done)
+def cells_done(run: Run) -> tuple[Cell, ...]:
+    """The cells whose group's training has ended."""
+    return tuple(cell for cell in CELLS if is_done(run, cell.group))
+
+
+def collect(run: Run, size: Size, bounds: np.ndarray) -> Results:
+    """Reads the metrics of the cells that are done; `bounds` are what their NCorr cannot exceed."""
+    cells = cells_done(run)
+    done = dict.fromkeys(cell.group for cell in cells)
     shape = (len(cells), LEVELS, len(size.looks), size.seeds)
     values = {measure: np.full(shape, np.nan) for measure in MEASURES}
     accuracy = np.full((shape[0], *shape[2:]), np.nan)
@@ -75,7 +83,7 @@ def collect(run: Run, size: Size) -> Results:
                     accuracy[place[which], look[int(step)], seed] = value
                 else:
                     values[measure][place[which], int(level), look[int(step)], seed] = value
-    return Results(cells, size.looks, values, accuracy)
+    return Results(cells, size.looks, values, accuracy, bounds)
 
 
 def is_done(run: Run, group: str) -> bool:
@@ -119,7 +127,11 @@ def judge(results: Results, published_size: bool) -> Outcome:
         f"{_pair(trained)} (s = 0, s = 1, mean over cells), so training adds {gain[0]:+.2f} and "
         f"{gain[1]:+.2f}.",
         table=list(_rows(results)),
-        paragraphs=(_what_training_adds(results), _what_it_shows(results)),
+        paragraphs=(
+            _what_training_adds(results),
+            _what_it_shows(results),
+            _what_differs(results),
+        ),
     )
 
 
@@ -134,12 +146,15 @@ def _rows(results: Results) -> Iterable[dict[str, str]]:
 
             def read(measure: str, step: int, i: int = i, s: int = s) -> str:
                 values = results.at(measure, step)[i, s]
-                return f"{np.nanmean(values):.2f} ± {np.nanstd(values, ddof=1):.2f}"
+                if np.isnan(values).any():  # a class varies in one half of the classes alone
+                    return "–"
+                return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
 
             yield {
                 "cell": f"C={cell.classes} N={cell.children} {cell.latents}" if s == 0 else "",
                 "s": str(s),
                 "published": f"{cell.published[s]:.2f}" if s < 2 else "–",
+                "at most": f"{results.bounds[i, s].mean():.2f}",
                 "trained": read("ncorr", last),
                 "untrained": read("ncorr", 0),
                 "1 step": read("ncorr", 1),
@@ -154,26 +169,75 @@ def _what_training_adds(results: Results) -> str:
     kept = [results.mean("held_out_classes", step)[:, :2].mean(0) for step in (last, 0)]
     chance = results.mean("shuffled_classes", last)[:, :2].mean(0)
     counted = results.mean("counted_classes", last)[:, :2].mean(0)
-    right = results.accuracy[:, -1].mean()
+    right = results.accuracy[:, [-1, 0]].mean((0, 2))
     return (
-        f"How much training adds: the networks classify {right:.0%} of the samples right after "
-        f"{last:,} steps. A node chosen on half of the classes correlates with its latent on the "
-        f"other half by {kept[0][0]:.2f} at s = 0 and {kept[0][1]:.2f} at s = 1 after training, "
-        f"{kept[1][0]:.2f} and {kept[1][1]:.2f} before it (over the {counted[0]:.1f} and "
+        f"After {last:,} steps the networks classify {right[0]:.0%} of the samples right, before "
+        f"training {right[1]:.0%}. A node chosen on half of the classes correlates with its latent "
+        f"on the other half by {kept[0][0]:.2f} at s = 0 and {kept[0][1]:.2f} at s = 1 after "
+        f"training, {kept[1][0]:.2f} and {kept[1][1]:.2f} before it (over the {counted[0]:.1f} and "
         f"{counted[1]:.1f} latents that vary in both halves). With the latents given to other "
         f"classes, NCorr still reads {chance[0]:.2f} and {chance[1]:.2f}."
     )
 
 
 def _what_it_shows(results: Results) -> str:
-    by_samples = results.mean("held_out_samples", results.steps[-1])[:, :2].mean(0)
-    return (
-        "What the table shows: that among so many nodes some follows each latent over the few "
-        "inputs there are; it does not show that training made it so, nor at s = 1 that the node "
-        "would follow the latent in a class it was not chosen on. A control over samples would not "
-        f"have told ({by_samples[0]:.2f} and {by_samples[1]:.2f} on the other half of them): "
-        "every half of the samples has every input."
+    """What training adds to NCorr and to its control, in words that the numbers choose."""
+    last = results.steps[-1]
+    gains, kept_gains = (
+        (results.mean(name, last) - results.mean(name, 0))[:, :2].mean(0)
+        for name in ("ncorr", "held_out_classes")
     )
+    by_samples = results.mean("held_out_samples", last)[:, :2].mean(0)
+    table = _effect(gains, "Table 1 shows", "NCorr")
+    new = _effect(kept_gains, "On classes that the node was not chosen on", "the correlation")
+    return (
+        f"{table} {new} Controls over samples cannot tell: on the other half of the samples the "
+        f"chosen nodes read {by_samples[0]:.2f} and {by_samples[1]:.2f}, for every half of the "
+        "samples has every input."
+    )
+
+
+def _what_differs(results: Results) -> str:
+    """Where ours lies from what was published, and what bears on it."""
+    last = results.steps[-1]
+    over_time = results.values["ncorr"][:, 1].mean((0, 2))
+    best = int(over_time.argmax())
+    course = (
+        f"At s = 1 the mean over cells is highest after {results.steps[best]:,} steps, "
+        f"{over_time[best]:.2f}, and {over_time[-1]:.2f} at the end."
+    )
+    published = np.array([cell.published for cell in results.cells])
+    gap = results.mean("ncorr", last)[:, :2] - published
+    unlike = [
+        f"{cell.name} {gap[i, s]:+.2f} at s = {s}"
+        for i, cell in enumerate(results.cells)
+        for s in range(2)
+        if abs(gap[i, s]) > CLOSE
+    ]
+    beyond = [
+        f"{cell.name} at s = {s} ({published[i, s]:.2f} against at most {bound:.2f})"
+        for i, cell in enumerate(results.cells)
+        for s, bound in enumerate(results.bounds[i, :2].mean(-1))
+        if published[i, s] > bound
+    ]
+    sentences = [course]
+    if unlike:
+        sentences.append(f"Further than {CLOSE:g} from the published mean: {'; '.join(unlike)}.")
+    if beyond:
+        sentences.append(
+            "Latents that no class uses count as 0, so that hierarchies drawn as these are cannot "
+            f"read what was published of {'; '.join(beyond)}."
+        )
+    return " ".join(sentences)
+
+
+def _effect(gains: np.ndarray, begin: str, what: str) -> str:
+    """One sentence on what training adds at s = 0 and s = 1."""
+    shown = " and ".join(
+        f"{gain:+.2f} at s = {s}{'' if abs(gain) > CLOSE else ' (as good as nothing)'}"
+        for s, gain in enumerate(gains)
+    )
+    return f"{begin}: training changes {what} by {shown}."
 
 
 def tables(results: Results) -> tuple[dict[str, list], dict[str, list]]:

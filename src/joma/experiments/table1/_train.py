@@ -4,13 +4,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from joma.data import Batch, Joined, LatentHierarchy
 from joma.experiments._experiment import Request
 from joma.experiments._nodes import controls, peak_memory, pooled_nodes
-from joma.experiments.table1._cells import BATCH, GROUPS, SAMPLES, WEIGHT_DECAY, Cell, Size
+from joma.experiments.table1._cells import (
+    BATCH,
+    GROUPS,
+    LEVELS,
+    SAMPLES,
+    WEIGHT_DECAY,
+    Cell,
+    Size,
+)
 from joma.experiments.table1._summary import is_done
 from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
@@ -26,10 +35,11 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     """Trains a group's cells in a run folder of its own, unless they are done already.
 
     Its metrics hold each member's loss at every step and, at some, NCorr and its controls
-    (`layer` is s), the accuracy and the number of latents that no class uses.
+    (`layer` is s), and the accuracy.
     """
+    if is_done(run, group):
+        return
     cells = GROUPS[group]
-    hidden = int(request.options["hidden"] or size.hidden)
     members = [
         {"cell": cell.name, "seed": seed}
         for cell in cells
@@ -37,17 +47,13 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     ]
     config = {
         **{key: value for key, value in asdict(size).items() if key != "seeds"},
-        "hidden": hidden,
-        "learning_rate": request.options["learning-rate"],
         "group": group,
         "members": members,
     }
     own = Run.resume("table1-group", config, out=run.path / "groups" / group, device=request.device)
-    if is_done(run, group):
-        return
     if request.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    work = _Group(own, cells, size, hidden, request)
+    work = GroupWork(own, cells, size, request)
     ended = fit(
         work.ensemble,
         own,
@@ -69,39 +75,42 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     )
 
 
-class _Group:
+def largest_possible(cells: Sequence[Cell], size: Size, seed: int) -> np.ndarray:
+    """What NCorr cannot exceed, as unused latents count as 0: (cells, LEVELS, seeds)."""
+    bounds = np.ones((len(cells), LEVELS, size.seeds))
+    for i, cell in enumerate(cells):
+        hierarchy = _hierarchy(cell, size, seed, "cpu")
+        for s, unused in enumerate(hierarchy.unused):
+            bounds[i, s] -= unused.numpy() / cell.latents[s]
+    return bounds
+
+
+def _hierarchy(cell: Cell, size: Size, seed: int, device: str) -> LatentHierarchy:
+    seeds = cell.seeds(seed, size.seeds)
+    return LatentHierarchy(cell.classes, cell.children, cell.latents, seeds=seeds, device=device)
+
+
+class GroupWork:
     """The networks of a group, their data, and what is looked at."""
 
-    def __init__(
-        self, run: Run, cells: Sequence[Cell], size: Size, hidden: int, request: Request
-    ) -> None:
+    def __init__(self, run: Run, cells: Sequence[Cell], size: Size, request: Request) -> None:
         self.run, self.size = run, size
         device = request.device
-        self.hierarchies = [
-            LatentHierarchy(
-                cell.classes,
-                cell.children,
-                cell.latents,
-                seeds=cell.seeds(request.seed, size.seeds),
-                device=device,
-            )
-            for cell in cells
-        ]
-        self.data = Joined(self.hierarchies)
+        self.hierarchies = [_hierarchy(cell, size, request.seed, device) for cell in cells]
+        self.data = data = Joined(self.hierarchies)
         config = TransformerConfig(
             vocabulary=self.hierarchies[0].vocabulary,
             outputs=cells[0].classes,
             width=size.width,
-            hidden=hidden,
+            hidden=size.hidden,
         )
         seeds = [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)]
         model = Transformer(config, seeds, device=device)
-        rate = request.options["learning-rate"]
         self.ensemble = Ensemble(
             model,
-            StackedAdam(model.named_parameters(), rate, WEIGHT_DECAY),
-            lambda step: self.data.distinct(BATCH, step),
-            precision="bfloat16" if device == "cuda" else "float32",
+            StackedAdam(model.named_parameters(), size.learning_rate, WEIGHT_DECAY),
+            lambda step: data.distinct(BATCH, step),
+            precision=size.gpu_precision if device == "cuda" else "float32",
         )
 
     def look(self, step: int) -> None:
@@ -131,10 +140,16 @@ class _Group:
         hierarchy: LatentHierarchy,
     ) -> dict[str, Tensor]:
         found = {"ncorr": ncorr(latents, nodes, own.weights).mean}
-        classes = torch.arange(nodes.shape[1], device=nodes.device)
-        options = {"weights": own.weights, "groups": classes, "repeats": self.size.repeats}
-        if step in self.size.controlled:
-            found |= controls("classes", latents, nodes, **options)
+        whole = step in self.size.controlled
+        found |= controls(
+            "classes",
+            latents,
+            nodes,
+            weights=own.weights,
+            groups=torch.arange(nodes.shape[1], device=nodes.device),
+            repeats=self.size.repeats if whole else max(1, self.size.repeats // 4),
+        )
+        if whole:
             # Sample by sample, which on this data is empty: every half has every input.
             labels = hierarchy.sample(SAMPLES, _FRESH + step).labels.unsqueeze(-1)
             rows = [x.gather(1, labels.expand(-1, -1, x.shape[-1])) for x in (latents, nodes)]

@@ -1,0 +1,261 @@
+"""What the networks on HBLT(ρ) show, from their metrics: numbers, verdict and plain words."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from joma.experiments._experiment import Outcome
+from joma.experiments._nodes import is_done
+from joma.experiments.table1_hblt._cells import (
+    BRANCHING,
+    CELLS,
+    CLASSES,
+    GROUPS,
+    LEVELS,
+    Cell,
+    Size,
+)
+from joma.runs import Run
+
+BY_LEVEL = ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples", "observer")
+WHOLE = ("accuracy", "best_accuracy", "distinct")
+
+CLEARLY = 2
+"""A gain counts as learned when its mean over seeds is above that many of its std over seeds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What was measured in the cells that are done.
+
+    Attributes:
+        cells: those that are done.
+        steps: of the looks.
+        samples: on which was looked.
+        by_level: by measure, (cells, LEVELS, looks, seeds); NaN where it was not taken.
+        whole: by measure, of all levels together, (cells, looks, seeds).
+    """
+
+    cells: tuple[Cell, ...]
+    steps: tuple[int, ...]
+    samples: int
+    by_level: dict[str, np.ndarray]
+    whole: dict[str, np.ndarray]
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """The place of a cell and s, for each level of binary latents."""
+        return [(i, s) for i, cell in enumerate(self.cells) for s in cell.latent_levels]
+
+    @property
+    def neighbours(self) -> list[int]:
+        """Those of the rows whose next row is the next higher level of the same cell."""
+        places = [i for i, _ in self.rows]
+        return [row for row in range(len(places) - 1) if places[row] == places[row + 1]]
+
+    def latents(self, measure: str) -> np.ndarray:
+        """A measure of the binary latents: (rows, looks, seeds)."""
+        return self.by_level[measure][tuple(zip(*self.rows, strict=True))]
+
+
+def collect(run: Run, size: Size) -> Results:
+    """Reads the metrics of the groups that are done."""
+    done = [group for group in GROUPS if is_done(run, group)]
+    cells = tuple(cell for cell in CELLS if cell.group in done)
+    shape = len(cells), LEVELS, len(size.looks), size.seeds
+    by_level = {measure: np.full(shape, np.nan) for measure in BY_LEVEL}
+    whole = {measure: np.full((shape[0], *shape[2:]), np.nan) for measure in WHOLE}
+    for group in done:
+        metrics = Run.open(run.path / "groups" / group).metrics
+        first = cells.index(GROUPS[group][0])
+        for measure in (*BY_LEVEL, *WHOLE):
+            log = metrics.read(measure)
+            look = np.searchsorted(size.looks, log["step"])
+            which, seed = np.divmod(log["member"].astype(int), size.seeds)
+            if measure in BY_LEVEL:
+                by_level[measure][first + which, log["layer"], look, seed] = log["value"]
+            else:
+                whole[measure][first + which, look, seed] = log["value"]
+    return Results(cells, size.looks, size.samples, by_level, whole)
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """What training adds to each level of binary latents; one entry a row of the results.
+
+    Attributes:
+        before: correlation of the latents with the nodes that other samples chose, untrained.
+        after: the same, trained.
+        possible: what a perfect observer of the sequence gets.
+        raised: whether the gain is clear.
+        half_way: the first look at which NCorr has half of what it gains in all.
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    possible: np.ndarray
+    raised: np.ndarray
+    half_way: np.ndarray
+
+    @classmethod
+    def of(cls, results: Results) -> "Learned":
+        """From the measurements."""
+        held_out, curve = results.latents("held_out_samples"), results.latents("ncorr").mean(-1)
+        gain = held_out[:, -1] - held_out[:, 0]
+        half = (curve[:, :1] + curve[:, -1:]) / 2
+        return cls(
+            before=held_out[:, 0].mean(-1),
+            after=held_out[:, -1].mean(-1),
+            possible=results.latents("observer")[:, 0].mean(-1),
+            raised=gain.mean(-1) > CLEARLY * gain.std(-1, ddof=1),
+            half_way=(curve >= half).argmax(-1),
+        )
+
+
+def judge(results: Results) -> Outcome:
+    """Whether the latents of HBLT(ρ) are learned as Table 1 is read, and what training adds.
+
+    Two things must hold. Training clearly raises the correlation of the latents with their nodes,
+    on samples that did not choose the nodes, in most rows; and of two neighbouring levels mostly
+    the lower one reads higher, where a tree has two.
+    """
+    learned, pairs = Learned.of(results), np.array(results.neighbours, dtype=int)
+    lower_is_higher = learned.after[pairs] > learned.after[pairs + 1]
+    agrees = learned.raised.mean() > 0.5 and (not len(pairs) or lower_is_higher.mean() > 0.5)
+    order = (
+        f"; of two neighbouring levels the lower one reads higher in {lower_is_higher.sum()} of "
+        f"{len(pairs)} pairs"
+        if len(pairs)
+        else ""
+    )
+    return Outcome(
+        agrees=bool(agrees),
+        finding=f"on samples that did not choose it, the best node's correlation with its latent "
+        f"goes from {learned.before.mean():.2f} to {learned.after.mean():.2f} in training, where a "
+        f"perfect observer of the sequence gets {learned.possible.mean():.2f}; it rises by more "
+        f"than twice the seed std in {learned.raised.sum()} of {len(learned.raised)} rows of "
+        f"depth, ρ and level{order}.",
+        table=list(_table(results)),
+        paragraphs=(
+            _by_depth(results, learned),
+            _order(results, learned, pairs),
+            _controls(results),
+        ),
+    )
+
+
+def _table(results: Results) -> Iterable[dict[str, str]]:
+    for i, cell in enumerate(results.cells):
+        for s in range(cell.depth):
+
+            def read(measure: str, look: int, i: int = i, s: int = s) -> str:
+                values = results.by_level[measure][i, s, look]
+                return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+
+            yield {
+                "depth": str(cell.depth) if s == 0 else "",
+                "ρ": f"{cell.rho:g}" if s == 0 else "",
+                "s": str(s) if s in cell.latent_levels else f"{s}, class",
+                "trained": read("ncorr", -1),
+                "untrained": read("ncorr", 0),
+                "new samples": read("held_out_samples", -1),
+                "… untrained": read("held_out_samples", 0),
+                "perfect observer": read("observer", 0),
+            }
+
+
+def _by_depth(results: Results, learned: Learned) -> str:
+    """What training adds at each depth and level, means over ρ, and what the networks are for."""
+    rows = np.array([(results.cells[i].depth, s) for i, s in results.rows])
+    texts = []
+    for depth in dict.fromkeys(rows[:, 0]):
+        levels = []
+        for s in range(depth - 1):
+            own = (rows == (depth, s)).all(-1)
+            before, after, possible = (
+                values[own].mean() for values in (learned.before, learned.after, learned.possible)
+            )
+            levels.append(f"s = {s}: {before:.2f} → {after:.2f} of {possible:.2f}")
+        texts.append(f"at depth {depth} {', '.join(levels)}")
+    right, best = results.whole["accuracy"].mean((0, 2)), results.whole["best_accuracy"][:, 0]
+    return (
+        f"Untrained → trained on new samples, of what a perfect observer gets, means over ρ: "
+        f"{'; '.join(texts)}. The networks name the class of {right[-1]:.0%} of the samples after "
+        f"{results.steps[-1]:,} steps, {right[0]:.0%} before; the best guess from the sequence is "
+        f"right in {best.mean():.0%}, as {CLASSES} classes share {min(CLASSES, 2**BRANCHING)} "
+        f"settings of the {BRANCHING} top latents."
+    )
+
+
+def _order(results: Results, learned: Learned, pairs: np.ndarray) -> str:
+    """Whether lower levels are learned more, and earlier, than those above them."""
+    if not len(pairs):
+        return "Which level is learned first cannot be told: no tree here has two of latents."
+    gain = learned.after - learned.before
+    more = int((gain[pairs] > gain[pairs + 1]).sum())
+    where = "at the lower one" if 2 * more > len(pairs) else "at the higher one"
+    often = max(more, len(pairs) - more)
+    adds = (
+        f"Of two neighbouring levels, training adds more {where} in {often} of {len(pairs)} pairs."
+        if 2 * more != len(pairs)
+        else f"Of two neighbouring levels, training adds more at either as often ({more} pairs)."
+    )
+    both = pairs[learned.raised[pairs] & learned.raised[pairs + 1]]
+    if not len(both):
+        return f"{adds} In no pair is the gain clear at both, so which comes first cannot be told."
+    later = learned.half_way[both + 1] - learned.half_way[both]
+    earlier, same, after = (int(test.sum()) for test in (later > 0, later == 0, later < 0))
+    verdict = "no order can be seen"
+    if 2 * max(earlier, after) > len(both):
+        verdict = "bottom-up" if earlier > after else "top-down"
+    return (
+        f"{adds} Where the gain is clear at both ({len(both)} pairs), the lower level has half of "
+        f"its gain at an earlier look in {earlier}, at the same in {same} and at a later one in "
+        f"{after}: {verdict}."
+    )
+
+
+def _controls(results: Results) -> str:
+    same, other, classes, chance = (
+        results.latents(measure)[:, -1].mean()
+        for measure in ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples")
+    )
+    distinct = results.whole["distinct"][:, 0].mean(-1)
+    return (
+        f"Controls, trained: NCorr with the node chosen on the samples it is measured on is "
+        f"{same:.2f}, chosen on the other half of the samples {other:.2f}, of the classes "
+        f"{classes:.2f}, with latents shuffled over samples {chance:.2f}. (Latents differ within a "
+        f"class, so they cannot be shuffled over classes.) The {results.samples:,} samples of a "
+        f"tree hold from {distinct.min():,.0f} to {distinct.max():,.0f} different sequences."
+    )
+
+
+def tables(results: Results) -> tuple[dict[str, list], dict[str, list]]:
+    """Two tables to keep: a row for each number of every network, and one for each mean.
+
+    Where a number is of all levels together s is −1.
+    """
+    seeds: list[dict[str, Any]] = []
+    means: list[dict[str, Any]] = []
+    parts = {measure: values[:, None] for measure, values in results.whole.items()}
+    for measure, values in {**results.by_level, **parts}.items():
+        for i, s, look in np.ndindex(*values.shape[:3]):
+            own, cell = values[i, s, look], results.cells[i]
+            if np.isnan(own).all():
+                continue
+            where = {
+                "depth": cell.depth,
+                "rho": cell.rho,
+                "s": s if measure in results.by_level else -1,
+                "step": results.steps[look],
+                "measure": measure,
+            }
+            means.append({**where, "mean": own.mean(), "std": own.std(ddof=1)})
+            seeds += [{**where, "seed": seed, "value": value} for seed, value in enumerate(own)]
+    return _columns(seeds), _columns(means)
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list]:
+    return {name: [row[name] for row in rows] for name in rows[0]}

@@ -1,0 +1,202 @@
+"""Table 1 at its smallest, and what its numbers are made to say."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from joma.experiments import EXPERIMENTS
+from joma.experiments.table1 import _summary, _train
+from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, SIZES, Cell
+from joma.experiments.table1._summary import MEASURES, Results
+from joma.runs import Run
+from tests.cli._command import joma
+
+EXPERIMENT = EXPERIMENTS["table1"]
+TINY = SIZES["tiny"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """All of it, once, at the smallest scale."""
+    run = Run.resume(
+        "table1", EXPERIMENT.request(scale="tiny").config, out=tmp_path_factory.mktemp("table1")
+    )
+    EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="tiny"))
+    return run
+
+
+def read(run: Run, measure: str, step: int) -> np.ndarray:
+    results = _summary.collect(run, TINY, np.ones((12, LEVELS, 2)))
+    return results.at(measure, step)
+
+
+def test_every_cell_is_there_with_its_published_numbers():
+    assert len(CELLS) == 12
+    assert [len(cells) for cells in GROUPS.values()] == [2] * 6
+    by_name = {cell.name: cell.published for cell in CELLS}
+    # From the printed table, a corner each.
+    assert by_name["C20-N2-10-20"] == (0.99, 0.81)
+    assert by_name["C30-N3-20-30"] == (0.95, 0.66)
+    assert by_name["C50-N3-10-20"] == (0.99, 0.64)
+    seeds = [seed for cell in CELLS for seed in cell.seeds(0, 5)]
+    assert len(set(seeds)) == 60
+
+
+def test_the_published_setting():
+    full = SIZES["full"]
+    assert (full.seeds, full.width, full.hidden) == (5, 1024, 4096)
+    assert (full.learning_rate, full.steps) == (1e-5, 10_000)
+    assert {0, 1, 1000, 2000, 10_000} <= set(full.looks)
+    options = {"hidden": 400, "learning-rate": 1e-4}
+    assert full.with_options(options) == dataclasses.replace(full, hidden=400, learning_rate=1e-4)
+
+
+def test_what_is_left_in_the_folder(run: Run):
+    assert run.tables == ["means", "seeds"]
+    assert [path.name for path in run.figures] == [
+        "table1.png",
+        "table1.svg",
+        "training.png",
+        "training.svg",
+    ]
+    means = run.read_table("means")
+    published = means["published"][(means["measure"] == "ncorr") & (means["step"] == 0)]
+    assert np.isnan(published).sum() == 12  # s = 2 was not published
+    assert set(means["measure"]) == set(MEASURES)
+    for group in GROUPS:
+        own = Run.open(run.path / "groups" / group)
+        assert own.read_json("outcome")["status"] == "done"
+        assert own.checkpoints.steps == []
+        losses = own.metrics.read("loss")
+        assert losses["step"].size == TINY.steps * 4
+        assert set(losses["member"]) == set(range(4))
+
+
+def test_it_learns_and_the_controls_are_what_they_are_called(run: Run):
+    ncorr, held_out = read(run, "ncorr", 0), read(run, "held_out_samples", 0)
+    shuffled = read(run, "shuffled_samples", 0)
+    assert bool((ncorr[:, 0] > ncorr[:, 1]).all())
+    assert np.abs(held_out[:, :2] - ncorr[:, :2]).mean() < 0.25  # empty: it hardly falls
+    assert shuffled.max() < 0.3
+    assert read(run, "shuffled_classes", 0)[:, :2].mean() > shuffled.mean() + 0.1
+    assert np.isnan(read(run, "held_out_classes", 0)[:, 2]).all()  # a class is in one half alone
+    results = _summary.collect(run, TINY, np.ones((12, LEVELS, 2)))
+    assert results.accuracy[:, -1].mean() > 0.5 > 3 * results.accuracy[:, 0].mean()
+
+
+def test_a_network_is_measured_as_by_hand(run: Run):
+    """NCorr of the untrained networks of a cell, by NumPy, class by class."""
+    import torch
+
+    cell = GROUPS["C20-N2"][0]
+    work = _train.GroupWork(run, GROUPS["C20-N2"], TINY, EXPERIMENT.request(scale="tiny"))
+    hierarchy = work.hierarchies[0]
+    batch = hierarchy.sample(1280, 2**40)
+    nodes: dict[int, torch.Tensor] = {}
+
+    def watch(name: str, layer: int, x: torch.Tensor) -> None:
+        if name == "hidden":
+            nodes[layer] = x.amax(2)
+
+    tokens = torch.cat([batch.tokens, batch.tokens])  # the other cell's members are not looked at
+    with torch.no_grad():
+        work.ensemble.model(tokens, watch=watch)
+    expected = np.zeros((2, 2))
+    for s in range(2):
+        for member in range(2):
+            latents = batch.latents[s][member].numpy().astype(float)
+            own = nodes[s][member].double().numpy()
+            table = np.zeros((latents.shape[1], own.shape[1]))
+            for i, latent in enumerate(latents.T):
+                for j, node in enumerate(own.T):
+                    if latent.std() > 0 and node.std() > 0:
+                        table[i, j] = np.corrcoef(latent, node)[0, 1]
+            expected[s, member] = table.max(1).mean()
+    np.testing.assert_allclose(read(run, "ncorr", 0)[CELLS.index(cell), :2], expected, atol=1e-5)
+
+
+def test_done_groups_are_not_done_again(run: Run, monkeypatch):
+    monkeypatch.setattr(_train, "fit", None)  # would fail if it were called
+    before = {path: path.read_bytes() for path in run.path.rglob("*.parquet")}
+    outcome = EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="tiny"))
+    assert outcome.agrees
+    assert {path: path.read_bytes() for path in run.path.rglob("*.parquet")} == before
+
+
+def test_one_group_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("reproduce", "table1", "--scale", "tiny", "--group", "C20-N2", "--hidden", "32")
+    result = joma(*arguments, "--out", "here", "--device", "cpu", "--json")
+    (record,) = json.loads(result.stdout)
+    assert [row["cell"] for row in record["table"][::3]] == [
+        "C=20 N=2 (10, 20)",
+        "C=20 N=2 (20, 30)",
+    ]
+    assert Run.open("here").config["options"] == {"learning-rate": None, "hidden": 32}
+    assert Run.open("here/groups/C20-N2").config["hidden"] == 32
+    refused = joma(*arguments[:-1], "64", "--out", "here", "--device", "cpu")
+    assert refused.exit_code == 2
+    assert re.search("hidden 32.*hidden 64|hidden.*32.*64", refused.stderr.replace("\n", " "))
+    assert not Path("here/groups/C20-N3").exists()
+
+
+def made_up(trained: float, untrained: float, kept: float, chosen=lambda cell: cell) -> Results:
+    """Results in which every cell reads the published numbers plus something."""
+    cells = tuple(CELLS)
+    published = np.array([[*cell.published, 0.5] for cell in cells])[:, :, None, None]
+    noise = np.linspace(-0.01, 0.01, 5)
+    shape = (12, LEVELS, 3, 5)
+    values = {name: np.full(shape, 0.3) + noise for name in MEASURES}
+    values["ncorr"] = np.broadcast_to(published, shape) + noise
+    values["ncorr"] = values["ncorr"] + np.array([untrained, untrained, trained])[:, None]
+    values["held_out_classes"] = values["held_out_classes"] + np.array([0, 0, kept])[:, None]
+    return Results(cells, (0, 1, 100), values, np.full((12, 3, 5), 0.9), np.ones((12, LEVELS, 5)))
+
+
+def test_the_verdict_can_turn():
+    same = _summary.judge(made_up(0.02, 0.02, 0.0), published_size=True)
+    assert same.agrees
+    assert "24 of 24 numbers" in same.finding
+    assert "training adds +0.00 and +0.00" in same.finding
+    off = _summary.judge(made_up(0.08, 0.08, 0.0), published_size=True)
+    assert not off.agrees
+    assert "0 of 24" in off.finding
+    assert _summary.judge(made_up(0.08, 0.08, 0.0), published_size=False).agrees
+
+
+def test_the_words_follow_the_numbers():
+    nothing = " ".join(_summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
+    assert nothing.count("as good as nothing") == 4
+    much = " ".join(_summary.judge(made_up(0.0, -0.3, 0.4), True).paragraphs)
+    assert "as good as nothing" not in much
+    assert "NCorr by +0.30 at s = 0 and +0.30 at s = 1" in much
+    assert "correlation by +0.40 at s = 0" in much
+
+
+def test_what_no_hierarchy_can_read_is_said():
+    results = dataclasses.replace(made_up(0.0, 0.0, 0.0), bounds=np.full((12, LEVELS, 5), 0.805))
+    words = " ".join(_summary.judge(results, True).paragraphs)
+    assert "C20-N2-10-20 at s = 1 (0.81 against at most 0.81)" in words
+    assert "C20-N3-10-20 at s = 1" not in words
+
+
+def test_bounds_count_what_no_class_uses():
+    cell = Cell((20, 30), 20, 2, (0.97, 0.80))
+    bounds = _train.largest_possible([cell], TINY, 0)
+    for member, seed in enumerate(cell.seeds(0, TINY.seeds)):
+        hierarchy = _train.LatentHierarchy(20, 2, (20, 30), seeds=[seed])
+        for s, count in enumerate((20, 30)):
+            used = hierarchy.latent_values[s][0].any(0).sum()
+            assert bounds[0, s, member] == pytest.approx(float(used) / count)
+    assert (bounds[:, 2] == 1).all()
+
+
+@pytest.mark.slow
+def test_small(tmp_path):
+    run = Run.create("table1", {}, out=tmp_path / "run")
+    outcome = EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="small"))
+    assert outcome.agrees

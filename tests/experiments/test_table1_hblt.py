@@ -1,0 +1,304 @@
+"""Table 1 on HBLT(ρ): exact posteriors, a tiny run from end to end, and a verdict that can turn."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joma.data import HBLT
+from joma.experiments import Outcome, Request, _nodes
+from joma.experiments import table1_hblt as experiment
+from joma.experiments._tree_posterior import posteriors
+from joma.experiments.table1_hblt import _cells, _summary, _train
+from joma.experiments.table1_hblt._summary import Results, judge
+from joma.runs import Run
+from joma.theory.hblt import Tree
+
+SIZE = _cells.Size(2, 8, 16, learning_rate=1e-2, steps=3, batch=8, samples=64, repeats=2)
+
+
+def irregular(rho: float) -> Tree:
+    """Unequal classes, a latent without children, edges that say all, nothing and the contrary."""
+    return Tree(
+        class_probs=np.array([0.2, 0.5, 0.3]),
+        child_off_probs=np.array([[0.05, 0.9, 0.5], [0.8, 0.3, 1.0]]),
+        parents=(np.array([0, 0, 1, 0]), np.array([3, 0, 1, 1, 0])),
+        rhos=(np.array([rho, -0.5, 1.0, 0.2]), np.array([0.9, rho, 0.8, -rho, 0.0])),
+    )
+
+
+def enumerated(tree: Tree, leaves: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The posteriors of one sample, by going through everything that can be above its leaves."""
+    *sizes, _ = tree.sizes
+    total = 0.0
+    on = [np.zeros(size) for size in sizes]
+    classes = np.zeros(tree.class_probs.size)
+    for k, *bits in itertools.product(range(classes.size), *[(0, 1)] * sum(sizes)):
+        levels = [*np.split(np.array(bits), np.cumsum(sizes)[:-1]), leaves]
+        weight = tree.class_probs[k]
+        weight *= np.where(
+            levels[0], 1 - tree.child_off_probs[:, k], tree.child_off_probs[:, k]
+        ).prod()
+        for above, below, parent, rho in zip(
+            levels, levels[1:], tree.parents, tree.rhos, strict=False
+        ):
+            weight *= np.where(below == above[parent], (1 + rho) / 2, (1 - rho) / 2).prod()
+        total += weight
+        classes[k] += weight
+        for mine, level in zip(on, levels[:-1], strict=True):
+            mine += weight * level
+    return (*(mine / total for mine in reversed(on)), classes / total)
+
+
+@settings(max_examples=15, deadline=None)
+@given(rho=st.floats(-0.99, 0.99), seed=st.integers(0, 1000))
+def test_posteriors_are_those_of_enumeration(rho: float, seed: int):
+    tree = irregular(rho)
+    leaves = tree.sample(3, seed)[1][-1]
+    found = posteriors(tree, leaves)
+    for row, own in enumerate(leaves):
+        for level, expected in zip(found, enumerated(tree, own), strict=True):
+            np.testing.assert_allclose(level[row], expected, atol=1e-12)
+
+
+def test_posteriors_are_the_latents_where_nothing_is_uncertain():
+    source = HBLT.regular(4, 3, 1.0, classes=8, off=0.0)
+    batch = source.sample(40, 0)
+    for known, latents in zip(
+        posteriors(source.trees[0], _train.leaves_on(batch)[0]), batch.latents, strict=True
+    ):
+        np.testing.assert_array_equal(known, latents[0].numpy())
+
+
+def test_deep_trees_do_not_underflow():
+    tree = Tree.regular(2, 3000, 0.1, [0.5, 0.5], [[0.2, 0.7]])
+    latent, label = posteriors(tree, np.ones((1, 3000)))
+    np.testing.assert_allclose(latent, 1)
+    np.testing.assert_allclose(label, [[0.8 / 1.1, 0.3 / 1.1]])
+
+
+@pytest.mark.parametrize(
+    ("leaves", "sentence"),
+    [
+        (np.ones((2, 3)), r"leaves must be 0 or 1 and of shape \(samples, 2\)"),
+        (np.ones(2), r"leaves must be 0 or 1 and of shape \(samples, 2\)"),
+        (np.full((1, 2), 0.5), "leaves must be 0 or 1"),
+        (np.array([[0, 1]]), "leaves must be ones that the tree can have"),
+    ],
+)
+def test_leaves_that_cannot_be_are_refused(leaves, sentence: str):
+    tree = Tree.regular(2, 2, 1.0, [1.0], [[0.3]])
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        posteriors(tree, leaves)
+
+
+def test_nobody_follows_a_latent_better_than_the_perfect_observer():
+    source = HBLT.regular(3, 3, 0.8, classes=20, seeds=(1, 2))
+    batch = source.sample(10_000, 0)
+    leaves = _train.leaves_on(batch)
+    known = _train.observer(source, leaves)
+    for latents, own in zip(batch.latents[:-1], known[:-1], strict=True):
+        below = torch.from_numpy(leaves).double().unflatten(-1, (latents.shape[-1], -1))
+        best = _train._following(latents, own)
+        assert (best < 1).all()
+        assert (_train._following(latents, below.mean(-1)) < best).all()
+    for latents, own in zip(batch.latents, known, strict=True):
+        # What is said to be likely happens as often as is said, also among what is said often.
+        missed = latents.double() - own
+        assert float(missed.mean().abs()) < 0.005
+        assert float((missed * own).mean().abs()) < 0.005
+
+
+def made_up(before: float, after: float, step: float = 0.1, noise: float = 0.0) -> Results:
+    """Held-out correlations that go from `before` to `after`, lower by `step` for each level up."""
+    cells, looks, seeds = _cells.CELLS, (0, 1, 10), 3
+    shape = (len(cells), _cells.LEVELS, len(looks), seeds)
+    rise = np.linspace(before, after, len(looks))[:, None] + noise * np.array([-1.0, 0.0, 1.0]) * (
+        np.arange(len(looks))[:, None] > 0
+    )
+    values = rise - step * np.arange(_cells.LEVELS)[:, None, None]
+    by_level = {name: np.broadcast_to(values, shape).copy() for name in _summary.BY_LEVEL}
+    by_level["observer"][:] = 0.95
+    whole = {name: np.full((len(cells), len(looks), seeds), 0.3) for name in _summary.WHOLE}
+    return Results(cells, looks, 100, by_level, whole)
+
+
+class TestVerdict:
+    def test_learned_latents_agree(self):
+        outcome = judge(made_up(0.5, 0.7))
+        assert outcome.agrees
+        assert "rises by more than twice the seed std in 24 of 24 rows" in outcome.finding
+        assert "from 0.43 to 0.63 in training, where a perfect observer" in outcome.finding
+        assert "the lower one reads higher in 12 of 12 pairs" in outcome.finding
+
+    @pytest.mark.parametrize(
+        "results",
+        [
+            made_up(0.6, 0.6),
+            made_up(0.6, 0.5),
+            made_up(0.5, 0.6, noise=0.06),
+            made_up(0.5, 0.7, step=-0.05),
+        ],
+        ids=["nothing added", "unlearned", "seeds differ", "higher levels read higher"],
+    )
+    def test_it_turns(self, results: Results):
+        assert not judge(results).agrees
+
+    def test_a_clear_gain_is_one_beyond_the_seeds(self):
+        assert judge(made_up(0.5, 0.6, noise=0.04)).agrees
+
+    def test_where_and_when_training_adds_follows_the_numbers(self):
+        results = made_up(0.5, 0.7)
+        assert "more at either as often" not in judge(results).paragraphs[1]
+        top_down = made_up(0.5, 0.7)
+        for curve in (top_down.by_level["ncorr"], top_down.by_level["held_out_samples"]):
+            curve[:, 0, 1] = curve[:, 0, 0]  # the lowest level is late, and gains less
+            curve[:, 0, 2] = curve[:, 0, 0] + 0.1
+        bottom_up = made_up(0.5, 0.7)
+        for curve in (bottom_up.by_level["ncorr"], bottom_up.by_level["held_out_samples"]):
+            curve[:, 0, 1:] = curve[:, 0, :1] + 0.3
+            curve[:, 1, 1] = curve[:, 1, 0]
+            curve[:, 2, 1] = curve[:, 2, 0]
+        late, early = (judge(them).paragraphs[1] for them in (top_down, bottom_up))
+        assert "adds more at the higher one" in late
+        assert "not bottom-up" in late
+        assert "adds more at the lower one" in early
+        assert "at an earlier look in 8, at the same in 4 and at a later one in 0" in early
+        assert "mostly bottom-up" in early
+        flat = judge(made_up(0.6, 0.6)).paragraphs[1]
+        assert "which comes first cannot be told" in flat
+
+    def test_one_depth_alone(self):
+        whole = made_up(0.5, 0.7)
+        cells = whole.cells[:4]
+        part = dataclasses.replace(
+            whole,
+            cells=cells,
+            by_level={name: values[:4] for name, values in whole.by_level.items()},
+            whole={name: values[:4] for name, values in whole.whole.items()},
+        )
+        outcome = judge(part)
+        assert outcome.agrees
+        assert "pairs" not in outcome.finding
+        assert "no tree here has two of latents" in outcome.paragraphs[1]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> tuple[Run, Outcome]:
+    """A run smaller than tiny, of all groups."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(experiment.SIZES, "tiny", SIZE)
+        request = experiment.EXPERIMENT.request(scale="tiny")
+        out = tmp_path_factory.mktemp("hblt") / "run"
+        run = Run.create("table1-hblt", request.config, out=out)
+        return run, experiment.EXPERIMENT.reproduce(run, request)
+
+
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    """The smaller run again, without files of figures, which take most of its time."""
+    monkeypatch.setitem(experiment.SIZES, "tiny", SIZE)
+    monkeypatch.setattr(experiment, "publish", lambda *_, **__: None)
+    monkeypatch.setattr(experiment.figures, "save", lambda *_, **__: None)
+
+
+class TestRun:
+    def test_the_folder_holds_what_it_should(self, tiny):
+        run, outcome = tiny
+        assert run.tables == ["means", "seeds"]
+        assert {path.name for path in run.figures} == {
+            f"{name}.{kind}" for name in ("table1-hblt", "training") for kind in ("png", "svg")
+        }
+        assert [row["s"] for row in outcome.table[:2]] == ["0", "1, class"]
+        assert len(outcome.table) == 4 * (2 + 3 + 4)
+        assert all("nan" not in str(value) for row in outcome.table for value in row.values())
+        assert "nan" not in outcome.finding + " ".join(outcome.paragraphs)
+        for group in experiment.GROUPS:
+            own = Run.open(run.path / "groups" / group)
+            assert own.read_json("outcome")["status"] == "done"
+            assert own.checkpoints.latest().checkpoint is None
+
+    def test_tables_hold_every_number(self, tiny):
+        run, outcome = tiny
+        seeds, means = run.read_table("seeds"), run.read_table("means")
+        chosen = (means["depth"] == 3) & (means["rho"] == 0.9) & (means["s"] == 1)
+        chosen &= (means["step"] == 3) & (means["measure"] == "held_out_samples")
+        (place,) = np.flatnonzero(chosen)
+        row = next(r for r in outcome.table[8 + 2 * 3 :] if r["s"] == "1")
+        assert row["new samples"] == f"{means['mean'][place]:.2f} ± {means['std'][place]:.2f}"
+        same = np.logical_and.reduce(
+            [seeds[name] == means[name][place] for name in ("depth", "rho", "s", "step", "measure")]
+        )
+        assert seeds["value"][same].mean() == pytest.approx(means["mean"][place])
+        ncorr = seeds["measure"] == "ncorr"
+        assert set(seeds["step"][ncorr]) == {0, 1, 3}
+        assert ncorr.sum() == 3 * 2 * 4 * (2 + 3 + 4)
+        for depth in _cells.DEPTHS:
+            own = (seeds["depth"] == depth) & (seeds["measure"] == "held_out_classes")
+            assert set(seeds["s"][own]) == set(range(depth - 1))
+        assert set(seeds["s"][seeds["measure"] == "best_accuracy"]) == {-1}
+
+    def test_what_is_done_is_not_done_again(self, tiny, undrawn, monkeypatch):
+        run, outcome = tiny
+        monkeypatch.setattr(_train, "GroupWork", None)  # making networks would fail
+        request = experiment.EXPERIMENT.request(scale="tiny", groups=["L3"])
+        assert experiment.EXPERIMENT.reproduce(run, request) == outcome
+
+    def test_a_group_alone_has_the_same_numbers(self, tiny, undrawn, tmp_path):
+        request = experiment.EXPERIMENT.request(scale="tiny", groups=["L2"])
+        run = Run.create("table1-hblt", request.config, out=tmp_path / "run")
+        outcome = experiment.EXPERIMENT.reproduce(run, request)
+        assert list(outcome.table) == list(tiny[1].table[:8])
+        assert not _nodes.is_done(run, "L3")
+
+    def test_stopped_networks_go_on(self, tiny, tmp_path, monkeypatch):
+        request = experiment.EXPERIMENT.request(scale="tiny")
+        run = Run.create("table1-hblt", request.config, out=tmp_path / "run")
+        look = _train.GroupWork.look
+
+        def stop(self, step: int) -> None:
+            if step == 3:
+                raise KeyboardInterrupt
+            look(self, step)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_train.GroupWork, "look", stop)
+            with pytest.raises(KeyboardInterrupt):
+                _train.train_group(run, "L2", SIZE, request)
+        assert not _nodes.is_done(run, "L2")
+        _train.train_group(run, "L2", SIZE, request)
+        found = _summary.collect(run, SIZE)
+        expected = _summary.collect(tiny[0], SIZE)
+        for name, values in found.by_level.items():
+            np.testing.assert_array_equal(values, expected.by_level[name][:4])
+
+    def test_another_learning_rate_is_another_result(self, tiny, tmp_path):
+        request = Request(0, "tiny", options={"learning-rate": 0.3})
+        size = SIZE.with_options(request.options)
+        assert size.learning_rate == 0.3
+        assert SIZE.with_options({"learning-rate": None}) == SIZE
+        run = Run.create("table1-hblt", request.config, out=tmp_path / "run")
+        _train.train_group(run, "L2", size, request)
+        found, expected = (_summary.collect(r, size).by_level["ncorr"][:4] for r in (run, tiny[0]))
+        np.testing.assert_array_equal(found[:, :, 0], expected[:, :, 0])
+        assert not np.array_equal(found[:, :, -1], expected[:, :, -1], equal_nan=True)
+
+
+def test_samples_looked_at_in_parts_are_the_same():
+    work = _train.GroupWork(None, _cells.GROUPS["L3"], SIZE, Request())  # pyright: ignore[reportArgumentType]
+    at_once = _nodes.pooled_nodes(work.ensemble, work.batch)
+    in_parts = _nodes.pooled_nodes(work.ensemble, work.batch, 24)
+    assert len(at_once[0]) == 3
+    for one, other in zip([*at_once[0], at_once[1]], [*in_parts[0], in_parts[1]], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_looks_begin_untrained_and_end_trained():
+    assert experiment.SIZES["full"].looks == (0, 1, 10, 30, 100, 300, 1000, 2000)
+    assert experiment.SIZES["full"].controlled == (0, 1, 2000)
+    seeds = [seed for cell in _cells.CELLS for seed in cell.seeds(0, 3)]
+    assert len(set(seeds)) == 36
