@@ -56,7 +56,7 @@ def test_commands_name_what_exists():
 
 def test_python_examples_run():
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
 

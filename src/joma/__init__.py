@@ -8,13 +8,37 @@ loads nothing heavy: a room is loaded when it is first used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joma import experiments, report, runs, theory
+    from joma import data, experiments, models, optim, probes, random, report, runs, theory, train
 
     __version__: str
 
-__all__ = ["__version__", "citation", "experiments", "report", "runs", "theory"]
+_ROOMS = (
+    "data",
+    "experiments",
+    "models",
+    "optim",
+    "probes",
+    "random",
+    "report",
+    "runs",
+    "theory",
+    "train",
+)
 
-_ROOMS = ("experiments", "report", "runs", "theory")
+__all__ = [
+    "__version__",
+    "citation",
+    "data",
+    "experiments",
+    "models",
+    "optim",
+    "probes",
+    "random",
+    "report",
+    "runs",
+    "theory",
+    "train",
+]
 
 _PAPERS = """\
 @inproceedings{tian2024joma,

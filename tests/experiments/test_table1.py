@@ -58,10 +58,10 @@ def test_the_published_setting():
 def test_what_is_left_in_the_folder(run: Run):
     assert run.tables == ["means", "seeds"]
     assert [path.name for path in run.figures] == [
+        "table1-training.png",
+        "table1-training.svg",
         "table1.png",
         "table1.svg",
-        "training.png",
-        "training.svg",
     ]
     means = run.read_table("means")
     published = means["published"][(means["measure"] == "ncorr") & (means["step"] == 0)]

@@ -152,25 +152,26 @@ class TestVerdict:
         assert judge(made_up(0.5, 0.6, noise=0.04)).agrees
 
     def test_where_and_when_training_adds_follows_the_numbers(self):
-        results = made_up(0.5, 0.7)
-        assert "more at either as often" not in judge(results).paragraphs[1]
-        top_down = made_up(0.5, 0.7)
-        for curve in (top_down.by_level["ncorr"], top_down.by_level["held_out_samples"]):
-            curve[:, 0, 1] = curve[:, 0, 0]  # the lowest level is late, and gains less
-            curve[:, 0, 2] = curve[:, 0, 0] + 0.1
-        bottom_up = made_up(0.5, 0.7)
-        for curve in (bottom_up.by_level["ncorr"], bottom_up.by_level["held_out_samples"]):
-            curve[:, 0, 1:] = curve[:, 0, :1] + 0.3
-            curve[:, 1, 1] = curve[:, 1, 0]
-            curve[:, 2, 1] = curve[:, 2, 0]
-        late, early = (judge(them).paragraphs[1] for them in (top_down, bottom_up))
-        assert "adds more at the higher one" in late
-        assert "not bottom-up" in late
-        assert "adds more at the lower one" in early
-        assert "at an earlier look in 8, at the same in 4 and at a later one in 0" in early
-        assert "mostly bottom-up" in early
-        flat = judge(made_up(0.6, 0.6)).paragraphs[1]
-        assert "which comes first cannot be told" in flat
+        top_down, bottom_up = made_up(0.5, 0.7), made_up(0.5, 0.7)
+        for name in ("ncorr", "held_out_samples"):
+            late, early = top_down.by_level[name], bottom_up.by_level[name]
+            late[:, 0, 1] = late[:, 0, 0]  # the lowest level comes after the others, and gains less
+            late[:, 0, 2] = late[:, 0, 0] + 0.1
+            early[:, 0, 1:] = early[:, 0, :1] + 0.3  # comes before them, and gains more
+            early[:, 1:, 1] = early[:, 1:, 0]
+        late, early = judge(top_down), judge(bottom_up)
+        assert "and gains more in 0." in late.finding
+        assert (
+            "earlier look in 0, at the same in 4 and at a later one in 8; top-down."
+            in (late.paragraphs[1])
+        )
+        assert "and gains more in 8." in early.finding
+        assert (
+            "earlier look in 8, at the same in 4 and at a later one in 0; bottom-up."
+            in (early.paragraphs[1])
+        )
+        assert "no order can be seen" in judge(made_up(0.5, 0.7)).paragraphs[1]
+        assert "in no pair training clearly adds to both" in judge(made_up(0.6, 0.6)).paragraphs[1]
 
     def test_one_depth_alone(self):
         whole = made_up(0.5, 0.7)
@@ -242,6 +243,13 @@ class TestRun:
             assert set(seeds["s"][own]) == set(range(depth - 1))
         assert set(seeds["s"][seeds["measure"] == "best_accuracy"]) == {-1}
 
+    def test_every_member_is_of_its_cell(self, tiny):
+        results = _summary.collect(tiny[0], SIZE)
+        observer = results.by_level["observer"][:, 0, 0]
+        for group in np.split(observer, 3):
+            # Each tree with a larger ρ tells more of its lowest latents than any with a smaller.
+            assert (group[:-1].max(-1) < group[1:].min(-1)).all()
+
     def test_what_is_done_is_not_done_again(self, tiny, undrawn, monkeypatch):
         run, outcome = tiny
         monkeypatch.setattr(_train, "GroupWork", None)  # making networks would fail
@@ -302,3 +310,18 @@ def test_looks_begin_untrained_and_end_trained():
     assert experiment.SIZES["full"].controlled == (0, 1, 2000)
     seeds = [seed for cell in _cells.CELLS for seed in cell.seeds(0, 3)]
     assert len(set(seeds)) == 36
+
+
+@pytest.mark.slow
+def test_small_networks_learn_the_latents_that_decide_the_class(tmp_path):
+    request = experiment.EXPERIMENT.request(scale="small", groups=["L3"])
+    run = Run.create("table1-hblt", request.config, out=tmp_path / "run")
+    experiment.EXPERIMENT.reproduce(run, request)
+    results = _summary.collect(run, experiment.SIZES["small"])
+    learned = _summary.Learned.of(results)
+    top = np.array([s == 1 and results.cells[i].rho >= 0.7 for i, s in results.rows])
+    assert learned.raised[top].all()
+    assert (learned.after < learned.possible).all()
+    assert (
+        results.whole["accuracy"][:, -1].mean() > 0.8 * results.whole["best_accuracy"][:, 0].mean()
+    )

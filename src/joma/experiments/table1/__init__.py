@@ -31,10 +31,10 @@ def reproduce(run: Run, request: Request) -> Outcome:
     publish(run, "table1", _draw.draw_cells(results), outcome, title=TITLE, published=PUBLISHED)
     figures.save(
         run,
-        "training",
+        "table1-training",
         _draw.draw_training(results),
         title="NCorr while the networks of Table 1 learn",
-        caption=" ".join(outcome.paragraphs),
+        caption=" ".join(outcome.paragraphs[:2]),
     )
     return outcome
 

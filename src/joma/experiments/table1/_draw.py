@@ -83,5 +83,5 @@ def draw_training(results: Results) -> Figure:
         ax.set_xticklabels(["0", "1", "10", "100", "10³", "10⁴"][: 2 + len(str(results.steps[-1]))])
         ax.minorticks_off()
     axes[0].set_ylabel("mean over cells")
-    axes[0].legend(loc="lower left", ncols=4, fontsize=8.5, bbox_to_anchor=(0, 1.1))
+    axes[-1].legend(loc="best", fontsize=8)
     return figure

@@ -34,7 +34,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     publish(run, "table1-hblt", figure, outcome, title=TITLE, published=PUBLISHED)
     figures.save(
         run,
-        "training",
+        "table1-hblt-training",
         _draw.draw_training(results),
         title="NCorr while networks learn from HBLT(ρ)",
         caption="\n".join(outcome.paragraphs),

@@ -93,7 +93,7 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(2, 16, 32, learning_rate=1e-2, steps=30, batch=16, samples=160, repeats=2),
+    "tiny": Size(2, 16, 32, learning_rate=1e-2, steps=20, batch=8, samples=128, repeats=2),
     "small": Size(3, 32, 128, learning_rate=3e-3, steps=300, batch=32, samples=640, repeats=4),
     "full": Size(3, 1024, 4096, learning_rate=1e-4, steps=2000, batch=128, samples=1280, repeats=4),
 }

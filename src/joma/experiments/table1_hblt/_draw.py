@@ -10,10 +10,17 @@ from joma.report import figures
 
 _SERIES = (
     ("ncorr", -1, "trained", figures.BLUE, "o", True),
-    ("held_out_samples", -1, "trained, node chosen on other samples", figures.BLUE, "o", False),
+    ("held_out_samples", -1, "trained, node chosen\non other samples", figures.BLUE, "o", False),
     ("ncorr", 0, "untrained", figures.VERMILLION, "s", True),
-    ("held_out_samples", 0, "untrained, on other samples", figures.VERMILLION, "s", False),
-    ("shuffled_samples", -1, "trained, latents shuffled over samples", figures.GREY, "x", True),
+    (
+        "held_out_samples",
+        0,
+        "untrained, node chosen\non other samples",
+        figures.VERMILLION,
+        "s",
+        False,
+    ),
+    ("shuffled_samples", -1, "trained, latents\nshuffled over samples", figures.GREY, "x", True),
 )
 _LEVELS = ((figures.BLUE, "o"), (figures.VERMILLION, "s"), (figures.GREEN, "D"))
 _CLASS = (figures.PURPLE, "^")
@@ -22,13 +29,13 @@ _CLASS = (figures.PURPLE, "^")
 def draw_cells(results: Results) -> Figure:
     """A panel for each depth: in a block for each level, every ρ."""
     depths = _by_depth(results)
-    figure, axes = figures.new(12, 4.4, 1, len(depths))
+    figure, axes = figures.new(13, 4.4, 1, len(depths))
     axes = np.atleast_1d(axes)
     axes[0].get_gridspec().set_width_ratios(list(depths))
     for ax, (depth, places) in zip(axes, depths.items(), strict=True):
         _draw_depth(ax, results, depth, places)
     axes[0].set_ylabel("correlation with the latent")
-    axes[0].legend(loc="lower left", ncols=3, fontsize=9, bbox_to_anchor=(-0.02, 1.1))
+    axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9, labelspacing=0.9)
     return figure
 
 
@@ -39,7 +46,7 @@ def _draw_depth(ax: Axes, results: Results, depth: int, places: list[int]) -> No
     for s in range(depth):
         x = s * wide + block
         observer = results.by_level["observer"][places, s, 0].mean(-1)
-        label = "perfect observer of the sequence" if s == 0 else ""
+        label = "perfect observer\nof the sequence" if s == 0 else ""
         ax.hlines(observer, x - 0.42, x + 0.42, color=figures.BLACK, lw=1.8, label=label)
         for i, (measure, look, name, color, marker, filled) in enumerate(_SERIES):
             values = results.by_level[measure][places, s, look]

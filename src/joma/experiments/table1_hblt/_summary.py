@@ -122,11 +122,13 @@ def judge(results: Results) -> Outcome:
     the lower one reads higher, where a tree has two.
     """
     learned, pairs = Learned.of(results), np.array(results.neighbours, dtype=int)
+    gain = learned.after - learned.before
     lower_is_higher = learned.after[pairs] > learned.after[pairs + 1]
+    lower_gains_more = gain[pairs] > gain[pairs + 1]
     agrees = learned.raised.mean() > 0.5 and (not len(pairs) or lower_is_higher.mean() > 0.5)
     order = (
         f"; of two neighbouring levels the lower one reads higher in {lower_is_higher.sum()} of "
-        f"{len(pairs)} pairs"
+        f"{len(pairs)} pairs and gains more in {lower_gains_more.sum()}"
         if len(pairs)
         else ""
     )
@@ -190,30 +192,24 @@ def _by_depth(results: Results, learned: Learned) -> str:
 
 
 def _order(results: Results, learned: Learned, pairs: np.ndarray) -> str:
-    """Whether lower levels are learned more, and earlier, than those above them."""
+    """Whether lower levels are learned earlier than those above them."""
     if not len(pairs):
         return "Which level is learned first cannot be told: no tree here has two of latents."
-    gain = learned.after - learned.before
-    more = int((gain[pairs] > gain[pairs + 1]).sum())
-    where = "at the lower one" if 2 * more > len(pairs) else "at the higher one"
-    often = max(more, len(pairs) - more)
-    adds = (
-        f"Of two neighbouring levels, training adds more {where} in {often} of {len(pairs)} pairs."
-        if 2 * more != len(pairs)
-        else f"Of two neighbouring levels, training adds more at either as often ({more} pairs)."
-    )
     both = pairs[learned.raised[pairs] & learned.raised[pairs + 1]]
     if not len(both):
-        return f"{adds} In no pair is the gain clear at both, so which comes first cannot be told."
+        return (
+            "Which level is learned first cannot be told: of two neighbouring ones, in no pair "
+            "training clearly adds to both."
+        )
     later = learned.half_way[both + 1] - learned.half_way[both]
     earlier, same, after = (int(test.sum()) for test in (later > 0, later == 0, later < 0))
     verdict = "no order can be seen"
     if 2 * max(earlier, after) > len(both):
         verdict = "bottom-up" if earlier > after else "top-down"
     return (
-        f"{adds} Where the gain is clear at both ({len(both)} pairs), the lower level has half of "
-        f"its gain at an earlier look in {earlier}, at the same in {same} and at a later one in "
-        f"{after}: {verdict}."
+        f"Which level is learned first: in the {len(both)} pairs of neighbouring ones where "
+        f"training clearly adds to both, the lower one has half of its gain at an earlier look in "
+        f"{earlier}, at the same in {same} and at a later one in {after}; {verdict}."
     )
 
 

@@ -61,10 +61,10 @@ class GroupWork:
         seeds = [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)]
         depth, device = cells[0].depth, request.device
         rhos = [cell.rho for cell in cells for _ in range(size.seeds)]
-        self.data = HBLT.regular(depth, BRANCHING, rhos, CLASSES, seeds, device)
-        self.batch = self.data.sample(size.samples, _FRESH)
+        self.data = data = HBLT.regular(depth, BRANCHING, rhos, CLASSES, seeds, device)
+        self.batch = data.sample(size.samples, _FRESH)
         config = TransformerConfig(
-            vocabulary=self.data.vocabulary,
+            vocabulary=data.vocabulary,
             outputs=CLASSES,
             layers=depth,
             width=size.width,
@@ -74,7 +74,7 @@ class GroupWork:
         self.ensemble = Ensemble(
             model,
             StackedAdam(model.named_parameters(), size.learning_rate, WEIGHT_DECAY),
-            lambda step: self.data.sample(size.batch, step),
+            lambda step: data.sample(size.batch, step),  # holds the data alone: no cycle is made
             precision="bfloat16" if device == "cuda" else "float32",
         )
 
