@@ -212,7 +212,9 @@ class TestRun:
         run, outcome = tiny
         assert run.tables == ["means", "seeds"]
         assert {path.name for path in run.figures} == {
-            f"{name}.{kind}" for name in ("table1-hblt", "training") for kind in ("png", "svg")
+            f"{name}.{kind}"
+            for name in ("table1-hblt", "table1-hblt-training")
+            for kind in ("png", "svg")
         }
         assert [row["s"] for row in outcome.table[:2]] == ["0", "1, class"]
         assert len(outcome.table) == 4 * (2 + 3 + 4)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from joma.runs import Checkpoints, Found, Run
+from joma.runs import Checkpoints, Run
 from tests.runs._failing import STEPS_OF_A_WRITE, every_kill, fill_disk, visible
 
 ARRAYS = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "step": np.array(7)}
@@ -318,4 +318,4 @@ def test_steps_and_clearing(checkpoints: Checkpoints):
     assert checkpoints.steps == [7, 5]
     checkpoints.clear()
     assert os.listdir(checkpoints.folder) == ["note.txt"]
-    assert checkpoints.latest() == Found(None, ())
+    assert checkpoints.latest().checkpoint is None

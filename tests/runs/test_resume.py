@@ -196,3 +196,29 @@ def test_a_resumed_run_is_listed_without_its_inner_folders(tmp_path: Path):
     Run.create("fig2", {}, out=tmp_path / "run" / "metrics" / "inner")
     Run.resume("table1", CONFIG, out=tmp_path / "run")
     assert [summary.name for summary in list_runs(tmp_path)] == ["table1"]
+
+
+def test_a_folder_killed_at_its_very_first_write_can_be_used(tmp_path):
+    left = tmp_path / "run" / ".environment.json.0123456789ab.tmp"
+    left.parent.mkdir()
+    left.write_text("{")
+    run = Run.resume("fit", {"seed": 1}, out=left.parent)
+    assert run.config == {"name": "fit", "seed": 1}
+    assert not left.exists()
+
+
+def test_a_new_run_forgets_the_parts_of_the_old_one(tmp_path):
+    whole = Run.create("table", {"seed": 0}, out=tmp_path)
+    part = Run.create("part", {"seed": 0}, out=tmp_path / "groups" / "a")
+    part.write_json("outcome", {"status": "done"})
+    part.metrics.append(0, "loss", 1.0)
+    part.metrics.flush()
+    (tmp_path / "groups" / "mine.txt").write_text("kept")
+    Run.resume("table", {"seed": 0}, out=tmp_path)
+    assert part.read_json("outcome") == {"status": "done"}
+    Run.create("table", {"seed": 1}, out=whole.path)
+    again = Run.resume("part", {"seed": 1}, out=part.path)
+    assert again.metrics.read()["step"].size == 0
+    with pytest.raises(ValueError, match="does not exist"):
+        again.read_json("outcome")
+    assert (tmp_path / "groups" / "mine.txt").exists()

@@ -60,7 +60,16 @@ def reproduce_experiment(
         try:
             result = experiment.reproduce(run, request)
         except ValueError as error:
+            if experiment.resumable:  # of what is in the folder, which is the user's to mend
+                raise
             raise RuntimeError(f"experiment {name} failed") from error
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            raise ValueError(
+                f"the GPU has too little memory free for {name}; a smaller --scale or --hidden "
+                "needs less, and --device cpu none of it"
+            ) from error
         outcome.update(agrees=result.agrees, finding=result.finding)
     return {
         "name": name,

@@ -42,14 +42,13 @@ def train_group(
         request: what was asked of the experiment.
         prepare: makes the networks, given the group's run.
     """
-    if is_done(run, group):
-        return
+    folder = run.path / "groups" / group
     own = Run.resume(
-        f"{run.name}-group",
-        {**config, "group": group},
-        out=run.path / "groups" / group,
-        device=request.device,
+        f"{run.name}-group", {**config, "group": group}, out=folder, device=request.device
     )
+    if is_done(run, group):
+        own.checkpoints.clear()  # in case it was killed just before it did
+        return
     if request.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     work = prepare(own)
@@ -61,7 +60,6 @@ def train_group(
         look_at=looks,
         progress=lambda done, total: request.progress(f"train {group}", done, total),
     )
-    own.checkpoints.clear()  # they serve to go on with, and are large
     own.write_json(
         "outcome",
         {
@@ -72,6 +70,7 @@ def train_group(
             **asdict(ended),
         },
     )
+    own.checkpoints.clear()  # they serve to go on with, and are large
 
 
 def is_done(run: Run, group: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from joma.runs._write import remove_temporaries, sync_folder
+from joma.runs._write import is_temporary, remove_temporaries, sync_folder
 
 ENVIRONMENT = "environment.json"
 CONFIG = "config.json"
@@ -39,7 +39,7 @@ def check_out(out: Path, name: str) -> Path:
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"out {out} is a file, but must be a folder")
-    if not out.is_dir() or not any(out.iterdir()):
+    if not out.is_dir() or all(is_temporary(path) for path in out.iterdir()):
         return out
     if not is_run(out):
         raise ValueError(
@@ -58,8 +58,8 @@ def check_out(out: Path, name: str) -> Path:
 def remove_old(folder: Path) -> None:
     """Removes what an earlier run left in `folder` and a new one might not write over.
 
-    That is its outcome, configuration, checkpoints, metrics, tables and figures; what a run does
-    not write stays.
+    That is its outcome, configuration, checkpoints, metrics, tables and figures, and those of the
+    runs that are its parts, in `groups/`; what a run does not write stays.
     """
     # What speaks of the rest goes first: a folder in which this was cut short has no outcome it
     # did not reach, and without a configuration no run can go on from what is left in it.
@@ -76,6 +76,9 @@ def remove_old(folder: Path) -> None:
             if path.is_file():
                 path.unlink()
     remove_leftovers(folder)
+    for part in folder.glob("groups/*"):
+        if is_run(part):
+            remove_old(part)
 
 
 def remove_leftovers(folder: Path) -> None:

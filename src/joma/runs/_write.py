@@ -44,8 +44,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 def remove_temporaries(folder: Path) -> None:
     """Removes what writes that were killed left in `folder`; nobody may be writing there."""
     for path in folder.glob(".*.tmp"):
-        if _TEMPORARY.fullmatch(path.name):
+        if is_temporary(path):
             path.unlink(missing_ok=True)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file is what a write that was killed left, by its name."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def sync_folder(folder: Path) -> None:

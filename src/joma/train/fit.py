@@ -1,5 +1,7 @@
 """The loop around an ensemble: logs, looks, checkpoints, and going on after a kill."""
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
@@ -8,7 +10,10 @@ from typing import Any
 import torch
 
 from joma.runs import Checkpoint, Run
+from joma.train._interrupt import interrupts_held
 from joma.train.ensemble import KEPT, Ensemble
+
+_logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 5.0
 """About how long what was logged waits to be written."""
@@ -54,8 +59,9 @@ def fit(
 
     Each step's loss is logged under its number, before the update; a look at step s sees the
     networks after s updates. What is logged is written every few seconds, and in any case when the
-    loop ends, also by an error or Ctrl-C. A run that was killed and continued
-    has the same metrics, bit for bit on the CPU, as one that was not.
+    loop ends, also by an error. Ctrl-C saves a checkpoint and then ends it. A run that was killed
+    and continued has the same metrics, bit for bit on the CPU, as one that was not. A checkpoint
+    that is damaged is logged as a warning and the one before it used.
 
     A run without checkpoints begins anew, and what it had logged is forgotten: whoever removes the
     checkpoints of a training that has ended must remember that it has. With a checkpoint of the
@@ -78,7 +84,11 @@ def fit(
     begun = ensemble.step
     piece = 1
     start = saved = flushed = time.monotonic()
-    try:
+    for sentence in found.refused:
+        _logger.warning(sentence)
+    with contextlib.ExitStack() as around:
+        around.callback(run.metrics.flush)
+        interrupted = around.enter_context(interrupts_held())
         if look is not None and found.checkpoint is None and 0 in looks:
             look(0)
         while ensemble.step < steps:
@@ -91,15 +101,16 @@ def fit(
                 look(ensemble.step)
             progress(ensemble.step, steps)
             now = time.monotonic()
-            due = ensemble.step < steps and now - saved >= checkpoint_seconds
+            late = now - saved >= checkpoint_seconds or interrupted()
+            due = ensemble.step < steps and late
             if due or now - flushed >= FLUSH_SECONDS:
                 run.metrics.flush()  # first: a checkpoint says that all before it is on disk
                 flushed = now
             if due:
                 _save(ensemble, run)
                 saved = time.monotonic()
-    finally:
-        run.metrics.flush()
+            if due and interrupted():
+                raise KeyboardInterrupt
     if keep_last and (found.checkpoint is None or ensemble.step > begun):
         _save(ensemble, run)
     run.metrics.compact()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from joma.experiments._experiment import Outcome
+from joma.experiments._nodes import is_done
 from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, Cell, Size
 from joma.runs import Run
 
@@ -84,14 +85,6 @@ def collect(run: Run, size: Size, bounds: np.ndarray) -> Results:
                 else:
                     values[measure][place[which], int(level), look[int(step)], seed] = value
     return Results(cells, size.looks, values, accuracy, bounds)
-
-
-def is_done(run: Run, group: str) -> bool:
-    """Whether a group's training has ended."""
-    try:
-        return Run.open(run.path / "groups" / group).read_json("outcome")["status"] == "done"
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 def close_ones(results: Results) -> np.ndarray:

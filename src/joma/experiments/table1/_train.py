@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from joma.data import Batch, Joined, LatentHierarchy
+from joma.experiments import _nodes
 from joma.experiments._experiment import Request
-from joma.experiments._nodes import controls, peak_memory, pooled_nodes
 from joma.experiments.table1._cells import (
     BATCH,
     GROUPS,
@@ -20,12 +20,11 @@ from joma.experiments.table1._cells import (
     Cell,
     Size,
 )
-from joma.experiments.table1._summary import is_done
 from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import ncorr
 from joma.runs import Run
-from joma.train import Ensemble, fit
+from joma.train import Ensemble
 
 _FRESH = 2**40
 """Added to a step, for samples that no training step draws."""
@@ -37,41 +36,20 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     Its metrics hold each member's loss at every step and, at some, NCorr and its controls
     (`layer` is s), and the accuracy.
     """
-    if is_done(run, group):
-        return
     cells = GROUPS[group]
     members = [
         {"cell": cell.name, "seed": seed}
         for cell in cells
         for seed in cell.seeds(request.seed, size.seeds)
     ]
-    config = {
-        **{key: value for key, value in asdict(size).items() if key != "seeds"},
-        "group": group,
-        "members": members,
-    }
-    own = Run.resume("table1-group", config, out=run.path / "groups" / group, device=request.device)
-    if request.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    work = GroupWork(own, cells, size, request)
-    ended = fit(
-        work.ensemble,
-        own,
-        size.steps,
-        look=work.look,
-        look_at=size.looks,
-        progress=lambda done, total: request.progress(f"train {group}", done, total),
-    )
-    own.checkpoints.clear()  # they serve to go on with, and are large
-    own.write_json(
-        "outcome",
-        {
-            "status": "done",
-            "device": request.device,
-            "precision": work.ensemble.precision,
-            "peak_gib": peak_memory(request.device),
-            **asdict(ended),
-        },
+    settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
+    _nodes.train_group(
+        run,
+        group,
+        {**settings, "members": members},
+        size.looks,
+        request,
+        lambda own: GroupWork(own, cells, size, request),
     )
 
 
@@ -117,7 +95,7 @@ class GroupWork:
         """Measures all networks after `step` steps on fresh samples."""
         log = self.run.metrics.append
         batch = self.data.distinct(SAMPLES, _FRESH + step)
-        nodes, outputs = pooled_nodes(self.ensemble, batch)
+        nodes, outputs = _nodes.pooled_nodes(self.ensemble, batch)
         assert batch.weights is not None
         right = (outputs.argmax(-1) == batch.labels).float()
         log(step, "accuracy", _cpu((right * batch.weights).sum(-1)))
@@ -141,7 +119,7 @@ class GroupWork:
     ) -> dict[str, Tensor]:
         found = {"ncorr": ncorr(latents, nodes, own.weights).mean}
         whole = step in self.size.controlled
-        found |= controls(
+        found |= _nodes.controls(
             "classes",
             latents,
             nodes,
@@ -153,7 +131,7 @@ class GroupWork:
             # Sample by sample, which on this data is empty: every half has every input.
             labels = hierarchy.sample(SAMPLES, _FRESH + step).labels.unsqueeze(-1)
             rows = [x.gather(1, labels.expand(-1, -1, x.shape[-1])) for x in (latents, nodes)]
-            found |= controls("samples", *rows, repeats=1)
+            found |= _nodes.controls("samples", *rows, repeats=1)
         return found
 
 

@@ -1,0 +1,117 @@
+"""How the attention of one layer moved: what it took up first, what it let go, what followed.
+
+All of it is said of a height's ratio against what the same untrained network had: random weights
+have favourites too, and those are not learned. A change is that of the ratio's logarithm; it counts
+where its mean over seeds is more than `SURE` standard errors from zero.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from joma.experiments.hierarchy._groups import HEIGHTS
+
+MARK = np.log(1.1)
+"""A height is taken up when its ratio is a tenth above that of the untrained network."""
+
+SURE = 3.0
+"""How many standard errors a change must have."""
+
+APART = 2.0
+"""How many standard errors must lie between two heights, or they move together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """One layer of a group while it learns.
+
+    Attributes:
+        steps: of the looks, the first 0.
+        ratio: share of the attention to other tokens that each height gets, over what evenly
+            spread attention would give it, (heights, looks, seeds).
+        shuffled: the same for the same attention with the tree under wrong leaves.
+        entropy: of the attention, mean over queries, in nats, (looks, seeds).
+    """
+
+    steps: tuple[int, ...]
+    ratio: np.ndarray
+    shuffled: np.ndarray
+    entropy: np.ndarray
+
+    @property
+    def change(self) -> np.ndarray:
+        """ln ratio minus that of the same untrained network, (heights, looks, seeds)."""
+        logarithm = np.log(self.ratio)
+        return logarithm - logarithm[:, :1]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What happened in one layer.
+
+    Attributes:
+        first: the heights that were taken up first: at the first look at which one is above `MARK`,
+            that one and all that are not `APART` from it; none if nothing was taken up.
+        begun: the step of that look.
+        taken_up: for each height, the first step at which it is above `MARK`; None if never.
+        falls_back: whether the lowest of the first falls back after its peak.
+        peak: the step of that peak.
+        followers: the heights above that one that rise from then to the end.
+        dip: the step of the lowest entropy.
+        bounces: whether the entropy falls to it and rises again.
+    """
+
+    first: tuple[int, ...]
+    begun: int | None
+    taken_up: tuple[int | None, ...]
+    falls_back: bool
+    peak: int | None
+    followers: tuple[int, ...]
+    dip: int
+    bounces: bool
+
+    @property
+    def low_first(self) -> bool:
+        """Whether the tokens that co-occur most with the query came first, before all others."""
+        return self.first == HEIGHTS[:1]
+
+
+def course(curves: Curves) -> Course:
+    """Reads off what happened."""
+    change, steps = curves.change, curves.steps
+    up = (change.mean(-1) >= MARK) & _sure(change)
+    taken_up = tuple(steps[int(own.argmax())] if own.any() else None for own in up)
+    dip = int(curves.entropy.mean(-1).argmin())
+    down, again = curves.entropy[dip] - curves.entropy[0], curves.entropy[-1] - curves.entropy[dip]
+    bounces = bool(_sure(-down) and _sure(again))
+    if not up.any():
+        return Course((), None, taken_up, False, None, (), steps[dip], bounces)
+    look = int(up.any(0).argmax())
+    now = change[:, look]
+    ahead = int(np.where(up[:, look], now.mean(-1), -np.inf).argmax())
+    together = ~_sure(now[ahead] - now, APART)
+    first = tuple(h for h, with_it in zip(HEIGHTS, together, strict=True) if with_it)
+    lowest = HEIGHTS.index(first[0])
+    peak = int(change[lowest].mean(-1).argmax())
+    later = change[:, -1] - change[:, peak]
+    rises = _sure(later)
+    return Course(
+        first=first,
+        begun=steps[look],
+        taken_up=taken_up,
+        falls_back=bool(_sure(-later[lowest])),
+        peak=steps[peak],
+        followers=tuple(h for h, own in zip(HEIGHTS, rises, strict=True) if own and h > first[0]),
+        dip=steps[dip],
+        bounces=bounces,
+    )
+
+
+def standard_error(values: np.ndarray) -> np.ndarray:
+    """Of the mean over seeds, the last axis."""
+    return values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
+
+
+def _sure(values: np.ndarray, errors: float = SURE) -> np.ndarray:
+    """Where the mean over seeds is positive by more than that many standard errors."""
+    return values.mean(-1) > errors * standard_error(values)

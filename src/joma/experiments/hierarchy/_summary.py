@@ -1,0 +1,302 @@
+"""What the networks show, from their metrics: numbers, verdict and plain words."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from joma.experiments._experiment import Outcome
+from joma.experiments._nodes import is_done
+from joma.experiments.hierarchy._course import Course, Curves, course
+from joma.experiments.hierarchy._groups import DECIDES, DEPTH, GROUPS, HEIGHTS, Group, Size
+from joma.runs import Run
+
+LABELS = {
+    "class": "class as label",
+    "token": "token as label",
+    "flat": "flat tree, class as label",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """One group.
+
+    Attributes:
+        group: which.
+        layers: the curves of each.
+        accuracy: on fresh samples, (looks, seeds).
+        best_accuracy: what who knows the tree would get; NaN where it is not known.
+    """
+
+    group: Group
+    layers: tuple[Curves, ...]
+    accuracy: np.ndarray
+    best_accuracy: float
+
+    @property
+    def courses(self) -> tuple[Course, ...]:
+        """What happened in each layer."""
+        return tuple(course(curves) for curves in self.layers)
+
+
+def collect(run: Run, size: Size) -> dict[str, Results]:
+    """Reads the metrics of the groups that are done."""
+    return {
+        name: _read(Run.open(run.path / "groups" / name), group, size)
+        for name, group in GROUPS.items()
+        if is_done(run, name)
+    }
+
+
+def _read(own: Run, group: Group, size: Size) -> Results:
+    look = {step: i for i, step in enumerate(size.looks)}
+    heights = {f"H{height}": i for i, height in enumerate(HEIGHTS)}
+
+    def read(name: str, *shape: int) -> np.ndarray:
+        """(…, looks, seeds), in front the layers and heights that the shape asks for."""
+        values = np.full((*shape, len(look), size.seeds), np.nan)
+        log = own.metrics.read(name)
+        columns = (log[key] for key in ("layer", "module", "step", "member", "value"))
+        for layer, module, step, member, value in zip(*columns, strict=True):
+            where = (int(layer), heights.get(str(module), 0))[: len(shape)]
+            values[(*where, look[int(step)], int(member))] = value
+        return values
+
+    ratio, shuffled = (
+        read(name, group.layers, len(HEIGHTS)) for name in ("attention_ratio", "shuffled_ratio")
+    )
+    entropy = read("attention_entropy", group.layers)
+    best = own.metrics.read("best_accuracy")["value"]
+    return Results(
+        group,
+        tuple(Curves(size.looks, *of) for of in zip(ratio, shuffled, entropy, strict=True)),
+        read("accuracy"),
+        float(np.mean(best)) if len(best) else np.nan,
+    )
+
+
+def cooccurrence(group: Group) -> tuple[float, ...]:
+    """Theorem 5, and beyond it at H = L: P[token l occurs | token m occurs] by height."""
+    tree, level = group.tree, DEPTH - 1
+    found: dict[int, float] = {}
+    for leaf in range(1, tree.sizes[-1]):
+        height = tree.height(tree.common_ancestor((level, 0), (level, leaf)))
+        found.setdefault(height, float(tree.conditional((level, leaf), (level, 0))[1, 1]))
+    return tuple(found[height] for height in HEIGHTS)
+
+
+def judge(results: Mapping[str, Results]) -> Outcome:
+    """Whether low-level association comes first, and what comes later.
+
+    It agrees where, in the lowest layer of networks of several layers with the class as label, the
+    tokens of height 1 are taken up first and alone (see `Course.first`). Whether the others follow
+    is said beside it and does not decide.
+    """
+    rows = list(_rows(results))
+    if DECIDES not in results:
+        return Outcome(
+            agrees=False,
+            finding=f"the networks that decide are not trained yet; train group {DECIDES}.",
+            table=rows,
+        )
+    decisive = results[DECIDES]
+    seen = decisive.courses[0]
+    return Outcome(
+        agrees=seen.low_first,
+        finding=f"in the lowest of {decisive.group.layers} layers, {_first(decisive.layers[0])}; "
+        f"{_later(decisive.layers[0])}.",
+        table=rows,
+        paragraphs=tuple(_paragraphs(results)),
+    )
+
+
+def _first(curves: Curves) -> str:
+    """What came first, in words."""
+    seen = course(curves)
+    if seen.begun is None:
+        best = curves.change.mean(-1).max()
+        return (
+            f"no height was taken up in {curves.steps[-1]:,} steps (the most that one gained is "
+            f"{np.expm1(best):+.0%})"
+        )
+    look = curves.steps.index(seen.begun)
+    gains = ", ".join(
+        f"H = {h} {np.expm1(curves.change[i, look].mean()):+.0%}" for i, h in enumerate(HEIGHTS)
+    )
+    if seen.low_first:
+        how = "tokens of height 1, which co-occur most with the query, come first"
+    elif seen.first[0] == 1:
+        how = (
+            f"low-level association does not come first: heights {_and(seen.first)} come together"
+        )
+    else:
+        how = f"low-level association does not come first: height {_and(seen.first)} does"
+    return f"{how} (by step {seen.begun}: {gains})"
+
+
+def _later(curves: Curves) -> str:
+    """What came later, in words."""
+    seen = course(curves)
+    if seen.peak is None:
+        return "so there is nothing to follow"
+    lowest = HEIGHTS.index(seen.first[0])
+    ends = np.exp(curves.change.mean(-1))
+    falls = f"H = {seen.first[0]} {'falls back' if seen.falls_back else 'does not fall back'}"
+    falls += f" ({_to(ends[lowest, curves.steps.index(seen.peak)], ends[lowest, -1])})"
+    others = [h for h in HEIGHTS if h > seen.first[0]]
+    if not others:
+        return falls
+    rising = [h for h in others if h in seen.followers]
+    still = [h for h in others if h not in seen.followers]
+    at = curves.steps.index(seen.peak)
+
+    def named(heights: list[int]) -> str:
+        return " and ".join(
+            f"H = {h} ({_to(ends[HEIGHTS.index(h), at], ends[HEIGHTS.index(h), -1])})"
+            for h in heights
+        )
+
+    parts = [f"from step {seen.peak} on {falls}"]
+    if rising:
+        parts.append(f"{named(rising)} {'rises' if len(rising) == 1 else 'rise'}")
+    if still:
+        parts.append(f"{named(still)} {'does' if len(still) == 1 else 'do'} not rise")
+    return ", ".join(parts)
+
+
+def _to(start: float, end: float) -> str:
+    return f"×{start:.2f} → ×{end:.2f}"
+
+
+def _and(heights: Iterable[int]) -> str:
+    return " and ".join(str(height) for height in heights)
+
+
+def _paragraphs(results: Mapping[str, Results]) -> Iterable[str]:
+    decisive = results[DECIDES]
+    expected = cooccurrence(decisive.group)
+    by_height = ", ".join(f"{p:.2f} at H = {h}" for h, p in zip(HEIGHTS, expected, strict=True))
+    yield (
+        f"What was expected: a token occurs with probability {by_height} where the query does "
+        "(Theorem 5), so H = 1 should come first. × is the share of the attention to other tokens "
+        "that a height gets, against the same network untrained."
+    )
+    others = [
+        f"{LABELS[name.split('-')[0]]}, {'one layer' if of.group.layers == 1 else 'layer 0 of 3'}: "
+        f"{_first(of.layers[0])}; {_later(of.layers[0])}"
+        for name, of in results.items()
+        if name != DECIDES
+    ]
+    if others:
+        yield "The other networks: " + ". ".join(others) + "."
+    yield _controls(results)
+    yield _entropies(results)
+
+
+def _controls(results: Mapping[str, Results]) -> str:
+    """What untrained networks, a shuffled tree and the flat tree say."""
+    every = [curves for of in results.values() for curves in of.layers]
+    untrained = np.concatenate([np.log(curves.ratio[:, 0]) for curves in every], -1)
+    wrong = np.concatenate(
+        [np.log(curves.shuffled[:, -1]).mean(-1, keepdims=True) for curves in every], -1
+    )
+    spread = ", ".join(
+        f"{np.exp(own.mean()):.2f} ± {own.std(ddof=1):.2f}" for own in untrained
+    )
+    text = (
+        f"Controls: untrained networks give {spread} to H = {_and(HEIGHTS)} (mean and spread over "
+        f"networks). With the tree under wrong leaves, trained ones give "
+        f"{np.exp(wrong.min()):.2f} to {np.exp(wrong.max()):.2f}."
+    )
+    if "flat-3" not in results:
+        return text
+    gaps = [_gap(results[name].layers[0]) for name in (DECIDES, "flat-3")]
+    return (
+        f"{text} At the end H = 1 gets {np.exp(gaps[0][0]):.2f} times as much as H = 2 on the tree "
+        f"(layer 0 of 3; {abs(gaps[0][0]) / gaps[0][1]:.0f} standard errors from even), and "
+        f"{np.exp(gaps[1][0]):.2f} times ({abs(gaps[1][0]) / gaps[1][1]:.0f}) on the flat one, "
+        "where tokens of height 1 have no latent of their own in common."
+    )
+
+
+def _gap(curves: Curves) -> tuple[float, float]:
+    """ln of how much more H = 1 gained than H = 2 at the end, and its standard error."""
+    gap = curves.change[0, -1] - curves.change[1, -1]
+    return float(gap.mean()), float(gap.std(ddof=1) / np.sqrt(gap.size))
+
+
+def _entropies(results: Mapping[str, Results]) -> str:
+    parts = []
+    for name, of in results.items():
+        for layer, (curves, seen) in enumerate(zip(of.layers, of.courses, strict=True)):
+            mean = curves.entropy.mean(-1)
+            parts.append(
+                f"{name} layer {layer} {mean[0]:.2f} → {mean.min():.2f} (step {seen.dip}) → "
+                f"{mean[-1]:.2f}{'' if seen.bounces else ', no bounce'}"
+            )
+    right = [
+        f"{name} {of.accuracy[-1].mean():.2f}"
+        + ("" if np.isnan(of.best_accuracy) else f" of {of.best_accuracy:.2f}")
+        for name, of in results.items()
+    ]
+    return (
+        f"Entropy of the attention, in nats: {'; '.join(parts)}. Accuracy at the end, of what is "
+        f"possible: {', '.join(right)}."
+    )
+
+
+def _rows(results: Mapping[str, Results]) -> Iterable[dict[str, str]]:
+    for name, of in results.items():
+        expected = cooccurrence(of.group)
+        for layer, (curves, seen) in enumerate(zip(of.layers, of.courses, strict=True)):
+            mean = curves.change.mean(-1)
+            for i, height in enumerate(HEIGHTS):
+
+                def read(values: np.ndarray) -> str:
+                    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+
+                extreme = int(np.abs(mean[i]).argmax())
+                taken_up = seen.taken_up[i]
+                yield {
+                    "network": name if layer == i == 0 else "",
+                    "layer": str(layer) if i == 0 else "",
+                    "H": str(height),
+                    "P[l|m]": f"{expected[i]:.2f}",
+                    "untrained": read(curves.ratio[i, 0]),
+                    "taken up": "–" if taken_up is None else str(taken_up),
+                    "extreme": read(curves.ratio[i, extreme]),
+                    "at step": str(curves.steps[extreme]),
+                    "end": read(curves.ratio[i, -1]),
+                    "shuffled": read(curves.shuffled[i, -1]),
+                }
+
+
+def table(results: Mapping[str, Results]) -> dict[str, list]:
+    """A row for each layer, height and look: means and standard deviations over seeds."""
+    columns: dict[str, list] = {
+        name: []
+        for name in (
+            "group",
+            "layer",
+            "height",
+            "step",
+            "ratio",
+            "ratio_std",
+            "shuffled",
+            "shuffled_std",
+            "entropy",
+            "entropy_std",
+        )
+    }
+    for name, of in results.items():
+        for layer, curves in enumerate(of.layers):
+            for (i, height), (look, step) in (
+                (h, s) for h in enumerate(HEIGHTS) for s in enumerate(curves.steps)
+            ):
+                measured = (curves.ratio[i, look], curves.shuffled[i, look], curves.entropy[look])
+                numbers = [n for own in measured for n in (own.mean(), own.std(ddof=1))]
+                row = (name, layer, height, step, *numbers)
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+    return columns
