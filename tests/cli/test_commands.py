@@ -37,8 +37,8 @@ def test_what_is_written_down_is_what_the_experiments_say():
         assert experiment.default_scale == (_plan.DEFAULT_SCALE if trained else ""), name
         for option in experiment.options:
             assert name in _plan.OPTIONS[option.name]
-            for value in (option.default, *option.published):
-                written = f"{value:g}".replace("e-0", "e-")
+            for value in option.published:
+                written = f"{value:.0e}".replace("e-0", "e-") if value < 1 else f"{value:g}"
                 assert written in _plan.OPTIONS[option.name], (name, option.name)
 
 

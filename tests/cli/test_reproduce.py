@@ -119,7 +119,7 @@ class TestDemo:
         for name in ("tour/figures/verify.png", "tour/fig2/figures/picture.png"):
             assert Path(name).is_file()
             assert str(Path(name)) in result.stdout
-        assert "2 of 2 figures and tables show what was published." in result.stdout
+        assert "2 of 2 theory figures show what was published." in result.stdout
         assert Run.open("tour").read_json("outcome")["agrees"] is True
         Run.create("fig4", {}, out="other/fig2")
         line = sentence(joma("demo", "--out", "other"))

@@ -88,7 +88,10 @@ def _lines(plan: Mapping[str, Any]) -> list[str]:
         for scale, takes in plan["scales"].items()
     ]
     lines.append(f"device: {plan['device']}")
-    lines += [f"{name}: {value}" for name, value in plan["options"].items()]
+    lines += [
+        f"{name}: {'as the scale has it' if value is None else value}"
+        for name, value in plan["options"].items()
+    ]
     if plan["groups"]:
         of = "" if plan["groups"] == plan["all_groups"] else f" of {', '.join(plan['all_groups'])}"
         lines.append(f"groups: {', '.join(plan['groups'])}{of}")

@@ -47,7 +47,7 @@ EXPERIMENT = Experiment(
     scales={
         "tiny": Scale(seconds=10, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=150, device="2 CPU cores", memory="2 GB"),
-        "full": Scale(seconds=400, device="one H200", memory="12 GB of GPU memory"),
+        "full": Scale(seconds=400, device="one H200", memory="7 GB of GPU memory"),
     },
     default_scale="small",
     options=(

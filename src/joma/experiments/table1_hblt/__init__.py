@@ -50,7 +50,7 @@ EXPERIMENT = Experiment(
     scales={
         "tiny": Scale(seconds=8, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=170, device="2 CPU cores", memory="1 GB"),
-        "full": Scale(seconds=300, device="one H200", memory="40 GB of GPU memory"),
+        "full": Scale(seconds=240, device="one H200", memory="20 GB of GPU memory"),
     },
     default_scale="small",
     options=(Option("learning-rate", None, "learning rate"),),
