@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from joma.cli._plan import SECONDS
-from joma.experiments import Outcome, Request
+from joma.experiments import Outcome, Request, Scale
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.cli.conftest import make_experiment
@@ -124,6 +124,17 @@ class TestDemo:
         Run.create("fig4", {}, out="other/fig2")
         line = sentence(joma("demo", "--out", "other"))
         assert f"--out {Path('other/fig2')} holds a fig4 run" in line
+
+    def test_trained_networks_are_shown_and_not_judged(self, few_experiments):
+        del few_experiments["fig9"]
+        scales = {"tiny": Scale(1, "2 CPU cores", "1 GB")}
+        few_experiments["trained"] = make_experiment(
+            "trained", agrees=False, scales=scales, default_scale="tiny"
+        )
+        result = joma("demo", "--jobs", "1")
+        assert result.exit_code == 0
+        assert "Picture trained" in result.stdout
+        assert "2 of 2 theory figures" in result.stdout
 
     def test_json_and_disagreement(self):
         result = joma("demo", "--jobs", "1", "--json")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -24,11 +24,22 @@ class Work(Protocol):
         ...
 
 
+class Size(Protocol):
+    """How large an experiment is made; a dataclass whose fields all decide its numbers."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def looks(self) -> Sequence[int]:
+        """The steps at which networks are looked at; they are trained up to the last."""
+        ...
+
+
 def train_group(
     run: Run,
     group: str,
-    config: Mapping[str, Any],
-    looks: Sequence[int],
+    size: Size,
+    members: Sequence[Mapping[str, Any]],
     request: Request,
     prepare: Callable[[Run], Work],
 ) -> None:
@@ -37,15 +48,16 @@ def train_group(
     Args:
         run: of the experiment; the group's run is in its folder, `groups/GROUP`.
         group: its name.
-        config: all that decides the group's numbers.
-        looks: the steps at which its networks are looked at; they are trained up to the last.
+        size: of the experiment.
+        members: what each network is of, its seed for one; with the size, all that decides the
+            group's numbers, kept as the configuration of its run.
         request: what was asked of the experiment.
         prepare: makes the networks, given the group's run.
     """
     folder = run.path / "groups" / group
-    own = Run.resume(
-        f"{run.name}-group", {**config, "group": group}, out=folder, device=request.device
-    )
+    settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
+    config = {**settings, "members": members, "group": group}
+    own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
     if is_done(run, group):
         own.checkpoints.clear()  # in case it was killed just before it did
         return
@@ -55,9 +67,9 @@ def train_group(
     ended = fit(
         work.ensemble,
         own,
-        looks[-1],
+        size.looks[-1],
         look=work.look,
-        look_at=looks,
+        look_at=size.looks,
         progress=lambda done, total: request.progress(f"train {group}", done, total),
     )
     own.write_json(

@@ -127,9 +127,7 @@ def _first(curves: Curves) -> str:
     if seen.low_first:
         how = "tokens of height 1, which co-occur most with the query, come first"
     elif seen.first[0] == 1:
-        how = (
-            f"low-level association does not come first: heights {_and(seen.first)} come together"
-        )
+        how = f"low-level association does not come first: heights {_and(seen.first)} come together"
     else:
         how = f"low-level association does not come first: height {_and(seen.first)} does"
     return f"{how} (by step {seen.begun}: {gains})"
@@ -201,9 +199,7 @@ def _controls(results: Mapping[str, Results]) -> str:
     wrong = np.concatenate(
         [np.log(curves.shuffled[:, -1]).mean(-1, keepdims=True) for curves in every], -1
     )
-    spread = ", ".join(
-        f"{np.exp(own.mean()):.2f} ± {own.std(ddof=1):.2f}" for own in untrained
-    )
+    spread = ", ".join(f"{np.exp(own.mean()):.2f} ± {own.std(ddof=1):.2f}" for own in untrained)
     text = (
         f"Controls: untrained networks give {spread} to H = {_and(HEIGHTS)} (mean and spread over "
         f"networks). With the tree under wrong leaves, trained ones give "

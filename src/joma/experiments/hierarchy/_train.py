@@ -1,6 +1,5 @@
 """Training the networks of a group, and sorting their attention by height as they learn."""
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -34,12 +33,11 @@ def train_group(run: Run, name: str, size: Size, request: Request) -> None:
     """
     group = GROUPS[name]
     seeds = group.seeds(request.seed, size.seeds)
-    config = {key: value for key, value in asdict(size).items() if key != "seeds"}
     _nodes.train_group(
         run,
         name,
-        {**config, "members": [{"seed": seed} for seed in seeds]},
-        size.looks,
+        size,
+        [{"seed": seed} for seed in seeds],
         request,
         lambda own: GroupWork(own, group, size, request),
     )

@@ -1,7 +1,6 @@
 """Training the networks of one depth on HBLT(ρ), and measuring them as they learn."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -42,14 +41,8 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
         for cell in cells
         for seed in cell.seeds(request.seed, size.seeds)
     ]
-    settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
     _nodes.train_group(
-        run,
-        group,
-        {**settings, "members": members},
-        size.looks,
-        request,
-        lambda own: GroupWork(own, cells, size, request),
+        run, group, size, members, request, lambda own: GroupWork(own, cells, size, request)
     )
 
 
