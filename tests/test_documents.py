@@ -54,6 +54,15 @@ def test_commands_name_what_exists():
             assert words[words.index("--claim") + 1] in IDS, rest
 
 
+def test_the_examples_of_learning_a_hierarchy_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # they leave a run folder
+    page = (ROOT / "docs" / "latents.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(examples) == 2
+    exec(compile("\n".join(examples), "docs/latents.md", "exec"), {})
+    assert (tmp_path / "runs" / "mine" / "metrics").is_dir()
+
+
 def test_python_examples_run():
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(examples) == 4

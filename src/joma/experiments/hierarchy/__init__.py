@@ -38,9 +38,9 @@ def reproduce(run: Run, request: Request) -> Outcome:
     publish(run, "hierarchy", layers, outcome, title=TITLE, published=PUBLISHED)
     figures.save(
         run,
-        "hierarchy-labels",
-        _draw.draw_labels(results),
-        title="The same with one layer, and with a token as label",
+        "hierarchy-one-layer",
+        _draw.draw_one_layer(results),
+        title="The same in networks of one layer",
         caption="\n".join(outcome.paragraphs[:2]),
     )
     return outcome

@@ -40,7 +40,7 @@ class Curves:
 
     @property
     def change(self) -> np.ndarray:
-        """ln ratio minus that of the same untrained network, (heights, looks, seeds)."""
+        """Logarithm of the ratio over that of the same untrained network; shape as the ratio."""
         logarithm = np.log(self.ratio)
         return logarithm - logarithm[:, :1]
 

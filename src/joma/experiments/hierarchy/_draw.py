@@ -1,22 +1,19 @@
 """The pictures: what each layer looks at by height, and how sparse it is, while networks learn."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from joma.experiments.hierarchy._course import Curves, course, standard_error
 from joma.experiments.hierarchy._groups import DECIDES, HEIGHTS
-from joma.experiments.hierarchy._summary import Results
+from joma.experiments.hierarchy._summary import Results, cooccurrence
 from joma.report import figures
 
-_LOOKS = {
-    1: (figures.BLUE, "-", "H = 1, one parent"),
-    2: (figures.VERMILLION, "--", "H = 2, one grandparent"),
-    3: (figures.GREEN, ":", "H = 3, the class alone"),
-}
-_TICKS = (0.6, 0.8, 1.0, 1.2, 1.5, 2.0)
+_STYLES = {1: (figures.BLUE, "-"), 2: (figures.VERMILLION, "--"), 3: (figures.GREEN, ":")}
+_TICKS = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0])
 
 
 def draw_layers(results: Mapping[str, Results]) -> Figure:
@@ -27,9 +24,10 @@ def draw_layers(results: Mapping[str, Results]) -> Figure:
     titles = {DECIDES: "tree of three levels", "flat-3": "control, flat tree"}
     for row, name in zip(axes, names, strict=False):
         for layer, (ax, curves) in enumerate(zip(row, results[name].layers, strict=True)):
-            _draw_ratio(ax, curves)
+            _draw_ratio(ax, curves, cooccurrence(results[name].group))
             ax.set_title(f"{titles[name]}: layer {layer}")
-        row[0].set_ylabel("attention, × even")
+        row[0].set_ylabel("attention, × untrained")
+        row[0].legend(loc="upper left", fontsize=8)
     for layer, ax in enumerate(axes[-1]):
         for name, color, style in zip(
             names, (figures.BLACK, figures.GREY), ("-", "--"), strict=False
@@ -38,44 +36,42 @@ def draw_layers(results: Mapping[str, Results]) -> Figure:
         ax.set(title=f"entropy: layer {layer}", xlabel="step")
     axes[-1][0].set_ylabel("nats")
     axes[-1][0].legend(loc="lower left", fontsize=8)
-    _share_limits([ax for row in axes[:-1] for ax in row])
-    _share_limits(list(axes[-1]))
-    axes[0][0].legend(loc="upper left", fontsize=8)
+    _share_limits(axes[:-1], _TICKS)
+    _share_limits(axes[-1])
     return figure
 
 
-def draw_labels(results: Mapping[str, Results]) -> Figure:
-    """The lowest layer of the other networks: one layer, and a token as label."""
-    chosen = {
-        "class-1": "one layer, class as label",
-        "flat-1": "one layer, flat tree",
-        "token-1": "one layer, token as label",
-        "token-3": "layer 0 of 3, token as label",
+def draw_one_layer(results: Mapping[str, Results]) -> Figure:
+    """Networks of one layer: with the class and with a token as label, and on the flat tree."""
+    titles = {
+        "class-1": ("class as label", figures.BLACK, "-"),
+        "flat-1": ("control, flat tree", figures.GREY, "--"),
+        "token-1": ("token as label", figures.PURPLE, "-."),
     }
-    chosen = {name: title for name, title in chosen.items() if name in results}
-    figure, axes = figures.new(12.0, 5.0, 2, max(len(chosen), 1))
-    axes = np.reshape(axes, (2, -1))
-    for (name, title), (above, below) in zip(chosen.items(), axes.T, strict=False):
-        curves = results[name].layers[0]
-        _draw_ratio(above, curves)
-        _draw_entropy(below, curves, figures.BLACK, "-", title)
-        above.set_title(title)
-        below.set(title="entropy", xlabel="step")
-    axes[0][0].set_ylabel("attention, × even")
-    axes[1][0].set_ylabel("nats")
-    for row in axes:
-        _share_limits(list(row))
-    if chosen:
-        axes[0][0].legend(loc="upper left", fontsize=8)
+    there = [name for name in titles if name in results]
+    figure, axes = figures.new(12.0, 3.1, 1, len(there) + 1)
+    axes = np.atleast_1d(axes)
+    for name, ax in zip(there, axes, strict=False):
+        curves, (title, color, style) = results[name].layers[0], titles[name]
+        _draw_ratio(ax, curves, cooccurrence(results[name].group))
+        ax.set(title=title, xlabel="step")
+        _draw_entropy(axes[-1], curves, color, style, title)
+    axes[-1].set(title="entropy", xlabel="step", ylabel="nats")
+    if there:
+        axes[0].set_ylabel("attention, × untrained")
+        _share_limits(axes[:-1], _TICKS, room=0.82)
+        for ax in axes:
+            ax.legend(loc="lower left", fontsize=8)
     return figure
 
 
-def _draw_ratio(ax: Axes, curves: Curves) -> None:
+def _draw_ratio(ax: Axes, curves: Curves, expected: Sequence[float]) -> None:
     steps = _places(curves.steps)
     ax.axhline(1, color=figures.GREY, lw=0.8)
     seen = course(curves)
     for i, height in enumerate(HEIGHTS):
-        color, style, label = _LOOKS[height]
+        color, style = _STYLES[height]
+        label = f"H = {height}, P[l|m] = {expected[i]:.2f}"
         # Relative to the untrained network, as all is that is said of it.
         own, wrong = (
             np.log(values[i]) - np.log(values[i, :1]) for values in (curves.ratio, curves.shuffled)
@@ -91,14 +87,13 @@ def _draw_ratio(ax: Axes, curves: Curves) -> None:
             style,
             color="#a8a8a8",
             lw=0.9,
-            label="tree under wrong leaves" if i == 0 else None,
+            label="tree under wrong leaves" if height == HEIGHTS[-1] else None,
         )
         taken_up = seen.taken_up[i]
         if taken_up is not None:
             at = curves.steps.index(taken_up)
             ax.semilogx(steps[at], np.exp(mean[at]), "o", color=color, ms=5.5, mec="white")
     ax.set_yscale("log")
-    ax.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
     _step_axis(ax, curves.steps)
 
 
@@ -123,7 +118,16 @@ def _step_axis(ax: Axes, steps: tuple[int, ...]) -> None:
     ax.minorticks_off()
 
 
-def _share_limits(axes: list[Axes]) -> None:
-    low, high = zip(*(ax.get_ylim() for ax in axes), strict=True)
-    for ax in axes:
-        ax.set_ylim(min(low), max(high))
+def _share_limits(rows: np.ndarray, ticks: np.ndarray | None = None, room: float = 1.0) -> None:
+    """One range for all panels, whose numbers stand at the left alone; room below for a legend."""
+    low, high = zip(*(ax.get_ylim() for ax in rows.flat), strict=True)
+    low = (min(low) * room,)
+    for row in np.atleast_2d(rows):
+        for ax in row:
+            ax.set_ylim(min(low), max(high))
+            if ticks is not None:
+                inside = ticks[(ticks >= min(low)) & (ticks <= max(high))]
+                inside = inside if len(inside) <= 6 else inside[(inside * 10 % 2 < 0.1)]
+                ax.set_yticks(inside, [f"{tick:g}" for tick in inside])
+                ax.yaxis.set_minor_formatter(NullFormatter())
+            ax.tick_params(labelleft=ax is row[0])

@@ -104,11 +104,11 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(seeds=5, width=16, hidden=32, learning_rate=1e-2, steps=16, batch=16, samples=32),
+    "tiny": Size(seeds=5, width=16, hidden=32, learning_rate=1e-2, steps=8, batch=16, samples=32),
     "small": Size(
-        seeds=8, width=32, hidden=128, learning_rate=2e-3, steps=500, batch=32, samples=256
+        seeds=12, width=32, hidden=128, learning_rate=2e-3, steps=500, batch=32, samples=256
     ),
     "full": Size(
-        seeds=32, width=128, hidden=512, learning_rate=1e-3, steps=4000, batch=128, samples=512
+        seeds=48, width=128, hidden=512, learning_rate=1e-3, steps=4000, batch=128, samples=512
     ),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +11,6 @@ from joma.experiments._nodes import is_done
 from joma.experiments.hierarchy._course import Course, Curves, course
 from joma.experiments.hierarchy._groups import DECIDES, DEPTH, GROUPS, HEIGHTS, Group, Size
 from joma.runs import Run
-
-LABELS = {
-    "class": "class as label",
-    "token": "token as label",
-    "flat": "flat tree, class as label",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,22 +110,19 @@ def _first(curves: Curves) -> str:
     """What came first, in words."""
     seen = course(curves)
     if seen.begun is None:
-        best = curves.change.mean(-1).max()
         return (
-            f"no height was taken up in {curves.steps[-1]:,} steps (the most that one gained is "
-            f"{np.expm1(best):+.0%})"
+            f"no height is taken up in {curves.steps[-1]:,} steps (the most that one gains is "
+            f"{_gain(curves.change.mean(-1).max())})"
         )
     look = curves.steps.index(seen.begun)
-    gains = ", ".join(
-        f"H = {h} {np.expm1(curves.change[i, look].mean()):+.0%}" for i, h in enumerate(HEIGHTS)
-    )
+    gains = ", ".join(f"H = {h} {_gain(g)}" for h, g in _by_height(curves.change[:, look].mean(-1)))
     if seen.low_first:
-        how = "tokens of height 1, which co-occur most with the query, come first"
+        how = "low-level association comes first: H = 1"
     elif seen.first[0] == 1:
-        how = f"low-level association does not come first: heights {_and(seen.first)} come together"
+        how = f"low-level association does not come first: H = {_and(seen.first)} come together"
     else:
-        how = f"low-level association does not come first: height {_and(seen.first)} does"
-    return f"{how} (by step {seen.begun}: {gains})"
+        how = f"low-level association does not come first: H = {_and(seen.first)} before H = 1"
+    return f"{how} (step {seen.begun}: {gains})"
 
 
 def _later(curves: Curves) -> str:
@@ -138,33 +130,31 @@ def _later(curves: Curves) -> str:
     seen = course(curves)
     if seen.peak is None:
         return "so there is nothing to follow"
-    lowest = HEIGHTS.index(seen.first[0])
-    ends = np.exp(curves.change.mean(-1))
-    falls = f"H = {seen.first[0]} {'falls back' if seen.falls_back else 'does not fall back'}"
-    falls += f" ({_to(ends[lowest, curves.steps.index(seen.peak)], ends[lowest, -1])})"
-    others = [h for h in HEIGHTS if h > seen.first[0]]
-    if not others:
-        return falls
-    rising = [h for h in others if h in seen.followers]
-    still = [h for h in others if h not in seen.followers]
     at = curves.steps.index(seen.peak)
+    if at == len(curves.steps) - 1:
+        return f"H = {seen.first[0]} rises to the end, so nothing takes its place"
+    lowest, *others = [
+        (h, f"H = {h} ({_to(own[at], own[-1])})")
+        for h, own in _by_height(curves.change.mean(-1))
+        if h >= seen.first[0]
+    ]
+    parts = [f"{lowest[1]} {'falls back' if seen.falls_back else 'does not fall back'}"]
+    parts += [f"{text} {'rises' if h in seen.followers else 'does not rise'}" for h, text in others]
+    return f"from step {seen.peak} to {curves.steps[-1]:,} {', '.join(parts)}"
 
-    def named(heights: list[int]) -> str:
-        return " and ".join(
-            f"H = {h} ({_to(ends[HEIGHTS.index(h), at], ends[HEIGHTS.index(h), -1])})"
-            for h in heights
-        )
 
-    parts = [f"from step {seen.peak} on {falls}"]
-    if rising:
-        parts.append(f"{named(rising)} {'rises' if len(rising) == 1 else 'rise'}")
-    if still:
-        parts.append(f"{named(still)} {'does' if len(still) == 1 else 'do'} not rise")
-    return ", ".join(parts)
+def _by_height(values: np.ndarray) -> list[tuple[int, Any]]:
+    return list(zip(HEIGHTS, values, strict=True))
+
+
+def _gain(change: float) -> str:
+    """The change of a logarithm as per cent, with a sign."""
+    return f"{np.expm1(change):+.0%}".replace("-", "−")
 
 
 def _to(start: float, end: float) -> str:
-    return f"×{start:.2f} → ×{end:.2f}"
+    """Two changes of a logarithm as factors."""
+    return f"×{np.exp(start):.2f} → ×{np.exp(end):.2f}"
 
 
 def _and(heights: Iterable[int]) -> str:
@@ -172,24 +162,35 @@ def _and(heights: Iterable[int]) -> str:
 
 
 def _paragraphs(results: Mapping[str, Results]) -> Iterable[str]:
-    decisive = results[DECIDES]
-    expected = cooccurrence(decisive.group)
-    by_height = ", ".join(f"{p:.2f} at H = {h}" for h, p in zip(HEIGHTS, expected, strict=True))
-    yield (
-        f"What was expected: a token occurs with probability {by_height} where the query does "
-        "(Theorem 5), so H = 1 should come first. × is the share of the attention to other tokens "
-        "that a height gets, against the same network untrained."
+    expected = ", ".join(
+        f"{p:.2f} at H = {h}"
+        for h, p in zip(HEIGHTS, cooccurrence(results[DECIDES].group), strict=True)
     )
-    others = [
-        f"{LABELS[name.split('-')[0]]}, {'one layer' if of.group.layers == 1 else 'layer 0 of 3'}: "
-        f"{_first(of.layers[0])}; {_later(of.layers[0])}"
-        for name, of in results.items()
-        if name != DECIDES
-    ]
+    yield (
+        f"Expected: where the query occurs, another token does with probability {expected} "
+        "(Theorem 5), so H = 1 should come first. × is a height's share of the attention to other "
+        "tokens, against the same network untrained; bands are two standard errors, a dot marks "
+        "where a height is a tenth up."
+    )
+    others = [_briefly(name, of) for name, of in results.items() if name != DECIDES]
     if others:
-        yield "The other networks: " + ". ".join(others) + "."
+        yield f"The lowest layer of the other networks: {'; '.join(others)}."
     yield _controls(results)
     yield _entropies(results)
+
+
+def _briefly(name: str, of: Results) -> str:
+    """First and last of a network's lowest layer."""
+    curves, seen = of.layers[0], of.courses[0]
+    if seen.peak is None:
+        return f"{name}, nothing is taken up"
+    change, at = curves.change.mean(-1), curves.steps.index(seen.peak)
+    first = f"{name}, first H = {_and(seen.first)}{' together' * (len(seen.first) > 1)}"
+    if at == len(curves.steps) - 1:
+        ends = ", ".join(f"H = {h} ×{np.exp(own[-1]):.2f}" for h, own in _by_height(change))
+        return f"{first} (step {seen.begun}), at the end {ends}"
+    ends = ", ".join(f"H = {h} {_to(own[at], own[-1])}" for h, own in _by_height(change))
+    return f"{first} (step {seen.begun}), from step {seen.peak} to the end {ends}"
 
 
 def _controls(results: Mapping[str, Results]) -> str:
@@ -217,7 +218,7 @@ def _controls(results: Mapping[str, Results]) -> str:
 
 
 def _gap(curves: Curves) -> tuple[float, float]:
-    """ln of how much more H = 1 gained than H = 2 at the end, and its standard error."""
+    """Logarithm of how much more H = 1 gained than H = 2 at the end, and its standard error."""
     gap = curves.change[0, -1] - curves.change[1, -1]
     return float(gap.mean()), float(gap.std(ddof=1) / np.sqrt(gap.size))
 
