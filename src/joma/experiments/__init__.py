@@ -6,12 +6,22 @@ that `joma reproduce` takes. To list them must not take long: what needs torch i
 experiment is done, not here.
 """
 
-from joma.experiments import cooccurrence, fig2, fig3, fig4, fig9, scan_snap, table1, table1_hblt
+from joma.experiments import (
+    cooccurrence,
+    fig2,
+    fig3,
+    fig4,
+    fig9,
+    hierarchy,
+    scan_snap,
+    table1,
+    table1_hblt,
+)
 from joma.experiments._experiment import Experiment, Option, Outcome, Request, Scale
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (fig2, fig3, fig4, fig9, cooccurrence, scan_snap, table1, table1_hblt)
+    for module in (fig2, fig3, fig4, fig9, cooccurrence, scan_snap, hierarchy, table1, table1_hblt)
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Option", "Outcome", "Request", "Scale"]

@@ -34,15 +34,16 @@ def reproduce(run: Run, request: Request) -> Outcome:
     outcome = _summary.judge(results)
     run.write_table("heights", _summary.table(results))
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
-    layers = _draw.draw_layers(results)
-    publish(run, "hierarchy", layers, outcome, title=TITLE, published=PUBLISHED)
-    figures.save(
-        run,
-        "hierarchy-one-layer",
-        _draw.draw_one_layer(results),
-        title="The same in networks of one layer",
-        caption="\n".join(outcome.paragraphs[:2]),
-    )
+    if (deep := _draw.draw_layers(results)) is not None:
+        publish(run, "hierarchy", deep, outcome, title=TITLE, published=PUBLISHED)
+    if (shallow := _draw.draw_one_layer(results)) is not None:
+        figures.save(
+            run,
+            "hierarchy-one-layer",
+            shallow,
+            title="The same in networks of one layer",
+            caption="\n".join(outcome.paragraphs[:2]),
+        )
     return outcome
 
 

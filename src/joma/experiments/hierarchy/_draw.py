@@ -13,25 +13,27 @@ from joma.experiments.hierarchy._summary import Results, cooccurrence
 from joma.report import figures
 
 _STYLES = {1: (figures.BLUE, "-"), 2: (figures.VERMILLION, "--"), 3: (figures.GREEN, ":")}
-_TICKS = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0])
+_TICKS = np.array([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4])
 
 
-def draw_layers(results: Mapping[str, Results]) -> Figure:
-    """Every layer of the networks that decide, above the same on the flat tree."""
-    names = [name for name in (DECIDES, "flat-3") if name in results]
-    columns = results[names[0]].group.layers if names else 1
-    figure, axes = figures.new(10.5, 2.5 * (len(names) + 1), len(names) + 1, columns)
+def draw_layers(results: Mapping[str, Results]) -> Figure | None:
+    """Every layer of the networks that decide, above the same on the flat tree; if one is there."""
     titles = {DECIDES: "tree of three levels", "flat-3": "control, flat tree"}
-    for row, name in zip(axes, names, strict=False):
+    there = [name for name in titles if name in results]
+    if not there:
+        return None
+    columns = results[there[0]].group.layers
+    figure, axes = figures.new(10.5, 2.5 * (len(there) + 1), len(there) + 1, columns)
+    for row, name in zip(axes, there, strict=False):
+        expected = cooccurrence(results[name].group)
         for layer, (ax, curves) in enumerate(zip(row, results[name].layers, strict=True)):
-            _draw_ratio(ax, curves, cooccurrence(results[name].group))
+            _draw_ratio(ax, curves, expected)
             ax.set_title(f"{titles[name]}: layer {layer}")
         row[0].set_ylabel("attention, × untrained")
         row[0].legend(loc="upper left", fontsize=8)
+    colors, styles = (figures.BLACK, figures.GREY), ("-", "--")
     for layer, ax in enumerate(axes[-1]):
-        for name, color, style in zip(
-            names, (figures.BLACK, figures.GREY), ("-", "--"), strict=False
-        ):
+        for name, color, style in zip(there, colors, styles, strict=False):
             _draw_entropy(ax, results[name].layers[layer], color, style, titles[name])
         ax.set(title=f"entropy: layer {layer}", xlabel="step")
     axes[-1][0].set_ylabel("nats")
@@ -41,27 +43,27 @@ def draw_layers(results: Mapping[str, Results]) -> Figure:
     return figure
 
 
-def draw_one_layer(results: Mapping[str, Results]) -> Figure:
-    """Networks of one layer: with the class and with a token as label, and on the flat tree."""
-    titles = {
+def draw_one_layer(results: Mapping[str, Results]) -> Figure | None:
+    """Networks of one layer, with each label and on the flat tree; those that are there."""
+    looks = {
         "class-1": ("class as label", figures.BLACK, "-"),
         "flat-1": ("control, flat tree", figures.GREY, "--"),
         "token-1": ("token as label", figures.PURPLE, "-."),
     }
-    there = [name for name in titles if name in results]
-    figure, axes = figures.new(12.0, 3.1, 1, len(there) + 1)
-    axes = np.atleast_1d(axes)
+    there = [name for name in looks if name in results]
+    if not there:
+        return None
+    figure, axes = figures.new(3.0 * (len(there) + 1), 3.1, 1, len(there) + 1)
     for name, ax in zip(there, axes, strict=False):
-        curves, (title, color, style) = results[name].layers[0], titles[name]
+        curves, (title, color, style) = results[name].layers[0], looks[name]
         _draw_ratio(ax, curves, cooccurrence(results[name].group))
         ax.set(title=title, xlabel="step")
         _draw_entropy(axes[-1], curves, color, style, title)
     axes[-1].set(title="entropy", xlabel="step", ylabel="nats")
-    if there:
-        axes[0].set_ylabel("attention, × untrained")
-        _share_limits(axes[:-1], _TICKS, room=0.82)
-        for ax in axes:
-            ax.legend(loc="lower left", fontsize=8)
+    axes[0].set_ylabel("attention, × untrained")
+    _share_limits(axes[:-1], _TICKS, room=0.82)
+    for ax in axes:
+        ax.legend(loc="lower left", fontsize=8)
     return figure
 
 
@@ -120,14 +122,13 @@ def _step_axis(ax: Axes, steps: tuple[int, ...]) -> None:
 
 def _share_limits(rows: np.ndarray, ticks: np.ndarray | None = None, room: float = 1.0) -> None:
     """One range for all panels, whose numbers stand at the left alone; room below for a legend."""
-    low, high = zip(*(ax.get_ylim() for ax in rows.flat), strict=True)
-    low = (min(low) * room,)
+    limits = np.array([ax.get_ylim() for ax in rows.flat])
+    low, high = limits[:, 0].min() * room, limits[:, 1].max()
     for row in np.atleast_2d(rows):
         for ax in row:
-            ax.set_ylim(min(low), max(high))
+            ax.set_ylim(low, high)
             if ticks is not None:
-                inside = ticks[(ticks >= min(low)) & (ticks <= max(high))]
-                inside = inside if len(inside) <= 6 else inside[(inside * 10 % 2 < 0.1)]
+                inside = ticks[(ticks >= low) & (ticks <= high)]
                 ax.set_yticks(inside, [f"{tick:g}" for tick in inside])
                 ax.yaxis.set_minor_formatter(NullFormatter())
             ax.tick_params(labelleft=ax is row[0])

@@ -88,22 +88,15 @@ def judge(results: Mapping[str, Results]) -> Outcome:
     tokens of height 1 are taken up first and alone (see `Course.first`). Whether the others follow
     is said beside it and does not decide.
     """
-    rows = list(_rows(results))
-    if DECIDES not in results:
-        return Outcome(
-            agrees=False,
-            finding=f"the networks that decide are not trained yet; train group {DECIDES}.",
-            table=rows,
+    agrees = False
+    finding = f"the networks that decide are not trained yet; train group {DECIDES}."
+    if DECIDES in results:
+        layers = results[DECIDES].layers
+        agrees = course(layers[0]).low_first
+        finding = (
+            f"in the lowest of {len(layers)} layers, {_first(layers[0])}; {_later(layers[0])}."
         )
-    decisive = results[DECIDES]
-    seen = decisive.courses[0]
-    return Outcome(
-        agrees=seen.low_first,
-        finding=f"in the lowest of {decisive.group.layers} layers, {_first(decisive.layers[0])}; "
-        f"{_later(decisive.layers[0])}.",
-        table=rows,
-        paragraphs=tuple(_paragraphs(results)),
-    )
+    return Outcome(agrees, finding, list(_rows(results)), tuple(_paragraphs(results)))
 
 
 def _first(curves: Curves) -> str:
@@ -163,8 +156,7 @@ def _and(heights: Iterable[int]) -> str:
 
 def _paragraphs(results: Mapping[str, Results]) -> Iterable[str]:
     expected = ", ".join(
-        f"{p:.2f} at H = {h}"
-        for h, p in zip(HEIGHTS, cooccurrence(results[DECIDES].group), strict=True)
+        f"{p:.2f} at H = {h}" for h, p in zip(HEIGHTS, cooccurrence(GROUPS[DECIDES]), strict=True)
     )
     yield (
         f"Expected: where the query occurs, another token does with probability {expected} "
@@ -206,7 +198,7 @@ def _controls(results: Mapping[str, Results]) -> str:
         f"networks). With the tree under wrong leaves, trained ones give "
         f"{np.exp(wrong.min()):.2f} to {np.exp(wrong.max()):.2f}."
     )
-    if "flat-3" not in results:
+    if not {DECIDES, "flat-3"} <= results.keys():
         return text
     gaps = [_gap(results[name].layers[0]) for name in (DECIDES, "flat-3")]
     return (

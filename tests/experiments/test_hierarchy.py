@@ -1,0 +1,376 @@
+"""Attention by height: sequences, what "first" means, a verdict that can turn, and a tiny run."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joma.data import HBLT
+from joma.experiments import hierarchy as experiment
+from joma.experiments.hierarchy import _course, _groups, _summary, _train
+from joma.experiments.hierarchy._course import Curves, course
+from joma.experiments.hierarchy._groups import DEPTH, GROUPS, HEIGHTS, RHO, Size
+from joma.experiments.hierarchy._summary import Results, judge
+from joma.probes import AttentionByHeight, attention_by_height
+from joma.runs import Run
+from joma.theory import hblt
+
+SIZE = Size(seeds=2, width=8, hidden=8, learning_rate=1e-2, steps=3, batch=4, samples=16)
+STEPS = (0, 1, 3, 10, 30, 100)
+
+
+class TestSequences:
+    @staticmethod
+    def made(kind: str) -> tuple[_train.Sequences, HBLT]:
+        group = GROUPS[f"{kind}-1"]
+        seeds = group.seeds(0, 2)
+        return _train.Sequences(group, seeds, "cpu"), HBLT(group.tree, seeds)
+
+    def test_are_those_of_the_tree_in_another_order(self):
+        data, source = self.made("class")
+        found, drawn = data.sample(200, 5), source.sample(200, 5)
+        short = (drawn.tokens > 0).sum(-1) <= _groups.LENGTH
+        assert short.float().mean() > 0.99
+        whole = drawn.tokens[..., -_groups.LENGTH :]
+        assert torch.equal(found.tokens.sort(-1).values[short], whole[short])
+        assert not torch.equal(found.tokens[short], whole[short])
+        assert torch.equal(found.labels, drawn.labels)
+
+    def test_any_token_is_as_often_the_last(self):
+        tokens = self.made("class")[0].sample(20_000, 0).tokens
+        counts = torch.bincount(tokens[..., -1].flatten(), minlength=25)[1:].double()
+        expected = counts.mean()
+        assert (counts - expected).abs().max() < 5 * expected.sqrt()
+
+    def test_the_label_may_be_one_more_token(self):
+        data, source = self.made("token")
+        found, drawn = data.sample(200, 5), source.sample(200, 5)
+        assert data.outputs == source.vocabulary
+        both = torch.cat([found.tokens, found.labels.unsqueeze(-1)], -1).sort(-1).values
+        short = (drawn.tokens > 0).sum(-1) <= _groups.LENGTH + 1
+        assert torch.equal(both[short], drawn.tokens[..., -_groups.LENGTH - 1 :][short])
+        assert not (found.tokens == found.labels.unsqueeze(-1))[found.labels > 0].any()
+
+    def test_wrong_leaves_are_a_permutation_that_leaves_padding(self):
+        names = self.made("class")[0].shuffled_EV
+        assert torch.equal(names.sort(-1).values, torch.arange(25).expand(2, -1))
+        assert (names[:, 0] == 0).all()
+        assert not torch.equal(names[0], names[1])
+
+    def test_who_knows_the_tree_is_right_as_often_as_said(self):
+        data, source = self.made("class")
+        best = data.best_accuracy(4000, 7)
+        assert best is not None
+        # Another way: a leaf that is on votes for the class of its top latent.
+        batch = source.sample(4000, 7)
+        votes = torch.stack([((batch.tokens - 1) // 4 == k).sum(-1) for k in range(6)], -1)
+        voted = (votes.argmax(-1) == batch.labels).double().mean(-1)
+        # 4,000 draws put voting at most .02 above what no one can be better than on average.
+        assert (voted.numpy() - 0.02 < best).all()
+        assert (best < voted.numpy() + 0.04).all()
+        assert self.made("token")[0].best_accuracy(10, 7) is None
+
+
+class TestTrees:
+    def test_cooccurrence_is_that_of_theorem_5(self):
+        group = GROUPS["class-3"]
+        rho0 = hblt.root_uncertainty(group.tree.class_probs, group.tree.child_off_probs[0])
+        expected = hblt.cooccurrence(HEIGHTS[:-1], DEPTH, RHO, rho0)
+        found = _summary.cooccurrence(group)
+        np.testing.assert_allclose(found[:-1], expected)
+        assert found[-1] < found[-2]
+
+    def test_a_flat_tree_has_no_lowest_latents_and_tells_as_much_of_the_class(self):
+        tree, flat = GROUPS["class-1"].tree, GROUPS["flat-1"].tree
+        np.testing.assert_allclose(tree.off_probs(DEPTH - 1), flat.off_probs(DEPTH - 1))
+        low, middle, high = _summary.cooccurrence(GROUPS["flat-1"])
+        assert low == pytest.approx(middle)
+        assert (middle, high) == pytest.approx(_summary.cooccurrence(GROUPS["class-1"])[1:])
+
+    def test_groups_have_seeds_of_their_own(self):
+        seeds = [seed for group in GROUPS.values() for seed in group.seeds(0, 8)]
+        assert len(set(seeds)) == len(seeds)
+
+
+class TestMeasures:
+    heights = HBLT(GROUPS["class-1"].tree).heights
+
+    def test_even_attention_has_ratio_one(self):
+        tokens = torch.tensor([[0, 0, 1, 2, 3, 9, 4]])
+        even = torch.ones(1, 7, 7).tril() / torch.arange(1, 8).view(7, 1)
+        found = _train.among_others(attention_by_height(even, tokens, self.heights))
+        assert found.tolist() == pytest.approx([1, 1, 1])
+
+    def test_what_goes_to_padding_and_to_the_query_itself_is_left_out(self):
+        uniform = torch.tensor([0.1, 0.1, 0.2, 0.1])  # and half of it to padding
+
+        def ratio(*mass: float) -> list[float]:
+            kept = torch.tensor(mass)
+            found = AttentionByHeight(kept, uniform, 1 - kept.sum(), torch.tensor(7))
+            return _train.among_others(found).tolist()
+
+        assert ratio(0.4, 0.1, 0.2, 0.1) == pytest.approx([1, 1, 1])
+        assert ratio(0.0, 0.25, 0.5, 0.25) == pytest.approx([1, 1, 1])
+        assert ratio(0.4, 0.2, 0.2, 0.0) == pytest.approx([2, 1, 0])
+
+    def test_attention_to_siblings_is_seen_and_lost_under_wrong_leaves(self):
+        group = GROUPS["class-1"]
+        data = _train.Sequences(group, group.seeds(0, 20), "cpu")
+        tokens = data.sample(200, 0).tokens
+        between = self.heights[tokens.unsqueeze(-1), tokens.unsqueeze(-2)]
+        weights = torch.where(between == 1, 3.0, 1.0).tril()
+        weights /= weights.sum(-1, keepdim=True)
+        renamed = data.shuffled_EV.gather(1, tokens.flatten(1)).view_as(tokens)
+        right, wrong = (
+            _train.among_others(attention_by_height(weights, leaves, self.heights)).mean(0)
+            for leaves in (tokens, renamed)
+        )
+        assert right[0] > 1.8
+        assert right[1:].max() < 1
+        assert (wrong - 1).abs().max() < 0.2
+
+    def test_entropy_of_even_rows(self):
+        tokens = torch.tensor([[[0, 0, 3, 4]]])
+        even = torch.ones(1, 1, 4, 4).tril() / torch.arange(1, 5).view(4, 1)
+        found = _train.entropy(even, tokens)
+        assert found.tolist() == pytest.approx([(math.log(3) + math.log(4)) / 2])
+
+
+def curves(*changes: list[float], seeds: int = 10, noise: float = 0.005, entropy=None) -> Curves:
+    """Curves with these mean changes of ln ratio by height at `STEPS`, from seeds that differ."""
+    rng = np.random.default_rng(0)
+    start = rng.normal(0, 0.05, (len(HEIGHTS), 1, seeds))
+    drawn = rng.normal(0, noise, (len(HEIGHTS), len(STEPS), seeds))
+    drawn -= drawn.mean(-1, keepdims=True)  # the means are those that are given
+    drawn[:, 0] = 0
+    level = np.array(entropy or [2.5, 2.4, 1.5, 1.4, 1.8, 2.0])
+    return Curves(
+        STEPS,
+        np.exp(start + drawn + np.array(changes)[..., None]),
+        np.exp(start + 0.1 * drawn),
+        level[:, None] + rng.normal(0, 0.01, (len(STEPS), seeds)),
+    )
+
+
+AS_PUBLISHED = curves(
+    [0, 0.02, 0.15, 0.30, 0.20, 0.10],
+    [0, 0.00, 0.02, 0.05, 0.20, 0.30],
+    [0, -0.01, -0.05, -0.10, -0.06, -0.02],
+)
+TOGETHER = curves(
+    [0, 0.02, 0.15, 0.20, 0.00, -0.2],
+    [0, 0.02, 0.15, 0.25, 0.35, 0.40],
+    [0, -0.01, -0.05, -0.1, -0.12, -0.15],
+)
+HIGH_FIRST = curves(
+    [0, -0.02, -0.1, -0.3, -0.2, -0.1],
+    [0, 0.00, -0.02, -0.1, 0.12, 0.15],
+    [0, 0.01, 0.12, 0.15, 0.05, 0.00],
+)
+STILL = curves([0] * 6, [0] * 6, [0] * 6, entropy=[2.5] * 6)
+
+
+class TestCourse:
+    def test_as_published(self):
+        found = course(AS_PUBLISHED)
+        assert found.low_first
+        assert (found.first, found.begun, found.taken_up) == ((1,), 3, (3, 30, None))
+        assert (found.peak, found.falls_back, found.followers) == (10, True, (2, 3))
+        assert (found.dip, found.bounces) == (10, True)
+
+    def test_together(self):
+        found = course(TOGETHER)
+        assert not found.low_first
+        assert (found.first, found.begun) == ((1, 2), 3)
+        assert (found.peak, found.falls_back, found.followers) == (10, True, (2,))
+
+    def test_high_first(self):
+        found = course(HIGH_FIRST)
+        assert not found.low_first
+        assert (found.first, found.taken_up) == ((3,), (None, 30, 3))
+        assert (found.falls_back, found.followers) == (True, ())
+
+    def test_nothing(self):
+        found = course(STILL)
+        assert (found.first, found.begun, found.peak) == ((), None, None)
+        assert not found.low_first
+        assert not found.bounces
+
+    def test_what_the_seeds_do_not_agree_on_does_not_count(self):
+        up = [0, 0, 0.15, 0.3, 0.3, 0.3]
+        assert course(curves(up, [0] * 6, [0] * 6)).low_first
+        assert course(curves(up, [0] * 6, [0] * 6, noise=1.0)).first == ()
+
+    def test_two_heights_are_together_unless_seeds_tell_them_apart(self):
+        pair = [0, 0, 0.15, 0.15, 0.15, 0.15], [0, 0, 0.12, 0.12, 0.12, 0.12]
+        assert course(curves(*pair, [0] * 6)).first == (1,)
+        assert course(curves(*pair, [0] * 6, noise=0.08)).first == (1, 2)
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        scale=st.floats(0.2, 5),
+        seed=st.integers(0, 2**32 - 1),
+        spread=st.floats(0.01, 0.5),
+    )
+    def test_favourites_of_untrained_networks_do_not_matter(self, scale, seed, spread):
+        rng = np.random.default_rng(seed)
+        factor = scale * np.exp(rng.normal(0, spread, (len(HEIGHTS), 1, 10)))
+        for given_curves in (AS_PUBLISHED, TOGETHER, HIGH_FIRST):
+            moved = dataclasses.replace(given_curves, ratio=given_curves.ratio * factor)
+            assert course(moved) == course(given_curves)
+
+    def test_the_mark_is_a_tenth(self):
+        assert np.exp(_course.MARK) == pytest.approx(1.1)
+
+
+def results(lowest: Curves, upper: Curves = STILL) -> dict[str, Results]:
+    seeds = lowest.entropy.shape[1]
+    accuracy = np.full((len(STEPS), seeds), 0.5)
+    return {
+        name: Results(
+            group,
+            (lowest, *[upper] * (group.layers - 1))
+            if group.kind == "class"
+            else (upper,) * group.layers,
+            accuracy,
+            np.nan if group.kind == "token" else 0.8,
+        )
+        for name, group in GROUPS.items()
+    }
+
+
+class TestVerdict:
+    def test_agrees_where_low_comes_first(self):
+        found = judge(results(AS_PUBLISHED))
+        assert found.agrees
+        assert "low-level association comes first: H = 1 (step 3: H = 1 +16%" in found.finding
+        assert "H = 1 (×1.35 → ×1.11) falls back, H = 2 (×1.05 → ×1.35) rises" in found.finding
+
+    @pytest.mark.parametrize(
+        ("lowest", "words"),
+        [
+            (TOGETHER, "does not come first: H = 1 and 2 come together (step 3"),
+            (TOGETHER, "H = 2 (×1.28 → ×1.49) rises, H = 3 (×0.90 → ×0.86) does not rise."),
+            (HIGH_FIRST, "does not come first: H = 3 before H = 1 (step 3"),
+            (STILL, "no height is taken up in 100 steps"),
+        ],
+    )
+    def test_differs_otherwise(self, lowest: Curves, words: str):
+        found = judge(results(lowest))
+        assert not found.agrees
+        assert words in found.finding
+
+    def test_the_lowest_layer_decides(self):
+        assert not judge(results(STILL, upper=AS_PUBLISHED)).agrees
+
+    def test_says_what_is_missing(self):
+        some = results(AS_PUBLISHED)
+        del some[_groups.DECIDES]
+        found = judge(some)
+        assert not found.agrees
+        assert "train group class-3" in found.finding
+        assert len(found.paragraphs) == 4
+
+    def test_the_flat_control_is_held_against_the_tree(self):
+        text = "\n".join(judge(results(TOGETHER)).paragraphs)
+        assert "H = 1 gets 0.55 times as much as H = 2 on the tree" in text
+        assert "1.00 times (0) on the flat one" in text
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    run = Run.create("hierarchy", {}, out=tmp_path_factory.mktemp("runs") / "run")
+    experiment.EXPERIMENT.reproduce(run, experiment.EXPERIMENT.request(scale="tiny"))
+    return run
+
+
+class TestRun:
+    def test_writes_table_summary_and_figures(self, run: Run):
+        assert run.tables == ["heights"]
+        assert {path.name for path in run.figures} == {
+            f"{name}.{kind}"
+            for name in ("hierarchy", "hierarchy-one-layer")
+            for kind in ("png", "svg")
+        }
+        rows = run.read_json("summary")["table"]
+        assert len(rows) == sum(group.layers for group in GROUPS.values()) * len(HEIGHTS)
+        assert [row["P[l|m]"] for row in rows[:3]] == ["0.82", "0.67", "0.20"]
+
+    def test_untrained_networks_look_at_all_heights_alike(self, run: Run):
+        table = run.read_table("heights")
+        untrained = table["step"] == 0
+        assert np.abs(table["ratio"][untrained] - 1).max() < 0.2
+        assert np.abs(table["ratio"][untrained].mean() - 1) < 0.02
+        assert np.isfinite(np.stack([table[name] for name in ("ratio", "entropy")])).all()
+
+    def test_masses_and_padding_are_all_of_the_attention(self, run: Run):
+        own = Run.open(run.path / "groups" / "class-3")
+        log = own.metrics.read("attention_mass")
+        steps = len(_groups.SIZES["tiny"].looks)
+        assert log["value"].sum() == pytest.approx(3 * 5 * steps)
+
+    def test_what_is_done_is_not_done_again(self, run: Run, monkeypatch):
+        def refuse(*_: object) -> None:
+            raise AssertionError
+
+        files = [path for path in (run.path / "groups").rglob("*") if path.is_file()]
+        # The environment may say that the run was opened again.
+        before = {p: p.read_bytes() for p in files if p.name != "environment.json"}
+        assert len(before) >= 3 * len(GROUPS)
+        monkeypatch.setattr(_train, "GroupWork", refuse)
+        request = experiment.EXPERIMENT.request(scale="tiny")
+        for name in GROUPS:
+            _train.train_group(run, name, _groups.SIZES["tiny"], request)
+        assert before == {p: p.read_bytes() for p in before}
+
+
+def test_one_group_can_be_done_alone(tmp_path, monkeypatch):
+    monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+    run = Run.create("hierarchy", {}, out=tmp_path / "run")
+    request = experiment.EXPERIMENT.request(scale="tiny", groups=["class-1"])
+    outcome = experiment.EXPERIMENT.reproduce(run, request)
+    assert not outcome.agrees
+    assert len(outcome.table) == len(HEIGHTS)
+    assert {path.stem for path in run.figures} == {"hierarchy-one-layer"}
+
+
+def test_a_group_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    request = experiment.EXPERIMENT.request(scale="tiny")
+    look = _train.GroupWork.look
+
+    def stop(self: _train.GroupWork, step: int) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+        look(self, step)
+
+    runs = [Run.create("hierarchy", {}, out=tmp_path / name) for name in ("one", "two")]
+    with monkeypatch.context() as stopped:
+        stopped.setattr(_train.GroupWork, "look", stop)
+        with pytest.raises(KeyboardInterrupt):
+            _train.train_group(runs[0], "token-1", SIZE, request)
+    assert not _summary.collect(runs[0], SIZE)
+    for run in runs:
+        _train.train_group(run, "token-1", SIZE, request)
+    one, two = (_summary.collect(run, SIZE)["token-1"] for run in runs)
+    assert np.array_equal(one.layers[0].ratio, two.layers[0].ratio)
+    assert np.array_equal(one.accuracy, two.accuracy)
+    assert np.isnan(one.best_accuracy)
+
+
+def test_the_learning_rate_is_the_scales_own_unless_given():
+    request = experiment.EXPERIMENT.request(scale="small", options={"learning-rate": 0.5})
+    assert _groups.SIZES["small"].with_options(request.options).learning_rate == 0.5
+    plain = experiment.EXPERIMENT.request(scale="small")
+    assert _groups.SIZES["small"].with_options(plain.options) == _groups.SIZES["small"]
+
+
+def test_looks_are_dense_enough():
+    for size in _groups.SIZES.values():
+        looks = size.looks
+        assert (looks[0], looks[-1]) == (0, size.steps)
+        assert list(looks) == sorted(set(looks))
+    assert len(_groups.SIZES["small"].looks) >= 35
