@@ -253,7 +253,7 @@ class TestVerdict:
     @pytest.mark.parametrize(
         ("lowest", "words"),
         [
-            (TOGETHER, "does not come first: H = 1 and 2 come together (step 3"),
+            (TOGETHER, "H = 1 and 2 come together, less than 2 standard errors apart (step 3"),
             (TOGETHER, "H = 2 (×1.28 → ×1.49) rises, H = 3 (×0.90 → ×0.86) does not rise."),
             (HIGH_FIRST, "does not come first: H = 3 before H = 1 (step 3"),
             (STILL, "no height is taken up in 100 steps"),
@@ -374,3 +374,16 @@ def test_looks_are_dense_enough():
         assert (looks[0], looks[-1]) == (0, size.steps)
         assert list(looks) == sorted(set(looks))
     assert len(_groups.SIZES["small"].looks) >= 35
+
+
+@pytest.mark.parametrize(
+    ("curve", "fall"),
+    [
+        ([0, 1, 2, 3], (3, 3)),
+        ([0, 3, 1, 2], (1, 2)),
+        ([0, 2, 1, 5, 2, 9], (3, 4)),  # a fall counts also if all is well again at the end
+        ([3, 2, 1, 0], (0, 3)),
+    ],
+)
+def test_the_largest_fall(curve, fall):
+    assert _course._largest_fall(np.array(curve, dtype=float)) == fall

@@ -54,8 +54,8 @@ EXPERIMENT = Experiment(
     reproduce=reproduce,
     scales={
         "tiny": Scale(seconds=8, device="2 CPU cores", memory="1 GB"),
-        "small": Scale(seconds=130, device="2 CPU cores", memory="1 GB"),
-        "full": Scale(seconds=90, device="one H200", memory="10 GB of GPU memory"),
+        "small": Scale(seconds=150, device="2 CPU cores", memory="1 GB"),
+        "full": Scale(seconds=80, device="one H200", memory="2 GB of GPU memory"),
     },
     default_scale="small",
     options=(Option("learning-rate", None, "learning rate"),),

@@ -54,9 +54,10 @@ class Course:
             that one and all that are not `APART` from it; none if nothing was taken up.
         begun: the step of that look.
         taken_up: for each height, the first step at which it is above `MARK`; None if never.
-        falls_back: whether the lowest of the first falls back after its peak.
-        peak: the step of that peak.
-        followers: the heights above that one that rise from then to the end.
+        peak: the step at which the lowest of the first begins to fall back, by the most it does.
+        trough: the step at which it has; the same step where it never falls.
+        falls_back: whether that is sure.
+        followers: the heights above that one that rise between the two.
         dip: the step of the lowest entropy.
         bounces: whether the entropy falls to it and rises again.
     """
@@ -64,8 +65,9 @@ class Course:
     first: tuple[int, ...]
     begun: int | None
     taken_up: tuple[int | None, ...]
-    falls_back: bool
     peak: int | None
+    trough: int | None
+    falls_back: bool
     followers: tuple[int, ...]
     dip: int
     bounces: bool
@@ -85,26 +87,36 @@ def course(curves: Curves) -> Course:
     down, again = curves.entropy[dip] - curves.entropy[0], curves.entropy[-1] - curves.entropy[dip]
     bounces = bool(_sure(-down) and _sure(again))
     if not up.any():
-        return Course((), None, taken_up, False, None, (), steps[dip], bounces)
+        return Course((), None, taken_up, None, None, False, (), steps[dip], bounces)
     look = int(up.any(0).argmax())
     now = change[:, look]
     ahead = int(np.where(up[:, look], now.mean(-1), -np.inf).argmax())
     together = ~_sure(now[ahead] - now, APART)
     first = tuple(h for h, with_it in zip(HEIGHTS, together, strict=True) if with_it)
     lowest = HEIGHTS.index(first[0])
-    peak = int(change[lowest].mean(-1).argmax())
-    later = change[:, -1] - change[:, peak]
+    peak, trough = _largest_fall(change[lowest].mean(-1))
+    later = change[:, trough] - change[:, peak]
     rises = _sure(later)
     return Course(
         first=first,
         begun=steps[look],
         taken_up=taken_up,
-        falls_back=bool(_sure(-later[lowest])),
         peak=steps[peak],
+        trough=steps[trough],
+        falls_back=bool(_sure(-later[lowest])),
         followers=tuple(h for h, own in zip(HEIGHTS, rises, strict=True) if own and h > first[0]),
         dip=steps[dip],
         bounces=bounces,
     )
+
+
+def _largest_fall(curve: np.ndarray) -> tuple[int, int]:
+    """From where to where a curve falls the most; twice the last place if it never falls."""
+    highest = np.maximum.accumulate(curve)
+    trough = int((highest - curve).argmax())
+    if highest[trough] == curve[trough]:
+        return len(curve) - 1, len(curve) - 1
+    return int(curve[: trough + 1].argmax()), trough
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:

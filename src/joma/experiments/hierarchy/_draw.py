@@ -13,7 +13,8 @@ from joma.experiments.hierarchy._summary import Results, cooccurrence
 from joma.report import figures
 
 _STYLES = {1: (figures.BLUE, "-"), 2: (figures.VERMILLION, "--"), 3: (figures.GREEN, ":")}
-_TICKS = np.array([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4])
+_FINE_TICKS = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2])
+_TICKS = np.array([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10])
 
 
 def draw_layers(results: Mapping[str, Results]) -> Figure | None:
@@ -30,7 +31,7 @@ def draw_layers(results: Mapping[str, Results]) -> Figure | None:
             _draw_ratio(ax, curves, expected)
             ax.set_title(f"{titles[name]}: layer {layer}")
         row[0].set_ylabel("attention, × untrained")
-        row[0].legend(loc="upper left", fontsize=8)
+        row[0].legend(loc="lower left", fontsize=8)
     colors, styles = (figures.BLACK, figures.GREY), ("-", "--")
     for layer, ax in enumerate(axes[-1]):
         for name, color, style in zip(there, colors, styles, strict=False):
@@ -38,7 +39,7 @@ def draw_layers(results: Mapping[str, Results]) -> Figure | None:
         ax.set(title=f"entropy: layer {layer}", xlabel="step")
     axes[-1][0].set_ylabel("nats")
     axes[-1][0].legend(loc="lower left", fontsize=8)
-    _share_limits(axes[:-1], _TICKS)
+    _share_limits(axes[:-1], ratios=True, room=0.8)
     _share_limits(axes[-1])
     return figure
 
@@ -61,7 +62,7 @@ def draw_one_layer(results: Mapping[str, Results]) -> Figure | None:
         _draw_entropy(axes[-1], curves, color, style, title)
     axes[-1].set(title="entropy", xlabel="step", ylabel="nats")
     axes[0].set_ylabel("attention, × untrained")
-    _share_limits(axes[:-1], _TICKS, room=0.82)
+    _share_limits(axes[:-1], ratios=True, room=0.72)
     for ax in axes:
         ax.legend(loc="lower left", fontsize=8)
     return figure
@@ -120,14 +121,15 @@ def _step_axis(ax: Axes, steps: tuple[int, ...]) -> None:
     ax.minorticks_off()
 
 
-def _share_limits(rows: np.ndarray, ticks: np.ndarray | None = None, room: float = 1.0) -> None:
+def _share_limits(rows: np.ndarray, ratios: bool = False, room: float = 1.0) -> None:
     """One range for all panels, whose numbers stand at the left alone; room below for a legend."""
     limits = np.array([ax.get_ylim() for ax in rows.flat])
     low, high = limits[:, 0].min() * room, limits[:, 1].max()
     for row in np.atleast_2d(rows):
         for ax in row:
             ax.set_ylim(low, high)
-            if ticks is not None:
+            if ratios:
+                ticks = _FINE_TICKS if high < 3 * low else _TICKS
                 inside = ticks[(ticks >= low) & (ticks <= high)]
                 ax.set_yticks(inside, [f"{tick:g}" for tick in inside])
                 ax.yaxis.set_minor_formatter(NullFormatter())

@@ -8,7 +8,7 @@ import numpy as np
 
 from joma.experiments._experiment import Outcome
 from joma.experiments._nodes import is_done
-from joma.experiments.hierarchy._course import Course, Curves, course
+from joma.experiments.hierarchy._course import APART, Course, Curves, course
 from joma.experiments.hierarchy._groups import DECIDES, DEPTH, GROUPS, HEIGHTS, Group, Size
 from joma.runs import Run
 
@@ -112,7 +112,10 @@ def _first(curves: Curves) -> str:
     if seen.low_first:
         how = "low-level association comes first: H = 1"
     elif seen.first[0] == 1:
-        how = f"low-level association does not come first: H = {_and(seen.first)} come together"
+        how = (
+            f"low-level association does not come first: H = {_and(seen.first)} come together, "
+            f"less than {APART:g} standard errors apart"
+        )
     else:
         how = f"low-level association does not come first: H = {_and(seen.first)} before H = 1"
     return f"{how} (step {seen.begun}: {gains})"
@@ -123,17 +126,22 @@ def _later(curves: Curves) -> str:
     seen = course(curves)
     if seen.peak is None:
         return "so there is nothing to follow"
-    at = curves.steps.index(seen.peak)
-    if at == len(curves.steps) - 1:
-        return f"H = {seen.first[0]} rises to the end, so nothing takes its place"
+    assert seen.trough is not None
+    peak, trough = (curves.steps.index(step) for step in (seen.peak, seen.trough))
+    if not seen.falls_back:
+        return f"H = {seen.first[0]} does not fall back, so nothing takes its place"
     lowest, *others = [
-        (h, f"H = {h} ({_to(own[at], own[-1])})")
+        (h, f"H = {h} ({_to(own[peak], own[trough])})")
         for h, own in _by_height(curves.change.mean(-1))
         if h >= seen.first[0]
     ]
-    parts = [f"{lowest[1]} {'falls back' if seen.falls_back else 'does not fall back'}"]
+    parts = [f"{lowest[1]} falls back"]
     parts += [f"{text} {'rises' if h in seen.followers else 'does not rise'}" for h, text in others]
-    return f"from step {seen.peak} to {curves.steps[-1]:,} {', '.join(parts)}"
+    words = f"from step {seen.peak} to {seen.trough:,} {', '.join(parts)}"
+    if trough == len(curves.steps) - 1:
+        return words
+    ends = _by_height(np.exp(curves.change[:, -1].mean(-1)))
+    return f"{words}; at the end {', '.join(f'H = {h} ×{end:.2f}' for h, end in ends)}"
 
 
 def _by_height(values: np.ndarray) -> list[tuple[int, Any]]:

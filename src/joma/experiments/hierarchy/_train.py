@@ -71,7 +71,7 @@ class Sequences:
         drawn = self._source.sample(batch, step)
         shape, seeds_E = drawn.tokens.shape, self._source.seeds_E
         places = random.uniform(seeds_E, "order", step, shape[1] * shape[2]).view(shape)
-        order = places.masked_fill(drawn.tokens == 0, -1.0).argsort(-1)
+        order = places.masked_fill(drawn.tokens == 0, -1.0).argsort(dim=-1, stable=True)
         tokens = drawn.tokens.gather(-1, order)
         labels = drawn.labels
         if self._of_token:
