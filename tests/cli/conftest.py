@@ -1,7 +1,9 @@
 """Small registries in the place of the real ones."""
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +91,15 @@ def few_experiments(monkeypatch) -> dict[str, Experiment]:
 def trained(few_experiments) -> Experiment:
     few_experiments["table1"] = make_trained("table1")
     return few_experiments["table1"]
+
+
+@pytest.fixture
+def gpus(monkeypatch) -> list[str]:
+    """The GPUs that torch sees; none."""
+    found: list[str] = []
+    cuda = SimpleNamespace(is_available=lambda: bool(found))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    return found
 
 
 @pytest.fixture(autouse=True)

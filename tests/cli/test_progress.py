@@ -60,7 +60,9 @@ class TestLines:
 
         with redirect_stderr(Closed()), reports("work") as report:
             report("", 1, 2)
+            deadline = time.monotonic() + 20
             while len(tried) < 2:
+                assert time.monotonic() < deadline, tried
                 time.sleep(0.01)
 
 

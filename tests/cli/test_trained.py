@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,16 +11,7 @@ from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.cli.conftest import make_experiment, make_trained
 
-pytestmark = pytest.mark.usefixtures("trained")
-
-
-@pytest.fixture(autouse=True)
-def gpus(monkeypatch) -> list[str]:
-    """The GPUs that torch sees; none."""
-    found: list[str] = []
-    cuda = SimpleNamespace(is_available=lambda: bool(found))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    return found
+pytestmark = pytest.mark.usefixtures("trained", "gpus")
 
 
 def interrupt(run: Run, _: Request) -> Outcome:
@@ -120,41 +110,6 @@ class TestRequests:
         monkeypatch.setattr(command, "reports", Listening)
         assert joma("reproduce", "table1").exit_code == 0
         assert heard == [("C20", 1, 2)]
-
-
-class TestDryRun:
-    def test_every_scale_the_device_and_the_groups(self):
-        result = joma("reproduce", "table1", "fig2", "--group", "C30", "--out", "all", "--dry-run")
-        assert result.exit_code == 2  # fig2 has no groups
-        result = joma("reproduce", "table1", "--group", "C30", "--out", "here", "--dry-run")
-        assert result.stdout.splitlines() == [
-            "table1: Picture table1 → here",
-            "  tiny: about 8 s on 2 CPU cores, memory 1 GB",
-            "  small: about 4 min on 2 CPU cores, memory 2 GB (this one)",
-            "  full: about 2.5 h on an H200, memory 20 GB",
-            "  device: cpu",
-            "  learning-rate: 1e-05",
-            "  hidden: 4096",
-            "  groups: C30 of C20, C30, C50",
-        ]
-        assert not Path("here").exists()
-        result = joma("reproduce", "table1", "fig2", "--dry-run")
-        assert "  groups: C20, C30, C50\n" in result.stdout
-        assert result.stdout.endswith("Together about 4 min.\n")
-
-    def test_json_and_going_on(self):
-        joma("reproduce", "table1", "--out", "here")
-        (plan,) = json.loads(
-            joma("reproduce", "table1", "--out", "here", "--dry-run", "--json").stdout
-        )
-        assert plan["continues"] is True
-        assert (plan["scale"], plan["about_seconds"], plan["memory"]) == ("small", 240, "2 GB")
-        assert plan["scales"]["full"] == {
-            "about_seconds": 9000,
-            "on": "an H200",
-            "memory": "20 GB",
-        }
-        assert plan["groups"] == ["C20", "C30", "C50"]
 
 
 class TestGoingOn:
@@ -294,6 +249,24 @@ class TestTable:
         assert record["table"][0] == {**self.ROWS[0], "nodes": 4096}
         assert record["table"][1]["ours s=1"] is None
         assert record["paragraphs"][0] == "Training adds ρ ≤ .1."
+
+    def test_labels_as_above_are_left_out_where_rows_stand_in_a_table(
+        self, few_experiments, monkeypatch
+    ):
+        values = [(20, "a", 0, 1.5), (20, "a", 1, 1.5), (20, "b", 0, 1.5), (50, "b", 0, 1.5)]
+        rows = [{"C": c, "kind": kind, "s": s, "ours": ours} for c, kind, s, ours in values]
+        few_experiments["table1"] = make_trained("table1", lambda *_: Outcome(True, "f.", rows))
+        lines = joma("reproduce", "table1").stdout.splitlines()
+        at = lines.index("  20  a     0   1.5")
+        assert lines[at + 1 : at + 4] == [
+            "            1   1.5",
+            "      b     0   1.5",
+            "  50  b     0   1.5",
+        ]
+        monkeypatch.setenv("COLUMNS", "14")
+        lines = joma("reproduce", "table1", "--out", "x").stdout.splitlines()
+        assert lines.count("  C: 20") == 3
+        assert lines.count("    kind: a") == 2
 
     def test_wide(self):
         lines = joma("reproduce", "table1").stdout.splitlines()

@@ -206,7 +206,7 @@ def test_a_class_that_does_not_fit_is_named(length: int):
         ("latents of level 1 must be at most 6", {"latents": (4, 20)}),
         ("classes must be at most 1,", {"children": 3, "latents": (10, 3)}),
         ("seeds must hold", {"seeds": ()}),
-        ("seeds must be from", {"seeds": (2**63,)}),
+        ("seeds must be whole, from", {"seeds": (2**63,)}),
     ],
 )
 def test_bad_arguments_are_named(name: str, changes: dict[str, Any]):

@@ -297,7 +297,12 @@ class TestRun:
             for kind in ("png", "svg")
         }
         rows = run.read_json("summary")["table"]
-        assert len(rows) == sum(group.layers for group in GROUPS.values()) * len(HEIGHTS)
+        assert [(row["network"], row["layer"], row["H"]) for row in rows] == [
+            (name, str(layer), str(height))
+            for name, group in GROUPS.items()
+            for layer in range(group.layers)
+            for height in HEIGHTS
+        ]
         assert [row["P[l|m]"] for row in rows[:3]] == ["0.82", "0.67", "0.20"]
 
     def test_untrained_networks_look_at_all_heights_alike(self, run: Run):

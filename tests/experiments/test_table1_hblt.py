@@ -217,7 +217,9 @@ class TestRun:
             for kind in ("png", "svg")
         }
         assert [row["s"] for row in outcome.table[:2]] == ["0", "1, class"]
-        assert len(outcome.table) == 4 * (2 + 3 + 4)
+        labels = [(row["depth"], row["ρ"], row["s"]) for row in outcome.table]
+        assert len(set(labels)) == len(labels) == 4 * (2 + 3 + 4)
+        assert labels[1] == ("2", f"{_cells.CELLS[0].rho:g}", "1, class")
         assert all("nan" not in str(value) for row in outcome.table for value in row.values())
         assert "nan" not in outcome.finding + " ".join(outcome.paragraphs)
         for group in experiment.GROUPS:
@@ -231,7 +233,7 @@ class TestRun:
         chosen = (means["depth"] == 3) & (means["rho"] == 0.9) & (means["s"] == 1)
         chosen &= (means["step"] == 3) & (means["measure"] == "held_out_samples")
         (place,) = np.flatnonzero(chosen)
-        row = next(r for r in outcome.table[8 + 2 * 3 :] if r["s"] == "1")
+        (row,) = (r for r in outcome.table if (r["depth"], r["ρ"], r["s"]) == ("3", "0.9", "1"))
         assert row["new samples"] == f"{means['mean'][place]:.2f} ± {means['std'][place]:.2f}"
         same = np.logical_and.reduce(
             [seeds[name] == means[name][place] for name in ("depth", "rho", "s", "step", "measure")]

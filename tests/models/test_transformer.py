@@ -280,3 +280,18 @@ def test_bad_members():
         make(changed(attention="exp"))(some_tokens(), leading=2)
     with pytest.raises(ValueError, match="leading must be at least 1"):
         make()(some_tokens(), leading=0)
+
+
+@pytest.mark.parametrize("token", [-1, SMALL.vocabulary])
+def test_a_token_of_nobody_is_refused(token):
+    """It would be another member's."""
+    tokens = some_tokens()
+    tokens[0, 0, 0] = token
+    with pytest.raises(ValueError, match="tokens must lie from 0 to 11"):
+        make()(tokens)
+
+
+@pytest.mark.parametrize("seed", [1.5, 2**63])
+def test_seeds_are_whole_and_not_too_large(seed):
+    with pytest.raises(ValueError, match="seeds must be whole numbers of at most 64 bits"):
+        make(seeds=(0, seed))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from joma.runs import Checkpoints, Run
+from joma.runs import Checkpoints, Run, _checkpoints
 from tests.runs._failing import STEPS_OF_A_WRITE, every_kill, fill_disk, visible
 
 ARRAYS = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "step": np.array(7)}
@@ -147,6 +147,21 @@ def test_other_files_stay_and_are_not_looked_at(checkpoints: Checkpoints):
     assert {"notes.txt", "step-2.safetensors"} < set(os.listdir(checkpoints.folder))
 
 
+@pytest.mark.parametrize("digits", ["0000000009", "00000000٩", "00000009"])
+def test_a_step_has_one_name(checkpoints: Checkpoints, digits: str):
+    whole = checkpoints.save(9, ARRAYS, {}).read_bytes()
+    other = checkpoints.folder / f"step-{digits}.safetensors"
+    other.write_bytes(whole)
+    assert checkpoints.steps == [9]
+    checkpoints.save(1, ARRAYS, {}, keep=1)
+    assert checkpoints.steps == [1]
+    checkpoints.clear()
+    assert visible(checkpoints.folder) == [other.name]
+    found = checkpoints.latest()
+    assert found.checkpoint is None
+    assert found.refused == ()
+
+
 class TestDamage:
     """Two checkpoints, of which the newer one is changed in some way."""
 
@@ -236,6 +251,37 @@ class TestDamage:
             assert "is not a checkpoint" in self.refused(checkpoints, made(header, b"\0" * 4))
         self.newer.write_bytes(made({"__metadata__": metadata, "a": entry}, b"\0" * 4))
         assert latest_step(checkpoints) == 1000  # so what is refused is refused for its fault
+
+    def test_nested_too_deeply(self, checkpoints: Checkpoints):
+        deep = "[" * 200_000 + "]" * 200_000
+        metadata = {"sha256": "", "step": "1000", "about": deep}
+        assert "is not a checkpoint" in self.refused(
+            checkpoints, made({"__metadata__": metadata}, b"")
+        )
+
+    def test_a_folder_under_its_name(self, checkpoints: Checkpoints):
+        self.newer.unlink()
+        (self.newer / "mine").mkdir(parents=True)
+        found = checkpoints.latest()
+        assert found.checkpoint is not None
+        assert found.checkpoint.step == 500
+        assert found.refused == (
+            f"checkpoint {self.newer} cannot be read (Is a directory) and is not used; "
+            "going back to step 500",
+        )
+        checkpoints.save(1500, ARRAYS, {})
+        assert visible(checkpoints.folder) == [file_of(500), file_of(1000), file_of(1500)]
+        checkpoints.clear()
+        assert visible(checkpoints.folder) == [file_of(1000)]
+
+    def test_one_that_may_not_be_read(self, checkpoints: Checkpoints, monkeypatch):
+        def closed(path: Path, mode: str) -> Any:
+            if path == self.newer:
+                raise PermissionError(13, "Permission denied")
+            return open(path, mode)
+
+        monkeypatch.setattr(_checkpoints, "open", closed, raising=False)
+        assert "cannot be read (Permission denied)" in self.refused(checkpoints, self.whole)
 
     def test_both(self, checkpoints: Checkpoints):
         for path in (self.older, self.newer):

@@ -132,13 +132,28 @@ def test_the_folder_of_another_run_and_other_folders_are_refused(tmp_path: Path)
         Run.resume("table1", {"name": "fig2"}, out=tmp_path / "run")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "3"])
+@pytest.mark.parametrize("content", ["{", "[]", "3", "null", "{}", '{"name": null}', "[" * 200_000])
 def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, content: str):
     filled(tmp_path)
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=r"config\.json (is not valid|must hold)"):
         Run.resume("table1", CONFIG, out=tmp_path)
     assert set(LEFT) <= set(files(tmp_path))
+
+
+@pytest.mark.parametrize("resumed", [None, 3, "date", {"date": "today"}, ["today"]])
+def test_a_damaged_environment_is_refused_and_nothing_is_lost(tmp_path: Path, resumed: Any):
+    filled(tmp_path)
+    (tmp_path / "environment.json").write_text(json.dumps({"joma": "0", "resumed": resumed}))
+    for enter in (lambda: Run.open(tmp_path), lambda: Run.resume("table1", CONFIG, out=tmp_path)):
+        with pytest.raises(ValueError, match=r'environment\.json must hold as "resumed" a list'):
+            enter()
+    assert set(LEFT) <= set(files(tmp_path))
+
+
+def test_a_run_without_a_name(tmp_path: Path):
+    with pytest.raises(ValueError, match=r'config\.json must hold .* with a word as "name"'):
+        _ = Run(tmp_path, {"seed": 1}, {}).name
 
 
 def test_where_there_is_no_run_yet_it_begins(tmp_path: Path, monkeypatch):
@@ -186,8 +201,8 @@ def test_a_kill_while_a_new_run_begins_leaves_nothing_to_go_on_from(tmp_path: Pa
             assert files(folder) == ["config.json", "environment.json"]
         folder = tmp_path / f"{moment + 1}"
         filled(folder)
-    assert seeds[:2] == [1, 1]
-    assert set(seeds[2:-2]) == {None}
+    assert seeds[:3] == [1, 1, 1]
+    assert set(seeds[3:-2]) == {None}
     assert seeds[-2:] == [2, 2]
 
 

@@ -3,6 +3,8 @@
 import importlib
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,20 @@ def test_ctrl_c_saves_before_it_ends(straight: Path, folder: Path, caplog):
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("when", ["look", "progress"])
+def test_ctrl_c_at_the_very_end_is_not_lost(straight: Path, folder: Path, when: str):
+    def press(done: int, _: int = STEPS) -> None:
+        if done == STEPS:
+            signal.raise_signal(signal.SIGINT)
+
+    pressed = {"looked": press} if when == "look" else {"progress": press}
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, checkpoint_seconds=60.0, keep_last=False, **pressed)
+    check_log(folder, straight, losses=STEPS, looks=STEPS)
+    assert train(folder).begun_at == STEPS  # nothing is made again
+    assert Ended.of(folder) == Ended.of(straight)
+
+
 def test_a_second_ctrl_c_does_not_wait(folder: Path):
     def press(done: int, _: int) -> None:
         if done == 6:
@@ -286,3 +302,22 @@ def test_it_goes_on_with_more_steps(straight: Path, folder: Path):
     assert looked == list(LOOKS)
     assert ended.begun_at == 14
     assert Ended.of(folder) == Ended.of(straight)
+
+
+def test_one_process_at_a_time(folder: Path):
+    holding = (
+        "import sys, time; from joma.runs import Run\n"
+        "with Run.open(sys.argv[1]).locked(): print('held', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", holding, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="in use by another process"):
+            fit(ensemble(), Run.open(folder), 3)
+    finally:
+        other.kill()
+        other.communicate()
+    assert fit(ensemble(), Run.open(folder), 3).step == 3

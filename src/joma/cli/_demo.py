@@ -52,6 +52,7 @@ def demo(
                 checked_out(out / name, name)
         run = Run.create("demo", {"seed": seed}, out=checked_out(out, "demo"))
         folders.append(run.path)
+        around.enter_context(run.locked())
         outcome = around.enter_context(_work.closing(run))
         submit = around.enter_context(_work.workers(jobs))
         checks = [submit(_work.check_claim, name, seed) for name in ids]

@@ -9,7 +9,7 @@ import typer
 from joma.cli import _show
 
 if TYPE_CHECKING:
-    from joma.experiments import Request
+    from joma.experiments import Experiment, Request, Scale
 
 # Written down, for the help names what there is and must not import the experiments.
 
@@ -28,7 +28,8 @@ SCALES = ("tiny", "small", "full")
 DEFAULT_SCALE = "small"
 
 OPTIONS = {
-    "learning-rate": "Of hierarchy, table1 and table1-hblt: learning rate; of table1 published 1e-5 and 1e-4",
+    "learning-rate": "Of hierarchy, table1 and table1-hblt: learning rate; "
+    "of table1 published 1e-5 and 1e-4",
     "hidden": "Of table1: hidden nodes of each layer, published 4096 and 400",
 }
 """The experiments' own options and what they are."""
@@ -44,9 +45,39 @@ def show(requests: "Mapping[str, Request]", folders: Mapping[str, Path | None], 
         typer.echo(f"{plan['name']}: {plan['title']} → {plan['run']}")
         for line in _lines(plan):
             typer.echo(f"  {line}")
-    if len(plans) > 1:
-        total = sum(plan["about_seconds"] for plan in plans)
-        typer.echo(f"Together about {_duration(total)}.")
+    known = [plan["about_seconds"] for plan in plans if plan["about_seconds"] is not None]
+    if known and len(plans) > 1:
+        others = [plan["name"] for plan in plans if plan["about_seconds"] is None]
+        without = f", without {', '.join(others)}" if others else ""
+        typer.echo(f"Together about {_duration(sum(known))}{without}.")
+
+
+def warn(requests: "Mapping[str, Request]") -> None:
+    """Says on standard error what was made for a GPU and is about to be done on a CPU."""
+    from joma.experiments import EXPERIMENTS
+
+    for name, request in requests.items():
+        experiment = EXPERIMENTS[name]
+        if request.device != "cpu" or not request.scale:
+            continue
+        if _kind(experiment.scales[request.scale]) == "cpu":
+            continue
+        words = f"{name} at scale {request.scale} was made for a GPU; on this CPU it may take days"
+        fitting = [scale for scale, it in experiment.scales.items() if _kind(it) == "cpu"]
+        if fitting:  # the largest of them
+            seconds = experiment.scales[fitting[-1]].seconds * _share(experiment, request)
+            words += f"; --scale {fitting[-1]} takes about {_duration(seconds)}"
+        typer.echo(words, err=True)
+
+
+def _kind(scale: "Scale") -> str:
+    """The kind of device that a scale was measured on, as a request names it."""
+    return "cpu" if "CPU" in scale.device else "cuda"
+
+
+def _share(experiment: "Experiment", request: "Request") -> float:
+    """How much of an experiment is asked for, with its groups as much work each."""
+    return len(request.groups) / len(experiment.groups) if request.groups else 1.0
 
 
 def _plan(name: str, request: "Request", folder: Path | None) -> dict[str, Any]:
@@ -62,14 +93,14 @@ def _plan(name: str, request: "Request", folder: Path | None) -> dict[str, Any]:
     }
     if not request.scale:
         return {**plan, "about_seconds": SECONDS[name], "memory": MEMORY}
-    chosen = experiment.scales[request.scale]
+    chosen, share = experiment.scales[request.scale], _share(experiment, request)
     return {
         **plan,
-        "about_seconds": chosen.seconds,
+        "about_seconds": chosen.seconds * share if _kind(chosen) == request.device else None,
         "memory": chosen.memory,
         "scale": request.scale,
         "scales": {
-            scale: {"about_seconds": it.seconds, "on": it.device, "memory": it.memory}
+            scale: {"about_seconds": it.seconds * share, "on": it.device, "memory": it.memory}
             for scale, it in experiment.scales.items()
         },
         "options": dict(request.options),
@@ -84,7 +115,7 @@ def _lines(plan: Mapping[str, Any]) -> list[str]:
         return [f"about {_duration(plan['about_seconds'])}, memory {plan['memory']}"]
     lines = [
         f"{scale}: about {_duration(takes['about_seconds'])} on {takes['on']}, "
-        f"memory {takes['memory']}{' (this one)' if scale == plan['scale'] else ''}"
+        f"memory {takes['memory']}{_remark(plan) if scale == plan['scale'] else ''}"
         for scale, takes in plan["scales"].items()
     ]
     lines.append(f"device: {plan['device']}")
@@ -96,6 +127,15 @@ def _lines(plan: Mapping[str, Any]) -> list[str]:
         of = "" if plan["groups"] == plan["all_groups"] else f" of {', '.join(plan['all_groups'])}"
         lines.append(f"groups: {', '.join(plan['groups'])}{of}")
     return [*lines, "goes on with what is there"] if plan["continues"] else lines
+
+
+def _remark(plan: Mapping[str, Any]) -> str:
+    """What is said of the scale that is asked for."""
+    if plan["about_seconds"] is not None:
+        return " (this one)"
+    if plan["device"] == "cpu":
+        return " (this one; on cpu far longer: not measured)"
+    return f" (this one; not measured on {plan['device']})"
 
 
 def _duration(seconds: float) -> str:

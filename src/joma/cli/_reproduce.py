@@ -104,6 +104,7 @@ def reproduce(
     if dry_run:
         _plan.show(requests, work.folders, json)
         return
+    _plan.warn(requests)
     records = []
     with interruptible(work.begun.values(), work.how_to_go_on):
         for name in requests:

@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -149,7 +150,10 @@ def _numbers(rows: Sequence[Record], width: int) -> list[Any]:
 
 
 def _number_table(rows: Sequence[Record]) -> "Table":
-    """Short cells stay on one line, for a number in two pieces is none; headings may break."""
+    """Labels that the row above has too are left out, as long as all to their left are.
+
+    Short cells stay on one line, for a number in two pieces is none; headings may break.
+    """
     whole = table()
     for name in rows[0]:
         values = [row[name] for row in rows]
@@ -164,8 +168,13 @@ def _number_table(rows: Sequence[Record]) -> "Table":
             no_wrap=short,
             min_width=widest if short else None,
         )
+    above: list[str] = []
     for row in rows:
-        whole.add_row(*map(_cell, row.values()))
+        cells = list(map(_cell, row.values()))
+        pairs = zip(cells, above, strict=bool(above))  # nothing is above the first
+        same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        whole.add_row(*[""] * same, *cells[same:])
+        above = cells
     return whole
 
 

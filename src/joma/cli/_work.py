@@ -56,7 +56,7 @@ def reproduce_experiment(
     enter = Run.resume if resume and experiment.resumable else Run.create
     run = enter(name, request.config, out=folder, device=request.device)
     begun(run.path)
-    with closing(run) as outcome:
+    with run.locked(), closing(run) as outcome:
         try:
             result = experiment.reproduce(run, request)
         except ValueError as error:

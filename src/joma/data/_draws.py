@@ -13,8 +13,8 @@ def seed_tensor(seeds: Sequence[int], device: torch.device | str) -> Tensor:
     if len(seeds) == 0:
         raise ValueError("seeds must hold at least one seed, got none")
     for seed in seeds:
-        if not -(2**63) <= seed < 2**63:
-            raise ValueError(f"seeds must be from -2**63 to 2**63 - 1, got {seed}")
+        if int(seed) != seed or not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seeds must be whole, from -2**63 to 2**63 - 1, got {seed}")
     return torch.tensor([int(seed) for seed in seeds], dtype=torch.int64, device=device)
 
 

@@ -163,7 +163,7 @@ def _shares(labels_EB: Tensor, classes: int) -> Tensor:
     """What share of a batch each class has, shape (E, classes)."""
     members, batch = labels_EB.shape
     counts = torch.zeros(members, classes, dtype=torch.int64, device=labels_EB.device)
-    return counts.scatter_add_(1, labels_EB, torch.ones_like(labels_EB)) / batch
+    return counts.scatter_add_(1, labels_EB, torch.ones_like(labels_EB)).double() / batch
 
 
 def _sets(seeds: Sequence[int], level: int, below: int, count: int, children: int) -> Tensor:

@@ -56,7 +56,7 @@ def train_group(
     """
     folder = run.path / "groups" / group
     settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
-    config = {**settings, "members": members, "group": group}
+    config = {**settings, "looks": size.looks, "members": members, "group": group}
     own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
     if is_done(run, group):
         own.checkpoints.clear()  # in case it was killed just before it did

@@ -66,6 +66,16 @@ class Embedding(nn.Module):
     def forward(self, tokens_EN: Tensor) -> Tensor:
         """Looks up (E, ...) tokens: (E, ..., width)."""
         members, tokens, width = self.weight.shape
+        # On a GPU a look at the values would wait for it, and could not be captured.
+        if (
+            not tokens_EN.is_cuda
+            and tokens_EN.numel()
+            and not 0 <= tokens_EN.min() <= tokens_EN.max() < tokens
+        ):
+            raise ValueError(
+                f"tokens must lie from 0 to {tokens - 1}, got some from {int(tokens_EN.min())} to "
+                f"{int(tokens_EN.max())}"
+            )
         first = torch.arange(members, device=tokens_EN.device) * tokens
         places = tokens_EN + first.view(-1, *[1] * (tokens_EN.ndim - 1))
         return functional.embedding(places, self.weight.view(members * tokens, width))

@@ -70,6 +70,9 @@ class TransformerConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        for name in ("causal", "projection"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.width % self.heads:
             raise ValueError(f"heads must divide the width {self.width}, got {self.heads}")
         for name, kinds in _CHOICES.items():
@@ -130,6 +133,8 @@ class Transformer(nn.Module):
         _check_depths(depths, len(seeds), config.layers)
         self.config = config
         self.compute: torch.dtype | None = None
+        if any(int(seed) != seed or not -(2**63) <= seed < 2**63 for seed in seeds):
+            raise ValueError(f"seeds must be whole numbers of at most 64 bits, got {list(seeds)}")
         self.seeds = tuple(int(seed) for seed in seeds)
         self.depths = None if depths is None else tuple(depths)
         members = len(self.seeds)

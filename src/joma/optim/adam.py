@@ -87,6 +87,8 @@ class StackedAdam:
     def halve(self, names: Iterable[str]) -> None:
         """Makes parameters bfloat16, as the networks compute with them, and keeps the originals."""
         for name in names:
+            if name in self._halved:
+                continue
             parameter = self.parameters[name]
             self._halved[name] = parameter.data
             parameter.data = parameter.data.bfloat16()

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from joma.runs._json import plain
 from joma.runs._write import replacing, sync_folder
 
-_FILE = re.compile(r"step-(\d{9,})\.safetensors")
+# As `_file_name` writes it, and in no other way, so that a step has one file.
+_FILE = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9,})\.safetensors")
 
 # A safetensors file is the header's length, the header (JSON) and the arrays. Ours always begins
 # its header like this, so that the checksum stands in one known place.
@@ -136,6 +137,8 @@ class Checkpoints:
                 refused.append((path, str(error)))
             except FileNotFoundError:  # removed by the run just now, which has a newer one
                 continue
+            except OSError as error:
+                refused.append((path, f"cannot be read ({error.strerror or error})"))
         then = f"going back to step {checkpoint.step}" if checkpoint else "there is no earlier one"
         sentences = (f"checkpoint {path} {why} and is not used; {then}" for path, why in refused)
         return Found(checkpoint, tuple(sentences))
@@ -149,22 +152,22 @@ class Checkpoints:
         """Removes all, of a run that has nothing left to go on with."""
         there = self._steps()
         for path in there.values():
-            path.unlink(missing_ok=True)
+            _remove(path)
         if there:
             sync_folder(self.folder)
 
     def _steps(self) -> dict[int, Path]:
         """The files there are, by the step in their names, the newest first."""
         names = os.listdir(self.folder) if self.folder.is_dir() else []
-        steps = [int(match[1]) for match in map(_FILE.fullmatch, names) if match]
-        return {step: self.folder / _file_name(step) for step in sorted(steps, reverse=True)}
+        steps = {int(match[1]): name for name in names if (match := _FILE.fullmatch(name))}
+        return {step: self.folder / steps[step] for step in sorted(steps, reverse=True)}
 
     def _remove_all_but(self, step: int, keep: int) -> None:
         there = self._steps()
-        stay = [old for old in there if old <= step][:keep]
+        stay = [old for old, path in there.items() if old <= step and not path.is_dir()][:keep]
         for old, path in there.items():
             if old not in stay:
-                path.unlink(missing_ok=True)
+                _remove(path)
         if len(stay) < len(there):
             sync_folder(self.folder)
 
@@ -175,6 +178,12 @@ class _RefusedError(ValueError):
 
 def _file_name(step: int) -> str:
     return f"step-{step:09d}.safetensors"
+
+
+def _remove(path: Path) -> None:
+    """Removes a file; a folder of such a name is not of a run and stays."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
 
 
 def _ordered(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -237,7 +246,7 @@ def _load(path: Path, step: int) -> Checkpoint:
             metadata = content.metadata()
             inside, about = int(metadata["step"]), dict(json.loads(metadata["about"]))
             arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise _RefusedError(f"is not a checkpoint ({error})") from error
     if inside != step:
         raise _RefusedError(f"was saved after step {inside}, under another name,")

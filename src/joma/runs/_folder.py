@@ -1,11 +1,13 @@
 """Where a run goes: default names, and which existing folders may be written to."""
 
+import contextlib
 import itertools
 import json
 import re
 from datetime import datetime
 from pathlib import Path
 
+from joma.runs._lock import locked
 from joma.runs._write import is_temporary, remove_temporaries, sync_folder
 
 ENVIRONMENT = "environment.json"
@@ -27,7 +29,7 @@ def is_run(path: Path) -> bool:
     """
     try:
         environment = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(environment, dict) and "joma" in environment
 
@@ -59,8 +61,19 @@ def remove_old(folder: Path) -> None:
     """Removes what an earlier run left in `folder` and a new one might not write over.
 
     That is its outcome, configuration, checkpoints, metrics, tables and figures, and those of the
-    runs that are its parts, in `groups/`; what a run does not write stays.
+    runs that are its parts, in `groups/`; what a run does not write stays. `folder` must be locked;
+    if another process is in one of the parts, nothing is removed.
     """
+    parts = [part for part in folder.glob("groups/*") if is_run(part)]
+    with contextlib.ExitStack() as locks:
+        for part in parts:
+            locks.enter_context(locked(part))
+        _remove_own(folder)
+        for part in parts:
+            remove_old(part)
+
+
+def _remove_own(folder: Path) -> None:
     # What speaks of the rest goes first: a folder in which this was cut short has no outcome it
     # did not reach, and without a configuration no run can go on from what is left in it.
     for pattern in (
@@ -76,22 +89,20 @@ def remove_old(folder: Path) -> None:
             if path.is_file():
                 path.unlink()
     remove_leftovers(folder)
-    for part in folder.glob("groups/*"):
-        if is_run(part):
-            remove_old(part)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes the temporary files of writes that were killed; no run may be going on there."""
+    """Removes the temporary files of writes that were killed; `folder` must be locked."""
     for place in (folder, *(folder / name for name in OWN_FOLDERS)):
         remove_temporaries(place)
 
 
 def _name_of(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["name"])
-    except (OSError, ValueError, KeyError, TypeError):
+        name = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["name"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+    return name if isinstance(name, str) else None
 
 
 def check_name(what: str, name: str) -> str:
@@ -110,11 +121,13 @@ def default_folder(name: str) -> Path:
 
 
 def make_folder(name: str, out: Path | None) -> Path:
-    """Makes the folder of a run; the default one is new even within one second."""
+    """Makes the folder of a run, in which an earlier one may have left something.
+
+    The default one is new even within one second.
+    """
     if out is not None:
         check_name("name", name)
         check_out(out, name).mkdir(parents=True, exist_ok=True)
-        remove_old(out)
         sync_folder(out.parent)
         return out
     first = default_folder(name)

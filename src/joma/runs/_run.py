@@ -1,6 +1,7 @@
 """One run folder, as an object."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,9 @@ from joma.runs._folder import (
     is_run,
     make_folder,
     remove_leftovers,
+    remove_old,
 )
+from joma.runs._lock import locked
 from joma.runs._metrics import Metrics
 from joma.runs._write import write_bytes
 
@@ -57,15 +60,18 @@ class Run:
             config: everything that decides the run's numbers; kept as `config.json`.
             out: the folder itself, `./runs/NAME-date-time` if not given. One that is a run folder
                 of the same name is used again, without what that run left; one with other things in
-                it is refused.
+                it is refused, and so is one that another process has `locked`.
             device: what the run computes on.
         """
         settings = _settings(name, config)
         around = _json.plain(environment(device))
         path = make_folder(name, None if out is None else Path(out))
-        run = cls(path, settings, around)
-        _json.write(path / ENVIRONMENT, run.environment)  # first: it marks a run folder
-        _json.write(path / CONFIG, run.config)
+        with locked(path):
+            check_out(path, name)  # again: another process may have been faster
+            remove_old(path)
+            run = cls(path, settings, around)
+            _json.write(path / ENVIRONMENT, run.environment)  # first: it marks a run folder
+            _json.write(path / CONFIG, run.config)
         return run
 
     @classmethod
@@ -79,8 +85,8 @@ class Run:
     ) -> "Run":
         """Opens the run in `out` to go on with it, or makes it as `create` does if there is none.
 
-        Everything in the folder stays: outcome, tables, figures, metrics and checkpoints. Only one
-        process may go on with a run.
+        Everything in the folder stays: outcome, tables, figures, metrics and checkpoints. Refused
+        while another process has it `locked`.
 
         Args:
             name: what is run.
@@ -91,6 +97,11 @@ class Run:
         settings = _settings(check_name("name", name), config)
         if out is None or not (check_out(Path(out), name) / CONFIG).exists():
             return cls.create(name, config, out=out, device=device)
+        with locked(Path(out)):
+            return cls._go_on(Path(out), name, settings, device)
+
+    @classmethod
+    def _go_on(cls, out: Path, name: str, settings: Mapping[str, Any], device: str) -> "Run":
         run = cls.open(out)
         if differences := differing(run.config, settings):
             there = " and ".join(_entry(key, value) for key, (value, _) in differences.items())
@@ -112,14 +123,25 @@ class Run:
         if not is_run(path):
             raise ValueError(f"{path} is not a run folder")
         config = _json.read(path / CONFIG)
-        if not isinstance(config, dict):
-            raise ValueError(f"{path / CONFIG} must hold the settings of a run, by name")
-        return cls(path, config, _json.read(path / ENVIRONMENT))
+        around = _json.read(path / ENVIRONMENT)
+        _check_config(path / CONFIG, config)
+        _check_environment(path / ENVIRONMENT, around)
+        return cls(path, config, around)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keeps other processes out of the run, for a `with` block that writes to it.
+
+        They are refused with a ValueError when they ask for the same, or would create or resume a
+        run in this folder; readers are not. A process may nest it; a kill ends it. Where the
+        system or the file system has no locks, nothing is locked.
+        """
+        return locked(self.path)
 
     @property
     def name(self) -> str:
         """What was run."""
-        return str(self.config["name"])
+        _check_config(self.path / CONFIG, self.config)
+        return self.config["name"]
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -186,6 +208,22 @@ def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("name", name) != name:
         raise ValueError(f"config says name {config['name']!r}, but the run's is {name!r}")
     return _json.plain({"name": name, **config})
+
+
+def _check_config(file: Path, config: Any) -> None:
+    if not isinstance(config, dict) or not isinstance(config.get("name"), str):
+        raise ValueError(f'{file} must hold the settings of a run by name, with a word as "name"')
+
+
+def _check_environment(file: Path, around: Any) -> None:
+    if not isinstance(around, dict):
+        raise ValueError(f"{file} must hold what a run ran on, by name")
+    resumed = around.get("resumed", [])
+    if not isinstance(resumed, list) or not all(isinstance(again, dict) for again in resumed):
+        raise ValueError(
+            f'{file} must hold as "resumed" a list with a record for each time the run was gone on '
+            f"with, got {resumed!r}"
+        )
 
 
 def _entry(key: str, value: Any) -> str:

@@ -17,7 +17,8 @@ Batches = Callable[[int | Tensor], Batch]
 PRECISIONS = ("float32", "float64", "tf32", "bfloat16")
 """Of matrix products, in "bfloat16" of activations too; the last two on GPUs alone.
 
-Parameters, their sums of gradients and the optimizer stay in float32 (float64 in "float64").
+Parameters and the optimizer stay in float32 (float64 in "float64"); in "bfloat16" the gradients of
+the blocks' matrices are rounded to it before the optimizer reads them.
 """
 
 KEPT = 100
@@ -178,4 +179,4 @@ def weighted_cross_entropy(outputs_EBC: Tensor, batch: Batch) -> Tensor:
     each_EB = each.view_as(batch.labels)
     if batch.weights is None:
         return each_EB.mean(-1)
-    return (each_EB * batch.weights).sum(-1)
+    return (each_EB * batch.weights.to(each_EB.dtype)).sum(-1)

@@ -79,6 +79,20 @@ def fit(
         progress: is told the step and `steps` now and then.
     """
     looks = _checked_looks(steps, look_at, checkpoint_seconds)
+    with run.locked():  # a second process would log all of it again
+        return _fit(ensemble, run, steps, look, looks, checkpoint_seconds, keep_last, progress)
+
+
+def _fit(
+    ensemble: Ensemble,
+    run: Run,
+    steps: int,
+    look: Look | None,
+    looks: Collection[int],
+    checkpoint_seconds: float,
+    keep_last: bool,
+    progress: Callable[[int, int], None],
+) -> Fit:
     found = run.checkpoints.latest()
     unlogged = _go_back(ensemble, run, found.checkpoint, steps)
     begun = ensemble.step
@@ -101,8 +115,7 @@ def fit(
                 look(ensemble.step)
             progress(ensemble.step, steps)
             now = time.monotonic()
-            late = now - saved >= checkpoint_seconds or interrupted()
-            due = ensemble.step < steps and late
+            due = ensemble.step < steps and (now - saved >= checkpoint_seconds or interrupted())
             if due or now - flushed >= FLUSH_SECONDS:
                 run.metrics.flush()  # first: a checkpoint says that all before it is on disk
                 flushed = now
@@ -111,6 +124,10 @@ def fit(
                 saved = time.monotonic()
             if due and interrupted():
                 raise KeyboardInterrupt
+        if interrupted():  # in the last piece or look, which then need not be made again
+            run.metrics.flush()
+            _save(ensemble, run)
+            raise KeyboardInterrupt
     if keep_last and (found.checkpoint is None or ensemble.step > begun):
         _save(ensemble, run)
     run.metrics.compact()

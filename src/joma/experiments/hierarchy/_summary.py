@@ -256,8 +256,8 @@ def _rows(results: Mapping[str, Results]) -> Iterable[dict[str, str]]:
                 extreme = int(np.abs(mean[i]).argmax())
                 taken_up = seen.taken_up[i]
                 yield {
-                    "network": name if layer == i == 0 else "",
-                    "layer": str(layer) if i == 0 else "",
+                    "network": name,
+                    "layer": str(layer),
                     "H": str(height),
                     "P[l|m]": f"{expected[i]:.2f}",
                     "untrained": read(curves.ratio[i, 0]),

@@ -9,8 +9,6 @@ from typing import Any
 LEVELS = 3
 """s = 0, 1: the latents' levels from the lowest up; s = 2: the class."""
 
-BATCH, SAMPLES, WEIGHT_DECAY = 128, 1280, 1e-4
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -75,6 +73,9 @@ class Size:
         learning_rate: of Adam; small networks need a larger one to learn in fewer steps.
         steps: of training.
         repeats: random splits and permutations of each control.
+        batch: samples of each step.
+        samples: fresh ones on which the networks are looked at.
+        weight_decay: of Adam, coupled (L2).
         gpu_precision: of products and activations on a GPU; on a CPU they are in float32.
     """
 
@@ -84,6 +85,9 @@ class Size:
     learning_rate: float
     steps: int
     repeats: int
+    batch: int = 128
+    samples: int = 1280
+    weight_decay: float = 1e-4
     gpu_precision: str = "bfloat16"
 
     def with_options(self, options: Mapping[str, Any]) -> "Size":

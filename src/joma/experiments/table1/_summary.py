@@ -144,15 +144,15 @@ def _rows(results: Results) -> Iterable[dict[str, str]]:
                 return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
 
             yield {
-                "cell": f"C={cell.classes} N={cell.children} {cell.latents}" if s == 0 else "",
+                "cell": f"C={cell.classes} N={cell.children} {cell.latents}",
                 "s": str(s),
                 "published": f"{cell.published[s]:.2f}" if s < 2 else "–",
                 "at most": f"{results.bounds[i, s].mean():.2f}",
                 "trained": read("ncorr", last),
                 "untrained": read("ncorr", 0),
-                "1 step": read("ncorr", 1),
+                "after 1 step": read("ncorr", 1),
                 "new classes": f"{read('held_out_classes', last)}",
-                "… untrained": f"{read('held_out_classes', 0)}",
+                "new classes, untrained": f"{read('held_out_classes', 0)}",
                 "shuffled": f"{read('shuffled_classes', last)}",
             }
 
@@ -218,8 +218,8 @@ def _what_differs(results: Results) -> str:
         sentences.append(f"Further than {CLOSE:g} from the published mean: {'; '.join(unlike)}.")
     if beyond:
         sentences.append(
-            "Latents that no class uses count as 0, so that hierarchies drawn as these are cannot "
-            f"read what was published of {'; '.join(beyond)}."
+            "Latents that no class uses count as 0, and with those of the hierarchies drawn here "
+            f"NCorr cannot reach what was published of {'; '.join(beyond)}."
         )
     return " ".join(sentences)
 

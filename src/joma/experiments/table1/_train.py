@@ -10,15 +10,7 @@ from torch import Tensor
 from joma.data import Batch, Joined, LatentHierarchy
 from joma.experiments import _nodes
 from joma.experiments._experiment import Request
-from joma.experiments.table1._cells import (
-    BATCH,
-    GROUPS,
-    LEVELS,
-    SAMPLES,
-    WEIGHT_DECAY,
-    Cell,
-    Size,
-)
+from joma.experiments.table1._cells import GROUPS, LEVELS, Cell, Size
 from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import ncorr
@@ -79,22 +71,22 @@ class GroupWork:
         model = Transformer(config, seeds, device=device)
         self.ensemble = Ensemble(
             model,
-            StackedAdam(model.named_parameters(), size.learning_rate, WEIGHT_DECAY),
-            lambda step: data.distinct(BATCH, step),
+            StackedAdam(model.named_parameters(), size.learning_rate, size.weight_decay),
+            lambda step: data.distinct(size.batch, step),
             precision=size.gpu_precision if device == "cuda" else "float32",
         )
 
     def look(self, step: int) -> None:
         """Measures all networks after `step` steps on fresh samples."""
         log = self.run.metrics.append
-        batch = self.data.distinct(SAMPLES, _FRESH + step)
+        batch = self.data.distinct(self.size.samples, _FRESH + step)
         nodes, outputs = _nodes.pooled_nodes(self.ensemble, batch)
         assert batch.weights is not None
-        right = (outputs.argmax(-1) == batch.labels).float()
+        right = (outputs.argmax(-1) == batch.labels).double()
         log(step, "accuracy", _cpu((right * batch.weights).sum(-1)))
         found: dict[tuple[str, int], list[Tensor]] = {}
         for part, hierarchy in zip(self.data.members, self.hierarchies, strict=True):
-            own = hierarchy.distinct(SAMPLES, _FRESH + step)
+            own = hierarchy.distinct(self.size.samples, _FRESH + step)
             for s, latents in enumerate(own.latents):
                 every = self._measure(step, latents, nodes[s][part], own, hierarchy)
                 for name, values in every.items():
@@ -122,7 +114,7 @@ class GroupWork:
         )
         if whole:
             # Sample by sample, which on this data is empty: every half has every input.
-            labels = hierarchy.sample(SAMPLES, _FRESH + step).labels.unsqueeze(-1)
+            labels = hierarchy.sample(self.size.samples, _FRESH + step).labels.unsqueeze(-1)
             rows = [x.gather(1, labels.expand(-1, -1, x.shape[-1])) for x in (latents, nodes)]
             found |= _nodes.controls("samples", *rows, repeats=1)
         return found

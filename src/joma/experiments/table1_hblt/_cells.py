@@ -10,8 +10,6 @@ BRANCHING, CLASSES = 3, 20
 LEVELS = max(DEPTHS)
 """The most that a tree has: its latents' levels from the lowest up, and the class as the last."""
 
-WEIGHT_DECAY = 1e-4
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -65,6 +63,7 @@ class Size:
         batch: fresh samples of each step.
         samples: other ones, on which the networks are looked at.
         repeats: random splits and permutations of each control.
+        weight_decay: of Adam, coupled (L2).
     """
 
     seeds: int
@@ -75,6 +74,7 @@ class Size:
     batch: int
     samples: int
     repeats: int
+    weight_decay: float = 1e-4
 
     def with_options(self, options: Mapping[str, Any]) -> "Size":
         """The same with the learning rate that was asked for."""

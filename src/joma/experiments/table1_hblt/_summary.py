@@ -157,13 +157,13 @@ def _table(results: Results) -> Iterable[dict[str, str]]:
                 return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
 
             yield {
-                "depth": str(cell.depth) if s == 0 else "",
-                "ρ": f"{cell.rho:g}" if s == 0 else "",
+                "depth": str(cell.depth),
+                "ρ": f"{cell.rho:g}",
                 "s": str(s) if s in cell.latent_levels else f"{s}, class",
                 "trained": read("ncorr", -1),
                 "untrained": read("ncorr", 0),
                 "new samples": read("held_out_samples", -1),
-                "… untrained": read("held_out_samples", 0),
+                "new samples, untrained": read("held_out_samples", 0),
                 "perfect observer": read("observer", 0),
             }
 

@@ -15,7 +15,6 @@ from joma.experiments.table1_hblt._cells import (
     BRANCHING,
     CLASSES,
     GROUPS,
-    WEIGHT_DECAY,
     Cell,
     Size,
 )
@@ -66,7 +65,7 @@ class GroupWork:
         model = Transformer(config, seeds, device=device)
         self.ensemble = Ensemble(
             model,
-            StackedAdam(model.named_parameters(), size.learning_rate, WEIGHT_DECAY),
+            StackedAdam(model.named_parameters(), size.learning_rate, size.weight_decay),
             lambda step: data.sample(size.batch, step),  # holds the data alone: no cycle is made
             precision="bfloat16" if device == "cuda" else "float32",
         )

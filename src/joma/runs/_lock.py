@@ -1,0 +1,97 @@
+"""One process at a time in a run folder."""
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+"""How file systems say that they have no locks."""
+
+
+@dataclass
+class _Held:
+    """A lock this process has: the open folder, if it could be locked, and how often it is held."""
+
+    descriptor: int | None
+    depth: int
+
+
+_held: dict[tuple[int, Path], _Held] = {}
+"""By process, as a fork copies this but does not hold what its parent does, and by folder."""
+
+_guard = threading.Lock()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of `folder`, as long as they ask; this one may nest it.
+
+    The lock is on the folder itself, so that nothing is left in it, and ends with the process.
+    Where there are no locks, nothing is locked.
+    """
+    key = (os.getpid(), folder.resolve())
+    with _guard:
+        held = _held.get(key)
+        if held is None:
+            held = _held[key] = _Held(_lock(folder), 0)
+        held.depth += 1
+    try:
+        yield
+    finally:
+        if key[0] == os.getpid():  # a fork that leaves the block leaves the lock to its parent
+            with _guard:
+                held.depth -= 1
+                if held.depth == 0:
+                    del _held[key]
+                    _unlock(held.descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise ValueError(
+                f"run folder {folder} is in use by another process; "
+                "wait for it or use another folder"
+            ) from None
+        if error.errno in _CANNOT_LOCK:
+            return None
+        raise
+    return descriptor
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is None:
+        return
+    import fcntl
+
+    try:
+        # Closing alone would not do: a fork may still have the same folder open.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _forget() -> None:
+    """Closes a fork's copies, which would keep the lock of a parent that was killed."""
+    global _guard
+    _guard = threading.Lock()  # another thread may have had it when the process was copied
+    for held in _held.values():
+        if held.descriptor is not None:
+            os.close(held.descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
