@@ -175,7 +175,7 @@ def test_ctrl_c_at_the_very_end_is_not_lost(straight: Path, folder: Path, when: 
         if done == STEPS:
             signal.raise_signal(signal.SIGINT)
 
-    pressed = {"looked": press} if when == "look" else {"progress": press}
+    pressed: dict[str, Any] = {"looked" if when == "look" else "progress": press}
     with pytest.raises(KeyboardInterrupt):
         train(folder, checkpoint_seconds=60.0, keep_last=False, **pressed)
     check_log(folder, straight, losses=STEPS, looks=STEPS)
