@@ -97,7 +97,7 @@ def test_a_network_is_measured_as_by_hand(run: Run):
     cell = GROUPS["C20-N2"][0]
     work = _train.GroupWork(run, GROUPS["C20-N2"], TINY, EXPERIMENT.request(scale="tiny"))
     hierarchy = work.hierarchies[0]
-    batch = hierarchy.sample(1280, 2**40)
+    batch = hierarchy.sample(TINY.samples, 2**40)
     nodes: dict[int, torch.Tensor] = {}
 
     def watch(name: str, layer: int, x: torch.Tensor) -> None:

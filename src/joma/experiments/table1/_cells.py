@@ -111,7 +111,7 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(seeds=2, width=16, hidden=128, learning_rate=1e-2, steps=60, repeats=4),
+    "tiny": Size(2, 16, 128, learning_rate=1e-2, steps=40, repeats=2, samples=640),
     "small": Size(seeds=3, width=64, hidden=512, learning_rate=1e-3, steps=300, repeats=16),
     "full": Size(seeds=5, width=1024, hidden=4096, learning_rate=1e-5, steps=10_000, repeats=16),
 }
