@@ -53,8 +53,8 @@ EXPERIMENT = Experiment(
     published=PUBLISHED,
     reproduce=reproduce,
     scales={
-        "tiny": Scale(seconds=8, device="2 CPU cores", memory="1 GB"),
-        "small": Scale(seconds=150, device="2 CPU cores", memory="1 GB"),
+        "tiny": Scale(seconds=7, device="2 CPU cores", memory="1 GB"),
+        "small": Scale(seconds=135, device="2 CPU cores", memory="1 GB"),
         "full": Scale(seconds=80, device="one H200", memory="2 GB of GPU memory"),
     },
     default_scale="small",

@@ -45,8 +45,8 @@ EXPERIMENT = Experiment(
     published=PUBLISHED,
     reproduce=reproduce,
     scales={
-        "tiny": Scale(seconds=10, device="2 CPU cores", memory="1 GB"),
-        "small": Scale(seconds=150, device="2 CPU cores", memory="2 GB"),
+        "tiny": Scale(seconds=12, device="2 CPU cores", memory="1 GB"),
+        "small": Scale(seconds=130, device="2 CPU cores", memory="2 GB"),
         "full": Scale(seconds=400, device="one H200", memory="7 GB of GPU memory"),
     },
     default_scale="small",

@@ -48,8 +48,8 @@ EXPERIMENT = Experiment(
     published=PUBLISHED,
     reproduce=reproduce,
     scales={
-        "tiny": Scale(seconds=8, device="2 CPU cores", memory="1 GB"),
-        "small": Scale(seconds=170, device="2 CPU cores", memory="1 GB"),
+        "tiny": Scale(seconds=9, device="2 CPU cores", memory="1 GB"),
+        "small": Scale(seconds=120, device="2 CPU cores", memory="1 GB"),
         "full": Scale(seconds=240, device="one H200", memory="20 GB of GPU memory"),
     },
     default_scale="small",
