@@ -12,19 +12,6 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_ROOMS = (
-    "data",
-    "experiments",
-    "models",
-    "optim",
-    "probes",
-    "random",
-    "report",
-    "runs",
-    "theory",
-    "train",
-)
-
 __all__ = [
     "__version__",
     "citation",
@@ -39,6 +26,8 @@ __all__ = [
     "theory",
     "train",
 ]
+
+_ROOMS = frozenset(__all__) - {"__version__", "citation"}
 
 _PAPERS = """\
 @inproceedings{tian2024joma,

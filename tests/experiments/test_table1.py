@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joma.experiments import EXPERIMENTS, _nodes
+from joma.experiments import EXPERIMENTS, _trained
 from joma.experiments.table1 import _summary, _train
 from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, SIZES, Cell
 from joma.experiments.table1._summary import MEASURES, Results
@@ -122,7 +122,7 @@ def test_a_network_is_measured_as_by_hand(run: Run):
 
 
 def test_done_groups_are_not_done_again(run: Run, monkeypatch):
-    monkeypatch.setattr(_nodes, "fit", None)  # would fail if it were called
+    monkeypatch.setattr(_trained, "fit", None)  # would fail if it were called
     before = {path: path.read_bytes() for path in run.path.rglob("*.parquet")}
     outcome = EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="tiny"))
     assert outcome.agrees

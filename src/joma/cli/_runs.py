@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _metrics, _show
+from joma.cli import _show
 from joma.cli._edge import OneSentenceGroup, PlainCommand
 from joma.cli._options import Json
 
@@ -76,7 +76,7 @@ def show(run: _Folder, json: Json = False) -> None:
         "outcome": RunSummary.of(opened).outcome,
         "config": opened.config,
         "environment": opened.environment,
-        "metrics": _metrics.summary(opened),
+        "metrics": _logged(opened),
         "checkpoints": opened.checkpoints.steps[::-1],
         "tables": {name: _shape(opened.read_table(name)) for name in opened.tables},
         "figures": [str(path) for path in opened.figures],
@@ -101,7 +101,7 @@ def show(run: _Folder, json: Json = False) -> None:
 )
 def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
     """Compare two runs: settings, environment, outcome, and the numbers they measured and kept."""
-    from joma.runs import Run, RunSummary, compare_tables, differing
+    from joma.runs import Run, RunSummary, compare_metrics, compare_tables, differing
 
     one, two = Run.open(first), Run.open(second)
     outcomes = [RunSummary.of(run).outcome for run in (one, two)]
@@ -110,7 +110,7 @@ def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
         "environment": differing(one.environment, two.environment),
         "outcome": differing(outcomes[0], outcomes[1]),
     }
-    tables, metrics = compare_tables(one, two), _metrics.compare(one, two)
+    tables, metrics = compare_tables(one, two), compare_metrics(one, two)
     missing = sorted(set(one.tables) ^ set(two.tables))
     if json:
         record: dict[str, Any] = dict(differences)
@@ -181,3 +181,16 @@ def _shape(columns: dict[str, Any]) -> str:
 def _as_json(table: "TableDifference") -> dict[str, Any]:
     largest = {name: value if value == value else None for name, value in table.largest.items()}
     return {"equal": table.equal, "largest": largest}
+
+
+def _logged(run: Any) -> dict[str, Any] | None:
+    """How many numbers the metrics log holds, of what, of how many members, and up to where."""
+    log = run.metrics.read()
+    if not log["step"].size:
+        return None
+    return {
+        "rows": int(log["step"].size),
+        "names": sorted(set(log["name"])),
+        "members": int(log["member"].max()) + 1,
+        "last_step": int(log["step"].max()),
+    }

@@ -145,7 +145,7 @@ def _check_and_keep(
     config = {"seed": seed, "claims": ids}
     run = Run.create("verify", config, out=checked_out(out, "verify"))
     folders.append(run.path)
-    with _work.closing(run) as outcome:
+    with run.locked(), _work.closing(run) as outcome:
         try:
             _check(ids, seed, records)
         finally:

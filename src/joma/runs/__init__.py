@@ -8,7 +8,7 @@ resuming, listing and comparing such folders; no mathematics, no drawing, no tor
 """
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, Found
-from joma.runs._compare import TableDifference, compare_tables, differing
+from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
 from joma.runs._folder import check_out, default_folder, is_run
 from joma.runs._list import RunSummary, list_runs
 from joma.runs._metrics import Metrics
@@ -23,6 +23,7 @@ __all__ = [
     "RunSummary",
     "TableDifference",
     "check_out",
+    "compare_metrics",
     "compare_tables",
     "default_folder",
     "differing",

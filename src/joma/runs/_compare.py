@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from joma.runs._run import Run
 
 
+_KEYS = ("step", "name", "module", "layer", "head", "member")
+"""What says which row of the metrics is which."""
+
+
 @dataclass(frozen=True)
 class TableDifference:
     """How a table differs between two runs.
@@ -45,6 +49,32 @@ def compare_tables(first: "Run", second: "Run") -> list[TableDifference]:
     """Compares the tables that two runs have in common."""
     common = [name for name in first.tables if name in set(second.tables)]
     return [_compare(name, first.read_table(name), second.read_table(name)) for name in common]
+
+
+def compare_metrics(first: "Run", second: "Run") -> TableDifference | None:
+    """Compares what two runs logged, by name; None if neither has a log.
+
+    When it was logged does not count, nor in which order within a step.
+    """
+    one, two = (_in_order(run.metrics.read()) for run in (first, second))
+    if not one["step"].size and not two["step"].size:
+        return None
+    if not all(np.array_equal(one[key], two[key]) for key in _KEYS):
+        return TableDifference("metrics", False, {})
+    largest: dict[str, float] = {}
+    for name in dict.fromkeys(one["name"]):
+        rows = one["name"] == name
+        for column, label in (("value", name), ("bound", f"{name} bound")):
+            largest[label] = _largest(one[column][rows], two[column][rows])
+    return TableDifference("metrics", True, largest)
+
+
+def _in_order(log: Mapping[str, Any]) -> dict[str, Any]:
+    sortable = dict(log)
+    for key in ("name", "module"):
+        sortable[key] = np.unique(log[key].astype(str), return_inverse=True)[1]
+    order = np.lexsort([sortable[key] for key in reversed(_KEYS)])
+    return {key: column[order] for key, column in log.items()}
 
 
 def _compare(table: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> TableDifference:

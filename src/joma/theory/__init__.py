@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         linear,
         marginals,
         nonlinear,
+        posterior,
         scan_snap,
         spectra,
     )
@@ -53,6 +54,7 @@ __all__ = [
     "linear",
     "marginals",
     "nonlinear",
+    "posterior",
     "scan_snap",
     "spectra",
 ]

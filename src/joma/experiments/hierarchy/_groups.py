@@ -1,13 +1,13 @@
 """What networks are trained on which trees and labels, and how large the experiment is made."""
 
 import dataclasses
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from joma.experiments._seeds import member_seeds
 from joma.theory.hblt import Tree
 
 DEPTH, BRANCHING, TOPS, RHO, OFF = 3, 2, 6, 0.9, 0.05
@@ -41,7 +41,7 @@ class Group:
 
     def seeds(self, seed: int, count: int) -> tuple[int, ...]:
         """The seeds of this group's networks; different ones in every group."""
-        return tuple(zlib.crc32(f"hierarchy/{self.name}/{seed}/{k}".encode()) for k in range(count))
+        return member_seeds(f"hierarchy/{self.name}", seed, count)
 
     @property
     def tree(self) -> Tree:

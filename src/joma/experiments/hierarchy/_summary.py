@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome
-from joma.experiments._nodes import is_done
+from joma.experiments._trained import is_done
 from joma.experiments.hierarchy._course import APART, Course, Curves, course
 from joma.experiments.hierarchy._groups import DECIDES, DEPTH, GROUPS, HEIGHTS, Group, Size
 from joma.runs import Run

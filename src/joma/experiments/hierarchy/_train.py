@@ -9,14 +9,14 @@ from torch.nn import functional
 
 from joma import random
 from joma.data import HBLT, Batch
-from joma.experiments import _nodes
+from joma.experiments import _trained
 from joma.experiments._experiment import Request
-from joma.experiments._tree_posterior import posteriors
 from joma.experiments.hierarchy._groups import GROUPS, HEIGHTS, LENGTH, Group, Size
 from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import AttentionByHeight, attention_by_height
 from joma.runs import Run
+from joma.theory.posterior import posteriors
 from joma.train import Ensemble
 
 _FRESH = 2**40
@@ -32,14 +32,8 @@ def train_group(run: Run, name: str, size: Size, request: Request) -> None:
     "H1" …); then accuracy and loss on fresh samples, and once the best accuracy there can be.
     """
     group = GROUPS[name]
-    seeds = group.seeds(request.seed, size.seeds)
-    _nodes.train_group(
-        run,
-        name,
-        size,
-        [{"seed": seed} for seed in seeds],
-        request,
-        lambda own: GroupWork(own, group, size, request),
+    _trained.train_group(
+        run, name, [group], size, request, lambda own: GroupWork(own, group, size, request)
     )
 
 

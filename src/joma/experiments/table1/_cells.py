@@ -1,10 +1,11 @@
 """The cells of Table 1: what was published of each, and how large the experiment is made."""
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
+
+from joma.experiments._seeds import member_seeds
 
 LEVELS = 3
 """s = 0, 1: the latents' levels from the lowest up; s = 2: the class."""
@@ -38,7 +39,7 @@ class Cell:
 
     def seeds(self, seed: int, count: int) -> tuple[int, ...]:
         """The seeds of this cell's networks; different ones in every cell."""
-        return tuple(zlib.crc32(f"{self.name}/{seed}/{k}".encode()) for k in range(count))
+        return member_seeds(self.name, seed, count)
 
 
 _TEN_TWENTY = ((0.99, 0.81), (1.00, 0.69), (0.99, 0.73), (0.99, 0.72), (0.99, 0.58), (0.99, 0.64))

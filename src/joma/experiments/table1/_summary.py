@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from joma.experiments._experiment import Outcome
-from joma.experiments._nodes import is_done
+from joma.experiments._trained import is_done
 from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, Cell, Size
 from joma.runs import Run
 

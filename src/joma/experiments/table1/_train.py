@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from joma.data import Batch, Joined, LatentHierarchy
-from joma.experiments import _nodes
+from joma.experiments import _trained
 from joma.experiments._experiment import Request
 from joma.experiments.table1._cells import GROUPS, LEVELS, Cell, Size
 from joma.models import Transformer, TransformerConfig
@@ -28,13 +28,8 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     (`layer` is s), and the accuracy.
     """
     cells = GROUPS[group]
-    members = [
-        {"cell": cell.name, "seed": seed}
-        for cell in cells
-        for seed in cell.seeds(request.seed, size.seeds)
-    ]
-    _nodes.train_group(
-        run, group, size, members, request, lambda own: GroupWork(own, cells, size, request)
+    _trained.train_group(
+        run, group, cells, size, request, lambda own: GroupWork(own, cells, size, request)
     )
 
 
@@ -80,7 +75,7 @@ class GroupWork:
         """Measures all networks after `step` steps on fresh samples."""
         log = self.run.metrics.append
         batch = self.data.distinct(self.size.samples, _FRESH + step)
-        nodes, outputs = _nodes.pooled_nodes(self.ensemble, batch)
+        nodes, outputs = _trained.pooled_nodes(self.ensemble, batch)
         assert batch.weights is not None
         right = (outputs.argmax(-1) == batch.labels).double()
         log(step, "accuracy", _cpu((right * batch.weights).sum(-1)))
@@ -104,7 +99,7 @@ class GroupWork:
     ) -> dict[str, Tensor]:
         found = {"ncorr": ncorr(latents, nodes, own.weights).mean}
         whole = step in self.size.controlled
-        found |= _nodes.controls(
+        found |= _trained.controls(
             "classes",
             latents,
             nodes,
@@ -116,7 +111,7 @@ class GroupWork:
             # Sample by sample, which on this data is empty: every half has every input.
             labels = hierarchy.sample(self.size.samples, _FRESH + step).labels.unsqueeze(-1)
             rows = [x.gather(1, labels.expand(-1, -1, x.shape[-1])) for x in (latents, nodes)]
-            found |= _nodes.controls("samples", *rows, repeats=1)
+            found |= _trained.controls("samples", *rows, repeats=1)
         return found
 
 

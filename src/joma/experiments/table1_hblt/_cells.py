@@ -1,9 +1,10 @@
 """The trees of Table 1 on HBLT(ρ), and how large the experiment is made."""
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from joma.experiments._seeds import member_seeds
 
 DEPTHS, RHOS = (2, 3, 4), (0.5, 0.7, 0.9, 0.95)
 BRANCHING, CLASSES = 3, 20
@@ -41,7 +42,7 @@ class Cell:
 
     def seeds(self, seed: int, count: int) -> tuple[int, ...]:
         """The seeds of this cell's trees and networks; different ones in every cell."""
-        return tuple(zlib.crc32(f"{self.name}/{seed}/{k}".encode()) for k in range(count))
+        return member_seeds(self.name, seed, count)
 
 
 GROUPS = {f"L{depth}": tuple(Cell(depth, rho) for rho in RHOS) for depth in DEPTHS}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome
-from joma.experiments._nodes import is_done
+from joma.experiments._trained import is_done
 from joma.experiments.table1_hblt._cells import (
     BRANCHING,
     CELLS,

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from joma.data import HBLT, Batch
-from joma.experiments import _nodes
+from joma.experiments import _trained
 from joma.experiments._experiment import Request
-from joma.experiments._tree_posterior import posteriors
 from joma.experiments.table1_hblt._cells import (
     BRANCHING,
     CLASSES,
@@ -22,6 +21,7 @@ from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import held_out, ncorr
 from joma.runs import Run
+from joma.theory.posterior import posteriors
 from joma.train import Ensemble
 
 _FRESH = 2**40
@@ -35,13 +35,8 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     controls (`layer` is s); at step 0 also what a perfect observer of the sequences gets.
     """
     cells = GROUPS[group]
-    members = [
-        {"cell": cell.name, "seed": seed}
-        for cell in cells
-        for seed in cell.seeds(request.seed, size.seeds)
-    ]
-    _nodes.train_group(
-        run, group, size, members, request, lambda own: GroupWork(own, cells, size, request)
+    _trained.train_group(
+        run, group, cells, size, request, lambda own: GroupWork(own, cells, size, request)
     )
 
 
@@ -74,7 +69,7 @@ class GroupWork:
         """Measures all networks after `step` steps, always on the same samples."""
         log, batch = self.run.metrics.append, self.batch
         # In parts of what a step takes: the hidden activations of all would need too much memory.
-        nodes, outputs = _nodes.pooled_nodes(self.ensemble, batch, self.size.batch)
+        nodes, outputs = _trained.pooled_nodes(self.ensemble, batch, self.size.batch)
         right = outputs.argmax(-1) == batch.labels
         log(step, "accuracy", _numpy(right.double().mean(-1)))
         for s, (latents, own) in enumerate(zip(batch.latents, nodes, strict=True)):
@@ -97,7 +92,7 @@ class GroupWork:
         if step not in self.size.controlled:
             return found
         repeats = self.size.repeats
-        found |= _nodes.controls("samples", latents, nodes, repeats=repeats)
+        found |= _trained.controls("samples", latents, nodes, repeats=repeats)
         if s < len(self.data.latents):  # a class varies in one half of the classes alone
             chosen = held_out(latents, nodes, groups=self.batch.labels, repeats=repeats)
             found["held_out_classes"] = chosen.mean

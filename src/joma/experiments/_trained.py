@@ -1,6 +1,6 @@
 """What trained experiments share: training in groups, hidden nodes and NCorr's controls."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol
 
@@ -24,10 +24,28 @@ class Work(Protocol):
         ...
 
 
+class Cell(Protocol):
+    """Networks that differ in their seeds alone."""
+
+    @property
+    def name(self) -> str:
+        """What they are called in the group's configuration."""
+        ...
+
+    def seeds(self, seed: int, count: int) -> Sequence[int]:
+        """The seed of each, from the one that was asked for."""
+        ...
+
+
 class Size(Protocol):
     """How large an experiment is made; a dataclass whose fields all decide its numbers."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def seeds(self) -> int:
+        """How many networks each cell has."""
+        ...
 
     @property
     def looks(self) -> Sequence[int]:
@@ -38,8 +56,8 @@ class Size(Protocol):
 def train_group(
     run: Run,
     group: str,
+    cells: Sequence[Cell],
     size: Size,
-    members: Sequence[Mapping[str, Any]],
     request: Request,
     prepare: Callable[[Run], Work],
 ) -> None:
@@ -48,14 +66,19 @@ def train_group(
     Args:
         run: of the experiment; the group's run is in its folder, `groups/GROUP`.
         group: its name.
-        size: of the experiment.
-        members: what each network is of, its seed for one; with the size, all that decides the
-            group's numbers, kept as the configuration of its run.
+        cells: its networks, cell by cell in the order of the ensemble's members.
+        size: of the experiment; with the members, all that decides the group's numbers, kept as
+            the configuration of its run.
         request: what was asked of the experiment.
         prepare: makes the networks, given the group's run.
     """
     folder = run.path / "groups" / group
     settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
+    members = [
+        {"cell": cell.name, "seed": seed}
+        for cell in cells
+        for seed in cell.seeds(request.seed, size.seeds)
+    ]
     config = {**settings, "looks": size.looks, "members": members, "group": group}
     own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
     if is_done(run, group):

@@ -5,15 +5,16 @@ correlates most with a latent y: no node of any network can follow it better, bu
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from joma.theory import _checks
 from joma.theory.hblt import Tree, transition
 
-Array = NDArray[np.float64]
+Array = _checks.Array
 
 
 def posteriors(tree: Tree, leaves: ArrayLike) -> tuple[Array, ...]:
-    """P[y = 1 | leaves] of every latent and P[class | leaves].
+    """Definition 2 turned around: P[y = 1 | leaves] of every latent, and P[class | leaves].
 
     Args:
         tree: that the leaves come from.
