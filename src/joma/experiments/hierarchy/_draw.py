@@ -63,6 +63,8 @@ def draw_one_layer(results: Mapping[str, Results]) -> Figure | None:
     axes[-1].set(title="entropy", xlabel="step", ylabel="nats")
     axes[0].set_ylabel("attention, × untrained")
     _share_limits(axes[:-1], ratios=True, room=0.72)
+    low, high = axes[-1].get_ylim()
+    axes[-1].set_ylim(low - 0.3 * (high - low), high)
     for ax in axes:
         ax.legend(loc="lower left", fontsize=8)
     return figure

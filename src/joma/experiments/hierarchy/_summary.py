@@ -186,7 +186,7 @@ def _briefly(name: str, of: Results) -> str:
         return f"{name}, nothing is taken up"
     change, at = curves.change.mean(-1), curves.steps.index(seen.peak)
     first = f"{name}, first H = {_and(seen.first)}{' together' * (len(seen.first) > 1)}"
-    if at == len(curves.steps) - 1:
+    if not seen.falls_back:
         ends = ", ".join(f"H = {h} ×{np.exp(own[-1]):.2f}" for h, own in _by_height(change))
         return f"{first} (step {seen.begun}), at the end {ends}"
     ends = ", ".join(f"H = {h} {_to(own[at], own[-1])}" for h, own in _by_height(change))
