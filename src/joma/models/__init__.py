@@ -1,10 +1,53 @@
-"""Models to experiment with: the transformer of the papers' experiments, many networks at once.
+"""Models: the transformer of the papers' experiments, in ensembles, and models people bring.
 
-What may live here is the architecture of a model, how it is initialised and where its parts are
-found; what it is trained on and how, and what is measured of it, lives elsewhere.
+What may live here is the architecture of a model, how it is initialised or loaded and where its
+parts are found; what it is trained on and how, and what is measured of it, lives elsewhere.
 """
 
+from joma.models.architectures import (
+    ROLES,
+    Architecture,
+    Part,
+    Place,
+    Weight,
+    architecture_of,
+    module_at,
+    module_path,
+    number_of_layers,
+    prefix_of,
+    register,
+    weights,
+)
 from joma.models.layers import Embedding, LayerNorm, Linear
+from joma.models.loading import Loaded, check_tokens, load, untrained
+from joma.models.tokenizers import Tokenizer, load_tokenizer
 from joma.models.transformer import Transformer, TransformerConfig
+from joma.models.weight_files import StoredTensor, WeightFiles
 
-__all__ = ["Embedding", "LayerNorm", "Linear", "Transformer", "TransformerConfig"]
+__all__ = [
+    "ROLES",
+    "Architecture",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "Loaded",
+    "Part",
+    "Place",
+    "StoredTensor",
+    "Tokenizer",
+    "Transformer",
+    "TransformerConfig",
+    "Weight",
+    "WeightFiles",
+    "architecture_of",
+    "check_tokens",
+    "load",
+    "load_tokenizer",
+    "module_at",
+    "module_path",
+    "number_of_layers",
+    "prefix_of",
+    "register",
+    "untrained",
+    "weights",
+]

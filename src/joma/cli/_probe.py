@@ -1,0 +1,399 @@
+"""`joma probe`."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from joma.cli import _probe_plan, _show, _work
+from joma.cli._edge import checked_out, interruptible, same_again, writing_to
+from joma.cli._options import Json, Out, Seed, one_of, whole
+from joma.cli._progress import reports
+
+if TYPE_CHECKING:
+    from joma.experiments._probing import Probed, Probing
+
+NAME = "probe"
+METRICS = (
+    "attention_entropy, attention_first, mlp_inactive, residual_overlap, embedding_overlap, "
+    "stable_rank; on request attention_last, attention_effective, mlp_zero, mlp_dead, mlp_top1, "
+    "mlp_top10, mlp_kurtosis, effective_rank"
+)
+"""Written down, for the help must not import what measures them."""
+
+_OPTIONS = ("window", "windows", "batch", "metrics", "tokenizer", "dtype", "revision", "schedule")
+_COLUMNS = {
+    "attention_first": "on first token",
+    "attention_last": "on last 16",
+    "attention_effective": "tokens attended",
+    "mlp_inactive": "MLP near 0",
+    "mlp_zero": "MLP zero",
+    "mlp_dead": "MLP dead",
+    "mlp_top1": "MLP top 1%",
+    "mlp_top10": "MLP top 10%",
+    "mlp_kurtosis": "MLP kurtosis",
+    "residual_overlap": "overlap",
+}
+_ROLES = {"query": "query", "key": "key", "mlp_lower": "MLP lower", "mlp_up": "MLP up"}
+_RANKS = {"stable_rank": "rank", "effective_rank": "effective rank"}
+
+
+def probe(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model's folder, hub id, .gguf file or llama2.c checkpoint.",
+        ),
+    ] = None,
+    series: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--series",
+            metavar="SERIES",
+            help="Measure a series of checkpoints instead: a folder of checkpoint folders, several "
+            "such folders (give it several times), or HUBID@step0,step1000 (HUBID@pythia for "
+            "Pythia's). With MODEL a hub id, its revisions alone.",
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision", metavar="REV", help="Branch, tag or commit of a hub id; of a series, all."
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--schedule",
+            metavar="STEPS",
+            help="Steps a series should have: 0,500,1000 or pythia; otherwise told from its steps.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH",
+            help="Another tokenizer than the model's; bytes takes every byte as a token.",
+        ),
+    ] = None,
+    text: Annotated[
+        str,
+        typer.Option(
+            "--text",
+            metavar="TEXT",
+            help="What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
+            "or - for standard input.",
+        ),
+    ] = "embedded",
+    window: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole(1),
+            help="Tokens read together; 512, or what model or text have if less, if not given.",
+        ),
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(metavar="N", parser=whole(1), help="How many windows, at most.")
+    ] = 20,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", parser=whole(1), help="Windows read at once; chosen if not given."
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="NAMES",
+            help=f"What to measure, with commas, or all. Otherwise {METRICS}.",
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",  # written out: some versions of typer would take the metavar
+            metavar="DEVICE",
+            parser=one_of("auto", "cpu", "cuda"),
+            help="Where it runs: cpu, cuda, or auto, which takes cuda if it is there.",
+        ),
+    ] = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            metavar="DTYPE",
+            parser=one_of("float32", "float16", "bfloat16"),
+            help="What the model computes in.",
+        ),
+    ] = "float32",
+    low_memory: Annotated[
+        bool,
+        typer.Option(
+            "--low-memory",
+            help="Measure the weights alone, one tensor at a time from their files: no model is "
+            "built and no text read.",
+        ),
+    ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(metavar="N", parser=whole(1), help="Checkpoints of a series at a time."),
+    ] = 1,
+    out: Out = None,
+    seed: Seed = 0,
+    json: Json = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what would be measured and what it takes, and stop."),
+    ] = False,
+) -> None:
+    """Measure a model on a text: attention entropy, stable ranks, overlaps, MLP activations.
+
+    With --series, every checkpoint of a training: the series is checked first, bad steps are told
+    and marked in the picture (Fig. 7), and work goes on where it was stopped when --out is its
+    folder. Exits with 1 when something is wrong with a series.
+    """
+    with _said_of_options():
+        asked = _Asked(
+            model=model,
+            revision=revision,
+            text=text,
+            probing=_probing(
+                window=window,
+                windows=windows,
+                batch=batch,
+                metrics=metrics,
+                tokenizer=tokenizer,
+                dtype=dtype,
+                low_memory=low_memory,
+                seed=seed,
+            ),
+            device=_device(device),
+            out=out,
+            json=json,
+        )
+        if series:
+            from joma.cli import _series
+
+            _series.measure(asked, series, schedule, jobs, dry_run)
+        elif model is None:
+            raise ValueError("say what to measure: joma probe MODEL, or joma probe --series SERIES")
+        elif dry_run:
+            _probe_plan.show(asked, checked_out(out, NAME))
+        else:
+            _one(asked, model)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the user wants measured, and how."""
+
+    model: str | None
+    revision: str | None
+    text: str
+    probing: "Probing"
+    device: str
+    out: Path | None
+    json: bool
+
+    def read_text(self) -> str:
+        """The text, as much of it as is needed; empty where none is."""
+        from joma.data.text import read_text
+
+        return self.probing.beginning(read_text(self.text)) if self.probing.reads_text else ""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What decides the numbers of one model."""
+        named = {"model": self.model, "revision": self.revision}
+        text = {"text": self.text} if self.probing.reads_text else {}
+        return {**named, **text, **self.probing.config}
+
+
+def _probing(*, metrics: str | None, **settings: Any) -> "Probing":
+    from joma.experiments._probing import Probing
+    from joma.probes.session import METRICS, WEIGHT_METRICS
+
+    names = None
+    if metrics == "all":
+        names = WEIGHT_METRICS if settings["low_memory"] else tuple(METRICS)
+    elif metrics is not None:
+        names = tuple(name.strip() for name in metrics.split(",") if name.strip())
+    return Probing(metrics=names, **settings)
+
+
+def _device(asked: str) -> str:
+    import torch
+
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and found == "cpu":
+        raise ValueError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
+    return found if asked == "auto" else asked
+
+
+@contextlib.contextmanager
+def _said_of_options() -> Iterator[None]:
+    """Errors of arguments that are options here are said of the options."""
+    try:
+        yield
+    except ValueError as error:
+        first = str(error).split(" ", 1)[0]
+        if first in _OPTIONS:
+            raise ValueError(f"--{error}") from error
+        raise
+
+
+def _one(asked: _Asked, model: str) -> None:
+    """Measures one model in a run folder of its own."""
+    from joma.experiments._probing import measure
+    from joma.runs import Run
+
+    checked_out(asked.out, NAME)
+    start = time.perf_counter()
+    folders: list[Path] = []
+    with (
+        interruptible(folders, lambda: same_again(asked.out, folders)),
+        writing_to(asked.out),
+        reports("probe") as report,
+    ):
+        # Before the run folder is there: most mistakes show here.
+        probed = measure(
+            model,
+            asked.read_text(),
+            asked.probing,
+            revision=asked.revision,
+            device=asked.device,
+            progress=report,
+        )
+        report("write and draw", 1, 1)
+        run = Run.create(NAME, asked.config, out=asked.out, device=asked.device)
+        folders.append(run.path)
+        with run.locked(), _work.closing(run) as outcome:
+            probed.log(run)
+            _draw(run, probed, asked)
+            outcome.update(finding=finding(probed), **probed.facts)
+    if probed.note:
+        typer.echo(probed.note, err=True)
+    if asked.json:
+        _show.as_json([one.as_json() for one in probed.measurements])
+        typer.echo(f"Run folder: {run.path}", err=True)
+        return
+    _print(probed, asked, time.perf_counter() - start)
+    for path in run.figures or [run.path]:
+        typer.echo(f"  {path}")
+
+
+def _draw(run: Any, probed: "Probed", asked: _Asked) -> None:
+    from joma.report import figures
+    from joma.report.probe import draw_probe
+
+    records = [one.as_json() for one in probed.measurements]
+    picture = draw_probe(records, probed.roles)
+    if picture is not None:
+        title = f"{Path(str(asked.model)).name}: attention and weights, layer by layer"
+        caption = f"{_heading(probed, asked)} {_sentence(finding(probed))}"
+        figures.save(run, NAME, picture, title=title, caption=caption)
+
+
+def finding(probed: "Probed") -> str:
+    """What was measured, in one sentence with its main numbers."""
+    layers = [
+        one for one in probed.measurements if one.metric == "attention_entropy" and one.head is None
+    ]
+    ranks = [
+        one
+        for one in probed.measurements
+        if one.metric == "stable_rank" and probed.roles.get(one.module) == "mlp_lower"
+    ]
+    said = []
+    for what, found in (
+        ("attention entropy in nats", layers),
+        ("stable rank of the MLPs' lower layers", ranks),
+    ):
+        if found:
+            low, high = (f(found, key=lambda one: one.value) for f in (min, max))
+            said.append(
+                f"{what} from {low.value:.3g} (layer {low.layer}) to {high.value:.3g} "
+                f"(layer {high.layer})"
+            )
+    return "; ".join(said) + "." if said else f"{len(probed.measurements)} numbers measured."
+
+
+def _heading(probed: "Probed", asked: _Asked) -> str:
+    facts, words = probed.facts, []
+    words.append(str(facts["architecture"]))
+    if "parameters" in facts:
+        words.append(f"{facts['parameters'] / 1e6:.3g}M parameters")
+    if "bytes" in facts:
+        words.append(f"{facts['bytes'] / 1e6:.3g} MB of weights")
+    if probed.shape is not None:
+        number, length = probed.shape
+        plural = "" if number == 1 else "s"
+        words.append(f"{number} window{plural} of {length} tokens of {asked.text}")
+    return ", ".join(words) + "."
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
+    from rich.text import Text
+
+    title = Text.assemble((str(asked.model), "bold"), f"  {_heading(probed, asked)}")
+    _show.put(title, "")
+    rows = by_layer(probed)
+    if rows:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        table = _show.table(*columns)
+        for column in table.columns:
+            column.justify = "right"
+        for row in rows:
+            table.add_row(*(_show.printable(row.get(name, "")) for name in columns))
+        _show.put(table, "")
+    for line in _beside(probed):
+        typer.echo(line)
+    typer.echo(f"{_sentence(finding(probed))} {seconds:.1f} s.")
+
+
+def by_layer(probed: "Probed") -> list[dict[str, str]]:
+    """One row for each layer: what was measured of it, as it is shown."""
+    rows: dict[int, dict[str, str]] = {}
+    heads: dict[int, list[float]] = {}
+    for one in probed.measurements:
+        if one.layer is None:
+            continue
+        row = rows.setdefault(one.layer, {"layer": str(one.layer)})
+        if one.metric == "attention_entropy" and one.head is not None:
+            heads.setdefault(one.layer, []).append(one.value)
+            few = heads[one.layer]
+            row["of its heads"] = f"{min(few):.2f} … {max(few):.2f}"
+        elif one.head is None:
+            row[_column(one.metric, probed.roles.get(one.module))] = f"{one.value:.4g}"
+    return [rows[layer] for layer in sorted(rows)]
+
+
+def _column(metric: str, role: str | None) -> str:
+    if metric in _RANKS:
+        return f"{_RANKS[metric]} {_ROLES.get(role or '', role)}"
+    return {"attention_entropy": "entropy", **_COLUMNS}[metric]
+
+
+def _beside(probed: "Probed") -> list[str]:
+    """What is of the whole model."""
+    words: Mapping[str, Sequence[Any]] = {
+        one.module: [it for it in probed.measurements if it.module == one.module]
+        for one in probed.measurements
+        if one.layer is None
+    }
+    return [
+        f"{module}: " + ", ".join(f"{it.metric.replace('_', ' ')} {it.value:.4g}" for it in found)
+        for module, found in words.items()
+    ]

@@ -1,0 +1,241 @@
+"""`joma series`, and what `joma probe --series` does."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from joma.cli import _probe_plan, _show, _work
+from joma.cli._edge import (
+    OneSentenceGroup,
+    PlainCommand,
+    checked_out,
+    interruptible,
+    same_again,
+    same_settings,
+    writing_to,
+)
+from joma.cli._options import Json
+from joma.cli._progress import reports
+
+if TYPE_CHECKING:
+    from joma.cli._probe import _Asked
+    from joma.models.series import Integrity, Series
+
+app = typer.Typer(
+    cls=OneSentenceGroup,
+    help="Series of checkpoints.",
+    epilog="Example: joma series verify checkpoints",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(
+    cls=PlainCommand,
+    short_help="Check the checkpoints of a training.",
+    epilog="Example: joma series verify EleutherAI/pythia-70m@step0,step1,step2,step4",
+)
+def verify(
+    series: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SERIES",
+            help="A folder of checkpoint folders, several such folders, or HUBID@step0,step1000 "
+            "(HUBID@pythia for Pythia's).",
+        ),
+    ],
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--schedule",
+            metavar="STEPS",
+            help="Steps there should be: 0,500,1000 or pythia; otherwise told from those there.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find repeated, missing, misplaced and damaged checkpoints, by hashes and distances.
+
+    Exits with 1 when something is found.
+    """
+    from joma.models.series import verify as look
+
+    chosen = _named(series, None, schedule)
+    start = time.perf_counter()
+    with reports("series verify") as report:
+        integrity = look(chosen, progress=report)
+    if json:
+        _show.as_json(integrity.as_json())
+    else:
+        _print_integrity(integrity)
+        typer.echo(f"{summary(integrity, len(chosen.steps))} {time.perf_counter() - start:.1f} s.")
+    if not integrity.clean:
+        raise typer.Exit(1)
+
+
+def measure(
+    asked: "_Asked", names: Sequence[str], schedule: str | None, jobs: int, dry_run: bool
+) -> None:
+    """Measures every checkpoint of a series; goes on with what is in --out."""
+    from joma.experiments import series as work
+    from joma.runs import Run
+
+    if asked.model is not None:
+        names, revisions = [asked.model], ",".join(names)
+        if Path(asked.model).exists():
+            raise ValueError(
+                f"MODEL must be a hub id where --series names its revisions, got {asked.model}; "
+                f"a folder of checkpoints is given as --series {asked.model}"
+            )
+    else:
+        revisions = asked.revision
+    series = _named(names, revisions, schedule)
+    text = asked.read_text()
+    config = work.config_of(series, text, asked.probing)
+    checked_out(asked.out, work.NAME)
+    same_settings(asked.out, work.NAME, config)
+    if dry_run:
+        _plan(asked, series, jobs)
+        return
+    start = time.perf_counter()
+    folders: list[Path] = []
+    with interruptible(folders, lambda: same_again(asked.out, folders)), writing_to(asked.out):
+        run = Run.resume(work.NAME, config, out=asked.out, device=asked.device)
+        folders.append(run.path)
+        with run.locked(), _work.closing(run) as outcome:
+            with reports("probe") as report, _work.workers(jobs) as submit:
+                ended = work.probe_series(
+                    run,
+                    series,
+                    text,
+                    asked.probing,
+                    device=asked.device,
+                    submit=submit,
+                    progress=report,
+                )
+            found = summary(ended.integrity, len(series.steps))
+            outcome.update(finding=" ".join([found, *ended.sentences]), agrees=ended.sound)
+    for note in ended.notes:
+        typer.echo(note, err=True)
+    failed = [words for step, words in sorted(ended.failed.items())]
+    if asked.json:
+        _show.as_json(
+            {
+                "series": series.name,
+                "integrity": ended.integrity.as_json(),
+                "done": list(ended.done),
+                "failed": {str(step): words for step, words in sorted(ended.failed.items())},
+                "table": list(ended.table),
+                "sentences": list(ended.sentences),
+                "run": str(run.path),
+                "figures": [str(path) for path in run.figures],
+            }
+        )
+    else:
+        _print_integrity(ended.integrity, distances=False)
+        told = {finding.sentence for finding in ended.integrity.findings}
+        for words in failed:
+            if words not in told:
+                typer.echo(_sentence(words))
+        _print_table(ended.table)
+        for words in ended.sentences:
+            typer.echo(words)
+        seconds = time.perf_counter() - start
+        typer.echo(f"{found} {len(ended.done)} measured. {seconds:.1f} s.")
+        for path in run.figures or [run.path]:
+            typer.echo(f"  {path}")
+    if not ended.sound:
+        raise typer.Exit(1)
+
+
+def summary(integrity: "Integrity", count: int) -> str:
+    """How a series is, in one sentence."""
+    checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
+    if integrity.clean:
+        return f"{checkpoints}: none repeated, missing, out of place or damaged."
+    number = len(integrity.findings)
+    return f"{checkpoints}: {number} finding{'' if number == 1 else 's'}."
+
+
+def _named(names: Sequence[str], revisions: str | None, schedule: str | None) -> "Series":
+    from joma.models.series import Series
+
+    if len(names) > 1 and any("@" in name and not Path(name).exists() for name in names):
+        raise ValueError("several series must be folders, got " + " and ".join(names))
+    return Series.of(names if len(names) > 1 else names[0], revisions=revisions, schedule=schedule)
+
+
+def _print_integrity(integrity: "Integrity", distances: bool = True) -> None:
+    if distances and integrity.neighbours:
+        bad = set(integrity.bad_steps)
+        rows = _show.table("from step", "to step", "moved", "")
+        for column in rows.columns[:3]:
+            column.justify = "right"
+        for pair in integrity.neighbours:
+            marked = [str(step) for step in (pair.earlier, pair.later) if step in bad]
+            rows.add_row(
+                str(pair.earlier),
+                str(pair.later),
+                f"{pair.distance:.3g}",
+                f"not to be believed: {', '.join(marked)}" if marked else "",
+            )
+        _show.put(rows, "")
+    for finding in integrity.findings:
+        typer.echo(_sentence(finding.sentence))
+
+
+def _print_table(table: Sequence[Any]) -> None:
+    if not table:
+        return
+    rows = _show.table(*table[0])
+    for column in rows.columns:
+        column.justify = "right"
+    for row in table:
+        rows.add_row(*(_show.printable(_cell(value)) for value in row.values()))
+    _show.put("", rows, "")
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plan(asked: "_Asked", series: "Series", jobs: int) -> None:
+    from joma.experiments import series as work
+    from joma.runs import default_folder
+
+    finished = [step for step in series.steps if asked.out and work.is_done(asked.out, step)]
+    left = [it for it in series.checkpoints if it.step not in finished]
+    one = _probe_plan.takes(asked, left[0].source, left[0].revision) if left else {}
+    seconds = one.get("about_seconds")
+    plan = {
+        "series": series.name,
+        "run": str(asked.out or default_folder(work.NAME)),
+        "device": asked.device,
+        "metrics": list(asked.probing.chosen),
+        "steps": list(series.steps),
+        "done": finished,
+        "jobs": jobs,
+        **one,
+        "about_seconds": None if seconds is None else seconds * len(left) / jobs,
+    }
+    if asked.json:
+        _show.as_json(plan)
+        return
+    typer.echo(f"{series.name} → {plan['run']}")
+    typer.echo(f"  {len(series.steps)} checkpoints, {len(finished)} of them done")
+    typer.echo(f"  metrics: {', '.join(plan['metrics'])}")
+    for line in _probe_plan.lines(plan) if one else ():
+        typer.echo(f"  {line}")
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]

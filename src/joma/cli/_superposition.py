@@ -1,0 +1,330 @@
+"""`joma superposition`."""
+
+import contextlib
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from joma.cli import _show, _superposition_print, _work
+from joma.cli._edge import checked_out, interruptible, same_again, writing_to
+from joma.cli._options import Json, Out, Seed, one_of, whole
+from joma.cli._progress import Report, reports
+from joma.cli._superposition_print import sentence, verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from joma.experiments.superposition import Found, Search
+    from joma.models import Loaded
+    from joma.runs import Run
+
+NAME = "superposition"
+WINDOW = 64
+WINDOWS = 512
+TITLE = "MLP nodes that answer to unrelated contexts"
+
+
+def _layers(given: str) -> tuple[int, ...]:
+    """Reads "0,3-5" as layers 0, 3, 4 and 5."""
+    chosen: list[int] = []
+    for part in given.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if match is None:
+            raise typer.BadParameter(f"it must be numbers like 0,3-5, not {given!r}.")
+        first, last = int(match[1]), int(match[2] or match[1])
+        chosen += range(first, min(last, first + 10_000) + 1)
+    return tuple(chosen)
+
+
+def superposition(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model's folder, hub id, .gguf file or llama2.c checkpoint.",
+        ),
+    ],
+    revision: Annotated[
+        str | None,
+        typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a hub id."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH",
+            help="Another tokenizer than the model's; bytes takes every byte as a token.",
+        ),
+    ] = None,
+    text: Annotated[
+        str,
+        typer.Option(
+            "--text",
+            metavar="TEXT",
+            help="What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
+            "or - for standard input.",
+        ),
+    ] = "embedded",
+    window: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", parser=whole(1), help=f"Tokens of a window; {WINDOW} if not given."
+        ),
+    ] = None,
+    windows: Annotated[
+        int,
+        typer.Option(metavar="N", parser=whole(1), help="Windows at most, evenly over the text."),
+    ] = WINDOWS,
+    layers: Annotated[
+        Any,
+        typer.Option(
+            "--layers", metavar="LAYERS", parser=_layers, help="Like 0,3-5; all if not given."
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole(100),
+            help="Nodes of each layer, drawn at random, at least 100; all if not given.",
+        ),
+    ] = None,
+    show: Annotated[
+        int, typer.Option(metavar="N", parser=whole(0), help="Nodes to print with their contexts.")
+    ] = 3,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",  # written out: some versions of typer would take the metavar
+            metavar="DEVICE",
+            parser=one_of("auto", "cpu", "cuda"),
+            help="Where it runs: cpu, cuda, or auto, which takes cuda if it is there.",
+        ),
+    ] = "auto",
+    out: Out = None,
+    seed: Seed = 0,
+    json: Json = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Load the model, say what the search takes, and stop."),
+    ] = False,
+) -> None:
+    """Find MLP nodes that answer to unrelated contexts (Fig. 10), with two controls.
+
+    A node's strongest contexts are grouped by what their query attends to; it scores high where
+    two groups are tight and unrelated. Beside every score stand the same of contexts shuffled
+    among nodes and of an untrained model: a model that does not beat them shows nothing, and that
+    is said.
+    """
+    asked = _Asked(model, revision, tokenizer, text, window, windows, layers, nodes, seed)
+    start = time.perf_counter()
+    checked_out(out, NAME)
+    folders: list[Path] = []
+    with interruptible(folders, lambda: same_again(out, folders)), _enough_memory():
+        with reports(NAME) as report:
+            report("loading the model", 0, 1)
+            loaded, read = _load(asked, _device(device))
+            record = {} if dry_run else _make(asked, loaded, read, show, out, folders, report)
+        if dry_run:
+            _plan(asked, loaded, read, out, json)
+            return
+    record["seconds"] = round(time.perf_counter() - start, 2)
+    if json:
+        _show.as_json(record)
+    else:
+        _superposition_print.show(record)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What decides the numbers."""
+
+    model: str
+    revision: str | None
+    tokenizer: str | None
+    text: str
+    window: int | None
+    windows: int
+    layers: tuple[int, ...] | None
+    nodes: int | None
+    seed: int
+
+
+def _device(asked: str) -> str:
+    import torch
+
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and found == "cpu":
+        raise ValueError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
+    return found if asked == "auto" else asked
+
+
+def _load(asked: _Asked, device: str) -> "tuple[Loaded, Tensor]":
+    """The model and the windows it will read, all checked."""
+    from joma.data.text import read_text
+    from joma.data.text import windows as cut
+    from joma.experiments.superposition import check, spread
+    from joma.models import load
+
+    text = read_text(asked.text)
+    loaded = load(asked.model, revision=asked.revision, tokenizer=asked.tokenizer, device=device)
+    tokens = loaded.encode(text)
+    if asked.window is not None and asked.window > len(tokens):
+        raise ValueError(
+            f"--window must be at most {len(tokens)}, as many tokens as the text has, got "
+            f"{asked.window}"
+        )
+    most = WINDOW if loaded.context is None else min(WINDOW, loaded.context)
+    read = spread(cut(tokens, asked.window, most=most), asked.windows)
+    try:
+        check(loaded, read, layers=asked.layers, nodes=asked.nodes)
+    except ValueError as error:
+        raise ValueError(f"--{error}") from error  # begins with the name of what was given
+    return loaded, read
+
+
+def _make(
+    asked: _Asked,
+    loaded: "Loaded",
+    read: "Tensor",
+    show: int,
+    out: Path | None,
+    folders: list[Path],
+    report: Report,
+) -> dict[str, Any]:
+    """Searches in a run folder, which joins `folders`."""
+    import dataclasses
+
+    from joma.experiments.superposition import examples, search
+    from joma.runs import Run
+
+    with writing_to(out):
+        config = dataclasses.asdict(asked)
+        run = Run.create(NAME, config, out=out, device=_device_of(loaded))
+        folders.append(run.path)
+        with run.locked(), _work.closing(run) as outcome:
+            found = search(
+                loaded,
+                read,
+                layers=asked.layers,
+                nodes=asked.nodes,
+                seed=asked.seed,
+                progress=report,
+            )
+            best = examples(found, loaded, read, max(show, 1), seed=asked.seed)
+            _keep(run, found, best)
+            record = _record(asked, found, best[:show], read, run)
+            run.write_json("summary", record)
+            outcome.update(
+                agrees=found.beats_shuffled and found.beats_untrained, finding=found.finding
+            )
+    return record
+
+
+def _keep(run: "Run", found: "Search", best: "Sequence[Found]") -> None:
+    """Writes the tables and the pictures."""
+    from joma.experiments.superposition import tables
+    from joma.report import figures
+    from joma.report import superposition as pictures
+
+    for name, columns in tables(found, best).items():
+        if columns and len(next(iter(columns.values()))):
+            run.write_table(name, columns)
+    figures.save(
+        run,
+        "scores",
+        pictures.draw_scores(found.scores()),
+        title=TITLE,
+        caption=f"Here: {found.finding}\nA node scores high where two groups of its strongest "
+        "contexts attend to the same inside and to unrelated tokens across.",
+    )
+    for node in best[:1]:
+        figures.save(
+            run,
+            "contexts",
+            pictures.draw_contexts(node.as_json()),
+            title=f"What node {node.node} of layer {node.layer} answers to",
+            caption=f"{sentence(verdict(node.as_json()))}\nShaded: what the query, in the box, "
+            "attends to, the first token of the window and itself aside. Bold: the fewest tokens "
+            "that take half of that, five at most. In front: the node's activation.",
+        )
+
+
+def _record(
+    asked: _Asked, found: "Search", best: "Sequence[Found]", read: "Tensor", run: "Run"
+) -> dict[str, Any]:
+    return {
+        "model": asked.model,
+        "text": asked.text,
+        "windows": len(read),
+        "window": read.shape[1],
+        "seed": asked.seed,
+        "nodes": found.nodes,
+        "finding": found.finding,
+        "above_shuffled": _plain(found.share_above_shuffled),
+        "above_untrained": _plain(found.share_above_untrained),
+        "untrained_above_its_shuffled": _plain(found.untrained_share),
+        "beats_shuffled": found.beats_shuffled,
+        "beats_untrained": found.beats_untrained,
+        "layers": [{name: _plain(value) for name, value in row.items()} for row in found.table()],
+        "found": [node.as_json() for node in best],
+        "run": str(run.path),
+        "figures": [str(path) for path in run.figures],
+        "tables": run.tables,
+    }
+
+
+def _plan(asked: _Asked, loaded: "Loaded", read: "Tensor", out: Path | None, json: bool) -> None:
+    """Says what the search takes, from one batch that is read."""
+    from joma.experiments.superposition import estimate
+    from joma.runs import default_folder
+
+    seconds, memory = estimate(loaded, read, layers=asked.layers, nodes=asked.nodes)
+    plan = {
+        "model": asked.model,
+        "run": str(out or default_folder(NAME)),
+        "device": _device_of(loaded),
+        "windows": len(read),
+        "window": read.shape[1],
+        "about_seconds": float(f"{seconds:.3g}"),
+        "about_bytes": memory,
+    }
+    if json:
+        _show.as_json(plan)
+        return
+    typer.echo(f"{NAME}: {asked.model} → {plan['run']}")
+    typer.echo(
+        f"  {len(read)} windows of {read.shape[1]} tokens on {plan['device']}: about "
+        f"{_duration(seconds)}, memory about {memory / 1e9:.1f} GB"
+    )
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _device_of(loaded: "Loaded") -> str:
+    return next(loaded.model.parameters()).device.type
+
+
+@contextlib.contextmanager
+def _enough_memory() -> Iterator[None]:
+    """A GPU that is too small is said in one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        raise ValueError(
+            "the GPU has too little memory free for this model; --device cpu needs none of it"
+        ) from error

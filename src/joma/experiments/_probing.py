@@ -1,0 +1,287 @@
+"""What `joma probe` does to one model: load it, cut the text into windows, measure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma.data.text import windows
+from joma.models.architectures import architecture_of, weights
+from joma.models.loading import Loaded, load
+from joma.models.weight_files import WeightFiles
+from joma.probes.session import (
+    DEFAULT_METRICS,
+    WEIGHT_METRICS,
+    Measurement,
+    checked_metrics,
+    probe,
+    probe_weights,
+)
+from joma.runs import Run
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+WINDOW = 512
+WINDOWS = 20
+
+_LETTERS_PER_TOKEN, _MOST_LETTERS_PER_TOKEN = 12, 64
+_BEYOND = 256
+"""Tokens that a piece of the text must have beyond those needed: its end is cut anywhere."""
+
+Progress = Callable[[str, int, int], None]
+
+
+def _unseen(what: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What is measured of a model, and how.
+
+    Attributes:
+        metrics: which, of `joma.probes.session.METRICS`; where None, those that fit.
+        window: tokens read together; where None, 512, or what the model or the text has if less.
+        windows: how many of them, at most.
+        batch: windows read at once; where None, chosen for the device.
+        tokenizer: another than the model's, as `joma.models.loading.load` takes it.
+        dtype: what the model computes in, one of `DTYPES`.
+        low_memory: measure weights alone, one tensor at a time from their files.
+        seed: decides samples.
+    """
+
+    metrics: tuple[str, ...] | None = None
+    window: int | None = None
+    windows: int = WINDOWS
+    batch: int | None = None
+    tokenizer: str | None = None
+    dtype: str = "float32"
+    low_memory: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.metrics is not None:
+            checked_metrics(self.metrics)
+            needing = [metric for metric in self.metrics if metric not in WEIGHT_METRICS]
+            if self.low_memory and needing:
+                raise ValueError(
+                    f"metrics must be among {', '.join(WEIGHT_METRICS)} where only weights are "
+                    f"read (low memory), got {needing[0]!r}"
+                )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The metrics that are measured."""
+        if self.metrics is not None:
+            return self.metrics
+        if self.low_memory:
+            return tuple(metric for metric in DEFAULT_METRICS if metric in WEIGHT_METRICS)
+        return DEFAULT_METRICS
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a text is needed."""
+        return any(metric not in WEIGHT_METRICS for metric in self.chosen)
+
+    def beginning(self, text: str) -> str:
+        """As much of a text as can be needed: it may be far longer."""
+        return text[: _MOST_LETTERS_PER_TOKEN * ((self.window or WINDOW) * self.windows + _BEYOND)]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What decides the numbers, as a run folder keeps it: the batch does not."""
+        shown: dict[str, Any] = {"metrics": list(self.chosen), "seed": self.seed}
+        if self.reads_text:
+            shown |= {"window": self.window, "windows": self.windows, "dtype": self.dtype}
+            shown["tokenizer"] = self.tokenizer
+        return shown | ({"low_memory": True} if self.low_memory else {})
+
+
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """What was measured of one model.
+
+    Attributes:
+        measurements: the numbers.
+        roles: what each weight that was probed is, by its module.
+        shape: number and length of the windows that were read.
+        note: what the reader should know of them.
+        facts: the model, in short.
+    """
+
+    measurements: list[Measurement]
+    roles: dict[str, str]
+    shape: tuple[int, int] | None = None
+    note: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def log(self, run: Run, step: int = 0) -> None:
+        """Writes the numbers to the metrics of a run, whole."""
+        run.metrics.rewind(-1)
+        for one in self.measurements:
+            run.metrics.append(
+                step,
+                one.metric,
+                one.value,
+                module=one.module,
+                layer=one.layer,
+                head=one.head,
+                bound=one.bound,
+            )
+        run.metrics.flush()
+        run.write_json("roles", self.roles)
+
+
+def measure(
+    source: str,
+    text: str,
+    probing: Probing,
+    *,
+    revision: str | None = None,
+    device: str = "cpu",
+    progress: Progress = _unseen,
+) -> Probed:
+    """Loads a model and measures it.
+
+    Args:
+        source: what `joma.models.loading.load` takes.
+        text: what it is read on; may be empty where only weights are measured.
+        probing: what is measured.
+        revision: of a hub id.
+        device: to compute on.
+        progress: is told how far it is.
+    """
+    if probing.low_memory:
+        return _measure_files(source, probing, revision, progress)
+    progress("load the model", 0, 1)
+    loaded = load(
+        source,
+        revision=revision,
+        tokenizer=probing.tokenizer,
+        device=device,
+        dtype=DTYPES[probing.dtype],
+    )
+    shown, note = None, None
+    if probing.reads_text:
+        shown, note = text_windows(loaded, text, probing.window, probing.windows)
+    try:
+        found = _measure_model(loaded, shown, probing, progress)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        raise ValueError(
+            f"the GPU has too little memory free for {source}; a smaller batch or window needs "
+            "less, and the CPU none of it"
+        ) from error
+    architecture = loaded.architecture
+    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
+    heads = architecture.head_counts(loaded.model)[0]
+    facts = {
+        "architecture": architecture.name,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        "context": loaded.context,
+    }
+    return Probed(
+        found,
+        {weight.module: weight.role for weight in weights(names, architecture, heads=heads)},
+        None if shown is None else (shown.shape[0], shown.shape[1]),
+        note,
+        facts,
+    )
+
+
+def _measure_model(
+    loaded: Loaded, shown: Tensor | None, probing: Probing, progress: Progress
+) -> list[Measurement]:
+    if shown is None:
+        return probe_weights(
+            loaded.model,
+            architecture=loaded.architecture,
+            metrics=probing.chosen,
+            seed=probing.seed,
+            progress=progress,
+        )
+    return probe(
+        loaded.model,
+        shown,
+        architecture=loaded.architecture,
+        metrics=probing.chosen,
+        batch=probing.batch,
+        seed=probing.seed,
+        progress=progress,
+    )
+
+
+def _measure_files(
+    source: str, probing: Probing, revision: str | None, progress: Progress
+) -> Probed:
+    files = WeightFiles(source, revision=revision)
+    config = files.config()
+    if config is None:
+        raise ValueError(f"{source} has no config.json, which says what its weights are")
+    architecture = architecture_of(config)
+    heads = architecture.head_counts(config)[0]
+    found = probe_weights(
+        files,
+        architecture=architecture,
+        metrics=probing.chosen,
+        seed=probing.seed,
+        progress=progress,
+    )
+    return Probed(
+        found,
+        {weight.module: weight.role for weight in weights(files.names, architecture, heads=heads)},
+        facts={"architecture": architecture.name, "bytes": files.bytes},
+    )
+
+
+def text_windows(
+    loaded: Loaded, text: str, window: int | None = None, count: int = WINDOWS
+) -> tuple[Tensor, str | None]:
+    """The first windows of a text, and what a reader should know of them.
+
+    Args:
+        loaded: the model, whose tokenizer is used.
+        text: the text.
+        window: tokens of a window; where None, 512, or what the model takes or the text has if
+            that is less.
+        count: windows at most.
+
+    Raises:
+        ValueError: the window asked for is longer than the text or than the model takes.
+    """
+    longest = loaded.context
+    if window is not None and longest is not None and window > longest:
+        raise ValueError(
+            f"window must be at most {longest}, the longest that {loaded.source} takes, got "
+            f"{window}"
+        )
+    usual = min(WINDOW, longest or WINDOW)
+    tokens = _encoded(loaded, text, (window or usual) * count)
+    if window is not None and window > len(tokens):
+        raise ValueError(
+            f"window must be at most {len(tokens)}, as many tokens as the text has, got {window}"
+        )
+    shown = windows(tokens, window, count, most=usual)
+    if window is None and len(tokens) < usual:
+        note = f"The text has {len(tokens)} tokens, less than a window of {usual}: it is read whole"
+        return shown, f"{note}."
+    if len(shown) < count:
+        return shown, f"The text has {len(shown)} of the {count} windows asked for."
+    return shown, None
+
+
+def _encoded(loaded: Loaded, text: str, needed: int) -> list[int]:
+    """Tokens of a text's beginning, as those of the whole text begin, at least `needed` if it can.
+
+    A text may be far longer than what is read of it, and some tokenizers take their time.
+    """
+    letters = _LETTERS_PER_TOKEN * (needed + _BEYOND)
+    while True:
+        tokens = loaded.encode(text[:letters])
+        if letters >= len(text) or len(tokens) >= needed + _BEYOND:
+            return tokens
+        letters *= 2

@@ -1,0 +1,396 @@
+"""Fig. 7 of JoMA for any series of checkpoints: attention entropy and stable rank over training.
+
+The paper shows OPT and Pythia: the stable rank of the MLPs' lower layers drops and bounces back in
+top layers and falls in bottom ones. Here a series is first checked (`joma.models.series`), then
+every checkpoint is measured in a run folder of its own, `groups/step-N`, so that work that is
+finished stays finished; steps that should not be believed are marked and left out of what is said.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joma.experiments._probing import Probing, measure
+from joma.models.series import (
+    Checkpoint,
+    Fingerprint,
+    Integrity,
+    Series,
+    check_some,
+    judge,
+    kept_fingerprint,
+    not_there,
+    reason,
+)
+from joma.report import figures
+from joma.report.series import Panel, draw_series
+from joma.runs import Run
+
+NAME = "probe-series"
+PUBLISHED = (
+    "entropy and stable rank of public checkpoints (Fig. 7): the stable rank of the MLP's lower "
+    "layer drops and bounces back in top layers and falls in bottom ones."
+)
+BOUNCE = {"attention_entropy": 0.2, "stable_rank": 0.1}
+"""How far a curve must fall and rise to have bounced back: in nats; as a share of where it was."""
+
+_TITLES = {
+    "attention_entropy": ("Attention entropy", "nats, mean over queries and heads"),
+    "stable_rank": ("Stable rank, MLP lower layer", "‖W‖² / σ₁²"),
+}
+_IN_A_WORD = {  # of a step that is several, the last
+    "missing": "missing",
+    "unreadable": "unreadable",
+    "unlike": "another model",
+    "duplicate": "repeated",
+    "misordered": "out of place",
+}
+
+_TOLD = 6
+"""Findings that stand under the picture; of more, their number."""
+
+Progress = Callable[[str, int, int], None]
+Submit = Callable[..., Any]
+"""Takes a function and its arguments; what it gives has the function's `result()`."""
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesOutcome:
+    """How a series was measured.
+
+    Attributes:
+        integrity: whether the series can be believed.
+        done: the steps that are measured.
+        failed: those that could not be, and why.
+        notes: what else the reader should know.
+        table: for each layer, where its curves begin, are lowest, and end.
+        sentences: what the curves show.
+    """
+
+    integrity: Integrity
+    done: tuple[int, ...]
+    failed: Mapping[int, str]
+    notes: tuple[str, ...]
+    table: Sequence[Mapping[str, Any]]
+    sentences: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found and everything was measured."""
+        return self.integrity.clean and not self.failed
+
+
+def config_of(series: Series, text: str, probing: Probing) -> dict[str, Any]:
+    """What decides the numbers of a series, as its run folder keeps it.
+
+    The steps are not among it: a training that goes on adds checkpoints to the same run.
+    """
+    config: dict[str, Any] = {"series": series.name, **probing.config}
+    if probing.reads_text:
+        config["text"] = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+    return config
+
+
+def probe_series(
+    run: Run,
+    series: Series,
+    text: str,
+    probing: Probing,
+    *,
+    device: str,
+    submit: Submit,
+    progress: Progress,
+) -> SeriesOutcome:
+    """Checks a series, measures the checkpoints that are not done, and draws them all.
+
+    Args:
+        run: where everything goes.
+        series: the checkpoints.
+        text: what they are read on.
+        probing: what is measured.
+        device: to compute on.
+        submit: runs the work on one checkpoint, perhaps in another process.
+        progress: is told how far it is.
+
+    Raises:
+        ValueError: not one checkpoint could be measured.
+    """
+    integrity = _checked(run, series, submit, progress)
+    run.write_json("integrity", integrity.as_json())
+    failed = {
+        step: finding.sentence
+        for finding in integrity.findings
+        if finding.kind in ("missing", "unreadable")
+        for step in finding.steps
+        if step in series.steps
+    }
+    notes: list[str] = []
+    readable = [it for it in series.checkpoints if it.step not in failed]
+    work = {
+        it.step: submit(
+            _measured,
+            it,
+            _group(run.path, it.step),
+            dict(integrity.hashes[it.step]),
+            text,
+            probing,
+            device,
+            {**run.config, "name": f"{NAME}-step"},
+        )
+        for it in readable
+    }
+    for number, (step, future) in enumerate(work.items()):
+        progress(f"measure step {step}", number, len(work))
+        said = future.result()
+        if said.get("error"):
+            failed[step] = f"step {step} could not be measured: {said['error']}."
+        elif said.get("note") and said["note"] not in notes:
+            notes.append(said["note"])
+    done = tuple(step for step in series.steps if step not in failed)
+    if not done:
+        raise ValueError(f"nothing of {series.name} could be measured; {failed[min(failed)]}")
+    progress("draw", len(work), len(work))
+    curves = _collect(run, done)
+    bad: dict[int, str] = {}
+    for kind, words in _IN_A_WORD.items():
+        for finding in integrity.findings:
+            if finding.kind == kind:
+                bad |= dict.fromkeys(finding.bad, words)
+    bad |= {step: "not measured" for step in failed if step not in bad}
+    table, sentences = _described(curves, bad)
+    _draw(run, series, curves, bad, integrity, sentences)
+    return SeriesOutcome(integrity, done, failed, tuple(notes), table, sentences)
+
+
+def is_done(folder: Path, step: int) -> bool:
+    """Whether a step is measured in the run folder of a series."""
+    try:
+        return Run.open(_group(folder, step)).read_json("outcome")["status"] == "done"
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _group(folder: Path, step: int) -> Path:
+    return folder / "groups" / f"step-{step}"
+
+
+# The check
+
+
+def _checked(run: Run, series: Series, submit: Submit, progress: Progress) -> Integrity:
+    looks = {
+        it.step: submit(_looked_at, it, run.path / "fingerprints" / f"step-{it.step}.safetensors")
+        for it in series.checkpoints
+        if it.missing is None
+    }
+    absent = {it.step: it.missing for it in series.checkpoints if it.missing is not None}
+    found: dict[int, Fingerprint] = {}
+    unreadable: dict[int, str] = {}
+    for number, (step, future) in enumerate(looks.items()):
+        progress(f"check step {step}", number, len(looks))
+        look, why, gone = future.result()
+        if look is not None:
+            found[step] = look
+        else:
+            (absent if gone else unreadable)[step] = why
+    check_some(series, found, {**absent, **unreadable})
+    return judge(series.name, found, absent=absent, unreadable=unreadable, schedule=series.schedule)
+
+
+def _looked_at(checkpoint: Checkpoint, kept: Path) -> tuple[Fingerprint | None, str, bool]:
+    """A checkpoint's fingerprint, or why there is none and whether it is missing altogether.
+
+    Kept in a file, for it takes a look at every byte of the checkpoint; taken from there as long as
+    the files have the same sizes and times of change.
+    """
+    try:
+        return kept_fingerprint(kept, checkpoint.source, checkpoint.revision), "", False
+    except (ValueError, OSError) as error:
+        return None, reason(error), not_there(error)
+
+
+# One checkpoint
+
+
+def _measured(
+    checkpoint: Checkpoint,
+    folder: Path,
+    hashes: dict[str, str],
+    text: str,
+    probing: Probing,
+    device: str,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Measures a checkpoint in a run folder of its own, unless that is done of these very files."""
+    settings = {**config, "step": checkpoint.step, "source": checkpoint.source}
+    if checkpoint.revision is not None:
+        settings["revision"] = checkpoint.revision
+    own = Run.resume(settings["name"], settings, out=folder, device=device)
+    with own.locked():
+        try:
+            before = own.read_json("outcome")
+        except ValueError:
+            before = {}
+        if before.get("status") == "done" and before.get("sha256") == hashes:
+            return before
+        own.write_json("outcome", {"status": "running"})
+        start = time.perf_counter()
+        try:
+            probed = measure(
+                checkpoint.source, text, probing, revision=checkpoint.revision, device=device
+            )
+            probed.log(own, checkpoint.step)
+        except (ValueError, OSError) as error:
+            own.write_json("outcome", {"status": "failed", "error": reason(error)})
+            return {"error": reason(error)}
+        ended = {
+            "status": "done",
+            "sha256": hashes,
+            "note": probed.note,
+            "seconds": round(time.perf_counter() - start, 2),
+        }
+        own.write_json("outcome", ended)
+        return ended
+
+
+# All of them
+
+
+@dataclass(frozen=True, eq=False)
+class _Curves:
+    """What is drawn: by metric, a number for each step and layer, NaN where there is none."""
+
+    steps: tuple[int, ...]
+    values_SL: Mapping[str, NDArray[np.float64]]
+
+
+def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
+    """Brings the numbers of all steps together in the metrics of the run."""
+    run.metrics.rewind(-1)
+    rows: dict[tuple[str, str, int, int], list[tuple[int, float, float]]] = {}
+    drawn: dict[str, dict[tuple[int, int], float]] = {metric: {} for metric in _TITLES}
+    for place, step in enumerate(steps):
+        own = Run.open(_group(run.path, step))
+        roles, log = own.read_json("roles"), own.metrics.read()
+        columns = (log[name] for name in ("name", "module", "layer", "head", "value", "bound"))
+        for name, module, layer, head, value, bound in zip(*columns, strict=True):
+            key = (str(name), str(module), int(layer), int(head))
+            rows.setdefault(key, []).append((step, float(value), float(bound)))
+            if _is_drawn(key, roles):
+                drawn[key[0]][place, key[2]] = float(value)
+    for (name, module, layer, head), values in rows.items():
+        at, value, bound = (np.array(column) for column in zip(*values, strict=True))
+        run.metrics.append_many(
+            at.astype(np.int64),
+            name,
+            value[:, None],
+            module=module,
+            layer=None if layer < 0 else layer,
+            head=None if head < 0 else head,
+            bound=None if np.isnan(bound).any() else bound[:, None],
+        )
+    run.metrics.compact()
+    layers = 1 + max((layer for points in drawn.values() for _, layer in points), default=-1)
+    curves = {}
+    for metric, points in drawn.items():
+        if points:
+            curves[metric] = np.full((len(steps), layers), np.nan)
+            for where, value in points.items():
+                curves[metric][where] = value
+    return _Curves(steps, curves)
+
+
+def _is_drawn(key: tuple[str, str, int, int], roles: Mapping[str, str]) -> bool:
+    name, module, layer, head = key
+    if name == "attention_entropy":
+        return head < 0
+    return name == "stable_rank" and layer >= 0 and roles.get(module) == "mlp_lower"
+
+
+def _described(
+    curves: _Curves, bad: Mapping[int, str]
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Where the curves of each layer begin, are lowest and end, over the steps to be believed."""
+    good = [place for place, step in enumerate(curves.steps) if step not in bad]
+    steps = [curves.steps[place] for place in good]
+    if not good:
+        return [], ("No step of the series is to be believed.",)
+    layers = max((values.shape[1] for values in curves.values_SL.values()), default=0)
+    table: list[dict[str, Any]] = [{"layer": layer} for layer in range(layers)]
+    sentences = []
+    for metric, values_SL in curves.values_SL.items():
+        kept = values_SL[good]
+        for layer, row in enumerate(table):
+            row |= _corners(metric, kept[:, layer], steps)
+        if len(good) > 2:
+            sentences.append(_in_words(metric, kept))
+    return table, tuple(sentences)
+
+
+def _corners(metric: str, values: NDArray[np.float64], steps: Sequence[int]) -> dict[str, Any]:
+    word = {"attention_entropy": "entropy", "stable_rank": "stable rank"}[metric]
+    names = [f"{word} at step {steps[0]}", f"{word} lowest", "(step)", f"at {steps[-1]}"]
+    if np.isnan(values).all():
+        return dict.fromkeys((names[0], names[1], f"{word} {names[3]}"))
+    lowest = int(np.nanargmin(values))
+    return {
+        names[0]: float(values[0]),
+        names[1]: f"{values[lowest]:.4g} (step {steps[lowest]})",
+        f"{word} {names[3]}": float(values[-1]),
+    }
+
+
+def _in_words(metric: str, values_SL: NDArray[np.float64]) -> str:
+    first, lowest, last = values_SL[0], np.nanmin(values_SL, axis=0), values_SL[-1]
+    shares = metric == "stable_rank"
+    fell = first - lowest >= BOUNCE[metric] * (first if shares else 1)
+    rose = last - lowest >= BOUNCE[metric] * (lowest if shares else 1)
+    both = [layer for layer in range(values_SL.shape[1]) if fell[layer] and rose[layer]]
+    only = [layer for layer in range(values_SL.shape[1]) if fell[layer] and not rose[layer]]
+    what, much = {
+        "attention_entropy": ("Attention entropy", f"{BOUNCE[metric]:g} nats"),
+        "stable_rank": ("The stable rank", f"{BOUNCE[metric]:.0%}"),
+    }[metric]
+    return (
+        f"{what} drops and bounces back, by at least {much} each way, in {_layers(both)}; "
+        f"it falls and stays low in {_layers(only)}."
+    )
+
+
+def _layers(layers: Sequence[int]) -> str:
+    if not layers:
+        return "no layer"
+    return f"{'layer' if len(layers) == 1 else 'layers'} {', '.join(map(str, layers))}"
+
+
+def _draw(
+    run: Run,
+    series: Series,
+    curves: _Curves,
+    bad: Mapping[int, str],
+    integrity: Integrity,
+    sentences: Sequence[str],
+) -> None:
+    if not curves.values_SL:
+        return
+    panels = [Panel(*_TITLES[metric], values) for metric, values in curves.values_SL.items()]
+    told = [_sentence(finding.sentence) for finding in integrity.findings]
+    if len(told) > _TOLD:
+        told[_TOLD:] = [f"And {len(told) - _TOLD} more, in integrity.json."]
+    figures.save(
+        run,
+        "series",
+        draw_series(curves.steps, panels, bad),
+        title=f"{Path(series.name).name}: attention and stable rank over training",
+        caption="\n".join(filter(None, (f"Published: {PUBLISHED}", *sentences, " ".join(told)))),
+    )
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -1,0 +1,37 @@
+"""Fig. 10 of JoMA: MLP nodes that answer to unrelated combinations of tokens, found and scored.
+
+For every node of an MLP the contexts at which it is largest are grouped by what their query attends
+to in that layer; a node scores high where two groups are tight and have nothing to do with each
+other. A best of many pairs of groups is large by chance alone, so every score is read beside two
+controls that go through the same steps: contexts shuffled among nodes, and an untrained model.
+
+- `search` scores every node of a model, `Search` says what the scores and the controls say.
+- `examples` gives the best nodes with their contexts as text.
+- `tables` makes columns of both, for a run folder.
+- `Settings` says how contexts are taken and grouped, `check` whether a model and a text can be
+  searched, and `estimate` what that takes.
+- `spread` chooses windows evenly over a text.
+"""
+
+from joma.experiments.superposition._estimate import estimate
+from joma.experiments.superposition._examples import Context, Found, Group, examples
+from joma.experiments.superposition._observe import spread
+from joma.experiments.superposition._search import LayerScores, Search, check, quantile, search
+from joma.experiments.superposition._settings import Settings
+from joma.experiments.superposition._tables import tables
+
+__all__ = [
+    "Context",
+    "Found",
+    "Group",
+    "LayerScores",
+    "Search",
+    "Settings",
+    "check",
+    "estimate",
+    "examples",
+    "quantile",
+    "search",
+    "spread",
+    "tables",
+]

@@ -1,0 +1,327 @@
+"""The search: every node's score, the same of both controls, and what they say together."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma.experiments.superposition._clusters import Pairs, best_pairs
+from joma.experiments.superposition._content import describe, token_vectors
+from joma.experiments.superposition._observe import Observed, Progress, observe
+from joma.experiments.superposition._settings import Settings
+from joma.experiments.superposition._shuffle import dealt
+from joma.models import Loaded, number_of_layers, untrained
+
+CHANCE = 0.01
+"""A node is above a control where no more than this share of it, the node included, is as high.
+
+So by chance no more than this share of the nodes is, however few scores the control has; and with
+fewer than 99 of them, none.
+"""
+
+FEWEST = 100
+"""Nodes of a layer from which on some can be above an untrained model's."""
+
+_TIMES_CHANCE = 2.0
+_ERRORS = 3.0
+
+
+@dataclass(frozen=True, eq=False)
+class LayerScores:
+    """The scores of a layer's nodes, and of its controls.
+
+    Attributes:
+        observed: the nodes and their contexts.
+        units: what each context attends to, (U, r).
+        pairs: the best two groups of each node, with the scores.
+        shuffled: scores with the contexts dealt out at random, (M,).
+        untrained: scores of the same nodes of an untrained model, (N′,).
+        untrained_shuffled: those with its contexts dealt out at random, (M′,).
+    """
+
+    observed: Observed
+    units: Tensor
+    pairs: Pairs
+    shuffled: Tensor
+    untrained: Tensor
+    untrained_shuffled: Tensor
+
+    @property
+    def layer(self) -> int:
+        """Which layer."""
+        return self.observed.layer
+
+    @property
+    def score(self) -> Tensor:
+        """Of each node, (N,)."""
+        return self.pairs.score
+
+    @property
+    def above_shuffled(self) -> Tensor:
+        """Which nodes score above 99% of shuffled contexts, (N,)."""
+        return shares_at_least(self.shuffled, self.score) <= CHANCE
+
+    @property
+    def above_untrained(self) -> Tensor:
+        """Which nodes score above 99% of the untrained model's, (N,)."""
+        return shares_at_least(self.untrained, self.score) <= CHANCE
+
+    @property
+    def untrained_above(self) -> Tensor:
+        """Which nodes of the untrained model score above 99% of its shuffled contexts, (N′,)."""
+        return shares_at_least(self.untrained_shuffled, self.untrained) <= CHANCE
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What was found in a model.
+
+    Attributes:
+        layers: the scores of each.
+        settings: how it was searched.
+    """
+
+    layers: tuple[LayerScores, ...]
+    settings: Settings
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes have a score."""
+        return sum(len(layer.score) for layer in self.layers)
+
+    @property
+    def share_above_shuffled(self) -> float:
+        """Share of nodes above 99% of the shuffled contexts of their layer."""
+        return _share([layer.above_shuffled for layer in self.layers])
+
+    @property
+    def share_above_untrained(self) -> float:
+        """Share of nodes above 99% of the untrained model's in their layer."""
+        return _share([layer.above_untrained for layer in self.layers])
+
+    @property
+    def untrained_share(self) -> float:
+        """Share of the untrained model's nodes above 99% of its own shuffled contexts."""
+        return _share([layer.untrained_above for layer in self.layers])
+
+    @property
+    def beats_shuffled(self) -> bool:
+        """Whether clearly more nodes than by chance score above shuffled contexts."""
+        return self._beats(self.share_above_shuffled, "shuffled")
+
+    @property
+    def beats_untrained(self) -> bool:
+        """Whether clearly more nodes than by chance score above the untrained model."""
+        return self._beats(self.share_above_untrained, "untrained")
+
+    @property
+    def finding(self) -> str:
+        """What the numbers say, in one sentence."""
+        if self.nodes == 0:
+            return "no node has enough contexts that differ, so nothing can be said."
+        words = (
+            f"of {self.nodes:,} nodes {self.share_above_shuffled:.1%} score above 99% of shuffled "
+            f"contexts and {self.share_above_untrained:.1%} above 99% of an untrained model's "
+            "nodes, where 1% would by chance"
+        )
+        if self.beats_shuffled and self.beats_untrained:
+            beyond = min(self.share_above_shuffled, self.share_above_untrained) - CHANCE
+            return (
+                f"{words}: the model beats both controls, and beyond chance {beyond:.1%} of its "
+                "nodes answer to unrelated contexts."
+            )
+        if self.beats_shuffled or self.beats_untrained:
+            beaten = ("shuffled contexts", "the untrained model")
+            one, other = beaten if self.beats_shuffled else beaten[::-1]
+            return f"{words}: the model beats {one} but not {other}, so the scores show little."
+        return f"{words}: the model does not beat its controls, so the scores show nothing."
+
+    def _beats(self, share: float, control: str) -> bool:
+        """Twice as many as by chance, and by more than the chance of so few scores allows."""
+        controls = sum(len(getattr(layer, control)) for layer in self.layers)
+        if not self.nodes or not controls:
+            return False
+        error = math.sqrt(CHANCE * (1 - CHANCE) * (1 / self.nodes + 1 / controls))
+        return share >= _TIMES_CHANCE * CHANCE and share > CHANCE + _ERRORS * error
+
+    def scores(self) -> dict[str, list[float]]:
+        """All scores of all layers, of the "model" and of its controls."""
+        return {
+            "model": [score for layer in self.layers for score in layer.score.tolist()],
+            "shuffled": [score for layer in self.layers for score in layer.shuffled.tolist()],
+            "untrained": [score for layer in self.layers for score in layer.untrained.tolist()],
+        }
+
+    def ranked(self) -> list[tuple[int, int]]:
+        """All nodes that have two groups, best first: which of `layers`, and which row of it.
+
+        Those above both controls come first.
+        """
+        rows = [
+            (bool(both), float(score), which, row)
+            for which, layer in enumerate(self.layers)
+            for row, (score, both) in enumerate(
+                zip(
+                    layer.score.tolist(),
+                    (layer.above_shuffled & layer.above_untrained).tolist(),
+                    strict=True,
+                )
+            )
+            if score > 0
+        ]
+        rows.sort(key=lambda row: (not row[0], -row[1], row[2], row[3]))
+        return [(which, row) for _, _, which, row in rows]
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each layer."""
+        return [
+            {
+                "layer": layer.layer,
+                "nodes": len(layer.score),
+                "median": _median(layer.score),
+                "99%": quantile(layer.score),
+                "shuffled 99%": quantile(layer.shuffled),
+                "untrained 99%": quantile(layer.untrained),
+                "above shuffled": _share([layer.above_shuffled]),
+                "above untrained": _share([layer.above_untrained]),
+                "untrained above its shuffled": _share([layer.untrained_above]),
+            }
+            for layer in self.layers
+        ]
+
+
+def search(
+    loaded: Loaded,
+    windows: Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    nodes: int | None = None,
+    settings: Settings | None = None,
+    seed: int = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> Search:
+    """Scores how unrelated the contexts are that each MLP node answers to, with two controls.
+
+    The controls go through the same steps. Shuffled: the contexts of a layer's nodes are dealt out
+    among them at random, each for one of the same query token, so that the text and what is
+    attended to in it stay the same and only who answers to what changes. Untrained: a model of the
+    same configuration with fresh weights reads the same text.
+
+    Args:
+        loaded: the model, with its map.
+        windows: (W, T), tokens; at least as many windows as contexts.
+        layers: which; all where None.
+        nodes: how many nodes of each layer, drawn at random; all where None.
+        settings: how contexts are taken and grouped.
+        seed: decides the nodes, the shuffles and the untrained weights.
+        progress: is told what is being done and how far it is.
+    """
+    settings = settings or Settings()
+    layers = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
+    vectors = token_vectors(loaded, windows)
+
+    def seen(model: Loaded, before: str) -> list[Observed]:
+        def tell(what: str, done: int, total: int) -> None:
+            progress(f"{before}{what}", done, total)
+
+        return observe(model, windows, layers, nodes, settings, seed, tell)
+
+    trained, control = seen(loaded, ""), seen(untrained(loaded, seed), "untrained model, ")
+    found = []
+    for number, (own, other) in enumerate(zip(trained, control, strict=True)):
+        units, pairs, shuffled = _scores(own, windows, vectors, settings, seed)
+        _, untrained_pairs, untrained_shuffled = _scores(other, windows, vectors, settings, seed)
+        found.append(
+            LayerScores(own, units, pairs, shuffled, untrained_pairs.score, untrained_shuffled)
+        )
+        progress("scores", number + 1, len(layers))
+    return Search(tuple(found), settings)
+
+
+def quantile(scores: Tensor) -> float:
+    """The 99% quantile; NaN of nothing."""
+    return float(scores.double().quantile(1 - CHANCE)) if len(scores) else math.nan
+
+
+def shares_at_least(control: Tensor, scores: Tensor) -> Tensor:
+    """How often a control reaches each score, (N,), counting the score itself as once."""
+    below = torch.searchsorted(control.sort().values, scores.contiguous())
+    return (1 + len(control) - below).double() / (1 + len(control))
+
+
+def _scores(
+    observed: Observed, windows: Tensor, vectors: Tensor, settings: Settings, seed: int
+) -> tuple[Tensor, Pairs, Tensor]:
+    """What contexts attend to, the nodes' best groups, and the scores of shuffled contexts."""
+    if len(observed.nodes) == 0:
+        nothing = torch.zeros(0)
+        groups = torch.zeros(0, 2, settings.contexts, dtype=torch.bool)
+        return torch.zeros(0, 1), Pairs(nothing, nothing, nothing, groups), nothing
+    units = describe(observed, windows, vectors, settings)
+    generator = torch.Generator().manual_seed(1_000_003 * seed + observed.layer)
+
+    def pairs(index: Tensor) -> Pairs:
+        contexts = units[index]
+        return best_pairs(contexts @ contexts.mT, observed.values, settings.least, settings.balance)
+
+    shuffled = [pairs(dealt(observed, windows, generator)).score for _ in range(settings.shuffles)]
+    return units, pairs(observed.index), torch.cat(shuffled)
+
+
+def _share(parts: Sequence[Tensor]) -> float:
+    every = torch.cat(list(parts)) if parts else torch.zeros(0)
+    return float(every.double().mean()) if len(every) else math.nan
+
+
+def _median(scores: Tensor) -> float:
+    return float(scores.double().median()) if len(scores) else math.nan
+
+
+def _layers(loaded: Loaded, layers: Sequence[int] | None) -> list[int]:
+    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
+    there = number_of_layers(names, loaded.architecture)
+    chosen = list(range(there)) if layers is None else list(dict.fromkeys(layers))
+    for layer in chosen:
+        if not 0 <= layer < there:
+            raise ValueError(f"layers must lie from 0 to {there - 1}, got {layer}")
+    if not chosen:
+        raise ValueError("layers must name at least one, got none")
+    return chosen
+
+
+def check(
+    loaded: Loaded,
+    windows: Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    nodes: int | None = None,
+    settings: Settings | None = None,
+) -> list[int]:
+    """The layers to search, if this can be searched; arguments as of `search`."""
+    settings = settings or Settings()
+    if windows.ndim != 2 or windows.is_floating_point():
+        raise ValueError(
+            f"windows must be whole numbers of shape (W, T), got {windows.dtype} of shape "
+            f"{tuple(windows.shape)}"
+        )
+    count, length = windows.shape
+    if count < settings.contexts:
+        raise ValueError(
+            f"windows must be at least {settings.contexts}, for a node's contexts are in different "
+            f"ones, got {count} of {length} tokens; give more text or a smaller window"
+        )
+    if length < settings.shortest:
+        raise ValueError(f"window must be at least {settings.shortest} tokens, got {length}")
+    if loaded.context is not None and length > loaded.context:
+        raise ValueError(
+            f"window must be at most {loaded.context} tokens, as many as {loaded.source} takes, "
+            f"got {length}"
+        )
+    if nodes is not None and nodes < FEWEST:
+        raise ValueError(
+            f"nodes must be at least {FEWEST}, or none can be above 99% of a control, got {nodes}"
+        )
+    return _layers(loaded, layers)

@@ -1,0 +1,140 @@
+"""What tells one checkpoint from another: hashes of its files, and a sketch of its weights.
+
+All distances within a series come from one look at each checkpoint: its weights w are folded into
+few numbers, Σ ±wᵢ over the i of one remainder, with signs that are random but the same for every
+checkpoint. The map is linear, so the sketch of a difference is the difference of the sketches; its
+length is that of the difference to about 1/√(2·`SIZE`) = 0.8% (one standard error over the signs),
+and exactly zero where weights are equal.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from torch import Tensor
+
+from joma.models.weight_files import WeightFiles
+from joma.runs._write import replacing
+
+SIZE = 8191
+"""Numbers of a sketch; a prime, so that neither rows nor columns of a matrix share a remainder."""
+
+_AT_ONCE = 512 * SIZE
+_HASHED_AT_ONCE = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint:
+    """One checkpoint's files and weights, in short.
+
+    Attributes:
+        files: sha256 of each weight file, by its name.
+        shapes: names and shapes of all tensors.
+        norm: √Σ w² over all weights.
+        sketch: (`SIZE`,), see above.
+    """
+
+    files: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    norm: float
+    sketch: NDArray[np.float64]
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """The hashes without the names: what makes two checkpoints byte-identical."""
+        return tuple(sorted(self.files.values()))
+
+    def distance(self, other: "Fingerprint") -> float:
+        """‖w − w'‖, estimated."""
+        return float(np.linalg.norm(self.sketch - other.sketch))
+
+
+def fingerprint(source: str | Path, *, revision: str | None = None) -> Fingerprint:
+    """Reads a checkpoint once through, tensor by tensor.
+
+    Whole numbers and truth values, which are masks and counters, count in `shapes` alone.
+
+    Raises:
+        ValueError: it cannot be read, or holds numbers that are not finite.
+    """
+    stored = WeightFiles(source, revision=revision)
+    sketch, square = np.zeros(SIZE), 0.0
+    for name in sorted(stored.names):  # in one order, in whatever files they lie
+        tensor = stored.read(name)
+        if not tensor.is_floating_point():
+            continue
+        square += _add(tensor, name, sketch)
+        if not np.isfinite(square):
+            raise ValueError(f"{stored.tensors[name].file} holds NaN or infinity in {name}")
+    return Fingerprint(
+        files={str(path.relative_to(stored.folder)): sha256(path) for path in stored.files},
+        shapes={name: tensor.shape for name, tensor in stored.tensors.items()},
+        norm=float(np.sqrt(square)),
+        sketch=sketch,
+    )
+
+
+def kept_fingerprint(kept: Path, source: str | Path, revision: str | None = None) -> Fingerprint:
+    """`fingerprint`, from the file `kept` where it is there and of these very files; else into it.
+
+    Files are taken to be the same while their sizes and times of change are.
+    """
+    stored = WeightFiles(source, revision=revision)
+    stamps = {
+        str(path.relative_to(stored.folder)): [path.stat().st_size, path.stat().st_mtime_ns]
+        for path in stored.files
+    }
+    if (before := _read(kept, stamps)) is not None:
+        return before
+    look = fingerprint(source, revision=revision)
+    facts = {"stamps": stamps, "files": dict(look.files), "shapes": look.shapes, "norm": look.norm}
+    data = save({"sketch": look.sketch}, metadata={"facts": json.dumps(facts)})
+    with replacing(kept) as file:
+        file.write(data)
+    return look
+
+
+def _read(kept: Path, stamps: Mapping[str, list[int]]) -> Fingerprint | None:
+    try:
+        with safe_open(kept, framework="np") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+            if facts["stamps"] != stamps:
+                return None
+            shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
+            sketch = file.get_tensor("sketch")
+            return Fingerprint(facts["files"], shapes, float(facts["norm"]), sketch)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return None
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file, read piece by piece."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_HASHED_AT_ONCE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _add(tensor: Tensor, name: str, sketch: NDArray[np.float64]) -> float:
+    """Adds a tensor to a sketch; gives its Σ w²."""
+    signs = np.random.PCG64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "big"))
+    square = 0.0
+    for part in tensor.reshape(-1).split(_AT_ONCE):
+        folded = np.zeros(-(-len(part) // SIZE) * SIZE, dtype=np.float32)
+        numbers = folded[: len(part)]
+        numbers[:] = part.to(torch.float32).numpy()
+        if not np.isfinite(partial := np.dot(numbers, numbers)):  # or larger than float32 can say
+            partial = np.square(numbers, dtype=np.float64).sum()
+        square += float(partial)
+        bits = np.unpackbits(signs.random_raw(-(-len(part) // 64)).view(np.uint8))[: len(part)]
+        numbers *= 1 - 2 * bits.view(np.int8)
+        sketch += folded.reshape(-1, SIZE).sum(0, dtype=np.float64)
+    return square

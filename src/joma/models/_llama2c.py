@@ -1,0 +1,172 @@
+"""Checkpoints of llama2.c: one file of 32-bit floats behind a header of seven integers."""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from joma.models._llama2c_tokenizer import Llama2cTokenizer
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
+
+_HEADER = struct.Struct("<7i")
+_LATER_VERSIONS = 0x616B3432  # "ak42", which the original format does not have
+_MOST = 1 << 24  # of any one dimension: beyond it is no header
+
+
+@dataclass(frozen=True)
+class Header:
+    """The seven integers; `vocab_size` is negative where the classifier is not the embedding."""
+
+    dim: int
+    hidden_dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    vocab_size: int
+    seq_len: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < (abs(value) if name == "vocab_size" else value) <= _MOST:
+                raise ValueError(f"{name} cannot be {value}")
+        if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
+            raise ValueError(f"{self.n_heads} heads cannot share a width of {self.dim}")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"{self.n_heads} heads cannot share {self.n_kv_heads} keys")
+
+    @property
+    def tied(self) -> bool:
+        """Whether the classifier is the embedding."""
+        return self.vocab_size > 0
+
+    def tables(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The names and shapes of what follows the header, in the order of the file."""
+        layers, width, hidden, vocabulary = (
+            self.n_layers,
+            self.dim,
+            self.hidden_dim,
+            abs(self.vocab_size),
+        )
+        keys = width // self.n_heads * self.n_kv_heads
+        yield "embed_tokens", (vocabulary, width)
+        yield "input_layernorm", (layers, width)
+        yield "self_attn.q_proj", (layers, width, width)
+        yield "self_attn.k_proj", (layers, keys, width)
+        yield "self_attn.v_proj", (layers, keys, width)
+        yield "self_attn.o_proj", (layers, width, width)
+        yield "post_attention_layernorm", (layers, width)
+        yield "mlp.gate_proj", (layers, hidden, width)
+        yield "mlp.down_proj", (layers, width, hidden)
+        yield "mlp.up_proj", (layers, hidden, width)
+        yield "norm", (width,)
+        yield "rotary", (2, self.seq_len, width // self.n_heads // 2)
+        if not self.tied:
+            yield "lm_head", (vocabulary, width)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the checkpoint."""
+        return _HEADER.size + 4 * sum(math.prod(shape) for _, shape in self.tables())
+
+
+def read_header(path: Path) -> Header:
+    """The header of a checkpoint, once the file's size has borne it out."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(_HEADER.size)
+    if len(start) < _HEADER.size:
+        raise ValueError(f"{path} is no llama2.c checkpoint: it has {size} bytes")
+    if struct.unpack_from("<I", start)[0] == _LATER_VERSIONS:
+        raise ValueError(
+            f"{path} is a llama2.c checkpoint of version {struct.unpack_from('<i', start, 4)[0]}; "
+            "export it with version 0 to have it read"
+        )
+    try:
+        header = Header(*_HEADER.unpack(start))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no llama2.c checkpoint, folder, .gguf or .safetensors file: {error}"
+        ) from error
+    if size < header.bytes:
+        raise ValueError(
+            f"{path} is cut short or no llama2.c checkpoint: by its header it should have "
+            f"{header.bytes} bytes and it has {size}"
+        )
+    return header
+
+
+def read_weights(path: Path, header: Header) -> dict[str, Tensor]:
+    """The weights under the names and in the layout of a Hugging Face Llama."""
+    weights: dict[str, Tensor] = {}
+    with open(path, "rb") as file:
+        file.seek(_HEADER.size)
+        for name, shape in header.tables():
+            if name == "rotary":  # computed anew from the positions
+                file.seek(4 * math.prod(shape), 1)
+                continue
+            values = np.fromfile(file, dtype="<f4", count=math.prod(shape)).reshape(shape)
+            table = torch.from_numpy(values)
+            if name == "lm_head":
+                weights["lm_head.weight"] = table
+            elif name in ("embed_tokens", "norm"):
+                weights[f"model.{name}.weight"] = table
+            else:
+                for layer, weight in enumerate(table):
+                    if name.endswith(("q_proj", "k_proj")):
+                        weight = _halves(weight, header.dim // header.n_heads)
+                    weights[f"model.layers.{layer}.{name}.weight"] = weight
+    return weights
+
+
+def llama_config(header: Header) -> "LlamaConfig":
+    """The configuration of the Llama that computes what llama2.c does."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=abs(header.vocab_size),
+        hidden_size=header.dim,
+        intermediate_size=header.hidden_dim,
+        num_hidden_layers=header.n_layers,
+        num_attention_heads=header.n_heads,
+        num_key_value_heads=header.n_kv_heads,
+        max_position_embeddings=header.seq_len,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=header.tied,
+    )
+
+
+def read_tokenizer(path: Path, header: Header) -> Llama2cTokenizer | None:
+    """The tokenizer behind the weights in the same file, or in a tokenizer.bin beside it."""
+    size = path.stat().st_size
+    if size > header.bytes:
+        with open(path, "rb") as file:
+            file.seek(header.bytes)
+            rest = file.read()
+        try:
+            tokenizer = Llama2cTokenizer.from_bytes(rest, "what follows")
+        except ValueError as error:
+            raise ValueError(
+                f"{path} should have {header.bytes} bytes by its header, or a tokenizer after "
+                f"them, and it has {size}: {error}"
+            ) from error
+    elif (path.parent / "tokenizer.bin").is_file():
+        beside = path.parent / "tokenizer.bin"
+        tokenizer = Llama2cTokenizer.from_bytes(beside.read_bytes(), str(beside))
+    else:
+        return None
+    return tokenizer
+
+
+def _halves(weight: Tensor, head: int) -> Tensor:
+    """Rows from rotary pairs side by side (llama2.c) to rotary halves (transformers)."""
+    rows, width = weight.shape
+    return weight.reshape(-1, head // 2, 2, width).transpose(1, 2).reshape(rows, width)

@@ -1,0 +1,294 @@
+"""Row statistics of softmax attention in blocks, on any device: memory O(T · block), not O(T · S).
+
+With m the greatest score of a row and x = s − m, a block of keys gives
+
+    l = Σ eˣ,    a = Σ x·eˣ ≤ 0,    log-sum-exp = m + ln l,    entropy = ln l − a/l,
+
+so no large number is subtracted from a large number. Blocks of keys are joined on the greater m. A
+block is a matrix product into a buffer that stays in a core's cache, then one pass each for the
+maximum, the difference, its bound, the exponential, its sum, the product with x, and its sum.
+
+Single precision is enough while no score can be larger than `_SINGLE`. Far beyond, the rounding of
+the scores alone would move the entropy by 10⁻⁴; double precision is used.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import threshold
+
+from joma.probes._attention_sight import HIDDEN, Block, Sight
+
+_SINGLE = 400.0
+_LEAST = -80.0
+"""Bound of x: e⁻⁸⁰ is nothing beside 1, and below it exponentials are slow and then inexact."""
+_NOTHING = 1e-34
+_ROWS = 64
+_CPU_BLOCK = 1 << 18
+"""Scores per block and thread: with their weights 2 MiB, about what a core's cache holds."""
+_LARGEST_BLOCK = 1 << 22
+
+Result = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+class _Sums(NamedTuple):
+    """m, l, a of rows, and the parts of l that lie on the first or last keys, as asked for."""
+
+    peak: Tensor
+    total: Tensor
+    moment: Tensor
+    masses: tuple[Tensor, ...]
+
+
+def statistics(
+    query_BHTD: Tensor,
+    key_BHSD: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    padding_BS: Tensor | None = None,
+    window: int | None = None,
+    mask_BHTS: Tensor | None = None,
+    softcap: float | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    received: bool = False,
+) -> Result:
+    """Log-sum-exp, entropy, mass on the first and last keys (B, H, T), mass received (B, H, S).
+
+    None where not asked for; float64 for float64 input, else float32. The arguments are those of
+    `joma.probes.attention_statistics`, checked there; axes of the mask but the last may be 1.
+    """
+    H, T = query_BHTD.shape[1:3]
+    Hk, S = key_BHSD.shape[1:3]
+    group = (Hk, H // Hk)
+    if mask_BHTS is not None:
+        mask_BHTS = mask_BHTS.unflatten(1, group if mask_BHTS.shape[1] == H else (1, 1))
+    if padding_BS is not None and padding_BS.all():
+        padding_BS = None
+    given = torch.promote_types(query_BHTD.dtype, key_BHSD.dtype)
+    answer = torch.float64 if given == torch.float64 else torch.float32
+    working = answer
+    if answer == torch.float32 and not _small(query_BHTD, key_BHSD, scale):
+        working = torch.float64
+    work = _Work(
+        query_BHTD.to(working).unflatten(1, group),
+        key_BHSD.to(working),
+        Sight(T, S, causal, window, padding_BS, mask_BHTS),
+        scale=scale,
+        softcap=softcap,
+        first=first,
+        last=last,
+        received=received,
+    )
+    logsumexp, entropy, *masses = (part.flatten(1, 2).to(answer) for part in work.result())
+    return (
+        logsumexp,
+        entropy,
+        None if first is None else masses.pop(0),
+        None if last is None else masses.pop(0),
+        masses.pop(0) if received else None,
+    )
+
+
+def _small(query: Tensor, key: Tensor, scale: float) -> bool:
+    """Whether products in single precision are good enough."""
+    if torch.get_float32_matmul_precision() != "highest":
+        return False  # they would be rounded further
+    if not query.numel() or not key.numel():
+        return True
+    longest = [
+        torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).amax()
+        for vectors in (query, key)
+    ]
+    return bool(abs(scale) * longest[0] * longest[1] <= _SINGLE)
+
+
+class _Work:
+    """One call. Heads that share keys are rows of one product: N = B · H, R = G · rows."""
+
+    def __init__(
+        self,
+        query_BHGTD: Tensor,
+        key_BHSD: Tensor,
+        sight: Sight,
+        *,
+        scale: float,
+        softcap: float | None,
+        first: int | None,
+        last: int | None,
+        received: bool,
+    ) -> None:
+        B, H, G, T, _ = query_BHGTD.shape
+        S = key_BHSD.shape[2]
+        self._query_BHGTD, self._key_NDS = query_BHGTD, key_BHSD.flatten(0, 1).contiguous().mT
+        self._sight, self._scale, self._softcap = sight, scale, softcap
+        self._first, self._last = first, last
+        self._received_BHGS = query_BHGTD.new_zeros(B, H, G, S) if received else None
+        block = _LARGEST_BLOCK
+        if query_BHGTD.device.type == "cpu":
+            block = min(block, _CPU_BLOCK * torch.get_num_threads())
+        self._rows = max(1, min(T, _ROWS, max(_ROWS // 4, 4 * _ROWS // G)))
+        self._keys_per_block = max(_ROWS, block // (G * self._rows))
+        size = max(block, G * self._rows * self._keys_per_block)
+        self._buffers = query_BHGTD.new_empty(2, min(size, B * H * G * self._rows * S))
+        self._block = block
+
+    def result(self) -> list[Tensor]:
+        """Log-sum-exp, entropy and masses asked for, (B, H, G, T); then mass received."""
+        T = self._query_BHGTD.shape[3]
+        parts = [self._measure(rows) for rows in _ranges(range(T), self._rows)]
+        peak, total, moment, masses = _together(parts or [self._nothing(range(0))], -1)
+        unseen = peak <= HIDDEN / 2  # NaN is not: it must stay NaN
+        log = total.log()
+        found = [log - moment / total, *(mass / total for mass in masses)]
+        found = [value.masked_fill_(unseen, 0) for value in found]
+        received = [] if self._received_BHGS is None else [self._received_BHGS]
+        return [(peak + log).masked_fill_(unseen, -torch.inf), *found, *received]
+
+    def _measure(self, rows: range) -> _Sums:
+        """The sums of these rows of all sequences and heads, (B, H, G, rows)."""
+        keys = self._sight.keys(rows)
+        if not len(keys) or not self._query_BHGTD.numel():
+            return self._nothing(rows)
+        query_BHGTD = self._query_BHGTD[..., rows.start : rows.stop, :]
+        scaled = query_BHGTD.new_empty(query_BHGTD.shape)  # contiguous, as a product might not be
+        query_NRD = torch.mul(query_BHGTD, self._scale, out=scaled).flatten(2, 3).flatten(0, 1)
+        pieces = list(_ranges(keys, self._keys_per_block))
+        members = max(1, self._block // (query_NRD.shape[1] * len(pieces[0])))
+        found = []
+        for batch, heads in self._chunks(members):
+            blocks = [Block(batch, heads, rows, piece) for piece in pieces]
+            sums = _join([self._measure_block(query_NRD, block) for block in blocks])
+            if self._received_BHGS is not None:
+                self._receive(self._received_BHGS, query_NRD, blocks, sums)
+            found.append(sums)
+        peak, total, moment, masses = _together(found, 0)
+        shape = query_BHGTD.shape[:-1]
+        return _Sums(
+            peak.view(shape),
+            total.view(shape),
+            moment.view(shape),
+            tuple(mass.view(shape) for mass in masses),
+        )
+
+    def _nothing(self, rows: range) -> _Sums:
+        peak = self._query_BHGTD.new_full((*self._query_BHGTD.shape[:3], len(rows)), HIDDEN)
+        zero = torch.zeros_like(peak)
+        masses = (zero,) * ((self._first is not None) + (self._last is not None))
+        return _Sums(peak, torch.ones_like(peak), zero, masses)
+
+    def _chunks(self, members: int) -> Iterator[tuple[range, range]]:
+        """Sequences and heads of keys, about `members` heads at a time."""
+        B, H = self._query_BHGTD.shape[:2]
+        for batch in _ranges(range(B), max(1, members // H)):
+            for heads in _ranges(range(H), min(H, members)):
+                yield batch, heads
+
+    def _measure_block(self, query_NRD: Tensor, block: Block) -> _Sums:
+        """The sums of the rows of a block over its keys, (N, R)."""
+        scores = self._score(query_NRD, block)
+        peak = scores.amax(-1, keepdim=True)
+        weights = self._weigh(scores, peak)
+        masses = []
+        if self._first is not None:
+            masses.append(weights[..., : max(0, self._first - block.keys.start)].sum(-1))
+        if self._last is not None:
+            masses.append(self._mass_on_last(weights, block, self._last))
+        total = weights.sum(-1)
+        moment = torch.mul(weights, scores, out=scores).sum(-1)
+        return _Sums(peak.squeeze(-1), total, moment, tuple(masses))
+
+    def _score(self, query_NRD: Tensor, block: Block) -> Tensor:
+        """The scores of a block (N, R, keys), hidden ones far below, in the first buffer."""
+        H, G = self._query_BHGTD.shape[1:3]
+        start = block.batch.start * H + block.heads.start
+        members = slice(start, start + len(block.batch) * len(block.heads))
+        query = query_NRD[members]
+        key = self._key_NDS[members, :, block.keys.start : block.keys.stop]
+        shape = (*query.shape[:2], key.shape[2])
+        scores = self._buffers[0, : torch.Size(shape).numel()].view(shape)
+        torch.bmm(query, key, out=scores)
+        if self._softcap is not None:
+            scores.div_(self._softcap).tanh_().mul_(self._softcap)
+        self._sight.hide(scores.view(len(block.batch), len(block.heads), G, -1, shape[2]), block)
+        return scores
+
+    def _weigh(self, scores: Tensor, peak: Tensor) -> Tensor:
+        """Exponentials of scores − peak, in the second buffer; the scores become the difference."""
+        scores.sub_(peak).clamp_(min=_LEAST)
+        return torch.exp(scores, out=self._buffers[1, : scores.numel()].view(scores.shape))
+
+    def _mass_on_last(self, weights: Tensor, block: Block, last: int) -> Tensor:
+        rows, keys, offset = block.rows, block.keys, self._sight.offset
+        near = range(
+            max(keys.start, rows.start + offset - last + 1), min(keys.stop, rows.stop + offset)
+        )
+        if not len(near):
+            return weights.new_zeros(weights.shape[:-1])
+        inside = self._sight.pattern(rows, near, 0, last - 1, weights)
+        weights = weights[..., near.start - keys.start : near.stop - keys.start]
+        return (weights.unflatten(1, (-1, len(rows))) * inside).sum(-1).flatten(1)
+
+    def _receive(
+        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[Block], sums: _Sums
+    ) -> None:
+        """Adds what the keys of the blocks receive from their rows."""
+        share = torch.where(sums.peak > HIDDEN / 2, 1 / sums.total, 0)
+        for block in blocks:
+            here = (_slice(block.batch), _slice(block.heads), slice(None), _slice(block.keys))
+            if len(blocks) > 1:  # only now is it known what the weights are relative to
+                scores = self._score(query_NRD, block)
+                weights = self._weigh(scores, sums.peak.unsqueeze(-1))
+            else:
+                size = share.numel() * len(block.keys)
+                weights = self._buffers[1, :size].view(*share.shape, -1)
+            weights = threshold(weights, _NOTHING, 0.0, inplace=True)
+            rows = (received_BHGS.shape[2], len(block.rows))
+            mass = share.unflatten(1, rows).unsqueeze(-2) @ weights.unflatten(1, rows)
+            received_BHGS[here] += mass.view(received_BHGS[here].shape)
+
+
+def _join(parts: list[_Sums]) -> _Sums:
+    """Sums of rows over the keys of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    peaks = torch.stack([part.peak for part in parts])
+    totals = torch.stack([part.total for part in parts])
+    moments = torch.stack([part.moment for part in parts])
+    peak = peaks.amax(0)
+    below = peaks - peak
+    factor = below.exp()
+    masses = zip(*(part.masses for part in parts), strict=True)
+    return _Sums(
+        peak,
+        (totals * factor).sum(0),
+        ((moments + below * totals) * factor).sum(0),
+        tuple((torch.stack(mass) * factor).sum(0) for mass in masses),
+    )
+
+
+def _together(parts: list[_Sums], axis: int) -> _Sums:
+    """Sums of the rows of all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    masses = zip(*(part.masses for part in parts), strict=True)
+    return _Sums(
+        torch.cat([part.peak for part in parts], axis),
+        torch.cat([part.total for part in parts], axis),
+        torch.cat([part.moment for part in parts], axis),
+        tuple(torch.cat(mass, axis) for mass in masses),
+    )
+
+
+def _ranges(whole: range, most: int) -> Iterator[range]:
+    """The range cut into as few as hold no more than `most`, all about as long."""
+    count = max(1, -(-len(whole) // most))
+    size = max(1, -(-len(whole) // count))
+    return (whole[at : at + size] for at in range(0, len(whole), size))
+
+
+def _slice(part: range) -> slice:
+    return slice(part.start, part.stop)

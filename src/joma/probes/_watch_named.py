@@ -1,0 +1,136 @@
+"""Seeing the attention of any module whose queries and keys are outputs of modules with a name."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from joma.models.architectures import Part
+from joma.probes import _checks
+from joma.probes._watch_call import AttentionCall, Watch
+
+_LAYER = "{layer}"
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Where queries and keys come from in a model of one's own.
+
+    The outputs of the modules named must be what the scores are products of: (B, T, heads · D),
+    (B, heads, T, D), or (T, heads · D).
+
+    Args:
+        query: path of the module whose output is the queries, "blocks.{layer}.q".
+        key: path of the module whose output is the keys; may be the same module.
+        heads: how many heads the queries have.
+        key_heads: how many the keys have, where fewer share them.
+        causal: whether a query sees no later key.
+        scale: of the products; 1/√D where None.
+        window: a query sees only keys nearer than this.
+        softcap: c, where scores are c·tanh(score / c).
+        query_part: which part of the output the queries are, where one matrix makes more:
+            `Part(0, of=3)` for queries, keys and values in this order.
+        key_part: the same for the keys.
+    """
+
+    query: str
+    key: str
+    heads: int
+    key_heads: int | None = None
+    causal: bool = True
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    query_part: Part | None = None
+    key_part: Part | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("query", "key"):
+            if getattr(self, name).count(_LAYER) != 1:
+                raise ValueError(f"{name} must have {_LAYER} once, got {getattr(self, name)!r}")
+        _checks.whole("heads", self.heads, 1)
+        if self.key_heads is not None and self.heads % _checks.whole(
+            "key_heads", self.key_heads, 1
+        ):
+            raise ValueError(f"key_heads must divide heads = {self.heads}, got {self.key_heads}")
+        if self.query == self.key and self.query_part == self.key_part:
+            raise ValueError(
+                f"query_part and key_part must say which parts of {self.query!r} queries and keys "
+                f"are, got {self.query_part} for both"
+            )
+
+
+@contextmanager
+def watching(model: nn.Module, names: AttentionMap, watch: Watch) -> Iterator[None]:
+    """Tells the watch of queries and keys as soon as both of a layer are there."""
+    queries, keys = _modules(model, names.query), _modules(model, names.key)
+    if not queries or queries.keys() != keys.keys():
+        raise ValueError(
+            f"names must find queries and keys of the same layers, got {_found(queries)} at "
+            f"{names.query!r} and {_found(keys)} at {names.key!r}; the model has "
+            f"{', '.join(name for name, _ in list(model.named_modules())[1:9])} …"
+        )
+    half: dict[tuple[int, str], Tensor] = {}
+
+    def arrived(layer: int, role: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        half[layer, role] = _heads(names, role, output)
+        if (layer, "query") in half and (layer, "key") in half:
+            watch.tell(
+                AttentionCall(
+                    module=names.query.replace(_LAYER, str(layer)),
+                    layer=layer,
+                    query=half.pop((layer, "query")),
+                    key=half.pop((layer, "key")),
+                    scale=names.scale,
+                    causal=names.causal,
+                    window=names.window,
+                    softcap=names.softcap,
+                )
+            )
+
+    with ExitStack() as stack:
+        for role, modules in (("query", queries), ("key", keys)):
+            for layer, module in modules.items():
+                handle = module.register_forward_hook(partial(arrived, layer, role))
+                stack.callback(handle.remove)
+        yield
+    if half:
+        layer, role = next(iter(half))
+        raise ValueError(f"names must find queries and keys, got only the {role} of layer {layer}")
+
+
+def _modules(model: nn.Module, template: str) -> dict[int, nn.Module]:
+    pattern = re.compile(re.escape(template).replace(re.escape(_LAYER), r"(\d+)"))
+    found = ((pattern.fullmatch(path), module) for path, module in model.named_modules())
+    return {int(match[1]): module for match, module in found if match}
+
+
+def _found(modules: dict[int, nn.Module]) -> str:
+    return f"layers {', '.join(map(str, modules))}" if modules else "none"
+
+
+def _heads(names: AttentionMap, role: str, output: Any) -> Tensor:
+    """An output as (B, heads, T, D), cut from the graph."""
+    template = getattr(names, role)
+    heads = names.heads if role == "query" else names.key_heads or names.heads
+    part: Part | None = getattr(names, f"{role}_part")
+    if not isinstance(output, Tensor):
+        raise ValueError(f"{role} must name a module that returns a tensor, {template!r} does not")
+    output = output.detach()
+    if part is not None:
+        columns = part.rows(output.flatten(0, -2).mT, heads)
+        output = columns.mT.unflatten(0, output.shape[:-1])
+    if output.ndim == 4 and output.shape[1] == heads:
+        return output
+    if output.ndim == 2:
+        output = output.unsqueeze(0)
+    if output.ndim != 3 or output.shape[-1] % heads:
+        raise ValueError(
+            f"{role} must name a module that returns (B, T, {heads} · D) or (B, {heads}, T, D), "
+            f"{template!r} returned {tuple(output.shape)}"
+        )
+    return output.unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -1,0 +1,184 @@
+"""Seeing the attention of `nn.MultiheadAttention`, alone or in `nn.TransformerEncoder`.
+
+In evaluation an encoder layer computes everything in one fused call, past its attention module, as
+long as no hook hangs on it. So there are no hooks here: while somebody watches, `forward` of the
+module is another one, which calls the first. The same path is taken as without, and the outputs are
+the same to the bit. Queries and keys are not to be had from the outside; they are projected again.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from joma.probes._watch_call import AttentionCall, Watch, layer_of
+
+
+def is_watchable(model: nn.Module) -> bool:
+    """Whether it holds an `nn.MultiheadAttention`."""
+    return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
+
+
+@contextmanager
+def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
+    """Tells the watch of every attention the model computes."""
+    attentions: dict[nn.Module, _Attention] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            attentions[module] = _Attention(path, len(attentions), module, watch)
+    with ExitStack() as stack:
+        for attention in attentions.values():
+            stack.enter_context(_replaced(attention.module, attention.around))
+        for module in model.modules():
+            if isinstance(module, nn.TransformerEncoderLayer):
+                inner = attentions[module.self_attn]
+                stack.enter_context(_replaced(module, _around_layer(module, inner)))
+        yield
+
+
+@contextmanager
+def _replaced(module: nn.Module, around: Callable[..., Any]) -> Iterator[None]:
+    """`around(forward, …)` instead of `forward(…)` of this one module."""
+    own = vars(module).get("forward")
+    forward = module.forward
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return around(forward, *args, **kwargs)
+
+    module.forward = replacement
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
+class _Attention:
+    """One attention module while it is watched."""
+
+    def __init__(self, path: str, order: int, module: nn.MultiheadAttention, watch: Watch) -> None:
+        extra = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
+        if any(extra.values()):
+            raise ValueError(
+                f"model cannot be watched: {path or 'it'} has a key of its own besides those of "
+                f"the sequence ({', '.join(name for name, on in extra.items() if on)})"
+            )
+        self.path, self.layer, self.module = path, layer_of(path, module, order), module
+        self.calls = 0
+        self._watch = watch
+
+    def around(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`forward` of the module, then told."""
+        result = forward(*args, **kwargs)
+        given = inspect.signature(forward).bind(*args, **kwargs).arguments
+        hint = given.get("is_causal", False) and not given.get("need_weights", True)
+        self.tell(
+            given["query"],
+            given["key"],
+            given.get("key_padding_mask"),
+            given.get("attn_mask"),
+            is_causal=hint,
+        )
+        return result
+
+    def tell(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        *,
+        is_causal: bool,
+    ) -> None:
+        """Projects and hands on what the module attends with."""
+        self.calls += 1
+        with torch.no_grad():
+            padding = None
+            if query.is_nested:
+                query, padding = _padded(query)
+                key = query
+            query, key = self._sequences(query), self._sequences(key)
+            query, key = self._projected(query, key)
+            (B, H, T, _), S = query.shape, key.shape[2]
+            mask = _mask(attn_mask, (B, H, T, S))
+            causal = is_causal and key_padding_mask is None and T == S
+            if causal:  # the mask is said to be just that
+                mask = None
+            if key_padding_mask is not None:
+                padding, mask = _with_padding(key_padding_mask.view(-1, S), mask)
+        call = AttentionCall(
+            self.path, self.layer, query, key, causal=causal, padding=padding, mask=mask
+        )
+        self._watch.tell(call)
+
+    def _sequences(self, inputs: Tensor) -> Tensor:
+        """(B, T, E), whatever order the module takes."""
+        if inputs.ndim == 2:
+            return inputs.unsqueeze(0)
+        return inputs if self.module.batch_first else inputs.transpose(0, 1)
+
+    def _projected(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        module, width = self.module, self.module.embed_dim
+        if module.in_proj_weight is not None:
+            weights = module.in_proj_weight[:width], module.in_proj_weight[width : 2 * width]
+        else:
+            weights = module.q_proj_weight, module.k_proj_weight
+        biases = (None, None)
+        if module.in_proj_bias is not None:
+            biases = module.in_proj_bias[:width], module.in_proj_bias[width : 2 * width]
+        query, key = (
+            linear(inputs, weight, bias)
+            .unflatten(-1, (module.num_heads, module.head_dim))
+            .transpose(1, 2)
+            for inputs, weight, bias in zip((query, key), weights, biases, strict=True)
+        )
+        return query, key
+
+
+def _around_layer(layer: nn.TransformerEncoderLayer, attention: _Attention) -> Callable[..., Any]:
+    def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = attention.calls
+        result = forward(*args, **kwargs)
+        if attention.calls == before:  # the fused call passed the attention module by
+            given = inspect.signature(forward).bind(*args, **kwargs).arguments
+            with torch.no_grad():
+                inputs = layer.norm1(given["src"]) if layer.norm_first else given["src"]
+            padding, mask = given.get("src_key_padding_mask"), given.get("src_mask")
+            attention.tell(inputs, inputs, padding, mask, is_causal=False)
+        return result
+
+    return around
+
+
+def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:
+    """A nested tensor as (B, T, E), and which of it is real."""
+    lengths = torch.tensor([len(sequence) for sequence in nested.unbind()], device=nested.device)
+    padded = torch.nested.to_padded_tensor(nested, 0.0)
+    return padded, torch.arange(padded.shape[1], device=nested.device) < lengths[:, None]
+
+
+def _mask(attn_mask: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor | None:
+    """The module's mask, where True hides, as ours, where it shows; numbers as they are."""
+    if attn_mask is None:
+        return None
+    mask = attn_mask.view(shape) if attn_mask.ndim == 3 and attn_mask.shape[0] > 1 else attn_mask
+    return ~mask if mask.dtype == torch.bool else mask
+
+
+def _with_padding(
+    key_padding_mask: Tensor, mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Padding and mask, where padding may be numbers to add."""
+    if key_padding_mask.dtype == torch.bool:
+        return ~key_padding_mask, mask
+    added = key_padding_mask[:, None, None]
+    if mask is None:
+        return None, added
+    if mask.dtype == torch.bool:
+        return None, torch.where(mask, added, -torch.inf)
+    return None, mask + added

@@ -1,0 +1,330 @@
+"""What softmax attention does, row by row, without the attention matrix.
+
+For scores s of one query and its weights p = softmax(s), the entropy −Σ p ln p is
+log-sum-exp − Σ p·s: both are sums over the keys that can be added up block by block, as flash
+attention does, so that T × S numbers are never held at once. Low entropy is attention on few
+tokens; JoMA (Fig. 6, 7) sees it fall and bounce back in training.
+
+All is computed without gradients, in float32 whatever the model's precision (float64 for float64).
+Entropies are right to 10⁻⁴ however peaked the rows are.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma.probes import _attention_blocked, _checks
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionStatistics:
+    """Of every query row; a row that sees no key has log-sum-exp −∞ and all else 0.
+
+    Attributes:
+        logsumexp: ln Σ exp(score) over the keys the row sees, (..., H, T).
+        entropy: −Σ p ln p in nats, (..., H, T): 0 for one key, ln n for n keys alike.
+        first: mass on the first keys, (..., H, T), where it was asked for.
+        last: mass on the last keys up to the query's own place, (..., H, T), where asked for.
+        received: mass each key gets from all queries together, (..., H, S), where asked for.
+    """
+
+    logsumexp: Tensor
+    entropy: Tensor
+    first: Tensor | None = None
+    last: Tensor | None = None
+    received: Tensor | None = None
+
+
+def attention_statistics(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    padding: Tensor | None = None,
+    window: int | None = None,
+    mask: Tensor | None = None,
+    softcap: float | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    received: bool = False,
+) -> AttentionStatistics:
+    """Log-sum-exp, entropy and masses of every query row, in memory linear in T and S.
+
+    Queries stand at the end of the keys: with T ≠ S, query i has the place i + S − T among them.
+    A key is seen where everything given allows it.
+
+    Args:
+        q: queries (..., H, T, D), or (T, D) of one head.
+        k: keys (..., Hk, S, D), or (S, D); H must be a multiple of Hk, and heads h of queries share
+            the head h·Hk // H of keys.
+        causal: a query sees no key past its own place.
+        scale: what products of queries and keys are multiplied with; 1/√D where None.
+        padding: (..., S), bool, True for a real key.
+        window: a query sees only keys nearer than this: with 1 just that at its own place.
+        mask: broadcasts to (..., H, T, S). Bool: True where the key is seen. Numbers: added to the
+            scores; −∞, at most −10³⁰, and at most half the lowest number of the mask's type hide
+            the key. A row hidden altogether sees no key, though softmax would spread it evenly.
+        softcap: c, for scores c·tanh(score / c) before the mask, as Gemma 2 has them.
+        first: return the mass on keys 0 … first − 1.
+        last: return the mass on the `last` keys up to the query's own place.
+        received: return the mass every key receives.
+
+    Raises:
+        ValueError: where shapes, types or devices do not fit.
+    """
+    q, k = _checks.tensor("q", q, 2), _checks.tensor("k", k, 2)
+    alone = q.ndim == 2 and k.ndim == 2
+    if alone:
+        q, k = q.unsqueeze(0), k.unsqueeze(0)
+    lead = _fitting(q, k)
+    whole = (*lead, q.shape[-3], q.shape[-2], k.shape[-2])
+    given = {"q": q, "k": k}
+    if padding is not None:
+        given["padding"] = padding = _padding(padding, (*lead, k.shape[-2]))
+    if mask is not None:
+        given["mask"] = mask = _mask(mask, whole)
+    _checks.one_device(**given)
+    found = _statistics(
+        q.expand(*lead, *q.shape[-3:]).reshape(math.prod(lead), *q.shape[-3:]),
+        k.expand(*lead, *k.shape[-3:]).reshape(math.prod(lead), *k.shape[-3:]),
+        causal=bool(causal),
+        scale=_number("scale", q.shape[-1] ** -0.5 if scale is None else scale),
+        padding_BS=padding,
+        window=None if window is None else _checks.whole("window", window, 1),
+        mask_BHTS=mask,
+        softcap=None if softcap is None else _number("softcap", softcap, above=0),
+        first=None if first is None else _checks.whole("first", first, 1),
+        last=None if last is None else _checks.whole("last", last, 1),
+        received=bool(received),
+    )
+    shape = () if alone else whole[:-2]
+    logsumexp, entropy, *masses = (
+        part if part is None else part.reshape(*shape, part.shape[-1]) for part in found
+    )
+    assert logsumexp is not None
+    assert entropy is not None
+    return AttentionStatistics(logsumexp, entropy, *masses)
+
+
+def attention_entropy(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    padding: Tensor | None = None,
+    window: int | None = None,
+    mask: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Entropy of every query row in nats, (..., H, T), or (T,) for queries (T, D) of one head.
+
+    Arguments and errors as of `attention_statistics`.
+    """
+    return attention_statistics(
+        q,
+        k,
+        causal=causal,
+        scale=scale,
+        padding=padding,
+        window=window,
+        mask=mask,
+        softcap=softcap,
+    ).entropy
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMeans:
+    """Means over the query rows that see a key, for every head; `layer` has them for all heads.
+
+    Attributes:
+        entropy: in nats, (H,).
+        effective: of exp(entropy), to how many tokens a row attends, (H,).
+        rows: how many rows the means are over, (H,).
+        first: mass on the first keys, (H,), where it was measured.
+        last: mass on the last keys, (H,), where it was measured.
+    """
+
+    entropy: Tensor
+    effective: Tensor
+    rows: Tensor
+    first: Tensor | None = None
+    last: Tensor | None = None
+
+    @property
+    def layer(self) -> "AttentionMeans":
+        """The same over the rows of all heads together, without axes."""
+        share = self.rows / self.rows.sum()
+        means = (self.entropy, self.effective, self.first, self.last)
+        entropy, effective, *masses = (None if x is None else (share * x).sum() for x in means)
+        assert entropy is not None
+        assert effective is not None
+        return AttentionMeans(entropy, effective, self.rows.sum(), *masses)
+
+
+class AttentionAccumulator:
+    """Means of `AttentionStatistics` of one layer, over the rows of all batches.
+
+    Every query row that sees a key counts the same; axes before the heads are batches.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def update(self, statistics: AttentionStatistics) -> None:
+        """Adds the rows of a batch; heads and masses as in earlier updates."""
+        self._add(_row_sums(statistics))
+
+    def merge(self, other: "AttentionAccumulator") -> None:
+        """Adds the rows another accumulator has seen, which itself stays as it is."""
+        if other._sums:
+            self._add(other._sums)
+
+    def compute(self) -> AttentionMeans:
+        """The means over all rows so far."""
+        if not self._sums:
+            raise ValueError("compute needs rows: call update first")
+        rows = self._sums["rows"]
+        if not (rows > 0).all():
+            raise ValueError("compute needs a row that sees a key in every head, got none so far")
+        means = {name: value / rows for name, value in self._sums.items() if name != "rows"}
+        return AttentionMeans(rows=rows.to(torch.int64), **means)
+
+    def _add(self, new: dict[str, Tensor]) -> None:
+        have = self._sums or new
+        if have.keys() != new.keys():
+            raise ValueError(
+                f"statistics must hold {', '.join(have)} as before, got {', '.join(new)}"
+            )
+        shapes = [(tuple(sums["rows"].shape), sums["rows"].device) for sums in (have, new)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"statistics must have {shapes[0][0][0]} heads on {shapes[0][1]} as before, got "
+                f"{shapes[1][0][0]} on {shapes[1][1]}"
+            )
+        self._sums = {name: have[name] + new[name] for name in have} if self._sums else dict(new)
+
+
+def _row_sums(statistics: AttentionStatistics) -> dict[str, Tensor]:
+    """Sums over batches and rows, (H,), in float64."""
+    seen = ~statistics.logsumexp.isneginf()
+    values = {
+        "rows": seen,
+        "entropy": statistics.entropy,
+        # A row that sees no key has entropy 0, but attends to no token, not to one.
+        "effective": statistics.entropy.exp() * seen,
+    }
+    masses = {"first": statistics.first, "last": statistics.last}
+    values |= {name: mass for name, mass in masses.items() if mass is not None}
+    return {name: _over_rows(value) for name, value in values.items()}
+
+
+def _over_rows(values: Tensor) -> Tensor:
+    heads = 1 if values.ndim == 1 else values.shape[-2]
+    values = values.reshape(-1, heads, values.shape[-1])
+    return values.sum((0, 2), dtype=torch.float64)
+
+
+def _statistics(
+    query_BHTD: Tensor,
+    key_BHSD: Tensor,
+    *,
+    mask_BHTS: Tensor | None,
+    softcap: float | None,
+    causal: bool,
+    scale: float,
+    padding_BS: Tensor | None,
+    window: int | None,
+    first: int | None,
+    last: int | None,
+    received: bool,
+) -> _attention_blocked.Result:
+    options: dict[str, Any] = {
+        "causal": causal,
+        "scale": scale,
+        "padding_BS": padding_BS,
+        "window": window,
+        "first": first,
+        "last": last,
+        "received": received,
+    }
+    with torch.no_grad(), torch.autocast(query_BHTD.device.type, enabled=False):
+        if query_BHTD.is_cuda and mask_BHTS is None and softcap is None:
+            kernel = _kernel()
+            if kernel is not None and kernel.takes(query_BHTD, key_BHSD):
+                return kernel.statistics(query_BHTD, key_BHSD, **options)
+        return _attention_blocked.statistics(
+            query_BHTD, key_BHSD, mask_BHTS=mask_BHTS, softcap=softcap, **options
+        )
+
+
+@cache
+def _kernel() -> ModuleType | None:
+    try:
+        from joma.probes import _attention_kernel
+    except ImportError:  # Triton comes with the builds of torch for GPUs alone
+        return None
+    return _attention_kernel
+
+
+def _fitting(q: Tensor, k: Tensor) -> torch.Size:
+    """The common leading shape of queries (..., H, T, D) and keys (..., Hk, S, D)."""
+    for name, value in (("q", q), ("k", k)):
+        if not value.is_floating_point():
+            raise ValueError(f"{name} must be floating-point numbers, got {value.dtype}")
+    if q.ndim < 3 or k.ndim < 3 or q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
+        raise ValueError(
+            "q and k must be (..., H, T, D) and (..., Hk, S, D) of one D, or both (T, D), got "
+            f"shapes {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
+        raise ValueError(
+            f"q must have a multiple of the heads of k, got {q.shape[-3]} heads and {k.shape[-3]}"
+        )
+    return _checks.together(q=q.shape[:-3], k=k.shape[:-3])
+
+
+def _padding(padding: Tensor, shape: tuple[int, ...]) -> Tensor:
+    padding = _checks.tensor("padding", padding, 1)
+    if padding.dtype != torch.bool:
+        raise ValueError(f"padding must be bool, True for a real key, got {padding.dtype}")
+    try:
+        return padding.expand(shape).reshape(math.prod(shape[:-1]), shape[-1])
+    except RuntimeError:
+        raise ValueError(
+            f"padding must broadcast to {shape}, one per key, got shape {tuple(padding.shape)}"
+        ) from None
+
+
+def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The mask as (B, H, T, S), where axes but the last may be 1."""
+    mask = _checks.tensor("mask", mask, 0)
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(
+            f"mask must be bool, True where a key is seen, or numbers to add, got {mask.dtype}"
+        )
+    try:
+        mask.expand(shape)
+    except RuntimeError:
+        raise ValueError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}") from None
+    mask = mask[(None,) * (len(shape) - mask.ndim)]
+    lead = shape[:-3] if math.prod(mask.shape[:-3]) != 1 else mask.shape[:-3]
+    mask = mask.expand(*lead, *mask.shape[-3:-1], shape[-1])
+    return mask.reshape(math.prod(lead), *mask.shape[-3:])
+
+
+def _number(name: str, value: float, *, above: float = -math.inf) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number > above):
+        least = "" if above == -math.inf else f" above {above:g}"
+        raise ValueError(f"{name} must be a finite number{least}, got {value!r}")
+    return number

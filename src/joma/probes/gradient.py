@@ -1,0 +1,187 @@
+"""Rank of gradients on a batch: would a few directions do (GaLore)?
+
+GaLore keeps optimizer state for the top r directions of each weight's gradient. What the others
+hold is lost to a step, so the share of the gradient's energy ‖G‖_F² in its top r directions says
+how much a rank of r costs on this batch, and the stable rank ‖G‖_F²/‖G‖₂² how few there are.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from joma.probes import _checks
+from joma.probes.spectrum import Energy, StableRank, singular_values, stable_rank
+
+RANKS = (1, 8, 32, 128)
+
+Loss = Tensor | Callable[[], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class GradientRank:
+    """What the gradient of one weight looks like on a batch.
+
+    Attributes:
+        name: of the parameter.
+        shape: its two sizes.
+        norm: Frobenius norm of the gradient.
+        stable_rank: with its bound; 0 where the gradient is zero, or the loss does not reach the
+            parameter.
+        energy: by r, the share of ‖G‖_F² in the top r directions, with its bound; an r above the
+            smaller size is left out, for there are no more directions.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    norm: float
+    stable_rank: StableRank
+    energy: Mapping[int, Energy]
+
+
+def gradient_rank(
+    model: nn.Module,
+    loss: Loss,
+    parameters: Iterable[str] | None = None,
+    *,
+    ranks: Sequence[int] = RANKS,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+) -> dict[str, GradientRank]:
+    """Stable rank and concentration of the gradient of a loss, for each weight matrix.
+
+    Nothing of the model is changed: its `.grad` fields, buffers (running means of a batch norm)
+    and modes are as before, and so is the state of the random generators that the loss may draw
+    dropout from. The gradients of all the parameters asked for are held at once.
+
+    Args:
+        model: whose parameters.
+        loss: what makes the loss, called once; or the loss itself, a number with its graph, which
+            can still be sent backward afterwards.
+        parameters: names as `named_parameters` has them; all matrices that train where None.
+        ranks: which r to give the energy of.
+        tolerance: of the estimates, relative.
+        seed: decides the random start of the estimates.
+
+    Raises:
+        ValueError: also where a gradient is not finite.
+    """
+    ranks = tuple(_checks.whole("ranks", rank, 1) for rank in ranks)
+    chosen = _chosen(model, parameters)
+    gradients = _gradients(model, loss, list(chosen.values()))
+    found = {}
+    for (name, parameter), gradient in zip(chosen.items(), gradients, strict=True):
+        matrix = torch.zeros_like(parameter) if gradient is None else gradient
+        found[name] = _measure(name, matrix, ranks, tolerance, seed)
+    return found
+
+
+def _measure(
+    name: str, gradient: Tensor, ranks: tuple[int, ...], tolerance: float, seed: int
+) -> GradientRank:
+    matrix = gradient.detach()
+    matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
+    if matrix.dtype != torch.float64:
+        matrix = matrix.float()
+    largest = float(matrix.abs().max())
+    if not math.isfinite(largest):
+        raise ValueError(f"the gradient of {name} must be finite, got NaN or infinity")
+    rows, columns = matrix.shape
+    scale = largest or 1.0
+    matrix = matrix / scale  # squares of very small gradients leave float32's range
+    norm = float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
+    fitting = [rank for rank in ranks if rank <= min(rows, columns)]
+    return GradientRank(
+        name=name,
+        shape=(rows, columns),
+        norm=scale * norm,
+        stable_rank=stable_rank(matrix, tolerance=tolerance, seed=seed),
+        energy=_energies(matrix, norm, fitting, tolerance, seed),
+    )
+
+
+def _energies(
+    matrix: Tensor, norm: float, ranks: list[int], tolerance: float, seed: int
+) -> dict[int, Energy]:
+    """`joma.probes.spectrum.energy` of every rank, from one look at the spectrum."""
+    if not ranks or norm == 0:
+        return {rank: Energy(0.0, 0.0, True) for rank in ranks}
+    top = singular_values(matrix, max(ranks), tolerance=tolerance, seed=seed)
+    squares = top.values.square()
+    shares = squares.cumsum(0) / norm**2
+    spreads = ((top.values + top.bounds).square() - squares).cumsum(0) / norm**2
+    return {
+        rank: Energy(min(float(shares[rank - 1]), 1.0), float(spreads[rank - 1]), top.certain)
+        for rank in ranks
+    }
+
+
+def _chosen(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+    there = dict(model.named_parameters())
+    matrices = {
+        name: parameter
+        for name, parameter in there.items()
+        if parameter.ndim == 2 and parameter.numel() and parameter.requires_grad
+    }
+    if names is None:
+        if not matrices:
+            raise ValueError("model must have a matrix that trains, got none")
+        return matrices
+    names = [names] if isinstance(names, str) else list(names)
+    for name in names:
+        if name not in there:
+            some = ", ".join(list(matrices)[:5])
+            raise ValueError(f"parameters must be among the model's ({some} …), got {name!r}")
+        if name not in matrices:
+            raise ValueError(
+                f"parameters must be matrices that train, got {name!r} of shape "
+                f"{tuple(there[name].shape)}"
+                + ("" if there[name].requires_grad else ", which does not")
+            )
+    if not names:
+        raise ValueError("parameters must name at least one, got none")
+    return {name: matrices[name] for name in names}
+
+
+def _gradients(
+    model: nn.Module, loss: Loss, parameters: list[nn.Parameter]
+) -> Sequence[Tensor | None]:
+    if isinstance(loss, Tensor):
+        return _differentiated(loss, parameters, keep_graph=True)
+    with _as_found(model), torch.enable_grad():
+        value = loss()
+        if not isinstance(value, Tensor):
+            raise ValueError(f"loss must give a torch.Tensor, got a {type(value).__name__}")
+        return _differentiated(value, parameters, keep_graph=False)
+
+
+def _differentiated(
+    loss: Tensor, parameters: list[nn.Parameter], keep_graph: bool
+) -> Sequence[Tensor | None]:
+    if loss.numel() != 1 or not loss.requires_grad:
+        raise ValueError(
+            "loss must be one number that depends on the model's parameters, got shape "
+            f"{tuple(loss.shape)}{'' if loss.requires_grad else ' without a graph'}"
+        )
+    return torch.autograd.grad(loss.sum(), parameters, retain_graph=keep_graph, allow_unused=True)
+
+
+@contextlib.contextmanager
+def _as_found(model: nn.Module) -> Iterator[None]:
+    """Buffers, modes and random generators are put back when the block ends."""
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    modes = {module: module.training for module in model.modules()}
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng([device.index for device in devices]):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    if name in buffers:
+                        buffer.copy_(buffers[name])
+            for module, training in modes.items():
+                module.training = training

@@ -1,0 +1,32 @@
+"""Spectra of weights: a value never comes without its error bound, and says what it is worth.
+
+- `stable_rank`, `stable_ranks`: ‖A‖_F²/σ₁² by block Lanczos from a random start, with a bound that
+  holds with probability 1 − 1e-6 whatever the matrix, or with a certificate.
+- `singular_values`, `energy`, `effective_rank`: the top of the spectrum, its share, its entropy.
+
+Matrices may lie on a CPU or a GPU, in any floating-point type, whole or sharded (DTensor).
+"""
+
+from joma.probes.spectrum.stable import FAILURE, Estimate, StableRank, stable_rank, stable_ranks
+from joma.probes.spectrum.values import (
+    EffectiveRank,
+    Energy,
+    SingularValues,
+    effective_rank,
+    energy,
+    singular_values,
+)
+
+__all__ = [
+    "FAILURE",
+    "EffectiveRank",
+    "Energy",
+    "Estimate",
+    "SingularValues",
+    "StableRank",
+    "effective_rank",
+    "energy",
+    "singular_values",
+    "stable_rank",
+    "stable_ranks",
+]

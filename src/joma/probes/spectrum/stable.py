@@ -1,0 +1,340 @@
+"""Stable rank ‖A‖_F²/σ₁², which JoMA's Fig. 7 follows over training, with its error bound."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from joma.probes.spectrum import _certificate, _refresh
+from joma.probes.spectrum._krylov import Krylov
+from joma.probes.spectrum._operator import Operator, dither_slack, operator, wide_product
+
+FAILURE = 1e-6
+"""Probability, over the random start, that a bound does not hold."""
+_SMALL = 192
+"""Shorter sides up to this are solved whole."""
+_METHODS = ("auto", "lanczos", "exact")
+_STEPS = 12
+
+
+class Estimate(Protocol):
+    """A number and how far it can be off: |value − true| ≤ bound."""
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        ...
+
+    @property
+    def bound(self) -> float:
+        """How far it can be off."""
+        ...
+
+
+@dataclass(frozen=True)
+class StableRank:
+    """‖A‖_F²/σ₁², 0 for a matrix of zeros.
+
+    Attributes:
+        value: the best estimate.
+        bound: |value − true| ≤ bound, in the sense `certain` says.
+        certain: True where the bound is a certificate; False where it holds with probability
+            1 − 1e-6 over the random start, whatever the matrix.
+        top: σ₁, at most.
+        frobenius: ‖A‖_F.
+        products: how often the matrix was multiplied with a block of vectors.
+        anchor: what `start=` needs of this result, where it was asked to be kept.
+    """
+
+    value: float
+    bound: float
+    certain: bool
+    top: float
+    frobenius: float
+    products: int
+    anchor: "_refresh.Anchor | None" = field(default=None, repr=False, compare=False)
+
+
+def stable_rank(
+    matrix: Tensor,
+    *,
+    tolerance: float = 1e-3,
+    method: str = "auto",
+    keep: bool = False,
+    start: StableRank | None = None,
+    seed: int = 0,
+) -> StableRank:
+    """Stable rank ‖A‖_F²/σ₁² of one matrix, with an error bound.
+
+    `"lanczos"` iterates until the bound is at most `tolerance` of the value; it holds with
+    probability 1 − 1e-6 over the random start, for every matrix. `"exact"` factorises
+    the Gram matrix in float64 and gives a certificate. `"auto"` solves small matrices exactly.
+
+    Args:
+        matrix: (m, n), any floating-point type, on any device, whole or a DTensor (every rank then
+            calls this and gets the unsharded answer).
+        tolerance: wanted bound as a share of the value.
+        method: `"auto"`, `"lanczos"` or `"exact"`.
+        keep: keep what a later call needs to start from this result.
+        start: result, made with `keep`, for a nearby matrix, such as the same weight some steps
+            ago. The value is then refreshed from its top vectors, at a few products, and the bound
+            says how far σ₁ can have moved since, as a random sketch of the change shows: cheap, and
+            wider the more the matrix moved. `tolerance` is not promised.
+        seed: of the random start.
+
+    Raises:
+        ValueError: for a matrix that is not one, or holds NaN or infinity.
+    """
+    if start is not None:
+        return _refreshed(as_matrix(matrix), start)
+    return stable_ranks([matrix], tolerance=tolerance, method=method, keep=keep, seed=seed)[0]
+
+
+def stable_ranks(
+    matrices: Sequence[Tensor],
+    *,
+    tolerance: float = 1e-3,
+    method: str = "auto",
+    keep: bool = False,
+    seed: int = 0,
+) -> list[StableRank]:
+    """`stable_rank` of many matrices; on a GPU those of one shape are worked on together."""
+    check_method(method)
+    check_tolerance(tolerance)
+    checked = [as_matrix(matrix) for matrix in matrices]
+    results: dict[int, StableRank] = {}
+    for group in _alike(checked):
+        stacked = _stack([checked[i] for i in group])
+        results.update(zip(group, _solve(stacked, tolerance, method, keep, seed), strict=True))
+    return [results[i] for i in range(len(checked))]
+
+
+def check_method(method: str) -> None:
+    """Refuses a method there is not."""
+    if method not in _METHODS:
+        raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Refuses a tolerance no method can be asked for."""
+    if not 1e-7 <= tolerance < 1:
+        raise ValueError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
+
+
+def as_matrix(matrix: Tensor) -> Tensor:
+    """The matrix, checked and cut from its graph; whole numbers become float64."""
+    if not isinstance(matrix, Tensor):
+        try:
+            matrix = torch.as_tensor(matrix)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"matrix must be a torch.Tensor, got a {type(matrix).__name__}"
+            ) from None
+    if matrix.ndim != 2 or matrix.numel() == 0:
+        raise ValueError(f"matrix must have two axes, none empty, got shape {tuple(matrix.shape)}")
+    if matrix.is_complex():
+        raise ValueError(f"matrix must be real numbers, got {matrix.dtype}")
+    matrix = matrix.detach()
+    return matrix if matrix.is_floating_point() else matrix.to(torch.float64)
+
+
+def _alike(matrices: list[Tensor]) -> list[list[int]]:
+    """Which matrices can be stacked: on a GPU those of one shape and type, elsewhere none."""
+    groups: dict[object, list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        together = matrix.is_cuda and not isinstance(matrix, DTensor) and matrix.numel() < 1 << 22
+        key = (matrix.shape, matrix.dtype, matrix.device) if together else i
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def _stack(matrices: list[Tensor]) -> Tensor:
+    return matrices[0].unsqueeze(0) if len(matrices) == 1 else torch.stack(matrices)
+
+
+def _solve(
+    stacked: Tensor, tolerance: float, method: str, keep: bool, seed: int
+) -> list[StableRank]:
+    small = min(stacked.shape[-2:]) <= _SMALL
+    if method == "exact" or (small and method == "auto"):
+        return [_exact(matrix, keep, seed) for matrix in stacked]
+    if (found := _by_graph(stacked, tolerance, keep, seed)) is not None:
+        return [found]
+    linear = operator(stacked, seed)
+    norm_L = linear.frobenius()
+    if not bool(norm_L.isfinite().all()):
+        raise ValueError("matrix must be finite, got NaN or infinity")
+    if bool((norm_L == 0).all()):
+        return [StableRank(0.0, 0.0, True, 0.0, 0.0, 0) for _ in norm_L]
+    # On a GPU, where the eigenvectors of every block cost more than its products, it is first
+    # taken for granted that blocks have full rank, as they have unless the matrix has not.
+    for careful in (False, True) if linear.device.type == "cuda" else (True,):
+        solved = _iterate(linear, tolerance, keep, seed, careful=careful)
+        if solved is not None:
+            return solved
+    return [_exact(matrix, keep, seed) for matrix in stacked]
+
+
+def _iterate(
+    linear: Operator, tolerance: float, keep: bool, seed: int, *, careful: bool
+) -> list[StableRank] | None:
+    """Block Lanczos until the bounds are met; None where blocks lost rank or room ran out."""
+    b = _block(linear)
+    if b < 4:  # so short a side has no room to iterate in
+        return None
+    dice = torch.Generator(linear.device).manual_seed(seed)
+    start_LSB = torch.randn(
+        linear.count, linear.side, b, generator=dice, device=linear.device, dtype=linear.dtype
+    )
+    krylov = Krylov(linear.apply, start_LSB, careful)
+    check = 3
+    while (krylov.applications + 2) * b <= linear.side:
+        krylov.extend()
+        if krylov.applications < check:
+            continue
+        top_L, x_LS = krylov.ritz()
+        floor_L = linear.quotient(x_LS)
+        slack_L = linear.slack(floor_L, FAILURE / 10)
+        ceiling_L = top_L * (1 + _excess(krylov, top_L, tolerance - slack_L))
+        bad = ~krylov.sound() if not careful else torch.zeros_like(floor_L, dtype=torch.bool)
+        numbers = torch.stack(
+            [floor_L, ceiling_L, slack_L, bad.double(), linear.frobenius()]
+        ).tolist()  # one wait for the device
+        share = [
+            0.0 if norm == 0 else ceiling / floor - 1 + slack
+            for floor, ceiling, slack, _, norm in zip(*numbers, strict=True)
+        ]
+        # A ceiling below the floor is rounding that got out of hand.
+        if any(numbers[3]) or min(share) < 0:
+            return None
+        if max(share) <= tolerance:
+            products = 2 * krylov.applications + 1
+            found = [
+                _result(floor, s, norm, products)
+                for floor, s, norm in zip(numbers[0], share, numbers[4], strict=True)
+            ]
+            return _anchored(found, linear, x_LS, seed) if keep else found
+        check = _next_check(krylov.applications, max(share), tolerance)
+    return None
+
+
+def _block(linear: Operator) -> int:
+    """Columns of the start: on a GPU more are nearly free, on a CPU each costs its share."""
+    wanted = 64 if linear.device.type == "cuda" else 16
+    return min(wanted, linear.side // 8)
+
+
+def _excess(krylov: Krylov, top_L: Tensor, wanted_L: Tensor) -> Tensor:
+    """How far above the estimate the top eigenvalue can lie, as a share of it; may be ∞."""
+    powers = torch.arange(-_STEPS // 2, _STEPS, dtype=torch.float64, device=top_L.device)
+    excess_LG = wanted_L.clamp(min=1e-6).unsqueeze(-1) * (0.98 * 1.5**powers)
+    out_LG = krylov.excluded(top_L.unsqueeze(-1) * (1 + excess_LG), FAILURE * 0.9)
+    # The first from which on all are excluded.
+    at = out_LG.shape[-1] - out_LG.flip(-1).to(torch.int8).cummin(-1).values.sum(-1)
+    padded = torch.nn.functional.pad(excess_LG, (0, 1), value=math.inf)
+    return padded.gather(-1, at.long().unsqueeze(-1)).squeeze(-1)
+
+
+def _next_check(now: int, share: float, tolerance: float) -> int:
+    """When to look again: half-way, in ratio, to where the slowest spectrum would be done."""
+    share = min(share, 0.5)
+    slowest = (2 * now + 1) * math.atanh(math.sqrt(share)) / math.atanh(math.sqrt(tolerance)) / 2
+    return max(now + 1, math.ceil(math.sqrt(now * max(slowest, now))))
+
+
+def _result(floor: float, share: float, norm: float, products: int) -> StableRank:
+    if norm == 0:
+        return StableRank(0.0, 0.0, True, 0.0, 0.0, products)
+    value = 1 / floor
+    return StableRank(value, value * share, False, norm * math.sqrt(floor), norm, products)
+
+
+def _by_graph(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> StableRank | None:
+    """One large matrix on a GPU; None where that way is not open or ends without an answer."""
+    if isinstance(stacked, DTensor) or not stacked.is_cuda or len(stacked) > 1:
+        return None
+    if stacked.dtype == torch.float64 or min(stacked.shape[1:]) < 1024 or tolerance < 1e-4:
+        return None
+    from joma.probes.spectrum import _graph  # Triton comes with torch's CUDA builds alone
+
+    matrix = stacked[0] if stacked[0].is_contiguous() else stacked[0].mT
+    if not matrix.is_contiguous():
+        return None
+    plan = _graph.plan(*matrix.shape, matrix.device, FAILURE * 0.9)
+    scales = plan.load(matrix, tolerance, seed)
+    wide = matrix.shape[0] <= matrix.shape[1]
+    since, stop = None, plan.likely
+    direct = stop > 0
+    while stop < len(_graph.STOPS):
+        look = plan.advance(stop, since)
+        image = wide_product((matrix.mT if wide else matrix)[None], look.vector_S[None, :, None])
+        length = torch.linalg.vector_norm(image, dtype=torch.float64).unsqueeze(0)
+        numbers = torch.cat([look.numbers, scales, length]).tolist()  # one wait for the device
+        excess, top, sound, norm, most, length = numbers
+        if not math.isfinite(norm):
+            raise ValueError("matrix must be finite, got NaN or infinity")
+        if norm == 0:
+            return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
+        if not sound and not direct:
+            return None
+        if not sound:  # gone too far for so fast a spectrum: once more, with all looks
+            plan.likely = stop = 0
+            since, direct = None, False
+            continue
+        floor = (length / norm) ** 2
+        exact = matrix.dtype != torch.float32
+        share = (
+            top * (1 + excess) / floor - 1 + dither_slack(most, norm, floor, FAILURE / 10, exact)
+        )
+        if share < 0:  # a ceiling below the floor is rounding that got out of hand
+            return None
+        if share <= tolerance:
+            plan.likely = stop
+            found = _result(floor, share, norm, 2 * _graph.STOPS[stop] + 1)
+            if not keep:
+                return found
+            linear = operator(stacked, None)
+            return _anchored([found], linear, look.vector_S.unsqueeze(0), seed)[0]
+        since, stop = stop, stop + 1
+    return None
+
+
+def _anchored(
+    found: list[StableRank], linear: Operator, top_LS: Tensor, seed: int
+) -> list[StableRank]:
+    ceilings = [result.frobenius / math.sqrt(result.value - result.bound) for result in found]
+    anchors = _refresh.anchors(linear, top_LS, ceilings, seed)
+    return [replace(r, anchor=anchor) for r, anchor in zip(found, anchors, strict=True)]
+
+
+def _exact(matrix: Tensor, keep: bool, seed: int) -> StableRank:
+    top = _certificate.top(matrix, seed)
+    if top.norm == 0:
+        return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
+    value = top.norm**2 / top.floor
+    bound = value - top.norm**2 / top.ceiling
+    found = StableRank(value, bound, True, math.sqrt(top.floor), top.norm, 1)
+    if not keep:
+        return found
+    linear = operator(matrix.unsqueeze(0), None)
+    vector = top.vector.unsqueeze(0)
+    (anchor,) = _refresh.anchors(linear, vector, [math.sqrt(top.ceiling)], seed)
+    return replace(found, anchor=anchor)
+
+
+def _refreshed(matrix: Tensor, start: StableRank) -> StableRank:
+    if start.anchor is None:
+        raise ValueError("start must be a result made with keep=True, of a matrix that is not zero")
+    linear = operator(matrix.unsqueeze(0), None)
+    floor, ceiling, norm = _refresh.refreshed(linear, start.anchor, FAILURE)
+    if not math.isfinite(norm):
+        raise ValueError("matrix must be finite, got NaN or infinity")
+    if norm == 0:
+        return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
+    value = norm**2 / floor
+    top = math.sqrt(floor)
+    return StableRank(value, value - norm**2 / ceiling, False, top, norm, 1, start.anchor)

@@ -1,0 +1,167 @@
+"""Top singular values, the energy in the top directions, effective rank: each with its bound."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from joma.probes.spectrum._certificate import gram_matrix
+from joma.probes.spectrum._krylov import Krylov
+from joma.probes.spectrum._operator import Operator, operator
+from joma.probes.spectrum.stable import as_matrix, check_method, check_tolerance
+
+_LARGE = 2048
+"""Shorter sides beyond this are not solved whole unless asked."""
+_EPS = 2.0**-53
+
+
+@dataclass(frozen=True, eq=False)
+class SingularValues:
+    """The greatest singular values of a matrix, in descending order.
+
+    Attributes:
+        values: (k,), float64.
+        bounds: (k,), float64: within this of each value lies a singular value of the matrix.
+        certain: True where all singular values were computed, so that none can have been passed
+            over; False where the iteration found these, as it does from almost every start.
+    """
+
+    values: Tensor
+    bounds: Tensor
+    certain: bool
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Share of ‖A‖_F² in the top r singular directions (the GaLore question).
+
+    Attributes:
+        value: Σ_{i ≤ r} σ_i² / ‖A‖_F², at most the true share but for rounding.
+        bound: |value − true| ≤ bound.
+        certain: as of `SingularValues`.
+    """
+
+    value: float
+    bound: float
+    certain: bool
+
+
+@dataclass(frozen=True)
+class EffectiveRank:
+    """exp of the entropy of σ_i / Σσ (Roy & Vetterli, The effective rank, EUSIPCO 2007).
+
+    Attributes:
+        value: between 1 and the rank; 0 for a matrix of zeros.
+        bound: |value − true| ≤ bound, by float64 rounding alone.
+    """
+
+    value: float
+    bound: float
+
+
+def singular_values(
+    matrix: Tensor, k: int, *, tolerance: float = 1e-3, method: str = "auto", seed: int = 0
+) -> SingularValues:
+    """The k greatest singular values.
+
+    Args:
+        matrix: (m, n), as of `stable_rank`.
+        k: how many, at most the shorter side.
+        tolerance: wanted bound on each value as a share of it, for `"lanczos"`.
+        method: `"exact"` takes all eigenvalues of the Gram matrix in float64, `"lanczos"` iterates,
+            `"auto"` iterates on matrices whose shorter side is above 2,048.
+        seed: of the random start.
+    """
+    values, bounds, _, certain = _top(matrix, k, tolerance, method, seed)
+    return SingularValues(values, bounds, certain)
+
+
+def energy(
+    matrix: Tensor, r: int, *, tolerance: float = 1e-3, method: str = "auto", seed: int = 0
+) -> Energy:
+    """Share of ‖A‖_F² in the top r singular directions; arguments as of `singular_values`."""
+    values, bounds, norm, certain = _top(matrix, r, tolerance, method, seed)
+    if norm == 0:
+        return Energy(0.0, 0.0, True)
+    share = values.square().sum() / norm**2
+    spread = ((values + bounds).square() - values.square()).sum() / norm**2
+    return Energy(min(float(share), 1.0), float(spread), certain)
+
+
+def effective_rank(matrix: Tensor) -> EffectiveRank:
+    """Effective rank, from all singular values, in float64."""
+    values, bounds, norm = _all(as_matrix(matrix))
+    if norm == 0:
+        return EffectiveRank(0.0, 0.0)
+    total = values.sum()
+    share = values / total
+    entropy = float(torch.special.entr(share).sum())
+    # To first order an error e of σ_i moves the entropy by e·(|ln p_i| + entropy)/Σσ.
+    wide = (values + bounds).clamp(min=1e-300) / total
+    move = float((bounds / total * (wide.log().abs() + entropy)).sum())
+    return EffectiveRank(math.exp(entropy), math.exp(entropy) * math.expm1(2 * move))
+
+
+def _top(
+    matrix: Tensor, k: int, tolerance: float, method: str, seed: int
+) -> tuple[Tensor, Tensor, float, bool]:
+    matrix = as_matrix(matrix)
+    check_method(method)
+    check_tolerance(tolerance)
+    side = min(matrix.shape)
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= side:
+        raise ValueError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
+    if method == "lanczos" or (method == "auto" and side > _LARGE):
+        found = _iterated(operator(matrix.unsqueeze(0), None), k, tolerance, seed)
+        if found is not None:
+            return *found, False
+    values, bounds, norm = _all(matrix)
+    return values[:k], bounds[:k], norm, True
+
+
+def _all(matrix: Tensor) -> tuple[Tensor, Tensor, float]:
+    """All singular values, descending, with bounds, and ‖A‖_F, by the Gram matrix in float64."""
+    gram, norm_squared = gram_matrix(matrix)
+    total = float(norm_squared)
+    if not math.isfinite(total):
+        raise ValueError("matrix must be finite, got NaN or infinity")
+    squares = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0)
+    side, inner = len(gram), matrix.numel() // len(gram)
+    # Of the product, and of the eigenvalues, backward stable with a modest constant.
+    error = (1.1 * inner * total + 16 * side * float(squares[0])) * _EPS
+    values = squares.sqrt()
+    # |σ − σ̂| = |σ² − σ̂²|/(σ + σ̂), at most √error where both are small.
+    bounds = torch.minimum(error / values.clamp(min=1e-300), torch.tensor(math.sqrt(error)))
+    return values, bounds, math.sqrt(total)
+
+
+def _iterated(
+    linear: Operator, k: int, tolerance: float, seed: int
+) -> tuple[Tensor, Tensor, float] | None:
+    """Block Lanczos until the residuals of the top k are small; None where room runs out."""
+    norm = float(linear.frobenius()[0])
+    if not math.isfinite(norm):
+        raise ValueError("matrix must be finite, got NaN or infinity")
+    if norm == 0:
+        nothing = torch.zeros(k, dtype=torch.float64, device=linear.device)
+        return nothing, nothing, 0.0
+    b = max(16, k + 8)
+    dice = torch.Generator(linear.device).manual_seed(seed)
+    like = {"generator": dice, "device": linear.device, "dtype": linear.dtype}
+    krylov = Krylov(linear.apply, torch.randn(1, linear.side, b, **like))
+    while (krylov.applications + 2) * b <= linear.side:
+        krylov.extend()
+        if krylov.applications % 3:
+            continue
+        vectors_SK = krylov.top(k)
+        image = linear.apply(vectors_SK.unsqueeze(0))[0].double()
+        vectors = vectors_SK.double()
+        squares = (vectors * image).sum(0)
+        # |λ − θ| ≤ ‖Mx − θx‖ for a unit vector x; the last term is the rounding of the product.
+        rest = torch.linalg.vector_norm(image - squares * vectors, dim=0) + 1e-6 * squares[0]
+        values = squares.clamp(min=1e-300).sqrt()
+        bounds = rest / values
+        if bool((bounds <= tolerance * values).all()):
+            return values * norm, bounds * norm, norm
+    return None

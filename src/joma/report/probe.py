@@ -1,0 +1,103 @@
+"""The picture of one model: attention entropy by layer and head, and the ranks of its weights."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from joma.report import figures
+
+ROLE_NAMES = {
+    "query": "queries",
+    "key": "keys",
+    "mlp_lower": "MLP lower layer",
+    "mlp_up": "MLP up (gated)",
+}
+_MARKERS = "osD^"
+
+Record = Mapping[str, Any]
+
+
+def draw_probe(records: Sequence[Record], roles: Mapping[str, str]) -> Figure | None:
+    """Entropy as a map over layers and heads, stable ranks as lines over layers.
+
+    Args:
+        records: measurements, with "metric", "module", "layer", "head", "value" and "bound".
+        roles: what each module of a weight is, one of `ROLE_NAMES`; others are not drawn.
+
+    Returns:
+        None where neither was measured.
+    """
+    entropy_LH = entropies(records)
+    ranks = {role: _ranks(records, roles, role) for role in ROLE_NAMES}
+    ranks = {role: points for role, points in ranks.items() if points}
+    panels = (entropy_LH is not None) + bool(ranks)
+    if not panels:
+        return None
+    width = 6.4 if panels == 1 else 11.5
+    figure, axes = figures.new(width, 4.2, 1, panels)
+    axes = list(np.atleast_1d(axes))
+    if entropy_LH is not None:
+        _draw_entropies(figure, axes.pop(0), entropy_LH)
+    if ranks:
+        _draw_ranks(axes.pop(0), ranks)
+    return figure
+
+
+def entropies(records: Sequence[Record]) -> NDArray[np.float64] | None:
+    """Attention entropy of every layer and head, NaN where there is none."""
+    heads = [r for r in records if r["metric"] == "attention_entropy" and r["head"] is not None]
+    if not heads:
+        return None
+    layers = max(r["layer"] for r in heads) + 1
+    entropy_LH = np.full((layers, max(r["head"] for r in heads) + 1), np.nan)
+    for r in heads:
+        entropy_LH[r["layer"], r["head"]] = r["value"]
+    return entropy_LH
+
+
+def _ranks(records: Sequence[Record], roles: Mapping[str, str], role: str) -> list[Record]:
+    return [
+        r
+        for r in records
+        if r["metric"] == "stable_rank"
+        and roles.get(r["module"]) == role
+        and r["layer"] is not None
+    ]
+
+
+def _draw_entropies(figure: Figure, ax: Axes, entropy_LH: NDArray[np.float64]) -> None:
+    image = ax.imshow(entropy_LH, aspect="auto", cmap="viridis", origin="lower", vmin=0)
+    bar = figure.colorbar(image, ax=ax, pad=0.02)
+    bar.set_label("nats", fontsize=9)
+    bar.ax.tick_params(labelsize=9)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    ax.set(title="Attention entropy, mean over queries", xlabel="head", ylabel="layer")
+    ax.grid(False)
+    for axis, count in ((ax.xaxis, entropy_LH.shape[1]), (ax.yaxis, entropy_LH.shape[0])):
+        axis.set_major_locator(MaxNLocator(min(count, 12), integer=True))
+
+
+def _draw_ranks(ax: Axes, ranks: Mapping[str, Sequence[Record]]) -> None:
+    for (role, points), color, marker in zip(
+        ranks.items(), figures.PALETTE, _MARKERS, strict=False
+    ):
+        ax.errorbar(
+            [point["layer"] for point in points],
+            [point["value"] for point in points],
+            [point["bound"] or 0.0 for point in points],
+            color=color,
+            marker=marker,
+            ms=4,
+            lw=1.5,
+            elinewidth=1,
+            label=ROLE_NAMES[role],
+        )
+    ax.set(title="Stable rank of the weights", xlabel="layer", ylim=(0, None))
+    ax.set_ylabel("‖W‖² / σ₁²")
+    ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -1,0 +1,138 @@
+"""Fig. 7 of JoMA: attention entropy and stable rank over the checkpoints of a training."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from joma.report import figures
+
+LOGARITHMIC_FROM = 20
+"""Steps whose largest is more than so many times the smallest stand on a logarithmic axis."""
+
+_MARKERS = "vXsDP*^"
+
+_FEW = 8
+"""Layers up to which each has its line in a legend; of more, a colour scale tells them apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One quantity of every layer over the checkpoints.
+
+    Attributes:
+        title: above the panel.
+        unit: beside its axis.
+        values_SL: a number for each step and layer, NaN where there is none.
+    """
+
+    title: str
+    unit: str
+    values_SL: NDArray[np.float64]
+
+
+def draw_series(
+    steps: Sequence[int],
+    panels: Sequence[Panel],
+    bad: Mapping[int, str] | None = None,
+) -> Figure:
+    """One line for each layer over the steps; bad steps are marked and not joined.
+
+    Args:
+        steps: of the checkpoints, in increasing order.
+        panels: what is drawn over them.
+        bad: steps that should not be believed, and why, in a few words that the legend explains
+            the marks with; some of them may not be among `steps`.
+    """
+    bad = bad or {}
+    figure, axes = figures.new(5.2 * len(panels), 4.2, 1, len(panels))
+    axes = list(np.atleast_1d(axes))
+    layers = max(panel.values_SL.shape[1] for panel in panels)
+    for ax, panel in zip(axes, panels, strict=True):
+        _draw_panel(ax, steps, panel, layers, bad)
+        _steps_axis(ax, {*steps, *bad})
+    if layers > _FEW:
+        scale = ScalarMappable(Normalize(0, layers - 1), _colours())
+        bar = figure.colorbar(scale, ax=axes, pad=0.01, aspect=30)
+        bar.set_label("layer", fontsize=9)
+        bar.ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+        bar.ax.tick_params(labelsize=9)
+        bar.outline.set_visible(False)  # type: ignore[operator]
+    if layers <= _FEW or bad:
+        beside = axes[-1] if layers <= _FEW else axes[0]  # where the colour scale is not
+        place = ("upper left", (1.0, 1.0)) if layers <= _FEW else ("best", None)
+        beside.legend(loc=place[0], bbox_to_anchor=place[1], fontsize=8.5)
+    return figure
+
+
+def _draw_panel(
+    ax: Axes, steps: Sequence[int], panel: Panel, layers: int, bad: Mapping[int, str]
+) -> None:
+    x = np.asarray(steps, dtype=float)
+    good = np.array([step not in bad for step in steps])
+    for why, marker in zip(sorted(set(bad.values())), cycle(_MARKERS), strict=False):
+        _mark(ax, [step for step in sorted(bad) if bad[step] == why], why, marker)
+    for layer in range(panel.values_SL.shape[1]):
+        y = panel.values_SL[:, layer]
+        colour = _colours()(layer / max(layers - 1, 1))
+        there = ~np.isnan(y)
+        label = f"layer {layer}" if layers <= _FEW else None
+        ax.plot(x[good & there], y[good & there], "-o", color=colour, lw=1.3, ms=2.5, label=label)
+        ax.plot(x[~good & there], y[~good & there], "x", color=colour, ms=5, alpha=0.7)
+    ax.set(xlabel="step", ylabel=panel.unit)
+    ax.set_title(panel.title, pad=12 if bad else 6)
+
+
+def _mark(ax: Axes, steps: Sequence[int], why: str, marker: str) -> None:
+    """Marks bad steps: a line through all of the panel, and on top of it what is wrong."""
+    for step in steps:
+        ax.axvline(step, color=figures.VERMILLION, lw=0.9, ls=":", zorder=1)
+    ax.plot(
+        steps,
+        np.ones(len(steps)),
+        marker,
+        transform=ax.get_xaxis_transform(),
+        color=figures.VERMILLION,
+        ms=6,
+        clip_on=False,
+        label=why,
+    )
+
+
+def _steps_axis(ax: Axes, steps: Iterable[int]) -> None:
+    """A step axis that shows 0: logarithmic above the first step where steps span that much."""
+    steps = sorted(steps)
+    positive = [step for step in steps if step > 0]
+    last = max(positive, default=1)
+    if not positive or last <= LOGARITHMIC_FROM * positive[0]:
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: _short(step)))
+        return
+    first = positive[0]
+    ax.set_xscale("symlog", linthresh=first, linscale=0.5)
+    powers = [10**k for k in range(len(str(last))) if first <= 10**k <= last]
+    ticks = [step for step in steps[:1] if step == 0] + powers
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: _short(step)))
+    ax.set_xlim(-0.15 * first if steps[0] == 0 else 0.8 * first, last * 1.15)
+
+
+def _short(step: float) -> str:
+    for size, sign in ((1e6, "M"), (1e3, "k")):
+        if abs(step) >= size:
+            return f"{step / size:g}{sign}"
+    return f"{step:g}"
+
+
+def _colours() -> Colormap:
+    """From dark below to light above, but not so light that a line is lost on white."""
+    whole = matplotlib.colormaps["viridis"]
+    return ListedColormap(whole(np.linspace(0, 0.88, 256)))

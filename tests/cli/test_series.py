@@ -1,0 +1,329 @@
+"""`joma series verify` and `joma probe --series`."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import joma.experiments.series
+from joma.runs import Run
+from tests.cli._command import joma as run_joma
+from tests.cli._command import sentence
+from tests.cli._tiny import HEADS, LAYERS, TEXT, make_model, make_series, make_tokenizer
+
+STEPS = (0, 100, 200, 300, 400, 500)
+FLAGS = ("--text", "text.txt", "--window", "16", "--windows", "2")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    return make_series(tmp_path_factory.mktemp("training"), STEPS)
+
+
+@pytest.fixture
+def series(original) -> Path:
+    """An honest series in the current folder."""
+    Path("text.txt").write_text(TEXT)
+    return Path(shutil.copytree(original, "training"))
+
+
+@pytest.fixture(autouse=True)
+def sketchy_figures(monkeypatch, request) -> None:
+    """Figures that are not drawn, for that takes longer than all the rest."""
+    if request.node.name != "test_a_sound_one":
+        monkeypatch.setattr("joma.report.figures._render", lambda *_, **__: b"a picture")
+
+
+def probe(*more: str, out: str = "here"):
+    return run_joma("probe", "--series", "training", *FLAGS, "--out", out, *more)
+
+
+@pytest.fixture
+def measured(monkeypatch) -> list[str]:
+    """The checkpoints that are really measured, as they are."""
+    sources: list[str] = []
+    measure = joma.experiments.series.measure
+
+    def watched(source: str, *arguments, **options):
+        sources.append(source)
+        return measure(source, *arguments, **options)
+
+    monkeypatch.setattr(joma.experiments.series, "measure", watched)
+    return sources
+
+
+def copy(series: Path, one: int, over: int) -> None:
+    shutil.copy(series / f"step{one}/model.safetensors", series / f"step{over}")
+
+
+def exchange(series: Path, one: int, two: int) -> None:
+    (series / f"step{one}").rename(series / "aside")
+    (series / f"step{two}").rename(series / f"step{one}")
+    (series / "aside").rename(series / f"step{two}")
+
+
+def cut_short(series: Path, step: int) -> None:
+    path = series / f"step{step}/model.safetensors"
+    path.write_bytes(path.read_bytes()[:500])
+
+
+class TestVerify:
+    def test_a_sound_one(self, series):
+        result = run_joma("series", "verify", "training")
+        assert result.exit_code == 0, result.stderr
+        assert "6 checkpoints: none repeated, missing, out of place or damaged." in result.stdout
+        record = json.loads(run_joma("series", "verify", "training", "--json").stdout)
+        assert record["clean"] is True
+        assert record["steps"] == list(STEPS)
+        assert len(record["neighbours"]) == len(STEPS) - 1
+        assert not Path("runs").exists()
+
+    @pytest.mark.parametrize(
+        ("damage", "bad", "told"),
+        [
+            (lambda it: exchange(it, 100, 300), [100, 300], "stand in each other's place"),
+            (lambda it: copy(it, 500, over=100), [100], "Steps 100 and 500 are byte-identical."),
+            (lambda it: copy(it, 300, over=400), [300, 400], "are byte-identical"),
+            (lambda it: shutil.rmtree(it / "step200"), [200], "Step 200 is missing"),
+            (lambda it: cut_short(it, 200), [200], "Step 200 cannot be read"),
+        ],
+    )
+    def test_damaged_ones(self, series, damage, bad: list[int], told: str):
+        damage(series)
+        result = run_joma("series", "verify", "training")
+        assert result.exit_code == 1
+        assert told in result.stdout
+        result = run_joma("series", "verify", "training", "--json")
+        assert result.exit_code == 1
+        assert json.loads(result.stdout)["bad_steps"] == bad
+
+    def test_a_schedule(self, series):
+        record = json.loads(
+            run_joma("series", "verify", "training", "--schedule", "0,50,100", "--json").stdout
+        )
+        assert record["bad_steps"] == [50]
+
+    def test_folders_one_by_one(self, series):
+        folders = [f"training/step{step}" for step in (0, 200, 77)]
+        result = run_joma("series", "verify", *folders)
+        assert result.exit_code == 1
+        assert "Step 77 is missing: there is no folder training/step77." in result.stdout
+
+    @pytest.mark.parametrize(
+        ("names", "told"),
+        [
+            (["nowhere"], "nowhere is no folder"),
+            (["a@step1", "b@step2"], "several series must be folders"),
+            (["training/step0"], "holds one checkpoint"),
+        ],
+    )
+    def test_what_is_none(self, series, names: list[str], told: str):
+        assert told in sentence(run_joma("series", "verify", *names))
+
+
+class TestProbe:
+    def test_a_sound_one(self, series):
+        result = probe()
+        assert result.exit_code == 0, result.stderr
+        run = Run.open("here")
+        assert [path.name for path in run.figures] == ["series.png", "series.svg"]
+        log = run.metrics.read("attention_entropy")
+        assert sorted(set(log["step"])) == list(STEPS)
+        assert len(log["value"]) == len(STEPS) * LAYERS * (1 + HEADS)
+        assert "Attention entropy drops and bounces back" in result.stdout
+        assert run.read_json("outcome")["agrees"] is True
+        alone = run_joma("probe", "training/step200", *FLAGS, "--json")
+        expected = {
+            (r["metric"], r["module"], r["head"]): r["value"] for r in json.loads(alone.stdout)
+        }
+        log = run.metrics.read()
+        for step, name, module, head, value in zip(
+            *(log[key] for key in ("step", "name", "module", "head", "value")), strict=True
+        ):
+            if step == 200:
+                key = (name, module, None if head < 0 else head)
+                assert value == pytest.approx(expected.pop(key), rel=1e-6)
+        assert not expected
+
+    def test_what_is_finished_is_not_done_again(self, series, measured):
+        assert probe().exit_code == 0
+        assert len(measured) == len(STEPS)
+        before = Run.open("here").metrics.read()["value"].tolist()
+        assert probe().exit_code == 0
+        assert len(measured) == len(STEPS)
+        assert Run.open("here").metrics.read()["value"].tolist() == before
+
+    def test_new_and_changed_checkpoints_are(self, series, measured):
+        assert probe().exit_code == 0
+        del measured[:]
+        shutil.copytree(series / "step500", series / "step600")
+        copy(series, 0, over=200)
+        assert probe().exit_code == 1
+        assert measured == ["training/step200", "training/step600"]
+
+    def test_interrupted(self, series, measured, monkeypatch):
+        watched = joma.experiments.series.measure
+
+        def interrupted(source: str, *arguments, **options):
+            if source.endswith("step300"):
+                raise KeyboardInterrupt
+            return watched(source, *arguments, **options)
+
+        monkeypatch.setattr(joma.experiments.series, "measure", interrupted)
+        monkeypatch.setattr("sys.argv", ["joma", "probe", "--series", "training"])
+        result = probe()
+        assert result.exit_code == 130
+        assert "Run it again with: joma probe --series training" in result.stderr
+        assert Run.open("here").read_json("outcome") == {"status": "interrupted"}
+        monkeypatch.setattr(joma.experiments.series, "measure", watched)
+        assert probe().exit_code == 0
+        assert measured == [f"training/step{step}" for step in STEPS]
+
+    def test_damaged(self, series):
+        exchange(series, 100, 300)
+        cut_short(series, 400)
+        result = probe("--json")
+        assert result.exit_code == 1
+        record = json.loads(result.stdout)
+        assert record["done"] == [0, 100, 200, 300, 500]
+        assert record["integrity"]["bad_steps"] == [100, 300, 400]
+        assert "step400/model.safetensors is cut short" in record["failed"]["400"]
+        assert len(record["table"]) == LAYERS
+        assert "entropy at 500" in record["table"][0]
+
+    def test_the_rest_goes_on_without_a_poisoned_one(self, series):
+        (series / "step200" / "model.safetensors").unlink()
+        (series / "step200" / "pytorch_model.bin").write_bytes(pickle.dumps(_Poison()))
+        result = probe()
+        assert result.exit_code == 1
+        assert not Path("it-ran").exists()
+        assert "Step 200 cannot be read" in result.stdout
+        assert "5 measured" in result.stdout
+
+    def test_the_rest_goes_on_without_one_that_cannot_be_measured(self, series):
+        (series / "step200" / "config.json").write_text("{}")
+        result = probe()
+        assert result.exit_code == 1
+        assert "Step 200 could not be measured" in result.stdout
+        assert "5 measured" in result.stdout
+        shutil.copy(series / "step100" / "config.json", series / "step200")
+        assert probe().exit_code == 0
+
+    def test_a_tokenizer_that_is_none_of_theirs(self, series):
+        make_tokenizer(Path("other"), above=500)
+        told = sentence(probe("--tokenizer", "other"))
+        assert "nothing of training could be measured" in told
+        assert "the tokenizer is not that of training/step0" in told
+
+    def test_weights_alone(self, series):
+        result = run_joma("probe", "--series", "training", "--low-memory", "--out", "here")
+        assert result.exit_code == 0, result.stderr
+        assert sorted(set(Run.open("here").metrics.read()["name"])) == [
+            "embedding_overlap",
+            "stable_rank",
+        ]
+        assert Run.open("here").figures
+
+    def test_other_settings_in_the_same_folder(self, series):
+        assert probe().exit_code == 0
+        told = sentence(
+            run_joma("probe", "--series", "training", "--text", "text.txt", "--out", "here")
+        )
+        assert "--out here holds a probe-series run with other settings" in told
+
+    def test_dry_run(self, series):
+        result = run_joma("probe", "--series", "training", "--dry-run")
+        assert result.exit_code == 0, result.stderr
+        assert "6 checkpoints, 0 of them done" in result.stdout
+        assert not Path("runs").exists()
+        assert probe().exit_code == 0
+        assert "6 of them done" in probe("--dry-run").stdout
+
+    def test_bad_input(self, series):
+        make_model(Path("model"))
+        told = sentence(run_joma("probe", "model", "--series", "step0,step1"))
+        assert "MODEL must be a hub id" in told
+        assert "holds one checkpoint" in sentence(run_joma("probe", "--series", "model"))
+
+    def test_revisions_of_a_hub_id(self, series, monkeypatch):
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        def downloaded(name: str, revision: str | None) -> Path:
+            folder = series / str(revision)
+            if folder.is_dir():
+                return folder
+            cause = RevisionNotFoundError.__new__(RevisionNotFoundError)
+            raise ValueError(f"{name} has no revision {revision!r}") from cause
+
+        monkeypatch.setattr("joma.models._hub._downloaded", downloaded)
+        revisions = "step0,step100,step150,step300"
+        result = run_joma("probe", "some/model", "--series", revisions, *FLAGS, "--json")
+        assert result.exit_code == 1
+        record = json.loads(result.stdout)
+        assert record["done"] == [0, 100, 300]
+        assert record["integrity"]["bad_steps"] == [150]
+        result = run_joma("series", "verify", f"some/model@{revisions}")
+        assert result.exit_code == 1
+        assert "Step 150 is missing: some/model has no revision 'step150'." in result.stdout
+
+    def test_work_can_be_sent_to_other_processes(self, series):
+        """What `--jobs` submits, and what comes back."""
+        sent = []
+
+        def submit(function, *arguments):
+            function, arguments = pickle.loads(pickle.dumps((function, arguments)))
+            sent.append(function)
+            result = pickle.loads(pickle.dumps(function(*arguments)))
+            return type("Done", (), {"result": lambda _: result})()
+
+        from joma.experiments._probing import Probing
+        from joma.models.series import Series
+
+        probing = Probing(window=16, windows=2)
+        chosen = Series.of("training")
+        config = joma.experiments.series.config_of(chosen, TEXT, probing)
+        ended = joma.experiments.series.probe_series(
+            Run.create(joma.experiments.series.NAME, config),
+            chosen,
+            TEXT,
+            probing,
+            device="cpu",
+            submit=submit,
+            progress=lambda *_: None,
+        )
+        assert ended.sound
+        assert ended.done == STEPS
+        assert len(sent) == 2 * len(STEPS)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of a terminal")
+def test_killed(series, measured):
+    """Nothing that was finished is done again after a kill that nobody could answer."""
+    command = [sys.executable, "-m", "joma", "probe", "--series", "training", *FLAGS]
+    process = subprocess.Popen([*command, "--out", "here"], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not Path("here/groups/step-100/roles.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    finished = [step for step in STEPS if joma.experiments.series.is_done(Path("here"), step)]
+    assert 1 <= len(finished) < len(STEPS)
+    assert probe().exit_code == 0
+    assert measured == [f"training/step{step}" for step in STEPS if step not in finished]
+
+
+class _Poison:
+    def __reduce__(self):
+        return os.system, ("touch it-ran",)

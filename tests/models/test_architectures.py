@@ -1,0 +1,313 @@
+import re
+import textwrap
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, GPTJConfig, GPTJForCausalLM
+from transformers.activations import ACT2FN
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from joma.models import (
+    Architecture,
+    Part,
+    Place,
+    architecture_of,
+    architectures,
+    module_at,
+    module_path,
+    number_of_layers,
+    register,
+    weights,
+)
+from joma.models._quiet import quietly
+from tests.models.tiny import CASES, HEADS, LAYERS, VOCABULARY, tiny, tokens
+
+SEEN = []
+
+
+def _seeing(module, query, key, value, *arguments, **options):
+    SEEN.append((query, key))
+    options.pop("softcap", None)  # what attention makes of them is not looked at
+    return sdpa_attention_forward(module, query, key, value, *arguments, **options)
+
+
+AttentionInterface.register("seeing", _seeing)
+AttentionMaskInterface.register("seeing", sdpa_mask)
+
+
+def _names(model):
+    return [name for name, _ in model.named_parameters()]
+
+
+def _weights(model, roles=("embedding", "query", "key", "mlp_lower", "mlp_up")):
+    architecture = architecture_of(model)
+    heads, _ = architecture.head_counts(model)
+    return weights(_names(model), architecture, roles, heads=heads)
+
+
+def _inputs(model, module):
+    """What a module is given when the model runs, by whatever name it takes it."""
+    kept = []
+
+    def hook(_, arguments, options):
+        kept.append(arguments[0] if arguments else options["hidden_states"])
+
+    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    with torch.no_grad():
+        model(tokens())
+    handle.remove()
+    return kept[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_queries_and_keys_are_what_attention_is_given(name):
+    model = tiny(name)
+    model.set_attn_implementation("seeing")
+    architecture = architecture_of(model)
+    with torch.no_grad():
+        for parameter in _biases(model):
+            parameter.zero_()
+    for layer in range(LAYERS):
+        attention = module_at(model, architecture.attention, layer)
+        hidden = _inputs(model, attention)[:, 0]
+        SEEN.clear()
+        with torch.no_grad():
+            model(tokens())
+        by_role = {weight.role: weight for weight in _weights(model) if weight.layer == layer}
+        for role, seen in zip(("query", "key"), SEEN[layer], strict=True):
+            weight = by_role[role]
+            made = hidden @ weight.read(model.get_parameter(weight.name)).T
+            made = made.unflatten(-1, (-1, seen.shape[-1]))
+            norm = getattr(attention, f"{role[0]}_norm", None)
+            made = made if norm is None else norm(made)
+            # The first position is rotated by nothing. OPT scales its queries before attention.
+            scale = attention.scaling if name.startswith("opt") and role == "query" else 1
+            torch.testing.assert_close(seen[:, :, 0], made * scale)
+
+
+def _biases(model):
+    projections = r"\.(c_attn|query_key_value|q_proj|k_proj|self\.query|self\.key)\.bias"
+    return [p for name, p in model.named_parameters() if re.search(projections, name)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_activations_follow_from_the_mlp_weights(name):
+    model = tiny(name)
+    architecture = architecture_of(model)
+    config = model.config
+    activation = next(
+        ACT2FN[getattr(config, key)]
+        for key in ("activation_function", "hidden_activation", "hidden_act")
+        if isinstance(getattr(config, key, None), str)
+    )
+    for layer in range(LAYERS):
+        mine = {weight.role: weight for weight in _weights(model) if weight.layer == layer}
+        lower = model.get_submodule(mine["mlp_lower"].module)
+        hidden = _inputs(model, lower)
+        made = hidden @ mine["mlp_lower"].read(model.get_parameter(mine["mlp_lower"].name)).T
+        if getattr(lower, "bias", None) is not None:
+            made = made + lower.bias
+        made = activation(made)
+        if "mlp_up" in mine:
+            made = made * (hidden @ model.get_parameter(mine["mlp_up"].name).T)
+        down = _inputs(model, module_at(model, architecture.mlp_down, layer))
+        torch.testing.assert_close(down, made)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_block_hands_the_residual_stream_to_the_next(name):
+    model = tiny(name)
+    architecture = architecture_of(model)
+    kept = []
+    module_at(model, architecture.layer, 0).register_forward_hook(
+        lambda _, __, output: kept.append(output[0] if isinstance(output, tuple) else output)
+    )
+    following = _inputs(model, module_at(model, architecture.layer, 1))
+    torch.testing.assert_close(kept[0], following)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_names_with_and_without_a_head_tell_of_the_same_weights(name):
+    model = tiny(name)
+    base = model.base_model
+    assert number_of_layers(_names(model), architecture_of(model)) == LAYERS
+    whole, bare = _weights(model), _weights(base)
+    assert [(w.role, w.layer) for w in whole] == [(w.role, w.layer) for w in bare]
+    assert whole[0].role == "embedding"
+    assert whole[0].layer is None
+    for one, other in zip(whole, bare, strict=True):
+        assert one.name.endswith(other.name)
+        assert model.get_parameter(one.name) is base.get_parameter(other.name)
+    embedding = whole[0].read(model.get_parameter(whole[0].name))
+    assert embedding is model.get_input_embeddings().weight
+    assert embedding.shape[0] == VOCABULARY
+
+
+def test_head_counts_from_a_model_a_configuration_and_a_file():
+    model = tiny("llama")
+    architecture = architecture_of(model)
+    for thing in (model, model.config, model.config.to_dict()):
+        assert architecture.head_counts(thing) == (HEADS, 2)
+    gpt2 = tiny("gpt2")
+    assert architecture_of(gpt2).head_counts(gpt2.config.to_dict()) == (HEADS, HEADS)
+    with pytest.raises(ValueError, match="num_attention_heads"):
+        architecture.head_counts({"model_type": "llama"})
+
+
+def test_modules_are_named_as_a_reader_knows_them():
+    modules = [weight.module for weight in _weights(tiny("gpt2")) if weight.layer in (None, 2)]
+    assert modules == [
+        "transformer.wte",
+        "transformer.h.2.attn.c_attn[query]",
+        "transformer.h.2.attn.c_attn[key]",
+        "transformer.h.2.mlp.c_fc",
+    ]
+    assert module_path(tiny("bert"), "encoder.layer.{layer}", 1) == "bert.encoder.layer.1"
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    parts=st.integers(1, 4),
+    heads=st.integers(1, 4),
+    size=st.integers(1, 3),
+    by_head=st.booleans(),
+    transposed=st.booleans(),
+)
+def test_parts_make_up_the_whole(parts, heads, size, by_head, transposed):
+    rows = torch.arange(parts * heads * size * 2.0).reshape(-1, 2)
+    stored = rows.T if transposed else rows
+    pieces = [
+        weights(
+            ["emb", "b.0.fused"],
+            _small(Place("b.{layer}.fused", Part(index, parts, by_head), transposed)),
+            ["query"],
+            heads=heads,
+        )[0].read(stored)
+        for index in range(parts)
+    ]
+    if by_head:
+        pieces = [piece.unflatten(0, (heads, size)) for piece in pieces]
+        whole = torch.stack(pieces, 1).reshape(rows.shape)
+    else:
+        whole = torch.cat(pieces)
+    assert torch.equal(whole, rows)
+
+
+def _small(query: Place) -> Architecture:
+    return Architecture(
+        name="small",
+        model_types=("small",),
+        prefixes=("",),
+        embedding=Place("emb"),
+        query=query,
+        key=Place("b.{layer}.k"),
+        mlp_lower=Place("b.{layer}.m"),
+        layer="b.{layer}",
+        attention="b.{layer}.a",
+        mlp_down="b.{layer}.d",
+    )
+
+
+def test_mistakes_are_told():
+    query = Place("b.{layer}.q", Part(0, 3, by_head=True))
+    small = _small(query)
+    with pytest.raises(ValueError, match="roles must be among"):
+        weights(["emb"], small, ["value"])
+    with pytest.raises(ValueError, match="no parameter is named"):
+        weights(["other.emb"], small)
+    with pytest.raises(ValueError, match=r"query at b\.1\.q"):
+        weights(["emb", "b.0.q", "b.1.k"], small, ["query"], heads=1)
+    with pytest.raises(ValueError, match="none numbered 1"):
+        weights(["emb", "b.0.q", "b.2.q"], small, ["query"], heads=1)
+    with pytest.raises(ValueError, match="number of heads, got None"):
+        weights(["emb", "b.0.q"], small, ["query"])
+    with pytest.raises(ValueError, match="divisible by 6, got 4"):
+        weights(["emb", "b.0.q"], small, ["query"], heads=2)[0].read(torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="must be a matrix"):
+        weights(["emb", "b.0.q"], small, ["query"], heads=2)[0].read(torch.zeros(4))
+    with pytest.raises(ValueError, match="index"):
+        Part(3, 3)
+    with pytest.raises(ValueError, match=r"key must have \{layer\} once"):
+        Architecture(**{**vars(small), "key": Place("k")})
+    with pytest.raises(ValueError, match="layer must be given"):
+        module_at(tiny("llama"), "layers.{layer}")
+
+
+@pytest.fixture
+def own_maps(monkeypatch):
+    monkeypatch.setattr(architectures, "_ARCHITECTURES", list(architectures._ARCHITECTURES))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = nn.ModuleDict({"qkv": nn.Linear(4, 12)})
+        self.mlp = nn.ModuleDict({"up": nn.Linear(4, 8), "down": nn.Linear(8, 4)})
+
+
+class Homemade(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(5, 4)
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+
+@pytest.mark.usefixtures("own_maps")
+def test_an_unknown_module_is_answered_with_a_map_that_can_be_pasted():
+    model = Homemade()
+    with pytest.raises(ValueError, match="no map") as refused:
+        architecture_of(model)
+    message = str(refused.value)
+    assert "0, likewise to 2: Block" in message
+    assert "qkv: Linear weight (12, 4)" in message
+    exec(textwrap.dedent(message[message.index("    from joma") :]))
+    query = next(
+        weight for weight in _weights_of(model) if weight.module.endswith("0.self_attn.qkv[query]")
+    )
+    fused = model.get_parameter("layers.0.self_attn.qkv.weight")
+    assert torch.equal(query.read(fused), fused[:4])
+    assert module_at(model, "layers.{layer}.mlp", 1) is model.layers[1].mlp
+
+
+def _weights_of(model):
+    return weights(_names(model), architecture_of(model))
+
+
+@pytest.mark.usefixtures("own_maps")
+def test_an_unknown_configuration_shows_its_tree_before_anything_is_loaded():
+    config = {"model_type": "gptj", "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
+    with pytest.raises(ValueError, match=r"'gptj'.*known are bert, gemma") as refused:
+        architecture_of(config)
+    assert "attn: GPTJAttention" in str(refused.value)
+    with pytest.raises(ValueError, match="'nobody'") as refused:
+        architecture_of({"model_type": "nobody"})
+    assert "register(Architecture(" in str(refused.value)
+    with quietly():
+        model = GPTJForCausalLM(
+            GPTJConfig(vocab_size=9, n_embd=16, n_layer=2, n_head=2, rotary_dim=4)
+        )
+    with pytest.raises(ValueError, match="GPTJForCausalLM"):
+        architecture_of(model)
+    register(_small(Place("b.{layer}.q")))
+    assert architecture_of({"model_type": "small"}).name == "small"
+
+
+def test_a_long_tree_is_cut():
+    wide = nn.Module()
+    for index in range(200):
+        wide.add_module(f"part{index}", nn.Linear(index + 1, 2))
+    with pytest.raises(ValueError, match="no map") as refused:
+        architecture_of(wide)
+    assert "… and 141 lines more" in str(refused.value)
+    assert "part150" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("own_maps")
+def test_a_newer_map_is_used():
+    newer = Architecture(**{**vars(architecture_of({"model_type": "llama"})), "name": "newer"})
+    register(newer)
+    assert architecture_of({"model_type": "llama"}) is newer

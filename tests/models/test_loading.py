@@ -1,0 +1,406 @@
+import json
+import logging
+import os
+import pickle
+import shutil
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Fast
+from tokenizers import models, pre_tokenizers
+
+from joma.models import WeightFiles, check_tokens, load, load_tokenizer, untrained, weights
+from joma.models._hub import _wanted
+from joma.models.tokenizers import ByteTokenizer
+from tests.models.test_weight_files import Trap
+from tests.models.tiny import CASES, CONTEXT, VOCABULARY, tiny, tokens
+
+WORDS = ["<unk>", "once", "upon", "a", "time"]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def _save_tokenizer(folder, words=WORDS):
+    fast = Fast(models.WordLevel({word: index for index, word in enumerate(words)}, "<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    transformers.PreTrainedTokenizerFast(tokenizer_object=fast, unk_token="<unk>").save_pretrained(
+        folder
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny("llama").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def _change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _change_weights(folder, change):
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    change(state)
+    save_file(state, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("part", ["whole", "base"])
+def test_a_saved_model_comes_back(tmp_path, name, part, capfd):
+    model = tiny(name)
+    model = model if part == "whole" else model.base_model
+    model.save_pretrained(tmp_path)
+    capfd.readouterr()
+    loaded = load(tmp_path)
+    assert capfd.readouterr() == ("", "")
+    assert type(loaded.model) is type(model)
+    assert not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    assert loaded.context == CONTEXT
+    assert loaded.vocabulary == VOCABULARY
+    assert loaded.source == str(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded.model(tokens())[0], model(tokens())[0])
+    heads, _ = loaded.architecture.head_counts(loaded.model)
+    stored = WeightFiles(tmp_path)
+    for weight in weights(stored.names, loaded.architecture, heads=heads):
+        assert torch.equal(stored.read(weight.name), loaded.model.get_parameter(weight.name))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_the_hubs_layout_without_a_prefix(tmp_path, name):
+    """GPT-2 and OPT-350M are on the hub with the base model's names and a class with a head."""
+    model = tiny(name)
+    model.base_model.save_pretrained(tmp_path)
+    _change_config(tmp_path, architectures=[type(model).__name__])
+    loaded = load(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded.model(tokens())[0], model(tokens())[0])
+    stored = WeightFiles(tmp_path).names
+    assert len(weights(stored, loaded.architecture)) == 1 + 3 * 3
+
+
+def test_weights_are_float32_unless_asked_otherwise(tmp_path):
+    tiny("gpt_neox").to(torch.bfloat16).save_pretrained(tmp_path)
+    assert {p.dtype for p in load(tmp_path).model.parameters()} == {torch.float32}
+    loaded = load(tmp_path, dtype=torch.float64)
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float64}
+    assert next(untrained(loaded, 0).model.parameters()).dtype == torch.float64
+
+
+def test_pytorch_files_load_and_payloads_do_not(tmp_path, folder):
+    model = tiny("llama")
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with torch.no_grad():
+        assert torch.equal(load(folder).model(tokens()).logits, model(tokens()).logits)
+    torch.save(model.state_dict() | {"x": Trap(tmp_path / "caught")}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin.*refused"):
+        load(folder)
+    assert not (tmp_path / "caught").exists()
+
+
+def test_files_beside_the_weights_are_not_unpickled(tmp_path, folder):
+    """Layouts that transformers knows and that hold pickles: they are not looked at."""
+    poison = pickle.dumps(Trap(tmp_path / "caught"))
+    for name in (".metadata", "__0_0.distcp", "training_args.bin", "adapter_model.bin"):
+        (folder / name).write_bytes(poison)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no weights"):
+        load(folder)
+    assert not (tmp_path / "caught").exists()
+
+
+def test_a_file_cut_short_is_named(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is cut short") as refused:
+        load(folder)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_weight_is_made_up(folder):
+    lower = "model.layers.1.mlp.gate_proj.weight"
+    _change_weights(folder, lambda state: state.pop(lower))
+    with pytest.raises(ValueError, match=f"lacks {lower} of a LlamaForCausalLM"):
+        load(folder)
+
+
+def test_weights_the_configuration_does_not_tell_of(folder):
+    _change_config(folder, num_hidden_layers=2)
+    with pytest.raises(ValueError, match=r"does not tell of: model\.layers\.2.* and \d+ more"):
+        load(folder)
+
+
+def test_a_head_for_another_task_does_no_harm(tmp_path):
+    with torch.random.fork_rng(devices=[]):
+        model = transformers.BertForPreTraining(tiny("bert").config)
+    model.save_pretrained(tmp_path)
+    _change_config(tmp_path, architectures=["BertForMaskedLM"])
+    assert type(load(tmp_path).model) is transformers.BertForMaskedLM
+
+
+def test_an_encoder_without_its_pooler_is_whole(tmp_path):
+    tiny("bert").base_model.save_pretrained(tmp_path)
+    assert "pooler" not in dict(load(tmp_path).model.named_children())
+    _change_weights(tmp_path, lambda state: state.pop("embeddings.word_embeddings.weight"))
+    with pytest.raises(ValueError, match=r"lacks embeddings\.word_embeddings\.weight"):
+        load(tmp_path)
+
+
+def test_shapes_the_configuration_does_not_have(folder):
+    _change_config(folder, intermediate_size=41)
+    with pytest.raises(ValueError, match=r"has shape \(\d+, \d+\) and should have"):
+        load(folder)
+
+
+@pytest.mark.parametrize("named", [None, ["NoSuchModel"], ["AutoModel"], ["BertModel"]])
+def test_a_class_that_is_none_gives_the_base_model(tmp_path, named):
+    tiny("llama").base_model.save_pretrained(tmp_path)
+    _change_config(tmp_path, architectures=named)
+    assert type(load(tmp_path).model) is transformers.LlamaModel
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "config.json must be a JSON file"),
+        ("[]", "with a model_type"),
+        ('{"model_type": "nobody"}', "no map says where the weights of 'nobody' are"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "config.json cannot be used"),
+        ('{"model_type": "llama", "quantization_config": {}}', "holds quantized weights"),
+    ],
+)
+def test_configurations_that_cannot_be_used(folder, content, told):
+    (folder / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=told):
+        load(folder)
+
+
+def test_code_in_a_folder_is_not_run(tmp_path, folder):
+    _change_config(folder, auto_map={"AutoConfig": "own.Own", "AutoModel": "own.Own"})
+    (folder / "own.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'caught')!r})\n")
+    _save_tokenizer(folder)
+    options = folder / "tokenizer_config.json"
+    own = {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    options.write_text(json.dumps(json.loads(options.read_text()) | own))
+    assert type(load(folder).model) is transformers.LlamaForCausalLM
+    assert not (tmp_path / "caught").exists()
+
+
+def test_sources_that_are_none(tmp_path, folder):
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match=r"give the folder it is in"):
+        load(folder / "model.safetensors")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"give the folder it is in"):
+        load(tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match="neither a folder nor a hub id"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"revision goes with a hub id, got 'x' for the file"):
+        load(folder / "config.json", revision="x")
+    with pytest.raises(ValueError, match="cannot be asked") as refused:
+        load("nobody/nothing", revision="step7")
+    assert "nobody/nothing at revision step7" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch, folder):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs transformers: pip install 'joma\[hf\]'"):
+        load(folder)
+
+
+def test_a_revision_downloaded_before_is_found(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    kept = tmp_path / "cache" / "models--some--one"
+    for commit, revision in (("a" * 40, "step1"), ("b" * 40, "step2")):
+        shutil.copytree(folder, kept / "snapshots" / commit)
+        (kept / "refs").mkdir(exist_ok=True)
+        (kept / "refs" / revision).write_text(commit)
+    norm = "model.norm.weight"
+    _change_weights(kept / "snapshots" / ("b" * 40), lambda state: state[norm].fill_(7))
+    first, second = (load("some/one", revision=revision) for revision in ("step1", "step2"))
+    assert not torch.equal(first.model.get_parameter(norm), second.model.get_parameter(norm))
+    assert torch.equal(second.model.get_parameter(norm), torch.full((24,), 7.0))
+    assert second.source == "some/one"
+    assert WeightFiles("some/one", revision="step2").read(norm)[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("GatedRepoError", "some/one at revision step1 is gated: log in"),
+        ("RevisionNotFoundError", "some/one has no revision 'step1'"),
+        ("RepositoryNotFoundError", "no model on the Hugging Face hub is named some/one"),
+        ("HfHubHTTPError", r"cannot be asked \(it said no\)"),
+    ],
+)
+def test_what_the_hub_answers_is_told(tmp_path, monkeypatch, kind, told):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+
+    def answer(*arguments, **options):
+        response = SimpleNamespace(headers={}, request=None)
+        raise getattr(huggingface_hub.errors, kind)("it said no", response=response)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", answer)
+    with pytest.raises(ValueError, match=told):
+        load("some/one", revision="step1")
+
+
+def test_what_is_asked_of_the_hub(folder, monkeypatch):
+    asked = {}
+
+    def download(name, **options):
+        asked.update(options, name=name)
+        return str(folder)
+
+    files = ["config.json", "model.safetensors", "pytorch_model.bin"]
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in files])
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: info)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load("some/one", revision="step1").source == "some/one"
+    assert asked == {"name": "some/one", "revision": "step1", "allow_patterns": files[:2]}
+
+
+def test_weights_are_downloaded_once():
+    small = ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
+    both = ["model.safetensors", "pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "README.md"]
+    assert _wanted([*small, *both]) == [*small, "model.safetensors"]
+    shards = ["model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+    shards.append("model-00002-of-00002.safetensors")
+    assert _wanted([*both[1:], *shards]) == shards
+    assert _wanted(["config.json", "own.py"]) == ["config.json"]
+
+
+def test_a_folders_own_tokenizer_and_another(tmp_path, folder):
+    assert load(folder).tokenizer is None
+    with pytest.raises(ValueError, match=r"has no tokenizer: give one with --tokenizer PATH"):
+        load(folder).encode("once")
+    _save_tokenizer(folder)
+    loaded = load(folder)
+    assert loaded.encode("once upon a mountain") == [1, 2, 3, 0]
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.decode([3, 4]) == "a time"
+    assert loaded.tokenizer.size == len(WORDS)
+    assert load(folder, tokenizer="bytes").encode("1") == [49]
+    _save_tokenizer(tmp_path / "other", WORDS[:3])
+    for other in (tmp_path / "other", tmp_path / "other" / "tokenizer.json"):
+        assert load(folder, tokenizer=other).encode("once a") == [1, 0]
+
+
+def test_a_tokenizer_of_another_model_is_noticed(folder):
+    _save_tokenizer(folder, ["<unk>"] + [f"w{index}" for index in range(80)])
+    loaded = load(folder)
+    assert loaded.encode("w59") == [60]
+    with pytest.raises(ValueError, match=r"not that of .*model: it gave token 61.* for 61"):
+        loaded.encode("w60")
+    with pytest.raises(ValueError, match="not that of the model"):
+        check_tokens([3, 9], 9)
+    check_tokens([], 9)
+    with pytest.raises(ValueError, match="token 195"):
+        load(folder, tokenizer="bytes").encode("é")
+
+
+def test_tokenizers_that_are_none(tmp_path, folder):
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"cannot be read .*--tokenizer bytes"):
+        load(folder)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
+        load_tokenizer(folder / "tokenizer.json")
+    with pytest.raises(ValueError, match="neither a folder nor a hub id"):
+        load_tokenizer(tmp_path / "nowhere")
+    tiny("gpt2").save_pretrained(tmp_path / "gpt2")
+    (tmp_path / "gpt2" / "tokenizer_config.json").write_text("{}")  # an empty one is made up of it
+    with pytest.raises(ValueError, match=r"tokenizer of .*gpt2 is empty"):
+        load(tmp_path / "gpt2")
+
+
+def test_bytes():
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode("é日\n")) == "é日\n"
+    assert max(tokenizer.encode("é日\n")) < tokenizer.size
+
+
+def test_a_long_text_is_encoded_without_a_word(folder, capfd, caplog):
+    _save_tokenizer(folder)
+    _change_tokenizer = folder / "tokenizer_config.json"
+    options = json.loads(_change_tokenizer.read_text()) | {"model_max_length": 4}
+    _change_tokenizer.write_text(json.dumps(options))
+    loaded = load(folder)
+    assert len(loaded.encode("a time " * 50)) == 100
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_what_transformers_says_is_as_before(folder):
+    from transformers.utils import logging as its
+
+    before = its.get_verbosity(), its.is_progress_bar_enabled()
+    its.set_verbosity(logging.INFO)
+    its.enable_progress_bar()
+    try:
+        load(folder)
+        assert (its.get_verbosity(), its.is_progress_bar_enabled()) == (logging.INFO, True)
+        (folder / "model.safetensors").write_bytes(b"")
+        with pytest.raises(ValueError, match="cut short"):
+            load(folder)
+        assert (its.get_verbosity(), its.is_progress_bar_enabled()) == (logging.INFO, True)
+    finally:
+        its.set_verbosity(before[0])
+        its.enable_progress_bar() if before[1] else its.disable_progress_bar()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_untrained_is_the_same_model_with_fresh_weights(tmp_path, name):
+    tiny(name).save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    state = torch.get_rng_state()
+    fresh, again, other = (untrained(loaded, seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    configurations = [vars(one.model)["config"].to_dict() for one in (fresh, loaded)]
+    assert configurations[0] == configurations[1]
+    assert not fresh.model.training
+    assert fresh.tokenizer is loaded.tokenizer
+    assert "untrained" in fresh.source
+    heads, _ = loaded.architecture.head_counts(loaded.model)
+    names = [name for name, _ in loaded.model.named_parameters()]
+    for weight in weights(names, loaded.architecture, heads=heads):
+        first, second, third, trained = (
+            one.model.get_parameter(weight.name) for one in (fresh, again, other, loaded)
+        )
+        assert torch.equal(first, second)
+        assert not torch.equal(first, third)
+        assert not torch.equal(first, trained)
+        assert not first.requires_grad
+
+
+MODELS = os.environ.get("JOMA_MODELS")
+
+
+@pytest.mark.skipif(MODELS is None, reason="JOMA_MODELS names no folder with real models")
+def test_real_models_are_read():
+    """stories15M tells a story; its words are in the vocabulary it was trained with."""
+    assert MODELS is not None
+    loaded = load(os.path.join(MODELS, "stories", "stories15M.bin"))
+    assert loaded.encode("Once upon a time, there was")[1:5] == [9038, 2501, 263, 931]
+    with torch.no_grad():
+        told = loaded.model.generate(  # type: ignore[operator]
+            torch.tensor([loaded.encode("Once upon a time")]), max_new_tokens=12, do_sample=False
+        )
+    assert loaded.tokenizer is not None
+    assert "there was a little girl named Lily" in loaded.tokenizer.decode(told[0].tolist())

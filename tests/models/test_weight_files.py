@@ -1,0 +1,223 @@
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from joma.models import WeightFiles
+from tests.models.tiny import tiny
+
+
+class Trap:
+    """Makes the folder it names where it is unpickled."""
+
+    def __init__(self, path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny("llama").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def _same(files, state):
+    assert set(files.names) == set(state)
+    for name, tensor in state.items():
+        stored = files.tensors[name]
+        assert (stored.shape, stored.dtype) == (tuple(tensor.shape), tensor.dtype)
+        assert stored.bytes == tensor.numel() * tensor.element_size()
+        assert torch.equal(files.read(name), tensor)
+        assert torch.equal(files.mapped()[name], tensor)
+
+
+def test_every_tensor_is_told_and_read(folder):
+    files = WeightFiles(folder)
+    _same(files, tiny("llama").state_dict())
+    assert files.bytes == sum(tensor.bytes for tensor in files.tensors.values())
+    assert files.files == [folder / "model.safetensors"]
+    assert (files.config() or {})["model_type"] == "llama"
+    assert WeightFiles(folder / "model.safetensors").names == files.names
+    with pytest.raises(ValueError, match="'nothing'"):
+        files.read("nothing")
+
+
+def test_shards_of_both_kinds(tmp_path):
+    state = tiny("llama").state_dict()
+    tiny("llama").save_pretrained(tmp_path / "shards", max_shard_size="10KB")
+    files = WeightFiles(tmp_path / "shards")
+    assert len(files.files) > 2
+    _same(files, state)
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    names = list(state)
+    halves = {"a.bin": names[:5], "b.bin": names[5:]}
+    for file, inside in halves.items():
+        torch.save({name: state[name] for name in inside}, pickled / file)
+    where = {name: file for file, inside in halves.items() for name in inside}
+    (pickled / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}))
+    _same(WeightFiles(pickled), state)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pytorch_file_of_tensors_is_read(tmp_path, zipped):
+    state = tiny("gpt2").state_dict()
+    torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    _same(WeightFiles(tmp_path), state)
+    assert WeightFiles(tmp_path).config() is None
+
+
+def test_every_type_of_number(tmp_path):
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8)
+    kinds = (*kinds, torch.bool, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+    state = {str(kind): torch.tensor([[1, 0], [0, 1], [1, 1]]).to(kind) for kind in kinds}
+    state |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3)}
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    files = WeightFiles(tmp_path)
+    for name, tensor in state.items():
+        read = files.read(name)
+        assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(read.float(), tensor.float())
+
+
+@pytest.mark.parametrize("write", ["zip", "legacy", "pickle"])
+def test_a_payload_is_refused_and_not_run(tmp_path, write):
+    path = tmp_path / "pytorch_model.bin"
+    poisoned = {"weight": torch.zeros(2, 2), "trap": Trap(tmp_path / "caught")}
+    if write == "pickle":
+        path.write_bytes(pickle.dumps({"trap": Trap(tmp_path / "caught")}))
+    else:
+        torch.save(poisoned, path, _use_new_zipfile_serialization=write == "zip")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin.*refused") as refused:
+        WeightFiles(tmp_path)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "caught").exists()
+    pickle.loads(pickle.dumps(Trap(tmp_path / "caught")))
+    assert (tmp_path / "caught").exists()  # the trap works
+
+
+@settings(deadline=None, max_examples=40)
+@given(share=st.floats(0, 0.999))
+def test_a_file_cut_short_is_named(share, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cut")
+    state = {"a": torch.ones(9, 9), "b": torch.zeros(4)}
+    save_file(state, folder / "model.safetensors")
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: int(share * len(data))])
+    with pytest.raises(ValueError, match=r"model\.safetensors is") as refused:
+        WeightFiles(folder)
+    assert "\n" not in str(refused.value)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_no_damaged_header_is_believed(data, tmp_path_factory):
+    """What is read after any change of one byte of the header still fits the file."""
+    folder = tmp_path_factory.mktemp("damaged")
+    path = folder / "model.safetensors"
+    save_file({"a": torch.ones(9, 9), "b": torch.zeros(4)}, path)
+    content = bytearray(path.read_bytes())
+    length = int.from_bytes(content[:8], "little")
+    at = data.draw(st.integers(0, 7 + length))
+    content[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    try:
+        files = WeightFiles(folder)
+    except ValueError as error:
+        told = str(error)
+    else:
+        told = str(path)
+        assert sum(files.read(name).nbytes for name in files.names) == 85 * 4
+    assert str(path) in told
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b'{"a": 3}',
+        b'{"a": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+        b'{"a": {"dtype": "X", "shape": [1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": "0"}}',
+        b'{"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1e300], "data_offsets": [0, 4]}}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_headers_that_make_no_sense(tmp_path, header):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a sound"):
+        WeightFiles(path)
+
+
+def test_what_is_missing_or_misnamed(tmp_path, folder):
+    with pytest.raises(ValueError, match=r"has no weights: none of model\.safetensors"):
+        WeightFiles(tmp_path)
+    with pytest.raises(ValueError, match="neither a folder nor a hub id"):
+        WeightFiles(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="tensor by tensor"):
+        WeightFiles(folder / "config.json")
+    with pytest.raises(ValueError, match="revision goes with a hub id"):
+        WeightFiles(folder, revision="step1")
+    torch.save([torch.zeros(2)], tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="must hold tensors by name, got a list"):
+        WeightFiles(tmp_path)
+    torch.save({"model": {"weight": torch.zeros(2)}}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="'model' is a dict"):
+        WeightFiles(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is damaged, cut short"):
+        WeightFiles(tmp_path)
+
+
+def test_an_index_that_lies(tmp_path, folder):
+    index = tmp_path / "model.safetensors.index.json"
+    shutil.copy(folder / "model.safetensors", tmp_path / "part.safetensors")
+    for where, told in (
+        ({"a": "../model/model.safetensors"}, "which file beside it"),
+        ({"a": 3}, "which file beside it"),
+        ({"a": "other.safetensors"}, r"other\.safetensors is missing"),
+        ({"a": "part.safetensors"}, r"has a in part\.safetensors, which does not hold it"),
+    ):
+        index.write_text(json.dumps({"weight_map": where}))
+        with pytest.raises(ValueError, match=told):
+            WeightFiles(tmp_path)
+    index.write_text("{")
+    with pytest.raises(ValueError, match="must be a JSON file"):
+        WeightFiles(tmp_path)
+
+
+_MEASURE = """
+import resource, sys
+from joma.models import WeightFiles
+files = WeightFiles(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for name in files.names:
+    files.read(name).sum()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures memory as Linux tells it")
+def test_reading_one_by_one_takes_the_memory_of_one(tmp_path):
+    largest = 16 * 1024 * 1024
+    state = {str(index): torch.zeros(largest // 4) for index in range(10)}
+    save_file(state, tmp_path / "model.safetensors")
+    told = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert int(told.stdout) * 1024 < 2 * largest
