@@ -56,6 +56,8 @@ def spectra(side: int) -> dict[str, Tensor]:
         "all but equal": 1 - 1e-4 * place / side,
         "one a little above": torch.where(place < 1, 1.0, 0.99),
         "one hardly above": torch.where(place < 1, 1.0, 0.9995),
+        "two hardly apart": torch.where(place < 2, 1 - 1e-4 * place, 0.99 * (1 - place / side)),
+        "three hardly apart": torch.where(place < 3, 1 - 3e-5 * place, 0.9 * (1 - place / side)),
         "slow decay": 1 / (1 + place) ** 0.25,
         "power law": 1 / (1 + place),
         "exponential": torch.exp(-place),

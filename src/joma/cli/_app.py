@@ -9,14 +9,18 @@ import typer
 from joma.cli import _ascii
 from joma.cli._demo import demo
 from joma.cli._edge import OneSentenceGroup, PlainCommand
+from joma.cli._probe import probe
 from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
+from joma.cli._series import app as series_app
+from joma.cli._superposition import superposition
 from joma.cli._verify import verify
 
 app = typer.Typer(
     name="joma",
     cls=OneSentenceGroup,
-    help="How transformers learn: the claims and figures of JoMA, Scan&Snap and GaLore.",
+    help="How transformers learn: the claims and figures of JoMA, Scan&Snap and GaLore, and "
+    "measurements of your own models.",
     epilog="Example: joma demo",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
@@ -34,10 +38,21 @@ app.command(
 )(reproduce)
 app.command(
     cls=PlainCommand,
+    short_help="Measure a model, or a series of its checkpoints.",
+    epilog="Example: joma probe EleutherAI/pythia-70m --revision step1000 --text book.txt",
+)(probe)
+app.command(
+    cls=PlainCommand,
+    short_help="Find MLP nodes that answer to unrelated contexts.",
+    epilog="Example: joma superposition EleutherAI/pythia-70m --text book.txt",
+)(superposition)
+app.command(
+    cls=PlainCommand,
     short_help="All of it, in about a minute.",
     epilog="Example: joma demo --out tour",
 )(demo)
 app.add_typer(runs_app, name="runs")
+app.add_typer(series_app, name="series")
 
 
 def _version(wanted: bool) -> None:

@@ -3,15 +3,24 @@
 A probe looks at what a model computed (activations, attention, weights) and returns numbers. A pure
 function does the mathematics, batched over leading axes with the ensemble's first; where data come
 in batches, an accumulator of the same name adds up the same mathematics. What may live here is
-measuring; nothing here runs, trains or draws a model.
+measuring, and reading a text with a model in order to measure it; nothing here trains or draws.
 
-- `ncorr`, `NCorrAccumulator`: do hidden nodes learn the latents? With its controls `held_out` and
-  `shuffled`, without which the number says little.
+- `probe`, `probe_weights`: a model read over a text, or its weights: all measurements in a list.
 - `attention_entropy`, `attention_statistics`, `AttentionAccumulator`: on how many tokens attention
   rests, from queries and keys alone; `watch_attention` gets them from a model while it runs.
+- `stable_rank` and the rest of `joma.probes.spectrum`: spectra of weights, with error bounds.
+- `embedding_overlap`, `activation_statistics`, `top_contexts`, `gradient_rank`: embeddings, MLP
+  nodes and gradients.
+- `ncorr`, `NCorrAccumulator`: do hidden nodes learn the latents? With its controls `held_out` and
+  `shuffled`, without which the number says little.
 - `attention_by_height`, `AttentionByHeightAccumulator`: how far up the hierarchy attention reaches.
 """
 
+from joma.probes.activations import (
+    ActivationStatistics,
+    ActivationStatisticsAccumulator,
+    activation_statistics,
+)
 from joma.probes.attention import (
     AttentionAccumulator,
     AttentionMeans,
@@ -24,11 +33,29 @@ from joma.probes.attention_height import (
     AttentionByHeightAccumulator,
     attention_by_height,
 )
+from joma.probes.contexts import TopContexts, TopContextsAccumulator, top_contexts
 from joma.probes.controls import HeldOut, Shuffled, held_out, shuffled
+from joma.probes.embedding import (
+    EmbeddingOverlap,
+    EmbeddingOverlapAccumulator,
+    embedding_overlap,
+)
+from joma.probes.gradient import GradientRank, gradient_rank
 from joma.probes.ncorr import NCorr, NCorrAccumulator, ncorr
+from joma.probes.session import Measurement, probe, probe_weights
+from joma.probes.spectrum import (
+    StableRank,
+    effective_rank,
+    energy,
+    singular_values,
+    stable_rank,
+    stable_ranks,
+)
 from joma.probes.watching import AttentionCall, AttentionMap, Watch, watch_attention
 
 __all__ = [
+    "ActivationStatistics",
+    "ActivationStatisticsAccumulator",
     "AttentionAccumulator",
     "AttentionByHeight",
     "AttentionByHeightAccumulator",
@@ -36,16 +63,34 @@ __all__ = [
     "AttentionMap",
     "AttentionMeans",
     "AttentionStatistics",
+    "EmbeddingOverlap",
+    "EmbeddingOverlapAccumulator",
+    "GradientRank",
     "HeldOut",
+    "Measurement",
     "NCorr",
     "NCorrAccumulator",
     "Shuffled",
+    "StableRank",
+    "TopContexts",
+    "TopContextsAccumulator",
     "Watch",
+    "activation_statistics",
     "attention_by_height",
     "attention_entropy",
     "attention_statistics",
+    "effective_rank",
+    "embedding_overlap",
+    "energy",
+    "gradient_rank",
     "held_out",
     "ncorr",
+    "probe",
+    "probe_weights",
     "shuffled",
+    "singular_values",
+    "stable_rank",
+    "stable_ranks",
+    "top_contexts",
     "watch_attention",
 ]

@@ -16,7 +16,7 @@ from joma.probes.attention import AttentionAccumulator, AttentionMeans
 from joma.probes.embedding import EmbeddingOverlapAccumulator
 from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
 
-_TOKENS_AT_ONCE = {"cpu": 512, "cuda": 16384}
+_TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 _OF_ATTENTION = ("entropy", "first", "last", "effective")
 _TOP = {0.01: "mlp_top1", 0.1: "mlp_top10"}
 

@@ -27,7 +27,7 @@ STOPS = (4, 12, 18, 26)
 _COLUMNS = 32
 _FULL = 16384.0
 _LOW = 2048.0
-_SQUARINGS = 11
+_SQUARINGS = 15
 _LARGEST = 1e12
 """K is added up to this size only: beyond, its least eigenvalue drowns in rounding."""
 _WHITENED = (1, 5)
