@@ -63,9 +63,17 @@ def test_the_examples_of_learning_a_hierarchy_run(tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "mine" / "metrics").is_dir()
 
 
+def test_the_examples_of_measuring_a_model_run(capsys):
+    page = (ROOT / "docs" / "probes.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(examples) == 5
+    exec(compile("\n".join(examples), "docs/probes.md", "exec"), {})
+    assert "attention_entropy 0 0" in capsys.readouterr().out
+
+
 def test_python_examples_run():
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
 

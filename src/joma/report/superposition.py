@@ -33,6 +33,7 @@ _PADDING = 0.16  # inches that `figures.save` leaves at the sides of the panels
 _PER_GROUP = 5
 _MARGIN = 8  # characters in front, for the activation
 _FAINT = 0.01
+_RUN = 8  # characters written at a time
 
 
 def draw_scores(scores: Mapping[str, Sequence[float]]) -> Figure:
@@ -115,8 +116,11 @@ def _draw_context(ax: Axes, line: float, context: Mapping[str, Any]) -> None:
     for bold, together in groupby(written, key=lambda part: part[0]):  # few artists draw faster
         parts = list(together)
         text = "".join(visible for _, _, visible in parts)
-        if text.strip():
-            _write(ax, parts[0][1], line, text, figures.BLACK, bold=bold)
+        # In short runs: over a long one the font's own width would drift from the columns.
+        for start in range(0, len(text), _RUN):
+            run = text[start : start + _RUN]
+            if run.strip():
+                _write(ax, parts[0][1] + start, line, run, figures.BLACK, bold=bold)
 
 
 def _shade(ax: Axes, at: float, line: float, size: int, own: bool, strength: float) -> None:
