@@ -18,6 +18,7 @@ from joma.probes import _checks, spectrum
 from joma.probes._measurement import (
     DEFAULT_METRICS,
     METRICS,
+    PAIRS_COMPARED,
     TOKENS_LOOKED_AT,
     WEIGHT_METRICS,
     Measurement,
@@ -174,7 +175,7 @@ def _of_weight(
     for metric in metrics:
         if metric == "embedding_overlap":
             if weight.role == "embedding":
-                value = embedding_overlap(matrix, seed=seed).mean
+                value = embedding_overlap(matrix, pairs=PAIRS_COMPARED, seed=seed).mean
                 found.append(Measurement(metric, weight.module, None, None, value))
             continue
         if metric == "stable_rank":

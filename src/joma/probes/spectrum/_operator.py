@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 """Entries of a half-precision matrix widened at a time on a CPU."""
 _DITHER_FROM = 1 << 22
 """Entries from which on a float32 matrix on a GPU is multiplied through a dithered half copy."""
