@@ -248,6 +248,35 @@ def test_bad_options_are_refused() -> None:
         singular_values(matrix, 5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", ["lanczos", "exact"])
+@pytest.mark.parametrize("size", [1e-44, 1e-30, 1e30, 1e37])
+def test_scale_does_not_matter(size: float, method: str, dtype: torch.dtype) -> None:
+    matrix = diagonal(torch.arange(1.0, 301, dtype=torch.float64) ** -0.5)
+    matrix = (matrix * size).to(dtype)
+    found = stable_rank(matrix, method=method)
+    stored = matrix.diagonal().double() / matrix.max().double()
+    assert abs(found.value - float(stored.square().sum())) <= found.bound + 1e-9
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-170, 1e-160, 1e160, 1e300])
+def test_scale_does_not_matter_in_float64(size: float) -> None:
+    matrix = gaussian(300, 400).double()
+    for method in ("lanczos", "exact"):
+        found = stable_rank(matrix * size, method=method)
+        assert abs(found.value - true_stable_rank(matrix)) <= found.bound
+    assert float(singular_values(matrix * size, 1).values[0] / size) == pytest.approx(
+        float(torch.linalg.svdvals(matrix)[0])
+    )
+
+
+def test_a_warm_start_may_change_the_type() -> None:
+    matrix = gaussian(300, 400)
+    for old, new in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
+        kept = stable_rank(matrix.to(old), keep=True)
+        assert stable_rank(matrix.to(new), start=kept).value == pytest.approx(kept.value, rel=1e-4)
+
+
 def test_arrays_and_whole_numbers_are_taken() -> None:
     array = np.arange(6).reshape(2, 3)
     assert stable_rank(array).value == pytest.approx(true_stable_rank(torch.tensor(array)))  # type: ignore[arg-type]

@@ -123,7 +123,7 @@ def measure(
                     progress=report,
                 )
             found = summary(ended.integrity, len(series.steps))
-            outcome.update(finding=" ".join([found, *ended.sentences]), agrees=ended.sound)
+            outcome.update(finding=" ".join([found, *ended.sentences]), sound=ended.sound)
     for note in ended.notes:
         typer.echo(note, err=True)
     failed = [words for step, words in sorted(ended.failed.items())]

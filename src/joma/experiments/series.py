@@ -2,11 +2,13 @@
 
 The paper shows OPT and Pythia: the stable rank of the MLPs' lower layers drops and bounces back in
 top layers and falls in bottom ones. Here a series is first checked (`joma.models.series`), then
-every checkpoint is measured in a run folder of its own, `groups/step-N`, so that work that is
-finished stays finished; steps that should not be believed are marked and left out of what is said.
+what is measured of each checkpoint is kept in a file of its own, `steps/step-N.json`, so that work
+that is finished stays finished; steps that should not be believed are marked and left out of what
+is said.
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from joma.models.series import (
 from joma.report import figures
 from joma.report.series import Panel, draw_series
 from joma.runs import Run
+from joma.runs._write import remove_temporaries, write_bytes
 
 NAME = "probe-series"
 PUBLISHED = (
@@ -54,6 +57,9 @@ _IN_A_WORD = {  # of a step that is several, the last
 
 _TOLD = 6
 """Findings that stand under the picture; of more, their number."""
+
+_Place = tuple[str, str, int | None, int | None]
+"""Metric, module, layer and head."""
 
 Progress = Callable[[str, int, int], None]
 Submit = Callable[..., Any]
@@ -136,12 +142,11 @@ def probe_series(
         it.step: submit(
             _measured,
             it,
-            _group(run.path, it.step),
+            _file(run.path, it.step),
             dict(integrity.hashes[it.step]),
             text,
             probing,
             device,
-            {**run.config, "name": f"{NAME}-step"},
         )
         for it in readable
     }
@@ -170,22 +175,21 @@ def probe_series(
 
 def is_done(folder: Path, step: int) -> bool:
     """Whether a step is measured in the run folder of a series."""
-    try:
-        return Run.open(_group(folder, step)).read_json("outcome")["status"] == "done"
-    except (ValueError, KeyError, TypeError):
-        return False
+    return _finished(_file(folder, step)) is not None
 
 
-def _group(folder: Path, step: int) -> Path:
-    return folder / "groups" / f"step-{step}"
+def _file(folder: Path, step: int) -> Path:
+    """Where what is measured of a step is kept; its fingerprint lies beside it."""
+    return folder / "steps" / f"step-{step}.json"
 
 
 # The check
 
 
 def _checked(run: Run, series: Series, submit: Submit, progress: Progress) -> Integrity:
+    remove_temporaries(_file(run.path, 0).parent)
     looks = {
-        it.step: submit(_looked_at, it, run.path / "fingerprints" / f"step-{it.step}.safetensors")
+        it.step: submit(_looked_at, it, _file(run.path, it.step).with_suffix(".safetensors"))
         for it in series.checkpoints
         if it.missing is None
     }
@@ -220,43 +224,41 @@ def _looked_at(checkpoint: Checkpoint, kept: Path) -> tuple[Fingerprint | None, 
 
 def _measured(
     checkpoint: Checkpoint,
-    folder: Path,
+    kept: Path,
     hashes: dict[str, str],
     text: str,
     probing: Probing,
     device: str,
-    config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Measures a checkpoint in a run folder of its own, unless that is done of these very files."""
-    settings = {**config, "step": checkpoint.step, "source": checkpoint.source}
-    if checkpoint.revision is not None:
-        settings["revision"] = checkpoint.revision
-    own = Run.resume(settings["name"], settings, out=folder, device=device)
-    with own.locked():
-        try:
-            before = own.read_json("outcome")
-        except ValueError:
-            before = {}
-        if before.get("status") == "done" and before.get("sha256") == hashes:
-            return before
-        own.write_json("outcome", {"status": "running"})
-        start = time.perf_counter()
-        try:
-            probed = measure(
-                checkpoint.source, text, probing, revision=checkpoint.revision, device=device
-            )
-            probed.log(own, checkpoint.step)
-        except (ValueError, OSError) as error:
-            own.write_json("outcome", {"status": "failed", "error": reason(error)})
-            return {"error": reason(error)}
-        ended = {
-            "status": "done",
-            "sha256": hashes,
-            "note": probed.note,
-            "seconds": round(time.perf_counter() - start, 2),
-        }
-        own.write_json("outcome", ended)
-        return ended
+    """Measures a checkpoint and keeps that in a file, unless it is done of these very weights."""
+    before = _finished(kept)
+    if before is not None and before["sha256"] == hashes:
+        return {"note": before["note"]}
+    start = time.perf_counter()
+    try:
+        probed = measure(
+            checkpoint.source, text, probing, revision=checkpoint.revision, device=device
+        )
+    except (ValueError, OSError) as error:
+        return {"error": reason(error)}
+    ended = {
+        "sha256": hashes,
+        "note": probed.note,
+        "roles": probed.roles,
+        "seconds": round(time.perf_counter() - start, 2),
+        "measurements": [one.as_json() for one in probed.measurements],
+    }
+    write_bytes(kept, json.dumps(ended, allow_nan=False).encode())
+    return {"note": probed.note}
+
+
+def _finished(kept: Path) -> dict[str, Any] | None:
+    """What was measured of a checkpoint, None where it is not done."""
+    try:
+        found = json.loads(kept.read_bytes())
+        return found if {"sha256", "note", "roles", "measurements"} <= found.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 # All of them
@@ -273,27 +275,26 @@ class _Curves:
 def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
     """Brings the numbers of all steps together in the metrics of the run."""
     run.metrics.rewind(-1)
-    rows: dict[tuple[str, str, int, int], list[tuple[int, float, float]]] = {}
+    rows: dict[_Place, list[tuple[int, float, float | None]]] = {}
     drawn: dict[str, dict[tuple[int, int], float]] = {metric: {} for metric in _TITLES}
     for place, step in enumerate(steps):
-        own = Run.open(_group(run.path, step))
-        roles, log = own.read_json("roles"), own.metrics.read()
-        columns = (log[name] for name in ("name", "module", "layer", "head", "value", "bound"))
-        for name, module, layer, head, value, bound in zip(*columns, strict=True):
-            key = (str(name), str(module), int(layer), int(head))
-            rows.setdefault(key, []).append((step, float(value), float(bound)))
-            if _is_drawn(key, roles):
-                drawn[key[0]][place, key[2]] = float(value)
+        found = _finished(_file(run.path, step))
+        assert found is not None, "it was measured a moment ago"
+        for one in found["measurements"]:
+            key = (one["metric"], one["module"], one["layer"], one["head"])
+            rows.setdefault(key, []).append((step, one["value"], one["bound"]))
+            if _is_drawn(key, found["roles"]):
+                drawn[one["metric"]][place, one["layer"]] = one["value"]
     for (name, module, layer, head), values in rows.items():
-        at, value, bound = (np.array(column) for column in zip(*values, strict=True))
+        at, value, bound = zip(*values, strict=True)
         run.metrics.append_many(
-            at.astype(np.int64),
+            at,
             name,
-            value[:, None],
+            np.array(value)[:, None],
             module=module,
-            layer=None if layer < 0 else layer,
-            head=None if head < 0 else head,
-            bound=None if np.isnan(bound).any() else bound[:, None],
+            layer=layer,
+            head=head,
+            bound=None if None in bound else np.array(bound)[:, None],
         )
     run.metrics.compact()
     layers = 1 + max((layer for points in drawn.values() for _, layer in points), default=-1)
@@ -306,11 +307,13 @@ def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
     return _Curves(steps, curves)
 
 
-def _is_drawn(key: tuple[str, str, int, int], roles: Mapping[str, str]) -> bool:
-    name, module, layer, head = key
-    if name == "attention_entropy":
-        return head < 0
-    return name == "stable_rank" and layer >= 0 and roles.get(module) == "mlp_lower"
+def _is_drawn(place: _Place, roles: Mapping[str, str]) -> bool:
+    name, module, layer, head = place
+    if layer is None or head is not None:
+        return False
+    return name == "attention_entropy" or (
+        name == "stable_rank" and roles.get(module) == "mlp_lower"
+    )
 
 
 def _described(

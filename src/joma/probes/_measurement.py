@@ -40,8 +40,8 @@ LAST = 16
 """Tokens up to the query's own that count as the last."""
 
 TOKENS_LOOKED_AT, VECTORS_COMPARED, PAIRS_COMPARED = 1024, 512, 2**16
-"""Sizes of samples: with these, all that is measured unless asked otherwise takes a tenth of the
-time of the forward passes over 10,000 tokens, and means of overlaps are right to about 0.01."""
+"""Sizes of samples: they cost little beside forward passes over 10,000 tokens, and means of
+overlaps are right to about 0.01."""
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how much of it is done, and how much there is."""

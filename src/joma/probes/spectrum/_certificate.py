@@ -6,6 +6,7 @@ amount to (Rump, Verification of positive definiteness, BIT 2006), which in floa
 σ₁² for the largest weights there are.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,22 +18,29 @@ _EPS = 2.0**-53
 
 
 class Top(NamedTuple):
-    """Certified lower and upper bound of σ₁², ‖A‖_F, and a vector that attains the lower bound."""
+    """Certified bounds of σ₁² of a matrix scaled to entries up to 1.
+
+    Attributes:
+        floor: σ₁² is at least this.
+        ceiling: σ₁² is at most this.
+        norm: ‖A‖_F of the scaled matrix.
+        vector: a unit vector that attains the floor.
+        scale: what the matrix was divided by, a power of two.
+    """
 
     floor: float
     ceiling: float
     norm: float
     vector: Tensor
+    scale: float
 
 
 def top(matrix: Tensor, seed: int) -> Top:
     """The greatest singular value between two bounds, by float64 arithmetic."""
-    gram, norm_squared = gram_matrix(matrix)
-    if not bool(torch.isfinite(norm_squared)):
-        raise ValueError("matrix must be finite, got NaN or infinity")
-    total = float(norm_squared)
+    gram, scale = gram_matrix(matrix)
+    total = float(gram.diagonal().sum())
     if total == 0:
-        return Top(0.0, 0.0, 0.0, gram[0])
+        return Top(0.0, 0.0, 0.0, gram[0], scale)
     side, inner = len(gram), matrix.numel() // len(gram)
     x = _top_vector(gram, seed)
     floor = float(x @ (gram @ x))
@@ -45,22 +53,30 @@ def top(matrix: Tensor, seed: int) -> Top:
         _, info = torch.linalg.cholesky_ex(ceiling * one - gram)
         if int(info) == 0:
             factor = 1.1 * (side + 1) * _EPS * (side * ceiling)
-            return Top(floor - rounding, ceiling + rounding + factor, total**0.5, x)
-    return Top(floor - rounding, total + rounding, total**0.5, x)
+            return Top(floor - rounding, ceiling + rounding + factor, total**0.5, x, scale)
+    return Top(floor - rounding, total + rounding, total**0.5, x, scale)
 
 
-def gram_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A·Aᵀ on the shorter side and ‖A‖_F², in float64, a few columns at a time."""
+def gram_matrix(matrix: Tensor) -> tuple[Tensor, float]:
+    """A·Aᵀ/c² on the shorter side in float64, a few columns at a time, and c.
+
+    c is the power of two at the largest entry, so that no square over- or underflows.
+    """
     if isinstance(matrix, DTensor):
         matrix = matrix.full_tensor()
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.mT
+    low, high = (float(x) for x in torch.aminmax(matrix))
+    most = max(abs(low), abs(high))
+    if not math.isfinite(low + high):
+        raise ValueError("matrix must be finite, got NaN or infinity")
+    scale = 2.0 ** math.frexp(most)[1] if most else 1.0
     side = len(matrix)
     gram = torch.zeros(side, side, dtype=torch.float64, device=matrix.device)
     for columns in matrix.split(max(1, _CHUNK // side), dim=1):
-        wide = columns.double()
+        wide = columns.double() / scale
         gram.addmm_(wide, wide.mT)
-    return gram, gram.diagonal().sum()
+    return gram, scale
 
 
 def _top_vector(gram: Tensor, seed: int) -> Tensor:

@@ -109,6 +109,7 @@ class Krylov:
             y_LN = power[torch.arange(len(best), device=best.device), :, best]
             y_LN = y_LN / torch.linalg.vector_norm(y_LN, dim=-1, keepdim=True).clamp(min=1e-30)
         else:
+            project = project.nan_to_num()  # what overflowed is found by its quotient
             y_LN = torch.linalg.eigh(project.double()).eigenvectors[..., -1].to(project.dtype)
         top_L = (y_LN.unsqueeze(-2) @ project @ y_LN.unsqueeze(-1)).flatten()
         x_LS = (self._orthonormal(count) @ y_LN.unsqueeze(-1)).squeeze(-1)

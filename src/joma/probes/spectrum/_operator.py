@@ -4,7 +4,7 @@ The Gram matrix M = A·Aᵀ is taken on the shorter side, so blocks are as short
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -86,51 +86,68 @@ def _true_float32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class _Dense:
-    """Products in float32 or float64; half-precision entries are widened a few rows at a time."""
+class _Plain:
+    """What products alone decide: Gram matrix and quotient of matrices scaled to ‖A‖_F = 1."""
 
-    def __init__(self, matrices_LMN: Tensor) -> None:
-        rows, columns = matrices_LMN.shape[-2:]
-        self._matrices = matrices_LMN if rows <= columns else matrices_LMN.mT
-        self.count, self.side = len(matrices_LMN), min(rows, columns)
-        self.dtype = torch.float64 if matrices_LMN.dtype == torch.float64 else torch.float32
-        self.device = matrices_LMN.device
+    def __init__(self, count: int, shape: torch.Size, kind: torch.dtype, device: torch.device):
+        self.count, self.side = count, min(shape[-2:])
+        self.dtype = torch.float64 if kind == torch.float64 else torch.float32
+        self.device = device
         self._norm_L: Tensor | None = None
 
     def apply(self, block_LSB: Tensor) -> Tensor:
-        scale = self.frobenius().clamp(min=1e-300).reciprocal()[:, None, None]
-        middle = (self.across(block_LSB) * scale).to(self.dtype)
-        return (self.along(middle) * scale).to(self.dtype)
+        return self._scaled(self.along, self._scaled(self.across, block_LSB))
 
     def quotient(self, x_LS: Tensor) -> Tensor:
-        image = self.across(x_LS.unsqueeze(-1)).squeeze(-1).double()
-        return (image / self.frobenius().clamp(min=1e-300).unsqueeze(-1)).square().sum(-1)
+        return self._scaled(self.across, x_LS.unsqueeze(-1)).double().square().sum((-2, -1))
 
     def frobenius(self) -> Tensor:
-        if self._norm_L is None and self._matrices.is_cuda:
-            flat = self._matrices.flatten(1) if self._matrices.is_contiguous() else None
-            flat = self._matrices.mT.flatten(1) if flat is None else flat
-            kind = self.dtype
-            self._norm_L = torch.linalg.vector_norm(flat, dim=1, dtype=kind).double()
         if self._norm_L is None:
-            total = torch.zeros(self.count, dtype=torch.float64, device=self.device)
-            for rows in self._slices():
-                total += self._matrices[:, rows].double().square().sum((-2, -1))
-            self._norm_L = total.sqrt()
+            self._norm_L = self._norm()
         return self._norm_L
 
     def slack(self, top_L: Tensor, failure: float) -> Tensor:
         return torch.full_like(top_L, 1e-5 if self.dtype == torch.float32 else 1e-10)
 
     def across(self, block_LSB: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def along(self, block_LTB: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _norm(self) -> Tensor:
+        raise NotImplementedError
+
+    def _scaled(self, product: Callable[[Tensor], Tensor], block: Tensor) -> Tensor:
+        """A product over ‖A‖_F; the block takes up the scale first, so that nothing overflows."""
+        norm_L11 = self.frobenius().clamp(min=1e-300)[:, None, None]
+        least, most = (-60, 110) if self.dtype == torch.float32 else (-900, 900)
+        power = torch.exp2((-norm_L11.log2()).round().clamp(least, most))
+        image = product((block.double() * power).to(self.dtype))
+        return (image.double() / (power * norm_L11)).to(self.dtype)
+
+
+class _Dense(_Plain):
+    """Products in float32 or float64; half-precision entries are widened a few rows at a time."""
+
+    def __init__(self, matrices_LMN: Tensor) -> None:
+        super().__init__(
+            len(matrices_LMN), matrices_LMN.shape, matrices_LMN.dtype, matrices_LMN.device
+        )
+        rows, columns = matrices_LMN.shape[-2:]
+        self._matrices = matrices_LMN if rows <= columns else matrices_LMN.mT
+
+    def across(self, block_LSB: Tensor) -> Tensor:
         with _true_float32():
             if self._matrices.dtype == self.dtype:
                 return self._matrices.mT @ block_LSB
             return sum(
-                (self._matrices[:, rows].to(self.dtype).mT @ block_LSB[:, rows]
-                for rows in self._slices()),
+                (
+                    self._matrices[:, rows].to(self.dtype).mT @ block_LSB[:, rows]
+                    for rows in self._slices()
+                ),
                 start=block_LSB.new_zeros(()),
-            )  # fmt: skip
+            )
 
     def along(self, block_LTB: Tensor) -> Tensor:
         with _true_float32():
@@ -139,8 +156,22 @@ class _Dense:
             parts = [self._matrices[:, rows].to(self.dtype) @ block_LTB for rows in self._slices()]
             return torch.cat(parts, -2)
 
+    def _norm(self) -> Tensor:
+        most_L = self._matrices.abs().amax((-2, -1)) if self._matrices.is_cuda else self._most()
+        most_L = most_L.double()
+        total_L = torch.zeros_like(most_L)
+        for rows in self._slices():
+            part = self._matrices[:, rows].double() / most_L.clamp(min=1e-320)[:, None, None]
+            total_L += part.square().sum((-2, -1))
+        return most_L * total_L.sqrt()
+
+    def _most(self) -> Tensor:
+        low_high = [torch.stack(torch.aminmax(matrix)) for matrix in self._matrices]
+        return torch.stack(low_high).abs().amax(-1)
+
     def _slices(self) -> Iterator[slice]:
-        step = max(1, _CHUNK // (self.count * self._matrices.shape[-1]))
+        chunk = 1 << 26 if self._matrices.is_cuda else _CHUNK
+        step = max(1, chunk // (self.count * self._matrices.shape[-1]))
         for start in range(0, self.side, step):
             yield slice(start, start + step)
 
@@ -219,7 +250,7 @@ def dither_slack(most: float, norm: float, top: float, failure: float, exact: bo
     return 3e-5 + 2 * sway / math.sqrt(max(top, 1e-300))
 
 
-class _Sharded:
+class _Sharded(_Plain):
     """A sharded matrix: every rank holds the same blocks, products are gathered."""
 
     def __init__(self, matrices_LMN: DTensor) -> None:
@@ -227,30 +258,13 @@ class _Sharded:
         rows, columns = matrix.shape
         matrix = matrix if rows <= columns else matrix.t()
         assert isinstance(matrix, DTensor)
+        super().__init__(1, matrix.shape, matrix.dtype, matrix.to_local().device)
         self._matrix = matrix
-        self.count, self.side = 1, min(rows, columns)
-        self.dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
-        self.device = matrix.to_local().device
-        self._norm_L: Tensor | None = None
 
-    def apply(self, block_LSB: Tensor) -> Tensor:
-        scale = self.frobenius().clamp(min=1e-300).reciprocal()[:, None, None]
-        middle = (self.across(block_LSB) * scale).to(self.dtype)
-        return (self.along(middle) * scale).to(self.dtype)
-
-    def quotient(self, x_LS: Tensor) -> Tensor:
-        image = self.across(x_LS.unsqueeze(-1)).squeeze(-1).double()
-        return (image / self.frobenius().clamp(min=1e-300).unsqueeze(-1)).square().sum(-1)
-
-    def frobenius(self) -> Tensor:
-        if self._norm_L is None:
-            total = self._matrix.to(torch.float64).square().sum()
-            assert isinstance(total, DTensor)
-            self._norm_L = total.full_tensor().sqrt().reshape(1)
-        return self._norm_L
-
-    def slack(self, top_L: Tensor, failure: float) -> Tensor:
-        return torch.full_like(top_L, 1e-5 if self.dtype == torch.float32 else 1e-10)
+    def _norm(self) -> Tensor:
+        most = _gathered(self._matrix.abs().max()).double()
+        scaled = self._matrix.to(torch.float64) / most.clamp(min=1e-320).item()
+        return (most * _gathered(scaled.square().sum()).sqrt()).reshape(1)
 
     def across(self, block_LSB: Tensor) -> Tensor:
         return self._product(self._matrix.t(), block_LSB)
@@ -263,9 +277,12 @@ class _Sharded:
         copies = [Replicate()] * mesh.ndim
         block = DTensor.from_local(block_1SB[0], mesh, copies, run_check=False)
         with _true_float32():
-            product = matrix.to(self.dtype) @ block
-        assert isinstance(product, DTensor)
-        return product.full_tensor().unsqueeze(0)
+            return _gathered(matrix.to(self.dtype) @ block).unsqueeze(0)
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.full_tensor()
 
 
 def _product(half: Tensor, block: Tensor) -> Tensor:

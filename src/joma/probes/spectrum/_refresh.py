@@ -63,7 +63,7 @@ def refreshed(linear: Operator, anchor: Anchor, failure: float) -> tuple[float, 
             f"start must come from a matrix of the same shape on {linear.device}, got one with a "
             f"shorter side of {kept} on {anchor.block_SB.device}, not {side}"
         )
-    image = linear.across(anchor.block_SB.unsqueeze(0))[0]
+    image = linear.across(anchor.block_SB.to(linear.dtype).unsqueeze(0))[0].double()
     if len(image) != len(anchor.sketch_TB):
         raise ValueError(
             f"start must come from a matrix of the same shape, got one with a longer side of "
@@ -71,9 +71,9 @@ def refreshed(linear: Operator, anchor: Anchor, failure: float) -> tuple[float, 
         )
     image[:, anchor.vectors :] -= anchor.sketch_TB
     # Both Gram matrices stand on the diagonal of one; one wait for the device.
-    packed = torch.cat([(image.mT @ image).reshape(-1).double(), linear.frobenius()]).cpu()
+    packed = torch.cat([(image.mT @ image).reshape(-1), linear.frobenius()]).cpu()
     norm = float(packed[-1])
-    if not math.isfinite(norm):
+    if not bool(packed.isfinite().all()):
         return math.nan, math.nan, norm
     gram = packed[:-1].view(image.shape[-1], -1)
     k = anchor.vectors

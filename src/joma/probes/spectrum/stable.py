@@ -205,10 +205,10 @@ def _iterate(
             [floor_L, ceiling_L, slack_L, bad.double(), linear.frobenius()]
         ).tolist()  # one wait for the device
         share = [
-            0.0 if norm == 0 else ceiling / floor - 1 + slack
+            0.0 if norm == 0 else ceiling / floor - 1 + slack if floor > 0 else -1.0
             for floor, ceiling, slack, _, norm in zip(*numbers, strict=True)
         ]
-        # A ceiling below the floor is rounding that got out of hand.
+        # A ceiling below the floor, or none, is rounding that got out of hand.
         if any(numbers[3]) or min(share) < 0:
             return None
         if max(share) <= tolerance:
@@ -317,12 +317,12 @@ def _exact(matrix: Tensor, keep: bool, seed: int) -> StableRank:
         return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
     value = top.norm**2 / top.floor
     bound = value - top.norm**2 / top.ceiling
-    found = StableRank(value, bound, True, math.sqrt(top.floor), top.norm, 1)
+    sigma, ceiling = (top.scale * math.sqrt(square) for square in (top.floor, top.ceiling))
+    found = StableRank(value, bound, True, sigma, top.scale * top.norm, 1)
     if not keep:
         return found
     linear = operator(matrix.unsqueeze(0), None)
-    vector = top.vector.unsqueeze(0)
-    (anchor,) = _refresh.anchors(linear, vector, [math.sqrt(top.ceiling)], seed)
+    (anchor,) = _refresh.anchors(linear, top.vector.unsqueeze(0), [ceiling], seed)
     return replace(found, anchor=anchor)
 
 
@@ -335,6 +335,8 @@ def _refreshed(matrix: Tensor, start: StableRank) -> StableRank:
         raise ValueError("matrix must be finite, got NaN or infinity")
     if norm == 0:
         return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
+    if not floor > 0:  # the old vectors say nothing of this matrix
+        return stable_rank(matrix, keep=True)
     value = norm**2 / floor
     top = math.sqrt(floor)
     return StableRank(value, value - norm**2 / ceiling, False, top, norm, 1, start.anchor)

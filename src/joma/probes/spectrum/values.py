@@ -122,10 +122,8 @@ def _top(
 
 def _all(matrix: Tensor) -> tuple[Tensor, Tensor, float]:
     """All singular values, descending, with bounds, and ‖A‖_F, by the Gram matrix in float64."""
-    gram, norm_squared = gram_matrix(matrix)
-    total = float(norm_squared)
-    if not math.isfinite(total):
-        raise ValueError("matrix must be finite, got NaN or infinity")
+    gram, scale = gram_matrix(matrix)
+    total = float(gram.diagonal().sum())
     squares = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0)
     side, inner = len(gram), matrix.numel() // len(gram)
     # Of the product, and of the eigenvalues, backward stable with a modest constant.
@@ -133,7 +131,7 @@ def _all(matrix: Tensor) -> tuple[Tensor, Tensor, float]:
     values = squares.sqrt()
     # |σ − σ̂| = |σ² − σ̂²|/(σ + σ̂), at most √error where both are small.
     bounds = torch.minimum(error / values.clamp(min=1e-300), torch.tensor(math.sqrt(error)))
-    return values, bounds, math.sqrt(total)
+    return values * scale, bounds * scale, math.sqrt(total) * scale
 
 
 def _iterated(
