@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -186,6 +187,21 @@ def test_configurations_that_cannot_be_used(folder, content, told):
     (folder / "config.json").write_text(content)
     with pytest.raises(ValueError, match=told):
         load(folder)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("named", ["somebody/kernel", "flash_attention_2", "flex_attention"])
+def test_which_attention_runs_is_not_a_checkpoints_to_say(folder, key, named):
+    _change_config(folder, **{key: named})
+    config: Any = load(folder).model.config
+    assert config._attn_implementation == "sdpa"
+
+
+def test_quantized_weights_are_refused_also_where_no_model_is_built(folder):
+    _change_config(folder, quantization_config={"quant_method": "fp8"})
+    for read in (load, lambda path: WeightFiles(path).config()):
+        with pytest.raises(ValueError, match="holds quantized weights"):
+            read(folder)
 
 
 def test_code_in_a_folder_is_not_run(tmp_path, folder):

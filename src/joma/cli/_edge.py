@@ -64,7 +64,7 @@ class OneSentenceGroup(TyperGroup):
         except typer.Abort:
             return INTERRUPTED
         except ValueError as error:
-            return _refuse(str(error))
+            return _refuse(str(error), verbatim=getattr(error, "verbatim", False))
         except OSError as error:
             return _refuse(f"{error.filename or 'output'}: {reason(error)}")
         except Exception as error:
@@ -214,8 +214,9 @@ def _left(folder: Path) -> str:
     return f"Incomplete: {folder} ({holds})."
 
 
-def _refuse(sentence: str) -> int:
-    typer.echo(f"joma: {' '.join(sentence.split())}", err=True)
+def _refuse(sentence: str, *, verbatim: bool = False) -> int:
+    """Says what is wrong; verbatim what has lines of its own, such as a module tree."""
+    typer.echo(f"joma: {sentence if verbatim else ' '.join(sentence.split())}", err=True)
     return BAD_INPUT
 
 

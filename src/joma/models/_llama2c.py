@@ -163,6 +163,11 @@ def read_tokenizer(path: Path, header: Header) -> Llama2cTokenizer | None:
         tokenizer = Llama2cTokenizer.from_bytes(beside.read_bytes(), str(beside))
     else:
         return None
+    if tokenizer.size != abs(header.vocab_size):
+        raise ValueError(
+            f"the tokenizer is not that of {path}: it has {tokenizer.size} tokens, and the model "
+            f"has embeddings for {abs(header.vocab_size)}"
+        )
     return tokenizer
 
 

@@ -158,21 +158,28 @@ def module_path(
     return prefix_of(names, architecture) + path.replace(LAYER, str(layer))
 
 
+class UnknownArchitectureError(ValueError):
+    """No map for an architecture; the message has lines: the module tree, and a map to fill in."""
+
+    verbatim = True
+
+
 def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
     """The map of a model, or of a configuration before anything is loaded.
 
     Raises:
-        ValueError: there is none; the message shows the module tree and how to write one.
+        UnknownArchitectureError: there is none; it shows the module tree and how to write one.
     """
     model_type = _model_type(model_or_config)
     for architecture in reversed(_ARCHITECTURES):
         if model_type in architecture.model_types:
             return architecture
     known = sorted({name for known in _ARCHITECTURES for name in known.model_types})
-    raise ValueError(
+    tree = _tree_of(model_or_config)
+    raise UnknownArchitectureError(
         f"no map says where the weights of {model_type!r} are; known are {', '.join(known)}.\n"
-        f"{_tree_of(model_or_config)}"
-        "Write its map from this tree, once, before the model is used:\n"
+        f"{tree}"
+        f"Write its map{' from this tree' if tree else ''} in Python, before the model is used:\n"
         + _EXAMPLE.replace("MODEL_TYPE", model_type)
     )
 
@@ -206,7 +213,8 @@ def _tree_of(model_or_config: nn.Module | Config) -> str:
         if isinstance(config, Mapping):
             config = AutoConfig.for_model(**config)
         with torch.device("meta"):
-            return module_tree(AutoModel.from_config(config)) + "\n"
+            config._attn_implementation = None  # not a configuration's to say
+            return module_tree(AutoModel.from_config(config, trust_remote_code=False)) + "\n"
     except Exception:  # a tree that cannot be drawn must not hide the message it is drawn for
         return ""
 

@@ -137,10 +137,6 @@ def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | Non
         raise ValueError(f"{folder} is not a model's folder: it has no config.json")
     contents = read_config(folder)
     architecture = architecture_of(contents)
-    if contents.get("quantization_config") is not None:
-        raise ValueError(
-            f"{folder} holds quantized weights, which are not read: give the original, or a .gguf"
-        )
     try:
         with quietly():
             config = AutoConfig.from_pretrained(
@@ -185,6 +181,8 @@ def _made(
 ) -> "PreTrainedModel":
     """The model of a configuration with these weights in it, all of them."""
     model_class = class_of(config)
+    # Which attention runs is not a checkpoint's to say: it may name code on the hub.
+    config._attn_implementation = None
     options: dict[str, Any] = {"dtype": dtype if dtype is not None else torch.float32}
     try:
         model, info = _filled(model_class, config, weights, options)

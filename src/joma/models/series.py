@@ -193,7 +193,7 @@ def not_there(error: BaseException) -> bool:
     return type(error.__cause__).__name__ == "RevisionNotFoundError"
 
 
-def reason(error: ValueError | OSError) -> str:
+def reason(error: Exception) -> str:
     """What an error says of a checkpoint, in one line."""
     if isinstance(error, OSError):
         return f"{error.filename or 'its files'}: {error.strerror or error}"

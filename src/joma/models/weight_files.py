@@ -148,6 +148,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = _json(path)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f"{path} must be a model's configuration with a model_type")
+    if config.get("quantization_config") is not None:
+        raise ValueError(
+            f"{folder} holds quantized weights, which are not read: give the original, or a .gguf"
+        )
     return config
 
 

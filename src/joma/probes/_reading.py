@@ -77,7 +77,13 @@ class Reading:
             found += self._of_mlp(layer, mlp.compute())
         for layer, residual in sorted(self._residual.items()):
             module = self._modules["residual"][layer]
-            overlap = residual.compute().mean
+            try:
+                overlap = residual.compute().mean
+            except ValueError as error:
+                raise ValueError(
+                    "residual_overlap needs a text with two different tokens at least; leave it "
+                    "out of the metrics"
+                ) from error
             found.append(Measurement("residual_overlap", module, layer, None, overlap))
         return found
 

@@ -41,6 +41,9 @@ __all__ = [
 ]
 
 
+_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
 def probe(
     model: nn.Module,
     windows: Tensor | Sequence[Sequence[int]],
@@ -155,6 +158,11 @@ def probe_weights(
     found: list[Measurement] = []
     for name, parts in by_name.items():
         tensor = read(name)
+        if tensor.dtype not in _TYPES:
+            raise ValueError(
+                f"{name} is stored as {tensor.dtype}: quantized weights are not read, give the "
+                "original"
+            )
         for weight in parts:
             progress(f"weigh {weight.module}", done, total)
             ranks = [m for m in chosen if m == "embedding_overlap" or weight.role in roles]

@@ -59,7 +59,8 @@ def draw_scores(scores: Mapping[str, Sequence[float]]) -> Figure:
         ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
         ax.set_xlim(left=0)
         ax.set(xlabel="score", ylabel="nodes that score at least so much")
-        ax.legend(loc="upper right")
+        if ax.lines:
+            ax.legend(loc="upper right")
     return figure
 
 

@@ -157,17 +157,16 @@ class _Dense(_Plain):
             return torch.cat(parts, -2)
 
     def _norm(self) -> Tensor:
-        most_L = self._matrices.abs().amax((-2, -1)) if self._matrices.is_cuda else self._most()
-        most_L = most_L.double()
+        if self._matrices.is_cuda and self._matrices.dtype != torch.float64:
+            turned = self._matrices if self._matrices.is_contiguous() else self._matrices.mT
+            return torch.linalg.vector_norm(turned.flatten(1), dim=1, dtype=torch.float64)
+        low_high = [torch.stack(torch.aminmax(matrix)) for matrix in self._matrices]
+        most_L = torch.stack(low_high).abs().amax(-1).double()
         total_L = torch.zeros_like(most_L)
         for rows in self._slices():
             part = self._matrices[:, rows].double() / most_L.clamp(min=1e-320)[:, None, None]
             total_L += part.square().sum((-2, -1))
         return most_L * total_L.sqrt()
-
-    def _most(self) -> Tensor:
-        low_high = [torch.stack(torch.aminmax(matrix)) for matrix in self._matrices]
-        return torch.stack(low_high).abs().amax(-1)
 
     def _slices(self) -> Iterator[slice]:
         chunk = 1 << 26 if self._matrices.is_cuda else _CHUNK

@@ -81,7 +81,7 @@ def stable_rank(
         method: `"auto"`, `"lanczos"` or `"exact"`.
         keep: keep what a later call needs to start from this result.
         start: result, made with `keep`, for a nearby matrix, such as the same weight some steps
-            ago. The value is then refreshed from its top vectors, at a few products, and the bound
+            ago. The value is then refreshed from its top vectors, at one product, and the bound
             says how far σ₁ can have moved since, as a random sketch of the change shows: cheap, and
             wider the more the matrix moved. `tolerance` is not promised.
         seed: of the random start.
