@@ -53,3 +53,42 @@ Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Run folder to write; otherwise a new ./runs/NAME-DATE-TIME."),
 ]
+Model = typer.Argument(
+    metavar="MODEL", help="A model's folder, hub id, .gguf file or llama2.c checkpoint."
+)
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="PATH",
+        help="Another tokenizer than the model's; bytes takes every byte as a token.",
+    ),
+]
+Text = Annotated[
+    str,
+    typer.Option(
+        "--text",
+        metavar="TEXT",
+        help="What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
+        "or - for standard input.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",  # written out: some versions of typer would take the metavar
+        metavar="DEVICE",
+        parser=one_of("auto", "cpu", "cuda"),
+        help="Where it runs: cpu, cuda, or auto, which takes cuda if it is there.",
+    ),
+]
+
+
+def chosen_device(asked: str) -> str:
+    """The device that `--device` means on this machine."""
+    import torch
+
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked == "cuda" and found == "cpu":
+        raise ValueError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
+    return found if asked == "auto" else asked

@@ -11,7 +11,18 @@ import typer
 
 from joma.cli import _probe_plan, _show, _work
 from joma.cli._edge import checked_out, interruptible, same_again, writing_to
-from joma.cli._options import Json, Out, Seed, one_of, whole
+from joma.cli._options import (
+    Device,
+    Json,
+    Model,
+    Out,
+    Seed,
+    Text,
+    Tokenizer,
+    chosen_device,
+    one_of,
+    whole,
+)
 from joma.cli._progress import reports
 
 if TYPE_CHECKING:
@@ -45,10 +56,7 @@ _RANKS = {"stable_rank": "rank", "effective_rank": "effective rank"}
 def probe(
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model's folder, hub id, .gguf file or llama2.c checkpoint.",
-        ),
+        Model,
     ] = None,
     series: Annotated[
         list[str] | None,
@@ -74,23 +82,8 @@ def probe(
             help="Steps a series should have: 0,500,1000 or pythia; otherwise told from its steps.",
         ),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="PATH",
-            help="Another tokenizer than the model's; bytes takes every byte as a token.",
-        ),
-    ] = None,
-    text: Annotated[
-        str,
-        typer.Option(
-            "--text",
-            metavar="TEXT",
-            help="What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
-            "or - for standard input.",
-        ),
-    ] = "embedded",
+    tokenizer: Tokenizer = None,
+    text: Text = "embedded",
     window: Annotated[
         int | None,
         typer.Option(
@@ -116,15 +109,7 @@ def probe(
             help=f"What to measure, with commas, or all. Otherwise {METRICS}.",
         ),
     ] = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",  # written out: some versions of typer would take the metavar
-            metavar="DEVICE",
-            parser=one_of("auto", "cpu", "cuda"),
-            help="Where it runs: cpu, cuda, or auto, which takes cuda if it is there.",
-        ),
-    ] = "auto",
+    device: Device = "auto",
     dtype: Annotated[
         str,
         typer.Option(
@@ -175,7 +160,7 @@ def probe(
                 low_memory=low_memory,
                 seed=seed,
             ),
-            device=_device(device),
+            device=chosen_device(device),
             out=out,
             json=json,
         )
@@ -227,15 +212,6 @@ def _probing(*, metrics: str | None, **settings: Any) -> "Probing":
     elif metrics is not None:
         names = tuple(name.strip() for name in metrics.split(",") if name.strip())
     return Probing(metrics=names, **settings)
-
-
-def _device(asked: str) -> str:
-    import torch
-
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    if asked == "cuda" and found == "cpu":
-        raise ValueError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
-    return found if asked == "auto" else asked
 
 
 @contextlib.contextmanager
@@ -298,7 +274,7 @@ def _draw(run: Any, probed: "Probed", asked: _Asked) -> None:
     picture = draw_probe(records, probed.roles)
     if picture is not None:
         title = f"{Path(str(asked.model)).name}: attention and weights, layer by layer"
-        caption = f"{_heading(probed, asked)} {_sentence(finding(probed))}"
+        caption = f"{_heading(probed, asked)} {_show.sentence(finding(probed))}"
         figures.save(run, NAME, picture, title=title, caption=caption)
 
 
@@ -340,10 +316,6 @@ def _heading(probed: "Probed", asked: _Asked) -> str:
     return ", ".join(words) + "."
 
 
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
 def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
     from rich.text import Text
 
@@ -360,7 +332,7 @@ def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
         _show.put(table, "")
     for line in _beside(probed):
         typer.echo(line)
-    typer.echo(f"{_sentence(finding(probed))} {seconds:.1f} s.")
+    typer.echo(f"{_show.sentence(finding(probed))} {seconds:.1f} s.")
 
 
 def by_layer(probed: "Probed") -> list[dict[str, str]]:

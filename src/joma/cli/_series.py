@@ -145,7 +145,7 @@ def measure(
         told = {finding.sentence for finding in ended.integrity.findings}
         for words in failed:
             if words not in told:
-                typer.echo(_sentence(words))
+                typer.echo(_show.sentence(words))
         _print_table(ended.table)
         for words in ended.sentences:
             typer.echo(words)
@@ -190,7 +190,7 @@ def _print_integrity(integrity: "Integrity", distances: bool = True) -> None:
             )
         _show.put(rows, "")
     for finding in integrity.findings:
-        typer.echo(_sentence(finding.sentence))
+        typer.echo(_show.sentence(finding.sentence))
 
 
 def _print_table(table: Sequence[Any]) -> None:
@@ -235,7 +235,3 @@ def _plan(asked: "_Asked", series: "Series", jobs: int) -> None:
     typer.echo(f"  metrics: {', '.join(plan['metrics'])}")
     for line in _probe_plan.lines(plan) if one else ():
         typer.echo(f"  {line}")
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]

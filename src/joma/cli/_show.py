@@ -254,3 +254,8 @@ def _number(value: float | None) -> str:
     if value is None:
         return printable("∞")  # or no number at all
     return "0" if value == 0 else f"{value:.1e}"
+
+
+def sentence(words: str) -> str:
+    """Words that begin as a sentence does."""
+    return words[:1].upper() + words[1:]

@@ -13,7 +13,7 @@ import typer
 
 from joma.cli import _show, _superposition_print, _work
 from joma.cli._edge import checked_out, interruptible, same_again, writing_to
-from joma.cli._options import Json, Out, Seed, one_of, whole
+from joma.cli._options import Device, Json, Model, Out, Seed, Text, Tokenizer, chosen_device, whole
 from joma.cli._progress import Report, reports
 from joma.cli._superposition_print import sentence, verdict
 
@@ -45,32 +45,14 @@ def _layers(given: str) -> tuple[int, ...]:
 def superposition(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model's folder, hub id, .gguf file or llama2.c checkpoint.",
-        ),
+        Model,
     ],
     revision: Annotated[
         str | None,
         typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a hub id."),
     ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="PATH",
-            help="Another tokenizer than the model's; bytes takes every byte as a token.",
-        ),
-    ] = None,
-    text: Annotated[
-        str,
-        typer.Option(
-            "--text",
-            metavar="TEXT",
-            help="What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
-            "or - for standard input.",
-        ),
-    ] = "embedded",
+    tokenizer: Tokenizer = None,
+    text: Text = "embedded",
     window: Annotated[
         int | None,
         typer.Option(
@@ -98,15 +80,7 @@ def superposition(
     show: Annotated[
         int, typer.Option(metavar="N", parser=whole(0), help="Nodes to print with their contexts.")
     ] = 3,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",  # written out: some versions of typer would take the metavar
-            metavar="DEVICE",
-            parser=one_of("auto", "cpu", "cuda"),
-            help="Where it runs: cpu, cuda, or auto, which takes cuda if it is there.",
-        ),
-    ] = "auto",
+    device: Device = "auto",
     out: Out = None,
     seed: Seed = 0,
     json: Json = False,
@@ -129,7 +103,7 @@ def superposition(
     with interruptible(folders, lambda: same_again(out, folders)), _enough_memory():
         with reports(NAME) as report:
             report("loading the model", 0, 1)
-            loaded, read = _load(asked, _device(device))
+            loaded, read = _load(asked, chosen_device(device))
             record = {} if dry_run else _make(asked, loaded, read, show, out, folders, report)
         if dry_run:
             _plan(asked, loaded, read, out, json)
@@ -154,15 +128,6 @@ class _Asked:
     layers: tuple[int, ...] | None
     nodes: int | None
     seed: int
-
-
-def _device(asked: str) -> str:
-    import torch
-
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    if asked == "cuda" and found == "cpu":
-        raise ValueError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
-    return found if asked == "auto" else asked
 
 
 def _load(asked: _Asked, device: str) -> "tuple[Loaded, Tensor]":

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from joma.probes._attention_sight import HIDDEN, Block, Sight
+from joma.probes._attention_sight import HIDDEN, Block, Sight, as_slice
 
 _SINGLE = 400.0
 _LEAST = -80.0
@@ -238,7 +238,7 @@ class _Work:
         """Adds what the keys of the blocks receive from their rows."""
         share = torch.where(sums.peak > HIDDEN / 2, 1 / sums.total, 0)
         for block in blocks:
-            here = (_slice(block.batch), _slice(block.heads), slice(None), _slice(block.keys))
+            here = (as_slice(block.batch), as_slice(block.heads), slice(None), as_slice(block.keys))
             if len(blocks) > 1:  # only now is it known what the weights are relative to
                 scores = self._score(query_NRD, block)
                 weights = self._weigh(scores, sums.peak.unsqueeze(-1))
@@ -288,7 +288,3 @@ def _ranges(whole: range, most: int) -> Iterator[range]:
     count = max(1, -(-len(whole) // most))
     size = max(1, -(-len(whole) // count))
     return (whole[at : at + size] for at in range(0, len(whole), size))
-
-
-def _slice(part: range) -> slice:
-    return slice(part.start, part.stop)

@@ -87,7 +87,7 @@ class Sight:
             edge = range(keys.start, stop)
             self._hide_from(scores_BHGTS, block, edge, self.window, _FAR)
         if self.padding_BS is not None:
-            real = self.padding_BS[_slice(block.batch), _slice(keys)]
+            real = self.padding_BS[as_slice(block.batch), as_slice(keys)]
             scores_BHGTS.add_(~real[:, None, None, None], alpha=HIDDEN)
         if self.mask_BHGTS is not None:
             mask = self._mask(block)
@@ -116,9 +116,9 @@ class Sight:
 
     def _mask(self, block: Block) -> Tensor:
         assert self.mask_BHGTS is not None
-        mask = _rows(self.mask_BHGTS, block.rows)[..., _slice(block.keys)]
-        mask = mask if mask.shape[0] == 1 else mask[_slice(block.batch)]
-        return mask if mask.shape[1] == 1 else mask[:, _slice(block.heads)]
+        mask = _rows(self.mask_BHGTS, block.rows)[..., as_slice(block.keys)]
+        mask = mask if mask.shape[0] == 1 else mask[as_slice(block.batch)]
+        return mask if mask.shape[1] == 1 else mask[:, as_slice(block.heads)]
 
 
 def hides(mask: Tensor) -> Tensor:
@@ -127,8 +127,9 @@ def hides(mask: Tensor) -> Tensor:
 
 
 def _rows(mask_BHGTS: Tensor, rows: range) -> Tensor:
-    return mask_BHGTS if mask_BHGTS.shape[-2] == 1 else mask_BHGTS[..., _slice(rows), :]
+    return mask_BHGTS if mask_BHGTS.shape[-2] == 1 else mask_BHGTS[..., as_slice(rows), :]
 
 
-def _slice(part: range) -> slice:
+def as_slice(part: range) -> slice:
+    """A range of places as an index."""
     return slice(part.start, part.stop)

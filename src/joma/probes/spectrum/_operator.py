@@ -4,6 +4,7 @@ The Gram matrix M = A·Aᵀ is taken on the shorter side, so blocks are as short
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -86,7 +87,7 @@ def _true_float32() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class _Plain:
+class _Plain(ABC):
     """What products alone decide: Gram matrix and quotient of matrices scaled to ‖A‖_F = 1."""
 
     def __init__(self, count: int, shape: torch.Size, kind: torch.dtype, device: torch.device):
@@ -109,14 +110,14 @@ class _Plain:
     def slack(self, top_L: Tensor, failure: float) -> Tensor:
         return torch.full_like(top_L, 1e-5 if self.dtype == torch.float32 else 1e-10)
 
-    def across(self, block_LSB: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def across(self, block_LSB: Tensor) -> Tensor: ...
 
-    def along(self, block_LTB: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def along(self, block_LTB: Tensor) -> Tensor: ...
 
-    def _norm(self) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _norm(self) -> Tensor: ...
 
     def _scaled(self, product: Callable[[Tensor], Tensor], block: Tensor) -> Tensor:
         """A product over ‖A‖_F; the block takes up the scale first, so that nothing overflows."""
