@@ -333,3 +333,46 @@ def test_large_dense_matrices_on_a_gpu(dtype: torch.dtype) -> None:
     assert abs(found.value - true_stable_rank(matrix)) <= found.bound <= 1e-3 * found.value
     kept = stable_rank(matrix, keep=True)
     assert stable_rank(matrix, start=kept).value == pytest.approx(found.value, rel=1e-3)
+
+
+@CUDA
+def test_a_weight_changed_in_place_on_a_gpu_is_seen_each_time() -> None:
+    matrix, change = gaussian(1024, 1500).cuda(), gaussian(1024, 1500, seed=1).cuda()
+    kept = stable_rank(matrix, keep=True)
+    for _ in range(4):  # from the third time on a captured graph is replayed
+        matrix += 1e-3 * change
+        found = stable_rank(matrix, start=kept)
+        assert abs(found.value - true_stable_rank(matrix)) <= found.bound
+    twice = stable_rank(2 * matrix, start=kept)
+    assert twice.frobenius == pytest.approx(2 * float(matrix.norm()), rel=1e-5)
+
+
+@CUDA
+def test_matrices_of_one_shape_and_any_scale_follow_each_other_on_a_gpu() -> None:
+    plain = gaussian(1100, 1500)
+    for scale in (1.0, 3.0, 1e-3, 1e6, 1.0, 1e-20, 1e15, 1.0):
+        matrix = (plain * scale).cuda()
+        found = stable_rank(matrix)
+        assert abs(found.value - true_stable_rank(plain)) <= found.bound <= 1e-3 * found.value
+        assert found.frobenius == pytest.approx(float(matrix.double().norm()), rel=1e-5)
+    assert stable_rank(torch.zeros(1100, 1500).cuda()).value == 0
+    spoilt = plain.cuda()
+    spoilt[3, 4] = torch.nan
+    with pytest.raises(ValueError, match="finite"):
+        stable_rank(spoilt)
+    rank = stable_rank(plain.cuda()).value
+    assert rank == pytest.approx(true_stable_rank(plain), rel=1e-3)
+
+
+@CUDA
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_what_the_process_allows_of_products_does_not_matter(precision: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        matrix = gaussian(1500, 3000, seed=2).cuda()
+        found = stable_rank(matrix)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert abs(found.value - true_stable_rank(matrix)) <= found.bound <= 1e-3 * found.value

@@ -1,15 +1,17 @@
 """Block Lanczos of one large matrix on a GPU as captured graphs: `_krylov` without the waiting.
 
-A step on 64 columns is a dozen kernels of a few microseconds, less than it takes to launch them one
-by one. So for each shape the steps are captured once, over buffers of their own, and replayed. The
-mathematics is that of `_krylov`, with three-term recurrence alone: what orthogonality rounding
-costs is measured at the end and enters the bound; where it is too much, or a block loses rank, or
-the kernel K grows out of the range of float32, no answer is given and the careful way is taken.
+A step is eight kernels, all but the two products of a few microseconds, less than it takes to
+launch them one by one. So for each shape the steps are captured once, over buffers of their own,
+and replayed. The mathematics is that of `_krylov`, with three-term recurrence alone, M·V_j =
+V_{j−1}·R_jᵀ + V_j·A_j + V_{j+1}·R_{j+1}: what orthogonality rounding costs is measured at the end
+and enters the bound; where it is too much, or a block loses rank, or the kernel K grows out of the
+range of float32, no answer is given and the careful way is taken.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -20,24 +22,36 @@ import triton.language as tl
 from torch import Tensor
 
 from joma.probes.spectrum import _dither_kernel
-from joma.probes.spectrum._krylov import chi_square_floor
+from joma.probes.spectrum._krylov import chi_square_floor, squarings_for
+from joma.probes.spectrum._operator import float32_products, wide_product
 
-STOPS = (4, 12, 18, 26)
+STOPS = (3, 8, 12, 18, 22)
 """After how many applications of the Gram matrix bounds are looked at."""
 _COLUMNS = 32
+_WARPS = 4
+_EACH = 32
 _FULL = 16384.0
 _LOW = 2048.0
-_SQUARINGS = 15
+_ROWS = 64
+"""Rows of a block one program works on."""
+_GUARD = 0.3
+"""Share of the tolerance by which the top eigenvalue of the projection may be missed."""
 _LARGEST = 1e12
 """K is added up to this size only: beyond, its least eigenvalue drowns in rounding."""
 _WHITENED = (1, 5)
-"""Steps after which K is brought back to 1, by a change of basis."""
+"""Steps after which K, where it has grown, is brought back to 1, by a change of basis."""
+_RAISED = 1e3
+_EXACT_SQUARINGS = 5
+"""Squarings in float32; an error of the later ones, in tf32, is raised to a small power only."""
 _MARGIN = 1.01
 _SHARES = (
-    0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.5, 2.5, 5.0, 8.0,
+    0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.88, 0.91, 0.94, 0.97, 1.0, 1.5, 2.5, 5.0, 8.0,
     20.0, 100.0,
 )  # fmt: skip
-"""Excesses of the top eigenvalue over its estimate that are tried, in units of the tolerance."""
+"""Excesses of the top eigenvalue over its estimate that are tried, in units of the tolerance.
+
+None is below `_GUARD`: K grows with λ beyond the top eigenvalue of the projection alone.
+"""
 
 
 class Look(NamedTuple):
@@ -48,10 +62,12 @@ class Look(NamedTuple):
             share, which may be ∞; an estimate of that eigenvalue, for ‖A‖_F = 1; and 1 where no
             block lost rank and orthogonality held.
         vector_S: a unit vector near the top eigenvector.
+        length: ‖Aᵀ·vector‖ with the matrix itself, in float64, (1,).
     """
 
     numbers: Tensor
     vector_S: Tensor
+    length: Tensor
 
 
 @lru_cache(maxsize=2)
@@ -74,6 +90,7 @@ class Plan:
         side, other = min(rows, columns), max(rows, columns)
         b, room = _COLUMNS, STOPS[-1] + 1
         real = {"device": device, "dtype": torch.float32}
+        wide = {"device": device, "dtype": torch.float64}
         self._seed: int | None = None
         self._wide = rows <= columns
         self._size = rows * columns
@@ -81,45 +98,77 @@ class Plan:
         self._grid = _dither_kernel.grid(self._size, 1)
         self._squares = torch.zeros(1, self._grid[0], **real)
         self._largest = torch.zeros(1, self._grid[0], **real)
-        self._start_SB = torch.empty(side, b, **real)
+        self._scale = torch.ones(1, **real)
+        self._factor = torch.ones(1, **real)
         self._quantile = chi_square_floor(b, failure)
         self._excess_G = torch.zeros(len(_SHARES), **real)
         self._tolerance = 0.0
+        self.guess = False
+        """Whether there was a matrix whose scale may do for the next."""
         # Blocks lie side by side, so that a step's operands are one slice of columns.
         self._basis = torch.zeros(side, room * b, **real)
         self._thin = torch.empty(side, 2 * b, device=device, dtype=torch.float16)
         self._long = torch.empty(other, 2 * b, device=device, dtype=torch.float16)
-        self._columns = torch.zeros(room, 2 * b, b, **real)  # V_{j−1}ᵀMV_j over V_jᵀMV_j
+        self._columns = torch.zeros(room, 2 * b, b, **real)  # R_jᵀ over A_j
         self._roots = torch.zeros(room, b, b, **real)
-        self._one = torch.eye(b, **real)
+        self._inverses = torch.zeros(room, b, b, **real)
+        self._gram = torch.empty(b, b, **real)
+        self._crossed = torch.empty(b, b, **real)
+        self._partial = torch.empty(triton.cdiv(side, _ROWS), 4 * b * b, **wide)
+        self._total = torch.empty(4 * b * b, **wide)
+        self._beside = torch.cuda.Stream(device)
         self.likely = 0
         """Where the last matrix of this shape was done: where to look first at the next."""
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
 
-    def load(self, matrix: Tensor, tolerance: float, seed: int) -> Tensor:
-        """Takes a matrix in; its ‖A‖_F and the least power of two above its entries, (2,).
+    def load(self, matrix: Tensor, tolerance: float, seed: int, guess: bool) -> Tensor:
+        """Takes a matrix in; its ‖A‖_F, the least power of two above its entries, 1 if it fits.
 
         Args:
             matrix: of the plan's shape, contiguous.
             tolerance: wanted bound, about which excesses are tried.
             seed: of the random start and the rounding.
+            guess: scale the entries as those of the last matrix were, which saves one reading; they
+                fit in float16 then, or not.
         """
         if seed != self._seed:
             self._seed = seed
-            dice = torch.Generator(matrix.device).manual_seed(seed)
-            self._start_SB.normal_(generator=dice)
+            self._begin(seed)
         if tolerance != self._tolerance:
-            self._tolerance = tolerance
+            self._tolerance, self.likely = tolerance, 0
             self._excess_G.copy_(torch.tensor(_SHARES) * tolerance)
-        _dither_kernel.launch_norms(matrix, self._squares, self._largest, self._grid)
-        numbers, scale, self._factor = self._replay("scales", self._scales)
-        _dither_kernel.launch_dither(matrix, self._half, scale, self._grid, seed)
+        blocks = self._squares, self._largest, self._grid
+        self.guess = True
+        if guess:
+            _dither_kernel.launch_both(matrix, self._half, self._scale, *blocks, seed)
+            return self._replay("guessed", self._guessed)[0]
+        _dither_kernel.launch_norms(matrix, *blocks)
+        (numbers,) = self._replay("scales", self._scales)
+        _dither_kernel.launch_dither(matrix, self._half, self._scale, self._grid, seed)
         return numbers
 
-    def advance(self, stop: int, since: int | None) -> Look:
-        """Goes on to `STOPS[stop]` applications, from `STOPS[since]` or the start."""
-        first = 0 if since is None else STOPS[since]
-        return Look(*self._replay((since, stop), lambda: self._steps(first, STOPS[stop])))
+    def advance(self, matrix: Tensor, stop: int, since: int | None) -> Look:
+        """Goes on to `STOPS[stop]` applications, from `STOPS[since]` or the start.
+
+        Args:
+            matrix: the one that was loaded.
+            stop: where to go.
+            since: where it is.
+        """
+        first, last = 0 if since is None else STOPS[since], STOPS[stop]
+        squarings = squarings_for(last * _COLUMNS, _GUARD * self._tolerance)
+        key = (since, stop, squarings)
+        top, vector_S = self._replay(key, lambda: self._steps(first, last, squarings))
+        # The bound keeps a few multiprocessors busy: the product with the matrix goes beside it.
+        here = torch.cuda.current_stream()
+        self._beside.wait_stream(here)
+        with torch.cuda.stream(self._beside):
+            turned = matrix.mT if self._wide else matrix
+            image = wide_product(turned[None], vector_S[None, :, None])
+            length = torch.linalg.vector_norm(image, dtype=torch.float64).unsqueeze(0)
+        (numbers,) = self._replay(("bound", *key), lambda: self._excess(last, top))
+        here.wait_stream(self._beside)
+        return Look(numbers, vector_S, length)
 
     def _replay(self, key: object, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         if key not in self._graphs:
@@ -138,40 +187,89 @@ class Plan:
 
     def _scales(self) -> tuple[Tensor, ...]:
         norm, most, scale = _dither_kernel.scales(self._squares, self._largest)
-        return torch.cat([norm, most]), scale, (most / norm / _FULL**2).float()
+        self._scale.copy_(scale)
+        return self._known(norm, most, torch.ones_like(norm))
+
+    def _guessed(self) -> tuple[Tensor, ...]:
+        norm, most, fits = _dither_kernel.unscaled(self._squares, self._largest, self._scale)
+        return self._known(norm, most, fits)
+
+    def _known(self, norm: Tensor, most: Tensor, fits: Tensor) -> tuple[Tensor, ...]:
+        self._factor.copy_(1 / (norm * self._scale.double() * _FULL))
+        return (torch.cat([norm, most, fits]),)
 
     def _block(self, first: int, count: int = 1) -> Tensor:
         return self._basis[:, first * _COLUMNS : (first + count) * _COLUMNS]
 
-    def _steps(self, first: int, last: int) -> tuple[Tensor, ...]:
-        if first == 0:
-            self._append(0, self._start_SB)
+    def _begin(self, seed: int) -> None:
+        """The Gaussian start Ω = V_0·R_0, the same for every matrix."""
+        dice = torch.Generator(self._basis.device).manual_seed(seed)
+        start = torch.randn(
+            len(self._basis), _COLUMNS, generator=dice, device=self._basis.device
+        ).double()
+        root = torch.linalg.cholesky(start.mT @ start, upper=True)
+        inverse = torch.linalg.inv(root)
+        self._inverses[0] = inverse.float()
+        self._block(0).copy_(start @ inverse)
+
+    def _steps(self, first: int, last: int, squarings: int) -> tuple[Tensor, ...]:
+        side, stride = self._basis.shape
+        tiles = (len(self._partial),)
+        _launch(_split, self._block(first), self._thin, stride)
         for j in range(first, last):
-            rest = self._applied(self._block(j))
-            old = self._block(j - 1, 2) if j else self._block(0)
-            known = self._columns[j] if j else self._columns[0, _COLUMNS:]
-            torch.mm(old.mT, rest, out=known)
-            self._append(j + 1, rest.addmm_(old, known, alpha=-1))
-        return self._look(last)
+            product = self._applied()
+            shape = {"FIRST": j == 0, "B": _COLUMNS}
+            _gathered[tiles](
+                product,
+                self._basis,
+                self._roots,
+                self._factor,
+                self._partial,
+                j,
+                stride,
+                side,
+                LOW=_LOW,
+                ROWS=_ROWS,
+                **shape,
+            )
+            _added[(len(self._total) // _EACH,)](
+                self._partial,
+                self._total,
+                len(self._partial),
+                SIZE=len(self._total),
+                EACH=_EACH,
+                ROWS=_ROWS,
+            )
+            _formed[(1,)](
+                self._total, self._columns, self._roots, self._gram, self._crossed, j, **shape
+            )
+            # One warp: elimination is a chain of exchanges, which are dear between warps.
+            _rooted[(1,)](self._gram, self._roots, self._inverses, j, B=_COLUMNS, num_warps=1)
+            _turned[tiles](
+                self._basis,
+                self._inverses,
+                self._columns,
+                self._crossed,
+                self._thin,
+                j,
+                stride,
+                side,
+                FULL=_FULL,
+                LOW=_LOW,
+                ROWS=_ROWS,
+                **shape,
+            )
+        return self._top(last, squarings)
 
-    def _append(self, j: int, block: Tensor) -> None:
-        # A block without full rank makes NaN of all that follows, which `sound` finds.
-        root = torch.linalg.cholesky_ex(block.mT @ block, upper=True).L
-        self._roots[j] = root
-        self._block(j).copy_(torch.linalg.solve_triangular(root, block, upper=True, left=False))
-
-    def _applied(self, block: Tensor) -> Tensor:
-        """M of a block, scaled so that ‖A‖_F = 1."""
+    def _applied(self) -> Tensor:
+        """M of the two parts of the last block, to be added up and scaled."""
         half = self._half if self._wide else self._half.mT
-        _launch(_split, block, self._thin, block.stride(0))
         product = torch.mm(half.mT, self._thin, out_dtype=torch.float32)
         _launch(_middle, product, self._long, self._factor)
-        product = torch.mm(half, self._long, out_dtype=torch.float32)
-        out = torch.empty(len(product), _COLUMNS, device=product.device)
-        _launch(_joined, product, out, self._factor)
-        return out
+        return torch.mm(half, self._long, out_dtype=torch.float32)
 
-    def _look(self, count: int) -> tuple[Tensor, ...]:
+    def _top(self, count: int, squarings: int) -> tuple[Tensor, ...]:
+        """The top eigenvalue of the projection, up to the guard, and the vector it comes from."""
         b = _COLUMNS
         project = self._basis.new_zeros(count * b, count * b)
         blocks = project.view(count, b, count, b)
@@ -180,46 +278,52 @@ class Plan:
         blocks.diagonal(1, 0, 2).copy_(cross.permute(1, 2, 0))
         blocks.diagonal(-1, 0, 2).copy_(cross.permute(2, 1, 0))
         power = project
-        for squaring in range(_SQUARINGS):
+        for squaring in range(squarings):
             if squaring % 3 == 0:  # in between, powers stay within float32
                 power = power / power.diagonal().amax()
-            power = power @ power
-        best_N1 = power.index_select(1, power.diagonal().argmax().unsqueeze(0))
-        best_N1 = best_N1 / torch.linalg.vector_norm(best_N1)
-        top = (best_N1 * (project @ best_N1)).sum()
-        vector_S = (self._block(0, count) @ best_N1).squeeze(-1)
+            with float32_products("highest" if squaring < _EXACT_SQUARINGS else "high"):
+                power = power @ power
+        power = power / power.diagonal().amax()
+        square_N = power.square().sum(0)
+        with float32_products("highest"):
+            quotient_N = (power * (project @ power)).sum(0) / square_N
+        # Columns that vanished have no quotient; NaN elsewhere goes on, to be found.
+        best = quotient_N.where(square_N > 1e-20, 0.0).argmax().unsqueeze(0)
+        top = quotient_N.index_select(0, best).squeeze(0)
+        best_N1 = power.index_select(1, best)
+        with float32_products("highest"):
+            vector_S = (self._block(0, count) @ best_N1).squeeze(-1)
         vector_S = vector_S / torch.linalg.vector_norm(vector_S)
-        return self._excess(count, top), vector_S
+        return top, vector_S
 
-    def _excess(self, count: int, top: Tensor) -> Tensor:
-        b = _COLUMNS
-        inverse = torch.linalg.solve_triangular(
-            self._roots[: count + 1], self._one.expand(count + 1, b, b), upper=True
-        ).contiguous()
-        all_SN = self._block(0, count + 1)
-        defect = (all_SN.mT @ all_SN).abs().sum(-1).amax()
+    def _excess(self, count: int, top: Tensor) -> tuple[Tensor, ...]:
+        # In float16, whose rounding changes the norm of the basis by less than 2⁻¹¹ of √columns.
+        all_SN = self._block(0, count + 1).half()
+        defect = torch.mm(all_SN.mT, all_SN, out_dtype=torch.float32).abs().sum(-1).amax()
+        rounding = (1 + 1.05 * 2.0**-11 * math.sqrt(all_SN.shape[1])) ** 2
         out_G = torch.empty_like(self._excess_G, dtype=torch.int32)
         _excluded[(len(out_G),)](
             self._columns,
-            inverse,
+            self._inverses,
             top,
             self._excess_G,
             defect,
             out_G,
             count,
-            self._quantile / _MARGIN,
-            BLOCK=b,
+            self._quantile / (_MARGIN * rounding),
+            BLOCK=_COLUMNS,
             LARGEST=_LARGEST,
+            RAISED=_RAISED,
             EARLY=_WHITENED[0],
             LATE=_WHITENED[1],
-            num_warps=4,
+            num_warps=_WARPS,
         )
         # The first excess from which on all are excluded, ∞ where the last is not.
         at = len(_SHARES) - out_G.flip(0).cumprod(0).sum()
         padded = torch.nn.functional.pad(self._excess_G, (0, 1), value=float("inf"))
         sound = (defect < 1.1) & top.isfinite()
         excess = padded.index_select(0, at.unsqueeze(0)).squeeze(0)
-        return torch.stack([excess.double(), top.double(), sound.double()])
+        return (torch.stack([excess.double(), top.double(), sound.double()]),)
 
 
 def _launch(kernel: Any, source: Tensor, out: Tensor, more: Any) -> None:
@@ -281,20 +385,130 @@ def _middle(
 
 
 @triton.jit
-def _joined(
+def _gathered(
     product,
-    out,
+    basis,
+    roots,
     factor,
+    partial,
+    j,
+    stride,
     rows,
+    FIRST: tl.constexpr,
+    LOW: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """W = M·V_j − V_{j−1}·R_jᵀ in the place of V_{j+1}, and a part of what is known of it.
+
+    That is V_jᵀV_j, V_jᵀW, WᵀW and V_{j−1}ᵀW, in float64.
+    """
+    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, B)
+    inside = (row < rows)[:, None]
+    at = basis + row[:, None].to(tl.int64) * stride + j * B + place[None, :]
+    out = partial + tl.program_id(0) * (4 * B * B) + place[:, None] * B + place[None, :]
+    now = tl.load(at, mask=inside, other=0.0)
+    x = _load_parts(product, factor, row, inside, LOW, B)
+    if not FIRST:
+        root = tl.load(roots + j * B * B + place[None, :] * B + place[:, None])  # transposed
+        before = tl.load(at - B, mask=inside, other=0.0)
+        x -= tl.dot(before, root, input_precision="ieee")
+        tl.store(out + 3 * B * B, _inner(before, x))
+    tl.store(at + B, x, mask=inside)
+    tl.store(out, _inner(now, now))
+    tl.store(out + B * B, _inner(now, x))
+    tl.store(out + 2 * B * B, _inner(x, x))
+
+
+@triton.jit
+def _inner(x, y):
+    return tl.dot(tl.trans(x.to(tl.float64)), y.to(tl.float64), out_dtype=tl.float64)
+
+
+@triton.jit
+def _added(partial, total, count, SIZE: tl.constexpr, EACH: tl.constexpr, ROWS: tl.constexpr):
+    """The sum of the parts, always in the same order."""
+    place = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    found = tl.zeros([EACH], tl.float64)
+    for start in range(0, count, ROWS):
+        row = start + tl.arange(0, ROWS)
+        at = partial + row[:, None] * SIZE + place[None, :]
+        found += tl.sum(tl.load(at, mask=(row < count)[:, None], other=0.0), 0)
+    tl.store(total + place, found)
+
+
+@triton.jit
+def _formed(total, columns, roots, gram, crossed, j, FIRST: tl.constexpr, B: tl.constexpr):
+    """A = V_jᵀW, the Gram matrix of W − V_j·A, and what is left of V_{j−1} in W."""
+    row, place = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    size: tl.constexpr = B * B
+    at, turned = row * B + place, place * B + row
+    vw = tl.load(total + size + at)
+    own = vw.to(tl.float32)
+    wide = own.to(tl.float64)
+    # V is not quite orthonormal, which is seen here; what is left of V_{j−1} is too little to be.
+    twice = 2 * vw - tl.dot(tl.load(total + at), wide, out_dtype=tl.float64)
+    found = tl.load(total + 2 * size + at) - tl.dot(tl.trans(wide), twice, out_dtype=tl.float64)
+    tl.store(gram + at, found.to(tl.float32))
+    tl.store(columns + (2 * j + 1) * size + at, own)
+    if not FIRST:
+        rest = tl.load(total + 3 * size + at).to(tl.float32)
+        tl.store(crossed + at, rest)
+        tl.store(columns + 2 * j * size + at, tl.load(roots + j * size + turned) + rest)
+
+
+@triton.jit
+def _rooted(gram, roots, inverses, j, B: tl.constexpr):
+    """R and R⁻¹ of the next block, for RᵀR the Gram matrix, by elimination."""
+    row, place = tl.arange(0, B)[:, None], tl.arange(0, B)
+    at = row * B + place[None, :]
+    rest = tl.load(gram + at)
+    factor = tl.where(row == place[None, :], 1.0, 0.0)
+    pivots = tl.full([B], 1.0, tl.float32)
+    for k in range(B):
+        line = tl.sum(tl.where(row == k, rest, 0.0), 0)
+        pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
+        pivots = tl.where(place == k, pivot, pivots)
+        share = tl.where(place > k, line / pivot, 0.0)[:, None]
+        rest -= share * line[None, :]
+        factor -= share * tl.sum(tl.where(row == k, factor, 0.0), 0)[None, :]
+    # A block without full rank makes NaN of all that follows, which `sound` finds.
+    scale = (1.0 / tl.sqrt(pivots))[:, None]
+    root = tl.where(row <= place[None, :], rest * scale, 0.0)
+    tl.store(roots + (j + 1) * B * B + at, root)
+    tl.store(inverses + (j + 1) * B * B + place[None, :] * B + row, factor * scale)
+
+
+@triton.jit
+def _turned(
+    basis,
+    inverses,
+    columns,
+    crossed,
+    thin,
+    j,
+    stride,
+    rows,
+    FIRST: tl.constexpr,
     FULL: tl.constexpr,
     LOW: tl.constexpr,
     B: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """V_{j+1} = (W − V_j·A − V_{j−1}·V_{j−1}ᵀW)·R⁻¹ in place of W, and as two float16 parts."""
+    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, B)
     inside = (row < rows)[:, None]
-    at = out + row[:, None] * B + tl.arange(0, B)[None, :]
-    tl.store(at, _load_parts(product, factor, row, inside, LOW, B), mask=inside)
+    square = place[:, None] * B + place[None, :]
+    at = basis + row[:, None].to(tl.int64) * stride + j * B + place[None, :]
+    x = tl.load(at + B, mask=inside, other=0.0)
+    now, own = tl.load(at, mask=inside, other=0.0), tl.load(columns + (2 * j + 1) * B * B + square)
+    x -= tl.dot(now, own, input_precision="ieee")
+    if not FIRST:
+        before = tl.load(at - B, mask=inside, other=0.0)
+        x -= tl.dot(before, tl.load(crossed + square), input_precision="ieee")
+    x = tl.dot(x, tl.load(inverses + (j + 1) * B * B + square), input_precision="ieee")
+    tl.store(at + B, x, mask=inside)
+    _store_parts(x, thin, row, inside, FULL, LOW, B)
 
 
 @triton.jit
@@ -327,6 +541,7 @@ def _excluded(
     quantile,
     BLOCK: tl.constexpr,
     LARGEST: tl.constexpr,
+    RAISED: tl.constexpr,
     EARLY: tl.constexpr,
     LATE: tl.constexpr,
 ):
@@ -358,9 +573,10 @@ def _excluded(
         inside &= tl.max(tl.max(tl.abs(gain), 1), 0) < LARGEST
         total += tl.where(inside, gain, 0.0)
         before, now = now, new
-        if (j == EARLY) | (j == LATE):
-            factor, now, before = _white(total, factor, now, before, BLOCK)
-            total = one
+        if (j == EARLY) | (j == LATE):  # noqa: SIM102
+            if tl.max(tl.max(tl.abs(total), 1), 0) > RAISED:
+                factor, now, before = _white(total, factor, now, before, BLOCK)
+                total = one
     # Gaussian elimination: positive definite if and only if all pivots are positive.
     rest = total * (quantile / tl.load(defect))
     rest -= tl.dot(factor, tl.trans(factor), out_dtype=tl.float64)

@@ -21,6 +21,7 @@ not multiplied on: they have lost digits to cancellation. Where later blocks com
 Qᵀ·Q exceeds 1; it is measured, and K divided by it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,14 +34,23 @@ _KEPT = {torch.float32: 1e-3, torch.float64: 1e-7}
 """Directions of a new block below this share of ‖M‖ have lost digits: they are not built upon."""
 _RIDGE = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Directions below this share of ‖M‖ are rounding: they are not blown up to length 1."""
-_SQUARINGS = 15
-"""Two eigenvalues are told apart by the power 2¹⁵ unless they differ by less than a few 1e-6."""
+_MOST_SQUARINGS = 18
+"""More would cost as much as all eigenvectors."""
 
 
 @cache
 def chi_square_floor(degrees: int, failure: float) -> float:
     """What a chi-square variable of that many degrees exceeds with probability 1 − failure."""
     return 2.0 * float(gammaincinv(degrees / 2, failure))
+
+
+def squarings_for(size: int, miss: float) -> int:
+    """How often a matrix of that size is squared to find its top eigenvalue up to a share.
+
+    The column of the power 2^s that has most of the top eigenvector has at least 1/size of it, so
+    the best of all columns misses at most (ln size + 1)/2^(s+1) of the eigenvalue.
+    """
+    return max(0, math.ceil(math.log2((math.log(size) + 1) / (2 * miss))))
 
 
 @dataclass(eq=False)
@@ -98,15 +108,22 @@ class Krylov:
         lengths = torch.cat(self.blocks, -1).square().sum(-2)
         return ((lengths - 1).abs() < 1e-3).all(-1)  # not so where a factorisation made NaN
 
-    def ritz(self) -> tuple[Tensor, Tensor]:
-        """The top eigenvalue within the basis, (L,), and a unit vector close to it, (L, s)."""
+    def ritz(self, miss: float) -> tuple[Tensor, Tensor]:
+        """The top eigenvalue within the basis, (L,), and a unit vector close to it, (L, s).
+
+        Args:
+            miss: by what share of it the value may be too small.
+        """
         count = self.applications
         project = self._projection()
-        if project.is_cuda and project.dtype == torch.float32:
+        squarings = squarings_for(project.shape[-1], miss)
+        if project.is_cuda and project.dtype == torch.float32 and squarings <= _MOST_SQUARINGS:
             # Products are what a GPU does fast.
-            power = _squared(project, _SQUARINGS)
-            best = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
-            y_LN = power[torch.arange(len(best), device=best.device), :, best]
+            power = _squared(project, squarings)
+            square_LN = power.square().sum(-2)
+            quotient_LN = (power * (project @ power)).sum(-2) / square_LN
+            best_L = quotient_LN.where(square_LN > 1e-20, 0.0).argmax(-1)
+            y_LN = power[torch.arange(len(best_L), device=best_L.device), :, best_L]
             y_LN = y_LN / torch.linalg.vector_norm(y_LN, dim=-1, keepdim=True).clamp(min=1e-30)
         else:
             project = project.nan_to_num()  # what overflowed is found by its quotient
@@ -202,7 +219,7 @@ def _squared(power: Tensor, times: int) -> Tensor:
     for _ in range(times):
         power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp(min=1e-30)
         power = power @ power
-    return power
+    return power / torch.linalg.matrix_norm(power, keepdim=True).clamp(min=1e-30)
 
 
 def _gram(block: Tensor) -> Tensor:

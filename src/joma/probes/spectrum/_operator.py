@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -77,10 +78,10 @@ def operator(matrices_LMN: Tensor, seed: int | None) -> Operator:
 
 
 @contextmanager
-def _true_float32() -> Iterator[None]:
-    """float32 products in float32, whatever the process allows elsewhere."""
+def float32_products(precision: str) -> Iterator[None]:
+    """float32 products in that precision, whatever the process allows elsewhere."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
@@ -121,11 +122,15 @@ class _Plain(ABC):
 
     def _scaled(self, product: Callable[[Tensor], Tensor], block: Tensor) -> Tensor:
         """A product over ‖A‖_F; the block takes up the scale first, so that nothing overflows."""
+        before, after = self._factors
+        return product(block * before) * after
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
         norm_L11 = self.frobenius().clamp(min=1e-300)[:, None, None]
         least, most = (-60, 110) if self.dtype == torch.float32 else (-900, 900)
         power = torch.exp2((-norm_L11.log2()).round().clamp(least, most))
-        image = product((block.double() * power).to(self.dtype))
-        return (image.double() / (power * norm_L11)).to(self.dtype)
+        return power.to(self.dtype), (1 / (power * norm_L11)).to(self.dtype)
 
 
 class _Dense(_Plain):
@@ -139,7 +144,7 @@ class _Dense(_Plain):
         self._matrices = matrices_LMN if rows <= columns else matrices_LMN.mT
 
     def across(self, block_LSB: Tensor) -> Tensor:
-        with _true_float32():
+        with float32_products("highest"):
             if self._matrices.dtype == self.dtype:
                 return self._matrices.mT @ block_LSB
             return sum(
@@ -151,15 +156,20 @@ class _Dense(_Plain):
             )
 
     def along(self, block_LTB: Tensor) -> Tensor:
-        with _true_float32():
+        with float32_products("highest"):
             if self._matrices.dtype == self.dtype:
                 return self._matrices @ block_LTB
             parts = [self._matrices[:, rows].to(self.dtype) @ block_LTB for rows in self._slices()]
             return torch.cat(parts, -2)
 
     def _norm(self) -> Tensor:
-        if self._matrices.is_cuda and self._matrices.dtype != torch.float64:
-            turned = self._matrices if self._matrices.is_contiguous() else self._matrices.mT
+        turned = self._matrices if self._matrices.is_contiguous() else self._matrices.mT
+        if turned.dtype != torch.float64 and turned.is_contiguous():
+            if turned.is_cuda:
+                from joma.probes.spectrum import _dither_kernel  # Triton comes with CUDA builds
+
+                return _dither_kernel.frobenius(turned)
+            # The square of any float32 lies within float64.
             return torch.linalg.vector_norm(turned.flatten(1), dim=1, dtype=torch.float64)
         low_high = [torch.stack(torch.aminmax(matrix)) for matrix in self._matrices]
         most_L = torch.stack(low_high).abs().amax(-1).double()
@@ -193,9 +203,7 @@ class _Dithered:
         self._matrices = matrices_LMN
         self.count, self.side = len(matrices_LMN), min(rows, columns)
         self.dtype, self.device = torch.float32, matrices_LMN.device
-        from joma.probes.spectrum import (
-            _dither_kernel,
-        )  # Triton comes with torch's CUDA builds alone
+        from joma.probes.spectrum import _dither_kernel  # Triton comes with CUDA builds
 
         self._norm_L, self._most_L, copy = _dither_kernel.half_copy(matrices_LMN, seed)
         self._copy = copy if self._wide else copy.mT
@@ -276,7 +284,7 @@ class _Sharded(_Plain):
         mesh = self._matrix.device_mesh
         copies = [Replicate()] * mesh.ndim
         block = DTensor.from_local(block_1SB[0], mesh, copies, run_check=False)
-        with _true_float32():
+        with float32_products("highest"):
             return _gathered(matrix.to(self.dtype) @ block).unsqueeze(0)
 
 
@@ -295,7 +303,7 @@ def _product(half: Tensor, block: Tensor) -> Tensor:
 def wide_product(matrices: Tensor, block: Tensor) -> Tensor:
     """float32 products with matrices that may be in half precision, which are not copied."""
     if matrices.dtype == torch.float32:
-        with _true_float32():
+        with float32_products("highest"):
             return matrices @ block
     parts: list[Tensor] = []
     for _ in range(3):  # three parts of 8 bits or more are all of a float32

@@ -8,8 +8,11 @@ influenced the change, as nothing that only measures has.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,14 +31,16 @@ class Anchor:
     Attributes:
         block_SB: leading vectors, then the columns of the start.
         vectors: how many are leading vectors.
-        sketch_TB: Aᵀ of the start.
+        before_TB: zeros for the leading vectors, then Aᵀ of the start.
         ceiling: upper bound of σ₁.
+        replay: on a GPU, the captured work of a refresh.
     """
 
     block_SB: Tensor
     vectors: int
-    sketch_TB: Tensor
+    before_TB: Tensor
     ceiling: float
+    replay: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 def anchors(linear: Operator, top_LS: Tensor, ceilings: list[float], seed: int) -> list[Anchor]:
@@ -47,38 +52,72 @@ def anchors(linear: Operator, top_LS: Tensor, ceilings: list[float], seed: int) 
     for _ in range(_ROUNDS):
         vectors = torch.linalg.qr(linear.apply(vectors)).Q
     start = torch.randn(linear.count, linear.side, _SKETCH, **like)
-    sketch = linear.across(start)
+    before = torch.nn.functional.pad(linear.across(start), (vectors.shape[-1], 0))
     block = torch.cat([torch.linalg.qr(vectors).Q, start], -1)
     return [
         Anchor(b, vectors.shape[-1], s, ceiling)
-        for b, s, ceiling in zip(block, sketch, ceilings, strict=True)
+        for b, s, ceiling in zip(block, before, ceilings, strict=True)
     ]
 
 
-def refreshed(linear: Operator, anchor: Anchor, failure: float) -> tuple[float, float, float]:
-    """Lower and upper bound of σ₁² and ‖A‖_F of the matrix as it is now."""
+def refreshed(
+    linear: Operator, anchor: Anchor, failure: float, where: Hashable = None
+) -> tuple[float, float, float]:
+    """Lower and upper bound of σ₁² and ‖A‖_F of the matrix as it is now.
+
+    Args:
+        linear: the matrix.
+        anchor: what was kept of it.
+        failure: probability that the upper bound does not hold.
+        where: on a GPU, what tells the memory of the matrix from any other. A weight that training
+            changes in place stays there, and from the second time on the work is replayed.
+    """
     side, kept = linear.side, len(anchor.block_SB)
     if kept != side or anchor.block_SB.device != linear.device:
         raise ValueError(
             f"start must come from a matrix of the same shape on {linear.device}, got one with a "
             f"shorter side of {kept} on {anchor.block_SB.device}, not {side}"
         )
-    image = linear.across(anchor.block_SB.to(linear.dtype).unsqueeze(0))[0].double()
-    if len(image) != len(anchor.sketch_TB):
-        raise ValueError(
-            f"start must come from a matrix of the same shape, got one with a longer side of "
-            f"{len(anchor.sketch_TB)}, not {len(image)}"
-        )
-    image[:, anchor.vectors :] -= anchor.sketch_TB
-    # Both Gram matrices stand on the diagonal of one; one wait for the device.
-    packed = torch.cat([(image.mT @ image).reshape(-1), linear.frobenius()]).cpu()
+    packed = _replayed(linear, anchor, where).cpu().numpy()  # one wait for the device
     norm = float(packed[-1])
-    if not bool(packed.isfinite().all()):
+    if not np.isfinite(packed).all():
         return math.nan, math.nan, norm
-    gram = packed[:-1].view(image.shape[-1], -1)
+    gram = packed[:-1].reshape(anchor.block_SB.shape[1], -1)
     k = anchor.vectors
-    floor = float(torch.linalg.eigvalsh(gram[:k, :k])[-1])
-    seen = float(torch.linalg.eigvalsh(gram[k:, k:])[-1])
+    floor = float(np.linalg.eigvalsh(gram[:k, :k])[-1])
+    seen = float(np.linalg.eigvalsh(gram[k:, k:])[-1])
     moved = math.sqrt(max(seen, 0.0) / chi_square_floor(_SKETCH, failure))
     ceiling = min(anchor.ceiling + moved, norm) * (1 + 1e-5)
     return floor, max(ceiling**2, floor), norm
+
+
+def _packed(linear: Operator, anchor: Anchor) -> Tensor:
+    """What the block shows, as one vector: its two Gram matrices stand on the diagonal; ‖A‖_F."""
+    image = linear.across(anchor.block_SB.to(linear.dtype).unsqueeze(0))[0]
+    if len(image) != len(anchor.before_TB):
+        raise ValueError(
+            f"start must come from a matrix of the same shape, got one with a longer side of "
+            f"{len(anchor.before_TB)}, not {len(image)}"
+        )
+    image = (image - anchor.before_TB).double()
+    return torch.cat([(image.mT @ image).reshape(-1), linear.frobenius()])
+
+
+def _replayed(linear: Operator, anchor: Anchor, where: Hashable) -> Tensor:
+    """`_packed`, as a captured graph where the matrix lies where it lay the last time.
+
+    Launched one by one, its kernels take less time than their launches.
+    """
+    if where is None or torch.cuda.is_current_stream_capturing():
+        return _packed(linear, anchor)
+    if anchor.replay.get("where") != where:
+        anchor.replay.clear()
+        anchor.replay["where"] = where
+        return _packed(linear, anchor)
+    if "graph" not in anchor.replay:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            anchor.replay["packed"] = _packed(linear, anchor)
+        anchor.replay["graph"] = graph
+    anchor.replay["graph"].replay()
+    return anchor.replay["packed"]

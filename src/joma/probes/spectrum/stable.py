@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from joma.probes.spectrum import _certificate, _refresh
 from joma.probes.spectrum._krylov import Krylov
-from joma.probes.spectrum._operator import Operator, dither_slack, operator, wide_product
+from joma.probes.spectrum._operator import Operator, dither_slack, operator
 
 FAILURE = 1e-6
 """Probability, over the random start, that a bound does not hold."""
@@ -19,6 +19,8 @@ _SMALL = 192
 """Shorter sides up to this are solved whole."""
 _METHODS = ("auto", "lanczos", "exact")
 _STEPS = 12
+_MISS = 0.08
+"""Share of the tolerance by which the top eigenvalue within the basis may be missed."""
 
 
 class Estimate(Protocol):
@@ -191,15 +193,15 @@ def _iterate(
         linear.count, linear.side, b, generator=dice, device=linear.device, dtype=linear.dtype
     )
     krylov = Krylov(linear.apply, start_LSB, careful)
-    check = 3
+    check, looks = 3, []
     while (krylov.applications + 2) * b <= linear.side:
         krylov.extend()
         if krylov.applications < check:
             continue
-        top_L, x_LS = krylov.ritz()
+        top_L, x_LS = krylov.ritz(_MISS * tolerance)
         floor_L = linear.quotient(x_LS)
         slack_L = linear.slack(floor_L, FAILURE / 10)
-        ceiling_L = top_L * (1 + _excess(krylov, top_L, tolerance - slack_L))
+        ceiling_L = top_L * (1 + _excess(krylov, top_L, tolerance, slack_L))
         bad = ~krylov.sound() if not careful else torch.zeros_like(floor_L, dtype=torch.bool)
         numbers = torch.stack(
             [floor_L, ceiling_L, slack_L, bad.double(), linear.frobenius()]
@@ -218,7 +220,8 @@ def _iterate(
                 for floor, s, norm in zip(numbers[0], share, numbers[4], strict=True)
             ]
             return _anchored(found, linear, x_LS, seed) if keep else found
-        check = _next_check(krylov.applications, max(share), tolerance)
+        looks.append((krylov.applications, max(share)))
+        check = _next_check(looks, tolerance)
     return None
 
 
@@ -228,10 +231,12 @@ def _block(linear: Operator) -> int:
     return min(wanted, linear.side // 8)
 
 
-def _excess(krylov: Krylov, top_L: Tensor, wanted_L: Tensor) -> Tensor:
+def _excess(krylov: Krylov, top_L: Tensor, tolerance: float, slack_L: Tensor) -> Tensor:
     """How far above the estimate the top eigenvalue can lie, as a share of it; may be ∞."""
+    wanted_L = (tolerance - slack_L).clamp(min=1e-6)
     powers = torch.arange(-_STEPS // 2, _STEPS, dtype=torch.float64, device=top_L.device)
-    excess_LG = wanted_L.clamp(min=1e-6).unsqueeze(-1) * (0.98 * 1.5**powers)
+    # K grows with λ only beyond the top eigenvalue of the projection, which may be missed a little.
+    excess_LG = (wanted_L.unsqueeze(-1) * (0.98 * 1.5**powers)).clamp(min=_MISS * tolerance)
     out_LG = krylov.excluded(top_L.unsqueeze(-1) * (1 + excess_LG), FAILURE * 0.9)
     # The first from which on all are excluded.
     at = out_LG.shape[-1] - out_LG.flip(-1).to(torch.int8).cummin(-1).values.sum(-1)
@@ -239,11 +244,21 @@ def _excess(krylov: Krylov, top_L: Tensor, wanted_L: Tensor) -> Tensor:
     return padded.gather(-1, at.long().unsqueeze(-1)).squeeze(-1)
 
 
-def _next_check(now: int, share: float, tolerance: float) -> int:
-    """When to look again: half-way, in ratio, to where the slowest spectrum would be done."""
-    share = min(share, 0.5)
-    slowest = (2 * now + 1) * math.atanh(math.sqrt(share)) / math.atanh(math.sqrt(tolerance)) / 2
-    return max(now + 1, math.ceil(math.sqrt(now * max(slowest, now))))
+def _next_check(looks: list[tuple[int, float]], tolerance: float) -> int:
+    """When to look again: bounds fall geometrically once they are there at all.
+
+    Args:
+        looks: applications so far and what bound they gave, as a share of the value; may be ∞.
+        tolerance: wanted share.
+    """
+    now, share = looks[-1]
+    if math.isinf(share):
+        return 2 * now
+    then, before = looks[-2] if len(looks) > 1 else (now, math.inf)
+    if math.isinf(before) or before <= share:
+        return now + math.ceil(now / 2)
+    steps = (now - then) * math.log(share / tolerance) / math.log(before / share)
+    return now + min(max(math.ceil(steps), 1), now)
 
 
 def _result(floor: float, share: float, norm: float, products: int) -> StableRank:
@@ -265,16 +280,17 @@ def _by_graph(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> Stabl
     if not matrix.is_contiguous():
         return None
     plan = _graph.plan(*matrix.shape, matrix.device, FAILURE * 0.9)
-    scales = plan.load(matrix, tolerance, seed)
-    wide = matrix.shape[0] <= matrix.shape[1]
+    scales = plan.load(matrix, tolerance, seed, plan.guess)
     since, stop = None, plan.likely
     direct = stop > 0
     while stop < len(_graph.STOPS):
-        look = plan.advance(stop, since)
-        image = wide_product((matrix.mT if wide else matrix)[None], look.vector_S[None, :, None])
-        length = torch.linalg.vector_norm(image, dtype=torch.float64).unsqueeze(0)
-        numbers = torch.cat([look.numbers, scales, length]).tolist()  # one wait for the device
-        excess, top, sound, norm, most, length = numbers
+        look = plan.advance(matrix, stop, since)
+        numbers = torch.cat([look.numbers, scales, look.length]).tolist()  # one wait for the device
+        excess, top, sound, norm, most, fits, length = numbers
+        if not fits:  # entries of another size than the last matrix had
+            scales = plan.load(matrix, tolerance, seed, False)
+            since, stop = None, plan.likely
+            continue
         if not math.isfinite(norm):
             raise ValueError("matrix must be finite, got NaN or infinity")
         if norm == 0:
@@ -330,7 +346,9 @@ def _refreshed(matrix: Tensor, start: StableRank) -> StableRank:
     if start.anchor is None:
         raise ValueError("start must be a result made with keep=True, of a matrix that is not zero")
     linear = operator(matrix.unsqueeze(0), None)
-    floor, ceiling, norm = _refresh.refreshed(linear, start.anchor, FAILURE)
+    whole = matrix.is_cuda and not isinstance(matrix, DTensor)
+    where = (matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype) if whole else None
+    floor, ceiling, norm = _refresh.refreshed(linear, start.anchor, FAILURE, where)
     if not math.isfinite(norm):
         raise ValueError("matrix must be finite, got NaN or infinity")
     if norm == 0:
