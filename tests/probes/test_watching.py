@@ -189,6 +189,8 @@ def test_encoder_and_decoder_with_biases_by_position(implementation: str):
             assert torch.equal(model(**inputs).logits, plain)
         model.set_attn_implementation("eager")
         output = model(**inputs, output_attentions=True)
+    if not output.encoder_attentions:
+        pytest.skip("this version of transformers does not return the attention of T5")
     expected = {"EncDecAttention": output.cross_attentions}
     expected |= {"encoder": output.encoder_attentions, "decoder": output.decoder_attentions}
     for call in calls:

@@ -64,9 +64,9 @@ def gram_matrix(matrix: Tensor) -> tuple[Tensor, float]:
     """
     if isinstance(matrix, DTensor):
         matrix = matrix.full_tensor()
+    low, high = (float(x) for x in torch.aminmax(matrix))
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.mT
-    low, high = (float(x) for x in torch.aminmax(matrix))
     most = max(abs(low), abs(high))
     if not math.isfinite(low + high):
         raise ValueError("matrix must be finite, got NaN or infinity")

@@ -25,7 +25,7 @@ from joma.probes.spectrum import _dither_kernel
 from joma.probes.spectrum._krylov import chi_square_floor, squarings_for
 from joma.probes.spectrum._operator import float32_products, wide_product
 
-STOPS = (3, 8, 12, 18, 22)
+STOPS = (3, 8, 12, 15, 18, 22)
 """After how many applications of the Gram matrix bounds are looked at."""
 _COLUMNS = 32
 _WARPS = 4

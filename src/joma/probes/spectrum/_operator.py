@@ -169,8 +169,9 @@ class _Dense(_Plain):
                 from joma.probes.spectrum import _dither_kernel  # Triton comes with CUDA builds
 
                 return _dither_kernel.frobenius(turned)
-            # The square of any float32 lies within float64.
-            return torch.linalg.vector_norm(turned.flatten(1), dim=1, dtype=torch.float64)
+            norm_L = torch.linalg.vector_norm(_row_norms(turned), dim=-1, dtype=torch.float64)
+            if bool(((norm_L > 1e-15) & (norm_L < 1e15)).all()):
+                return norm_L
         low_high = [torch.stack(torch.aminmax(matrix)) for matrix in self._matrices]
         most_L = torch.stack(low_high).abs().amax(-1).double()
         total_L = torch.zeros_like(most_L)
@@ -184,6 +185,21 @@ class _Dense(_Plain):
         step = max(1, chunk // (self.count * self._matrices.shape[-1]))
         for start in range(0, self.side, step):
             yield slice(start, start + step)
+
+
+def _row_norms(matrices_LMN: Tensor) -> Tensor:
+    """The norm of every row in float32, (L, M); entries of another type by way of one buffer."""
+    if matrices_LMN.dtype == torch.float32:
+        return torch.linalg.vector_norm(matrices_LMN, dim=-1)
+    L, M, N = matrices_LMN.shape
+    norm_LM = torch.empty(L, M)
+    step = max(1, _CHUNK // (L * N))
+    buffer = torch.empty(L, min(step, M), N)
+    for start in range(0, M, step):
+        part = matrices_LMN[:, start : start + step]
+        wide = buffer[:, : part.shape[1]].copy_(part)
+        norm_LM[:, start : start + step] = torch.linalg.vector_norm(wide, dim=-1)
+    return norm_LM
 
 
 class _Dithered:

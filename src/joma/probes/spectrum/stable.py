@@ -221,6 +221,8 @@ def _iterate(
             ]
             return _anchored(found, linear, x_LS, seed) if keep else found
         looks.append((krylov.applications, max(share)))
+        if len(looks) > 1 and looks[-1][1] >= looks[-2][1] < math.inf:
+            return None  # what is left of the matrix is too small beside its top to build upon
         check = _next_check(looks, tolerance)
     return None
 
@@ -255,7 +257,7 @@ def _next_check(looks: list[tuple[int, float]], tolerance: float) -> int:
     if math.isinf(share):
         return 2 * now
     then, before = looks[-2] if len(looks) > 1 else (now, math.inf)
-    if math.isinf(before) or before <= share:
+    if math.isinf(before):
         return now + math.ceil(now / 2)
     steps = (now - then) * math.log(share / tolerance) / math.log(before / share)
     return now + min(max(math.ceil(steps), 1), now)
