@@ -196,6 +196,9 @@ class TestShortTexts:
         assert not Path("runs").exists()
 
 
+HOW = pytest.mark.parametrize("how", [["--text", "text.txt"], ["--low-memory"]])
+
+
 class TestDamage:
     def refused(self, *arguments: str) -> str:
         told = sentence(joma("probe", *arguments))
@@ -213,22 +216,22 @@ class TestDamage:
         Path(model, "tokenizer_config.json").unlink()
         assert "--tokenizer" in self.refused(model, "--text", "text.txt")
 
-    @pytest.mark.parametrize("how", [[], ["--low-memory"]])
+    @HOW
     def test_a_pickle_that_wants_to_run_is_not_run(self, model: str, how: list[str]):
         Path(model, "model.safetensors").unlink()
         Path(model, "pytorch_model.bin").write_bytes(pickle.dumps(_Poison()))
-        told = self.refused(model, "--text", "text.txt", *how)
+        told = self.refused(model, *how)
         assert "pytorch_model.bin" in told
         assert not Path("it-ran").exists()
 
-    @pytest.mark.parametrize("how", [[], ["--low-memory"]])
+    @HOW
     @pytest.mark.parametrize("left", [0, 7, 100, -1])
     def test_cut_short(self, model: str, left: int, how: list[str]):
         path = Path(model, "model.safetensors")
         path.write_bytes(path.read_bytes()[:left])
-        assert "model/model.safetensors" in self.refused(model, "--text", "text.txt", *how)
+        assert "model/model.safetensors" in self.refused(model, *how)
 
-    @pytest.mark.parametrize("how", [[], ["--low-memory"]])
+    @HOW
     def test_not_finite(self, model: str, how: list[str]):
         from safetensors.torch import load_file, save_file
 
@@ -236,7 +239,7 @@ class TestDamage:
         weights = load_file(path)
         weights["model.layers.1.mlp.gate_proj.weight"][0, 0] = math.nan
         save_file(weights, path)
-        assert "finite" in self.refused(model, "--text", "text.txt", *how)
+        assert "finite" in self.refused(model, *how)
 
     @pytest.mark.parametrize(
         ("line", "told"),
@@ -254,6 +257,26 @@ class TestDamage:
     )
     def test_bad_input(self, model: str, line: str, told: str):
         assert told in self.refused(*line.split())
+
+    @pytest.mark.parametrize(
+        ("line", "told"),
+        [
+            ("--low-memory --text text.txt", "--text has no effect with --low-memory"),
+            ("--low-memory --text embedded", "--text has no effect with --low-memory"),
+            ("--low-memory --windows 20", "--windows has no effect"),
+            ("--low-memory --window 8 --batch 2", "--window and --batch have no effect"),
+            (
+                "--low-memory --tokenizer bytes --dtype float32 --text -",
+                "--tokenizer, --text and --dtype have no effect",
+            ),
+            ("--jobs 1", "--jobs has no effect without --series"),
+            ("--schedule pythia --jobs 2", "--schedule and --jobs have no effect without --series"),
+        ],
+    )
+    def test_options_that_change_nothing_are_told(self, model: str, line: str, told: str):
+        result = joma("probe", model, "--dry-run", *line.split())
+        assert result.exit_code == 0
+        assert told in result.stderr
 
 
 class _Poison:

@@ -16,7 +16,7 @@ import joma.experiments.series
 from joma.runs import Run
 from tests.cli._command import joma as run_joma
 from tests.cli._command import sentence
-from tests.cli._tiny import HEADS, LAYERS, TEXT, make_model, make_series, make_tokenizer
+from tests.cli._tiny import HEADS, LAYERS, TEXT, WORDS, make_model, make_series, make_tokenizer
 
 STEPS = (0, 100, 200, 300, 400, 500)
 FLAGS = ("--text", "text.txt", "--window", "16", "--windows", "2")
@@ -171,6 +171,44 @@ class TestProbe:
         assert probe().exit_code == 1
         assert measured == ["training/step200", "training/step600"]
 
+    def test_those_whose_configuration_or_tokenizer_changed_are(self, series, measured):
+        assert probe().exit_code == 0
+        del measured[:]
+        config = json.loads((series / "step200/config.json").read_text())
+        (series / "step200/config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+        make_tokenizer(series / "step400", reversed(WORDS))
+        (series / "step300/README.md").write_text("It went well.")
+        (series / "step500/config.json").touch()
+        kept = Path("here/steps/step-0.json")  # as if it did not say of what configuration it is
+        kept.write_text(json.dumps({**json.loads(kept.read_text()), "settings": None}))
+        assert probe().exit_code == 0
+        assert measured == ["training/step0", "training/step200", "training/step400"]
+        assert probe().exit_code == 0
+        assert len(measured) == 3
+
+    def test_a_tokenizer_given_decides_instead_of_theirs(self, series, measured):
+        for step in STEPS[2:]:
+            shutil.rmtree(series / f"step{step}")
+        make_tokenizer(Path("other"))
+        assert probe("--tokenizer", "other").exit_code == 0
+        make_tokenizer(series / "step100", reversed(WORDS))
+        assert probe("--tokenizer", "other").exit_code == 0
+        assert len(measured) == 2
+        make_tokenizer(Path("other"), reversed(WORDS))
+        assert probe("--tokenizer", "other").exit_code == 0
+        assert len(measured) == 4
+
+    def test_a_tokenizer_decides_nothing_where_no_text_is_read(self, series, measured):
+        line = ("probe", "--series", "training", "--low-memory", "--out", "here")
+        assert run_joma(*line).exit_code == 0
+        make_tokenizer(series / "step400", reversed(WORDS))
+        assert run_joma(*line).exit_code == 0
+        assert len(measured) == len(STEPS)
+        config = json.loads((series / "step200/config.json").read_text())
+        (series / "step200/config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+        assert run_joma(*line).exit_code == 0
+        assert measured[len(STEPS) :] == ["training/step200"]
+
     def test_interrupted(self, series, measured, monkeypatch):
         watched = joma.experiments.series.measure
 
@@ -245,6 +283,15 @@ class TestProbe:
         told = sentence(run_joma("probe", "model", "--series", "step0,step1"))
         assert "MODEL must be a hub id" in told
         assert "holds one checkpoint" in sentence(run_joma("probe", "--series", "model"))
+
+    def test_options_that_change_nothing_are_told(self, series):
+        result = probe("--low-memory", "--dry-run")
+        assert result.exit_code == 0
+        assert "--text, --window and --windows have no effect with --low-memory" in result.stderr
+        line = ("probe", "some/model", "--series", "step0,step1", "--revision", "main")
+        assert "--revision has no effect where --series names" in sentence(run_joma(*line))
+        assert not Path("here").exists()
+        assert not Path("runs").exists()
 
     def test_revisions_of_a_hub_id(self, series, monkeypatch):
         from huggingface_hub.errors import RevisionNotFoundError

@@ -1,5 +1,6 @@
 """Checkpoint series: where they are, and what is found in damaged ones but not in honest ones."""
 
+import hashlib
 import json
 import math
 import os
@@ -18,10 +19,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from joma.models._fingerprint import SIZE, fingerprint
+from joma import models
+from joma.models._fingerprint import SIZE, fingerprint, settings_hashes
 from joma.models._ordering import misplaced
 from joma.models._schedule import inferred
-from joma.models.series import PYTHIA, Checkpoint, Series, step_of, verify
+from joma.models.series import PYTHIA, Checkpoint, Integrity, Series, step_of, verify
 
 few = settings(max_examples=25, deadline=None)
 
@@ -45,6 +47,11 @@ class TestSteps:
     )
     def test_of_a_name(self, name: str, step: int | None):
         assert step_of(name) == step
+
+
+def test_the_room_hands_out_what_a_user_needs_of_series():
+    assert (models.Series, models.verify, models.Integrity) == (Series, verify, Integrity)
+    assert {"Series", "verify", "Integrity"} <= set(models.__all__)
 
 
 class TestSeries:
@@ -465,6 +472,32 @@ class _Poison:
 
     def __reduce__(self):
         return os.system, (f"touch {self.witness}",)
+
+
+class TestSettings:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        for name in ("config.json", "tokenizer.json", "vocab.txt", "model.safetensors", "notes.md"):
+            (tmp_path / name).write_text(name)
+        return tmp_path
+
+    def test_are_configuration_and_tokenizer(self, folder: Path):
+        found = settings_hashes(folder)
+        assert list(found) == ["config.json", "tokenizer.json", "vocab.txt"]
+        assert found["vocab.txt"] == hashlib.sha256(b"vocab.txt").hexdigest()
+
+    def test_with_another_tokenizer(self, folder: Path):
+        own = settings_hashes(folder)
+        given = settings_hashes(folder, tokenizer=folder / "vocab.txt")
+        assert given == {"config.json": own["config.json"], "tokenizer": own["vocab.txt"]}
+        assert settings_hashes(folder, tokenizer="bytes") == {"config.json": own["config.json"]}
+        theirs = {f"tokenizer/{name}": digest for name, digest in own.items()}
+        assert settings_hashes(folder, tokenizer=str(folder)) == {
+            "config.json": own["config.json"],
+            **theirs,
+        }
+        with pytest.raises(ValueError, match="neither a folder nor a hub id"):
+            settings_hashes(folder, tokenizer="no such/thing/at all")
 
 
 class TestFingerprints:

@@ -186,11 +186,23 @@ def test_lowest_number_of_a_mask_hides_like_minus_infinity(dtype: torch.dtype):
 
 
 def test_a_large_negative_bias_is_no_mask():
-    """A row all of whose keys get −10⁹ is softmax of what is left of its scores, as it says."""
+    """A row all of whose keys get −10⁹ is softmax of its scores all the same."""
     q, k = draw(17, 4, 8), draw(18, 6, 8)
     mask = torch.full((4, 6), -1e9)
     found = attention_statistics(q, k, causal=False, mask=mask)
-    torch.testing.assert_close(found.entropy, torch.full((4,), math.log(6)))
+    plain = materialised(q, k, causal=False)
+    torch.testing.assert_close(found.entropy.double(), plain.entropy, atol=1e-6, rtol=0)
+
+
+@pytest.mark.usefixtures("any_blocks")
+@pytest.mark.parametrize("added", [1e4, -1e4, 1e6])
+def test_large_numbers_of_a_mask_cost_no_accuracy(added: float):
+    q, k = draw(35, 2, 4, 21, 8, size=2), draw(36, 2, 2, 21, 8, size=2)
+    mask = torch.zeros(21, 21)
+    mask[::2] = added
+    mask = mask.masked_fill(draw(37, 21, 21) < -1, -INF)
+    found = attention_statistics(q, k, mask=mask, first=3, last=4, received=True)
+    close(found, materialised(q, k, mask=mask), 1e-6)
 
 
 def test_rows_without_a_key():
@@ -224,6 +236,53 @@ def test_what_is_not_a_number_is_not_hidden():
     q[2, 0] = math.nan
     entropy = attention_entropy(q, k)
     assert entropy.isnan().tolist() == [False, False, True, False, False, False]
+
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "window": {"window": 4},
+    "bidirectional window": {"causal": False, "window": 4},
+    "padding": {"causal": False, "padding": torch.arange(21) != 13},
+    "mask": {"causal": False, "mask": torch.arange(21) != 13},
+    "numbers": {"causal": False, "mask": torch.zeros(21).masked_fill(torch.arange(21) == 13, -INF)},
+}
+
+
+@pytest.mark.usefixtures("any_blocks")
+@pytest.mark.parametrize("sight", BESIDE.values(), ids=BESIDE.keys())
+@pytest.mark.parametrize("bad", [math.nan, INF, -INF, 1e35])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bad_key_reaches_only_rows_that_see_it(
+    sight: dict[str, Any], bad: float, dtype: torch.dtype
+):
+    q, k = draw(38, 2, 21, 8, dtype=dtype), draw(39, 2, 21, 8, dtype=dtype)
+    truth = materialised(q, k, **sight)
+    k[:, 13] = bad
+    found = attention_statistics(q, k, **sight, first=3, last=4, received=True)
+    hidden = torch.ones(21, dtype=torch.bool)
+    if "window" in sight or not sight:
+        hidden = ~seen_keys(21, 21, **sight)[:, 13]
+    assert hidden.sum() >= 13
+    for name in ("logsumexp", "entropy", "first", "last"):
+        torch.testing.assert_close(
+            getattr(found, name)[:, hidden].double(),
+            getattr(truth, name)[:, hidden],
+            atol=1e-5,
+            rtol=1e-7,
+        )
+    if hidden.all():
+        assert found.received is not None
+        torch.testing.assert_close(found.received.double(), truth.received, atol=1e-5, rtol=0)
+    elif not math.isfinite(bad):  # and it does reach those
+        assert found.entropy[:, ~hidden].isnan().any()
+
+
+def test_what_a_mask_adds_to_a_key_not_seen_is_nothing():
+    q, k = draw(40, 9, 8), draw(41, 9, 8)
+    future = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    for added in (math.nan, INF, 1e38):
+        mask = torch.zeros(9, 9).masked_fill(future, added)
+        close(attention_statistics(q, k, mask=mask), materialised(q, k), 1e-6)
 
 
 @pytest.mark.usefixtures("any_blocks")

@@ -191,6 +191,75 @@ def layer_attentions(
     return attentions
 
 
+class Wrapped(nn.Module):
+    """An attention module inside another, as adapters put it there."""
+
+    def __init__(self, inner: nn.MultiheadAttention, called: bool) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Identity(), inner])
+        self.batch_first = inner.batch_first
+        self._called = called
+
+    def __getattr__(self, name: str) -> Any:
+        own = name in ("parts", "_called")
+        return super().__getattr__(name) if own else getattr(self.parts[1], name)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
+        return self.parts[1](query, key, value, **given) if self._called else (query, None)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_attention_inside_another_module_is_seen(fast: bool):
+    model = encoder(norm_first=False, nested=False)
+    inputs = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(12))
+    plainly: list[AttentionCall] = []
+    calls: list[AttentionCall] = []
+    torch.backends.mha.set_fastpath_enabled(fast)
+    try:
+        with torch.no_grad():
+            with watch_attention(model, plainly.append):
+                plain = model(inputs)
+            layer: Any = model.layers[2]
+            layer.self_attn = Wrapped(layer.self_attn, called=True)
+            with watch_attention(model, calls.append):
+                assert torch.equal(model(inputs), plain)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert calls[2].module == "layers.2.self_attn.parts.1"
+    assert [call.layer for call in calls] == [0, 1, 2]
+    for call, before in zip(calls, plainly, strict=True):
+        assert torch.equal(call.query, before.query)
+        assert torch.equal(call.key, before.key)
+
+
+class Mixing(nn.Module):
+    """What mixes tokens without attention."""
+
+    batch_first = True
+
+    def forward(self, query: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        return query.mean(1, keepdim=True).expand_as(query), None
+
+
+def test_attention_that_cannot_be_seen_is_refused_in_one_sentence():
+    told = "attention of layers.1 is computed by a {} in a way of its own: say where"
+    model = encoder(norm_first=False, nested=False).train()  # in training nothing is fused
+    layer: Any = model.layers[1]
+    inner, layer.self_attn = layer.self_attn, Mixing()
+    with (
+        pytest.raises(ValueError, match=told.format("Mixing")),
+        watch_attention(model, lambda call: None),
+    ):
+        raise AssertionError
+    layer.self_attn = Wrapped(inner, called=False)
+    with (
+        pytest.raises(ValueError, match=told.format("Wrapped")),
+        watch_attention(model, lambda call: None),
+    ):
+        model(torch.zeros(2, 7, 32))
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
 def test_transformer_with_decoder_in_training():
     model = nn.Transformer(32, 4, 1, 2, 40, batch_first=True)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Options that several commands share, and how their values are read."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -82,6 +82,25 @@ Device = Annotated[
         help="Where it runs: cpu, cuda, or auto, which takes cuda if it is there.",
     ),
 ]
+
+
+def note_idle(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Says of those of the options that were given that they change nothing.
+
+    Args:
+        context: of the command.
+        names: of its arguments.
+        why: they do not, as the end of a sentence.
+    """
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in names
+        if getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE"
+    ]
+    if given:
+        options = " and ".join(filter(None, (", ".join(given[:-1]), given[-1])))
+        verb = "has" if len(given) == 1 else "have"
+        typer.echo(f"joma: {options} {verb} no effect {why}", err=True)
 
 
 def chosen_device(asked: str) -> str:

@@ -20,6 +20,7 @@ from joma.cli._options import (
     Text,
     Tokenizer,
     chosen_device,
+    note_idle,
     one_of,
     whole,
 )
@@ -37,6 +38,8 @@ METRICS = (
 """Written down, for the help must not import what measures them."""
 
 _OPTIONS = ("window", "windows", "batch", "metrics", "tokenizer", "dtype", "revision", "schedule")
+_OF_TEXT = ("tokenizer", "text", "window", "windows", "batch", "dtype")
+_OF_SERIES = ("schedule", "jobs")
 _COLUMNS = {
     "attention_first": "on first token",
     "attention_last": "on last 16",
@@ -54,6 +57,7 @@ _RANKS = {"stable_rank": "rank", "effective_rank": "effective rank"}
 
 
 def probe(
+    context: typer.Context,
     model: Annotated[
         str | None,
         Model,
@@ -145,6 +149,11 @@ def probe(
     and marked in the picture (Fig. 7), and work goes on where it was stopped when --out is its
     folder. Exits with 1 when something is wrong with a series.
     """
+    if low_memory:
+        idle = (*_OF_TEXT, "device") if device == "cuda" else _OF_TEXT
+        note_idle(context, idle, "with --low-memory, which reads weights alone, on the CPU")
+    if not series:
+        note_idle(context, _OF_SERIES, "without --series")
     with _said_of_options():
         asked = _Asked(
             model=model,

@@ -96,6 +96,11 @@ def measure(
                 f"MODEL must be a hub id where --series names its revisions, got {asked.model}; "
                 f"a folder of checkpoints is given as --series {asked.model}"
             )
+        if asked.revision is not None:
+            raise ValueError(
+                f"--revision has no effect where --series names the revisions of MODEL, got "
+                f"{asked.revision!r}"
+            )
     else:
         revisions = asked.revision
     series = _named(names, revisions, schedule)

@@ -29,6 +29,7 @@ from joma.models.series import (
     kept_fingerprint,
     not_there,
     reason,
+    settings_hashes,
 )
 from joma.report import figures
 from joma.report.series import Panel, draw_series
@@ -57,6 +58,9 @@ _IN_A_WORD = {  # of a step that is several, the last
 
 _TOLD = 6
 """Findings that stand under the picture; of more, their number."""
+
+_KEPT = {"sha256", "settings", "note", "roles", "measurements"}
+"""What the file of a step that is done holds, at least."""
 
 _Place = tuple[str, str, int | None, int | None]
 """Metric, module, layer and head."""
@@ -230,12 +234,13 @@ def _measured(
     probing: Probing,
     device: str,
 ) -> dict[str, Any]:
-    """Measures a checkpoint and keeps that in a file, unless it is done of these very weights."""
+    """Measures a checkpoint and keeps that in a file, unless it is done of these very files."""
     before = _finished(kept)
-    if before is not None and before["sha256"] == hashes:
-        return {"note": before["note"]}
     start = time.perf_counter()
     try:
+        settings = _settings(checkpoint, probing)
+        if before is not None and (before["sha256"], before["settings"]) == (hashes, settings):
+            return {"note": before["note"]}
         probed = measure(
             checkpoint.source, text, probing, revision=checkpoint.revision, device=device
         )
@@ -243,6 +248,7 @@ def _measured(
         return {"error": reason(error)}  # one checkpoint's weights do not end the series
     ended = {
         "sha256": hashes,
+        "settings": settings,
         "note": probed.note,
         "roles": probed.roles,
         "seconds": round(time.perf_counter() - start, 2),
@@ -252,11 +258,17 @@ def _measured(
     return {"note": probed.note}
 
 
+def _settings(checkpoint: Checkpoint, probing: Probing) -> dict[str, str]:
+    """Hashes of what beside the weights decides the numbers; no tokenizer where no text is read."""
+    tokenizer = probing.tokenizer if probing.reads_text else "bytes"
+    return settings_hashes(checkpoint.source, revision=checkpoint.revision, tokenizer=tokenizer)
+
+
 def _finished(kept: Path) -> dict[str, Any] | None:
     """What was measured of a checkpoint, None where it is not done."""
     try:
         found = json.loads(kept.read_bytes())
-        return found if {"sha256", "note", "roles", "measurements"} <= found.keys() else None
+        return found if found.keys() >= _KEPT else None
     except (OSError, ValueError, AttributeError):
         return None
 

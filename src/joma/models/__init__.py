@@ -1,7 +1,8 @@
 """Models: the transformer of the papers' experiments, in ensembles, and models people bring.
 
-What may live here is the architecture of a model, how it is initialised or loaded and where its
-parts are found; what it is trained on and how, and what is measured of it, lives elsewhere.
+What may live here is the architecture of a model, how it is initialised or loaded, where its parts
+are found, and whether a series of checkpoints can be believed; what it is trained on and how, and
+what is measured of it, lives elsewhere.
 """
 
 from joma.models.architectures import (
@@ -20,6 +21,7 @@ from joma.models.architectures import (
 )
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
+from joma.models.series import Integrity, Series, verify
 from joma.models.tokenizers import Tokenizer, load_tokenizer
 from joma.models.transformer import Transformer, TransformerConfig
 from joma.models.weight_files import StoredTensor, WeightFiles
@@ -28,11 +30,13 @@ __all__ = [
     "ROLES",
     "Architecture",
     "Embedding",
+    "Integrity",
     "LayerNorm",
     "Linear",
     "Loaded",
     "Part",
     "Place",
+    "Series",
     "StoredTensor",
     "Tokenizer",
     "Transformer",
@@ -49,5 +53,6 @@ __all__ = [
     "prefix_of",
     "register",
     "untrained",
+    "verify",
     "weights",
 ]

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from joma.models._hub import is_tokenizer_file, local_folder
 from joma.models.weight_files import WeightFiles
 from joma.runs._write import replacing
 
@@ -112,6 +113,37 @@ def _read(kept: Path, stamps: Mapping[str, list[int]]) -> Fingerprint | None:
             return Fingerprint(facts["files"], shapes, float(facts["norm"]), sketch)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
+
+
+def settings_hashes(
+    source: str | Path, *, revision: str | None = None, tokenizer: str | Path | None = None
+) -> dict[str, str]:
+    """Hashes of what else than its weights decides what a checkpoint computes of a text.
+
+    These are its config.json and the files of its tokenizer, or of the one given instead: as
+    `joma.models.load_tokenizer` takes it. A file that is not there has no hash.
+    """
+    folder = local_folder(source, revision)
+    if tokenizer is None:
+        return _hashes(folder, tokenizer=True)
+    found = _hashes(folder, tokenizer=False)
+    path = Path(tokenizer)
+    if path.is_file():
+        return found | {"tokenizer": sha256(path)}
+    if tokenizer == "bytes":
+        return found
+    # Its own config.json may say of what class a tokenizer is.
+    other = _hashes(local_folder(tokenizer), tokenizer=True)
+    return found | {f"tokenizer/{name}": digest for name, digest in other.items()}
+
+
+def _hashes(folder: Path, *, tokenizer: bool) -> dict[str, str]:
+    return {
+        path.name: sha256(path)
+        for path in sorted(folder.iterdir())
+        if path.name == "config.json" or (tokenizer and is_tokenizer_file(path.name))
+        if path.is_file()
+    }
 
 
 def sha256(path: Path) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from joma.models._fingerprint import Fingerprint, fingerprint, kept_fingerprint
+from joma.models._fingerprint import Fingerprint, fingerprint, kept_fingerprint, settings_hashes
 from joma.models._hub import WEIGHTS
 from joma.models._integrity import Finding, Integrity, Neighbours, judge
 from joma.models._schedule import PYTHIA, SCHEDULES
@@ -27,6 +27,7 @@ __all__ = [
     "fingerprint",
     "judge",
     "kept_fingerprint",
+    "settings_hashes",
     "step_of",
     "verify",
 ]

@@ -8,8 +8,9 @@ so no large number is subtracted from a large number. Blocks of keys are joined 
 block is a matrix product into a buffer that stays in a core's cache, then one pass each for the
 maximum, the difference, its bound, the exponential, its sum, the product with x, and its sum.
 
-Single precision is enough while no score can be larger than `_SINGLE`. Far beyond, the rounding of
-the scores alone would move the entropy by 10⁻⁴; double precision is used.
+Single precision is enough while no score, what a mask adds included, can be larger than `_SINGLE`.
+Far beyond, the rounding of the scores alone would move the entropy by 10⁻⁴; double precision is
+used.
 """
 
 from collections.abc import Iterator
@@ -19,9 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from joma.probes._attention_sight import HIDDEN, Block, Sight, as_slice
+from joma.probes._attention_sight import HIDDEN, Block, Sight, as_slice, lowest_seen
 
 _SINGLE = 400.0
+_COVERED = 1e29
+"""Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
 _LEAST = -80.0
 """Bound of x: e⁻⁸⁰ is nothing beside 1, and below it exponentials are slow and then inexact."""
 _NOTHING = 1e-34
@@ -70,13 +73,14 @@ def statistics(
         padding_BS = None
     given = torch.promote_types(query_BHTD.dtype, key_BHSD.dtype)
     answer = torch.float64 if given == torch.float64 else torch.float32
-    working = answer
-    if answer == torch.float32 and not _small(query_BHTD, key_BHSD, scale):
-        working = torch.float64
+    largest = _largest(query_BHTD, key_BHSD, scale, mask_BHTS)
+    # Products in single precision might be rounded further than they say.
+    single = largest <= _SINGLE and torch.get_float32_matmul_precision() == "highest"
+    working = answer if single else torch.float64
     work = _Work(
         query_BHTD.to(working).unflatten(1, group),
         key_BHSD.to(working),
-        Sight(T, S, causal, window, padding_BS, mask_BHTS),
+        Sight(T, S, causal, window, padding_BS, mask_BHTS, firm=not largest <= _COVERED),
         scale=scale,
         softcap=softcap,
         first=first,
@@ -93,17 +97,22 @@ def statistics(
     )
 
 
-def _small(query: Tensor, key: Tensor, scale: float) -> bool:
-    """Whether products in single precision are good enough."""
-    if torch.get_float32_matmul_precision() != "highest":
-        return False  # they would be rounded further
+def _largest(query: Tensor, key: Tensor, scale: float, mask: Tensor | None) -> float:
+    """A bound of all scores, hidden ones included; NaN or ∞ where there is none."""
     if not query.numel() or not key.numel():
-        return True
+        return 0.0
+    wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), torch.float32)
     longest = [
-        torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).amax()
-        for vectors in (query, key)
+        torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).amax() for vectors in (query, key)
     ]
-    return bool(abs(scale) * longest[0] * longest[1] <= _SINGLE)
+    bound = abs(scale) * longest[0] * longest[1]
+    if mask is None or mask.dtype == torch.bool:
+        return float(bound)
+    added = [
+        threshold(mask[..., as_slice(rows), :], lowest_seen(mask), 0.0).abs().amax()
+        for rows in _ranges(range(mask.shape[-2]), _ROWS)
+    ]
+    return float(bound + torch.stack(added).amax())
 
 
 class _Work:

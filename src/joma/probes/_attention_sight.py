@@ -37,6 +37,8 @@ class Sight:
         padding_BS: False hides a key.
         mask_BHGTS: axes but the last may be 1; False hides, or a number is added to the score and
             hides where `hides` says so.
+        firm: whether hidden scores are overwritten: adding to them, which is faster, would not hide
+            what is NaN, infinite or huge.
     """
 
     queries: int
@@ -45,6 +47,7 @@ class Sight:
     window: int | None
     padding_BS: Tensor | None
     mask_BHGTS: Tensor | None
+    firm: bool = False
     _patterns: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     @property
@@ -76,8 +79,17 @@ class Sight:
         return range(start, max(start, stop))
 
     def hide(self, scores_BHGTS: Tensor, block: Block) -> None:
-        """Adds to the scores of a block what hides keys in it, and what a mask adds."""
+        """Adds to the scores of a block what a mask adds, and hides keys in it."""
         rows, keys = block.rows, block.keys
+        if self.mask_BHGTS is not None:  # first: it may add what is no number to a key not seen
+            mask = self._mask(block)
+            if mask.dtype == torch.bool:
+                self._hide(scores_BHGTS, ~mask)
+            else:
+                hidden = hides(mask)
+                scores_BHGTS.add_(mask.to(scores_BHGTS.dtype).masked_fill(hidden, HIDDEN))
+                if self.firm:
+                    self._hide(scores_BHGTS, hidden)
         if self.ahead is not None:
             start = max(keys.start, rows.start + self.offset + self.ahead + 1)
             edge = range(start, keys.stop)
@@ -88,14 +100,7 @@ class Sight:
             self._hide_from(scores_BHGTS, block, edge, self.window, _FAR)
         if self.padding_BS is not None:
             real = self.padding_BS[as_slice(block.batch), as_slice(keys)]
-            scores_BHGTS.add_(~real[:, None, None, None], alpha=HIDDEN)
-        if self.mask_BHGTS is not None:
-            mask = self._mask(block)
-            if mask.dtype == torch.bool:
-                scores_BHGTS.add_(~mask, alpha=HIDDEN)
-            else:
-                hidden = hides(mask)
-                scores_BHGTS.add_(mask.to(scores_BHGTS.dtype).masked_fill(hidden, HIDDEN))
+            self._hide(scores_BHGTS, ~real[:, None, None, None])
 
     def pattern(self, rows: range, keys: range, low: int, high: int, like: Tensor) -> Tensor:
         """1 where a key lies from `low` to `high` behind the query's own place, else 0."""
@@ -112,7 +117,14 @@ class Sight:
         if len(keys):
             start = keys.start - block.keys.start
             pattern = self.pattern(block.rows, keys, low, high, scores)
-            scores[..., start : start + len(keys)].add_(pattern, alpha=HIDDEN)
+            self._hide(scores[..., start : start + len(keys)], pattern)
+
+    def _hide(self, scores: Tensor, hidden: Tensor) -> None:
+        """Hides where `hidden` is True, or 1."""
+        if self.firm:
+            scores.masked_fill_(hidden.to(torch.bool), HIDDEN)
+        else:
+            scores.add_(hidden, alpha=HIDDEN)
 
     def _mask(self, block: Block) -> Tensor:
         assert self.mask_BHGTS is not None
@@ -123,7 +135,12 @@ class Sight:
 
 def hides(mask: Tensor) -> Tensor:
     """Where an additive mask hides: −∞, and what stands for it in this type or is as far down."""
-    return mask <= max(_HIDES, torch.finfo(mask.dtype).min / 2)
+    return mask <= lowest_seen(mask)
+
+
+def lowest_seen(mask: Tensor) -> float:
+    """What entries of an additive mask must lie above for their keys to be seen."""
+    return max(_HIDES, torch.finfo(mask.dtype).min / 2)
 
 
 def _rows(mask_BHGTS: Tensor, rows: range) -> Tensor:

@@ -9,6 +9,12 @@ from torch import Tensor, nn
 
 from joma.probes.attention import AttentionStatistics, attention_statistics
 
+HOW = (
+    "say where its queries and keys are made, such as "
+    "names=AttentionMap(query='blocks.{layer}.q', key='blocks.{layer}.k', heads=8)"
+)
+"""What to do about a model that does not tell."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:

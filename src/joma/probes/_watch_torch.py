@@ -4,6 +4,7 @@ In evaluation an encoder layer computes everything in one fused call, past its a
 long as no hook hangs on it. So there are no hooks here: while somebody watches, `forward` of the
 module is another one, which calls the first. The same path is taken as without, and the outputs are
 the same to the bit. Queries and keys are not to be had from the outside; they are projected again.
+Where a layer's attention module was put into another one, as adapters do, it is watched in there.
 """
 
 import inspect
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from joma.probes._watch_call import AttentionCall, Watch, layer_of
+from joma.probes._watch_call import HOW, AttentionCall, Watch, layer_of
 
 
 def is_watchable(model: nn.Module) -> bool:
@@ -33,10 +34,13 @@ def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
     with ExitStack() as stack:
         for attention in attentions.values():
             stack.enter_context(_replaced(attention.module, attention.around))
-        for module in model.modules():
+        for path, module in model.named_modules():
             if isinstance(module, nn.TransformerEncoderLayer):
-                inner = attentions[module.self_attn]
-                stack.enter_context(_replaced(module, _around_layer(module, inner)))
+                inner = [attentions[it] for it in module.modules() if it in attentions]
+                layer = _Layer(path, module, inner)
+                stack.enter_context(_replaced(module, layer.around))
+                if layer.attention is not None and layer.attention not in attentions:
+                    stack.enter_context(_replaced(layer.attention, layer.around_attention))
         yield
 
 
@@ -140,19 +144,52 @@ class _Attention:
         return query, key
 
 
-def _around_layer(layer: nn.TransformerEncoderLayer, attention: _Attention) -> Callable[..., Any]:
-    def around(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before = attention.calls
+class _Layer:
+    """One encoder layer while it is watched: it may compute attention without calling `inner`."""
+
+    def __init__(
+        self, path: str, module: nn.TransformerEncoderLayer, inner: list[_Attention]
+    ) -> None:
+        self.module, self.attention = module, getattr(module, "self_attn", None)
+        self._unseen = (
+            f"model cannot be watched: attention of {path or 'its layer'} is computed by a "
+            f"{type(self.attention).__name__} in a way of its own: {HOW}"
+        )
+        if not inner:
+            raise ValueError(self._unseen)
+        for one in inner:  # a number behind the layer's, inside what wraps it, is none of a layer
+            one.layer = layer_of(path, module, one.layer)
+        self._inner = inner
+        self._calls = 0
+
+    def around(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`forward` of the layer, then told where the modules that tell were passed by."""
+        before, inside = self._calls, [one.calls for one in self._inner]
         result = forward(*args, **kwargs)
-        if attention.calls == before:  # the fused call passed the attention module by
+        if [one.calls for one in self._inner] == inside:
+            fused = None if self._calls > before else self._fused()
+            if fused is None:
+                raise ValueError(self._unseen)
             given = inspect.signature(forward).bind(*args, **kwargs).arguments
             with torch.no_grad():
-                inputs = layer.norm1(given["src"]) if layer.norm_first else given["src"]
+                inputs = self.module.norm1(given["src"]) if self.module.norm_first else given["src"]
             padding, mask = given.get("src_key_padding_mask"), given.get("src_mask")
-            attention.tell(inputs, inputs, padding, mask, is_causal=False)
+            fused.tell(inputs, inputs, padding, mask, is_causal=False)
         return result
 
-    return around
+    def around_attention(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`forward` of what stands in the place of the attention module: no fused call, then."""
+        self._calls += 1
+        return forward(*args, **kwargs)
+
+    def _fused(self) -> _Attention | None:
+        """The attention of a fused call: the one whose weights the layer hands to it."""
+        given = getattr(self.attention, "in_proj_weight", None)
+        for one in self._inner:
+            weight = one.module.in_proj_weight
+            if one.module is self.attention or (weight is not None and weight is given):
+                return one
+        return None
 
 
 def _padded(nested: Tensor) -> tuple[Tensor, Tensor]:

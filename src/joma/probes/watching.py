@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from torch import nn
 
 from joma.probes import _watch_hf, _watch_named, _watch_torch
-from joma.probes._watch_call import AttentionCall, Watch
+from joma.probes._watch_call import HOW, AttentionCall, Watch
 from joma.probes._watch_named import AttentionMap
 
 __all__ = ["AttentionCall", "AttentionMap", "Watch", "watch_attention"]
@@ -52,7 +52,7 @@ def watch_attention(
             if not kinds:
                 raise ValueError(
                     f"model must be a Hugging Face model or hold nn.MultiheadAttention to be "
-                    f"watched, got {type(model).__name__}: {_HOW}"
+                    f"watched, got {type(model).__name__}: {HOW}"
                 )
             for kind in kinds:
                 stack.enter_context(kind.watching(model, watch))
@@ -60,16 +60,10 @@ def watch_attention(
     if not watch.calls:
         raise ValueError(
             f"no attention of {type(model).__name__} was seen: either it did not run, or it "
-            f"computes attention in a way of its own: {_HOW}"
+            f"computes attention in a way of its own: {HOW}"
         )
 
 
 def _is_compiled(module: nn.Module) -> bool:
     in_place = getattr(module, "_compiled_call_impl", None) is not None
     return in_place or hasattr(module, "_orig_mod")
-
-
-_HOW = (
-    "say where its queries and keys are made, such as "
-    "names=AttentionMap(query='blocks.{layer}.q', key='blocks.{layer}.k', heads=8)"
-)
