@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from joma.probes.spectrum import _dither_kernel
+from joma.probes.spectrum import _bound_kernel, _dither_kernel, _step_kernels
 from joma.probes.spectrum._krylov import chi_square_floor, squarings_for
 from joma.probes.spectrum._operator import float32_products, wide_product
 
@@ -30,8 +29,11 @@ STOPS = (3, 8, 12, 15, 18, 22)
 _COLUMNS = 32
 _WARPS = 4
 _EACH = 32
+"""Numbers that one program adds up."""
 _FULL = 16384.0
+"""What entries of a block are multiplied with to lie well in float16."""
 _LOW = 2048.0
+"""What is left of them beyond float16 is multiplied with."""
 _ROWS = 64
 """Rows of a block one program works on."""
 _GUARD = 0.3
@@ -41,6 +43,7 @@ _LARGEST = 1e12
 _WHITENED = (1, 5)
 """Steps after which K, where it has grown, is brought back to 1, by a change of basis."""
 _RAISED = 1e3
+"""Size of K from which on it has grown."""
 _EXACT_SQUARINGS = 5
 """Squarings in float32; an error of the later ones, in tf32, is raised to a small power only."""
 _MARGIN = 1.01
@@ -215,11 +218,11 @@ class Plan:
     def _steps(self, first: int, last: int, squarings: int) -> tuple[Tensor, ...]:
         side, stride = self._basis.shape
         tiles = (len(self._partial),)
-        _launch(_split, self._block(first), self._thin, stride)
+        _launch(_step_kernels.split, self._block(first), self._thin, stride)
         for j in range(first, last):
             product = self._applied()
             shape = {"FIRST": j == 0, "B": _COLUMNS}
-            _gathered[tiles](
+            _step_kernels.gathered[tiles](
                 product,
                 self._basis,
                 self._roots,
@@ -232,7 +235,7 @@ class Plan:
                 ROWS=_ROWS,
                 **shape,
             )
-            _added[(len(self._total) // _EACH,)](
+            _step_kernels.added[(len(self._total) // _EACH,)](
                 self._partial,
                 self._total,
                 len(self._partial),
@@ -240,12 +243,14 @@ class Plan:
                 EACH=_EACH,
                 ROWS=_ROWS,
             )
-            _formed[(1,)](
+            _step_kernels.formed[(1,)](
                 self._total, self._columns, self._roots, self._gram, self._crossed, j, **shape
             )
             # One warp: elimination is a chain of exchanges, which are dear between warps.
-            _rooted[(1,)](self._gram, self._roots, self._inverses, j, B=_COLUMNS, num_warps=1)
-            _turned[tiles](
+            _step_kernels.rooted[(1,)](
+                self._gram, self._roots, self._inverses, j, B=_COLUMNS, num_warps=1
+            )
+            _step_kernels.turned[tiles](
                 self._basis,
                 self._inverses,
                 self._columns,
@@ -265,7 +270,7 @@ class Plan:
         """M of the two parts of the last block, to be added up and scaled."""
         half = self._half if self._wide else self._half.mT
         product = torch.mm(half.mT, self._thin, out_dtype=torch.float32)
-        _launch(_middle, product, self._long, self._factor)
+        _launch(_step_kernels.middle, product, self._long, self._factor)
         return torch.mm(half, self._long, out_dtype=torch.float32)
 
     def _top(self, count: int, squarings: int) -> tuple[Tensor, ...]:
@@ -302,7 +307,7 @@ class Plan:
         defect = torch.mm(all_SN.mT, all_SN, out_dtype=torch.float32).abs().sum(-1).amax()
         rounding = (1 + 1.05 * 2.0**-11 * math.sqrt(all_SN.shape[1])) ** 2
         out_G = torch.empty_like(self._excess_G, dtype=torch.int32)
-        _excluded[(len(out_G),)](
+        _bound_kernel.excluded[(len(out_G),)](
             self._columns,
             self._inverses,
             top,
@@ -330,260 +335,3 @@ def _launch(kernel: Any, source: Tensor, out: Tensor, more: Any) -> None:
     kernel[(triton.cdiv(len(source), 32),)](
         source, out, more, len(source), FULL=_FULL, LOW=_LOW, B=_COLUMNS, ROWS=32
     )
-
-
-@triton.jit
-def _store_parts(x, out, row, inside, FULL: tl.constexpr, LOW: tl.constexpr, B: tl.constexpr):
-    """A block as two float16 parts side by side, 22 bits."""
-    x = x * FULL
-    high = x.to(tl.float16)
-    low = ((x - high.to(tl.float32)) * LOW).to(tl.float16)
-    at = out + row[:, None] * (2 * B) + tl.arange(0, B)[None, :]
-    tl.store(at, high, mask=inside)
-    tl.store(at + B, low, mask=inside)
-
-
-@triton.jit
-def _load_parts(product, factor, row, inside, LOW: tl.constexpr, B: tl.constexpr):
-    """The sum of the products of both parts."""
-    at = product + row[:, None] * (2 * B) + tl.arange(0, B)[None, :]
-    x = tl.load(at, mask=inside, other=0.0) + tl.load(at + B, mask=inside, other=0.0) / LOW
-    return x * tl.load(factor)
-
-
-@triton.jit
-def _split(
-    block,
-    out,
-    stride,
-    rows,
-    FULL: tl.constexpr,
-    LOW: tl.constexpr,
-    B: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (row < rows)[:, None]
-    at = block + row[:, None] * stride + tl.arange(0, B)[None, :]
-    _store_parts(tl.load(at, mask=inside, other=0.0), out, row, inside, FULL, LOW, B)
-
-
-@triton.jit
-def _middle(
-    product,
-    out,
-    factor,
-    rows,
-    FULL: tl.constexpr,
-    LOW: tl.constexpr,
-    B: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = (row < rows)[:, None]
-    _store_parts(_load_parts(product, factor, row, inside, LOW, B), out, row, inside, FULL, LOW, B)
-
-
-@triton.jit
-def _gathered(
-    product,
-    basis,
-    roots,
-    factor,
-    partial,
-    j,
-    stride,
-    rows,
-    FIRST: tl.constexpr,
-    LOW: tl.constexpr,
-    B: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """W = M·V_j − V_{j−1}·R_jᵀ in the place of V_{j+1}, and a part of what is known of it.
-
-    That is V_jᵀV_j, V_jᵀW, WᵀW and V_{j−1}ᵀW, in float64.
-    """
-    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, B)
-    inside = (row < rows)[:, None]
-    at = basis + row[:, None].to(tl.int64) * stride + j * B + place[None, :]
-    out = partial + tl.program_id(0) * (4 * B * B) + place[:, None] * B + place[None, :]
-    now = tl.load(at, mask=inside, other=0.0)
-    x = _load_parts(product, factor, row, inside, LOW, B)
-    if not FIRST:
-        root = tl.load(roots + j * B * B + place[None, :] * B + place[:, None])  # transposed
-        before = tl.load(at - B, mask=inside, other=0.0)
-        x -= tl.dot(before, root, input_precision="ieee")
-        tl.store(out + 3 * B * B, _inner(before, x))
-    tl.store(at + B, x, mask=inside)
-    tl.store(out, _inner(now, now))
-    tl.store(out + B * B, _inner(now, x))
-    tl.store(out + 2 * B * B, _inner(x, x))
-
-
-@triton.jit
-def _inner(x, y):
-    return tl.dot(tl.trans(x.to(tl.float64)), y.to(tl.float64), out_dtype=tl.float64)
-
-
-@triton.jit
-def _added(partial, total, count, SIZE: tl.constexpr, EACH: tl.constexpr, ROWS: tl.constexpr):
-    """The sum of the parts, always in the same order."""
-    place = tl.program_id(0) * EACH + tl.arange(0, EACH)
-    found = tl.zeros([EACH], tl.float64)
-    for start in range(0, count, ROWS):
-        row = start + tl.arange(0, ROWS)
-        at = partial + row[:, None] * SIZE + place[None, :]
-        found += tl.sum(tl.load(at, mask=(row < count)[:, None], other=0.0), 0)
-    tl.store(total + place, found)
-
-
-@triton.jit
-def _formed(total, columns, roots, gram, crossed, j, FIRST: tl.constexpr, B: tl.constexpr):
-    """A = V_jᵀW, the Gram matrix of W − V_j·A, and what is left of V_{j−1} in W."""
-    row, place = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
-    size: tl.constexpr = B * B
-    at, turned = row * B + place, place * B + row
-    vw = tl.load(total + size + at)
-    own = vw.to(tl.float32)
-    wide = own.to(tl.float64)
-    # V is not quite orthonormal, which is seen here; what is left of V_{j−1} is too little to be.
-    twice = 2 * vw - tl.dot(tl.load(total + at), wide, out_dtype=tl.float64)
-    found = tl.load(total + 2 * size + at) - tl.dot(tl.trans(wide), twice, out_dtype=tl.float64)
-    tl.store(gram + at, found.to(tl.float32))
-    tl.store(columns + (2 * j + 1) * size + at, own)
-    if not FIRST:
-        rest = tl.load(total + 3 * size + at).to(tl.float32)
-        tl.store(crossed + at, rest)
-        tl.store(columns + 2 * j * size + at, tl.load(roots + j * size + turned) + rest)
-
-
-@triton.jit
-def _rooted(gram, roots, inverses, j, B: tl.constexpr):
-    """R and R⁻¹ of the next block, for RᵀR the Gram matrix, by elimination."""
-    row, place = tl.arange(0, B)[:, None], tl.arange(0, B)
-    at = row * B + place[None, :]
-    rest = tl.load(gram + at)
-    factor = tl.where(row == place[None, :], 1.0, 0.0)
-    pivots = tl.full([B], 1.0, tl.float32)
-    for k in range(B):
-        line = tl.sum(tl.where(row == k, rest, 0.0), 0)
-        pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
-        pivots = tl.where(place == k, pivot, pivots)
-        share = tl.where(place > k, line / pivot, 0.0)[:, None]
-        rest -= share * line[None, :]
-        factor -= share * tl.sum(tl.where(row == k, factor, 0.0), 0)[None, :]
-    # A block without full rank makes NaN of all that follows, which `sound` finds.
-    scale = (1.0 / tl.sqrt(pivots))[:, None]
-    root = tl.where(row <= place[None, :], rest * scale, 0.0)
-    tl.store(roots + (j + 1) * B * B + at, root)
-    tl.store(inverses + (j + 1) * B * B + place[None, :] * B + row, factor * scale)
-
-
-@triton.jit
-def _turned(
-    basis,
-    inverses,
-    columns,
-    crossed,
-    thin,
-    j,
-    stride,
-    rows,
-    FIRST: tl.constexpr,
-    FULL: tl.constexpr,
-    LOW: tl.constexpr,
-    B: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """V_{j+1} = (W − V_j·A − V_{j−1}·V_{j−1}ᵀW)·R⁻¹ in place of W, and as two float16 parts."""
-    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, B)
-    inside = (row < rows)[:, None]
-    square = place[:, None] * B + place[None, :]
-    at = basis + row[:, None].to(tl.int64) * stride + j * B + place[None, :]
-    x = tl.load(at + B, mask=inside, other=0.0)
-    now, own = tl.load(at, mask=inside, other=0.0), tl.load(columns + (2 * j + 1) * B * B + square)
-    x -= tl.dot(now, own, input_precision="ieee")
-    if not FIRST:
-        before = tl.load(at - B, mask=inside, other=0.0)
-        x -= tl.dot(before, tl.load(crossed + square), input_precision="ieee")
-    x = tl.dot(x, tl.load(inverses + (j + 1) * B * B + square), input_precision="ieee")
-    tl.store(at + B, x, mask=inside)
-    _store_parts(x, thin, row, inside, FULL, LOW, B)
-
-
-@triton.jit
-def _white(kernel, factor, now, before, BLOCK: tl.constexpr):
-    """L⁻¹ of factor and polynomials, for the Cholesky factor L of K, by elimination."""
-    row, place = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)
-    pivots = tl.full([BLOCK], 1.0, tl.float64)
-    for k in range(BLOCK):
-        line = tl.sum(tl.where(row == k, kernel, 0.0), 0)
-        pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
-        pivots = tl.where(place == k, pivot, pivots)
-        share = tl.where(place > k, line / pivot, 0.0)[:, None]
-        kernel -= share * line[None, :]
-        factor -= share * tl.sum(tl.where(row == k, factor, 0.0), 0)[None, :]
-        now -= share * tl.sum(tl.where(row == k, now, 0.0), 0)[None, :]
-        before -= share * tl.sum(tl.where(row == k, before, 0.0), 0)[None, :]
-    scale = (1.0 / tl.sqrt(pivots))[:, None]
-    return factor * scale, now * scale, before * scale
-
-
-@triton.jit
-def _excluded(
-    columns,
-    inverse,
-    top,
-    excess,
-    defect,
-    out,
-    count,
-    quantile,
-    BLOCK: tl.constexpr,
-    LARGEST: tl.constexpr,
-    RAISED: tl.constexpr,
-    EARLY: tl.constexpr,
-    LATE: tl.constexpr,
-):
-    """Whether r·K(λ) ≻ 1, one λ per program.
-
-    K(λ) = Σ P_j·P_jᵀ with P_{j+1} = (λ·P_j − P_j·A_j − P_{j−1}·B_j)·R⁻¹, in float64. After a
-    change of basis by F the test is r·F·K·Fᵀ ≻ F·Fᵀ.
-    """
-    row, place = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)
-    at = row * BLOCK + place[None, :]
-    size: tl.constexpr = BLOCK * BLOCK
-    one = tl.where(row == place[None, :], 1.0, 0.0).to(tl.float64)
-    level = tl.load(top).to(tl.float64)
-    level *= 1.0 + tl.load(excess + tl.program_id(0)).to(tl.float64)
-    before = tl.zeros([BLOCK, BLOCK], tl.float64)
-    now = tl.load(inverse + at).to(tl.float64)
-    total = tl.dot(now, tl.trans(now), out_dtype=tl.float64)
-    factor = one
-    inside = level > 0
-    for j in range(count):
-        cross = tl.load(columns + j * 2 * size + at).to(tl.float64)
-        own = tl.load(columns + j * 2 * size + size + at).to(tl.float64)
-        back = tl.load(inverse + (j + 1) * size + at).to(tl.float64)
-        new = level * now - tl.dot(now, own, out_dtype=tl.float64)
-        new -= tl.dot(before, cross, out_dtype=tl.float64)
-        new = tl.dot(new, back, out_dtype=tl.float64)
-        gain = tl.dot(new, tl.trans(new), out_dtype=tl.float64)
-        # Beyond the range nothing is added; what was added so far is a bound already.
-        inside &= tl.max(tl.max(tl.abs(gain), 1), 0) < LARGEST
-        total += tl.where(inside, gain, 0.0)
-        before, now = now, new
-        if (j == EARLY) | (j == LATE):  # noqa: SIM102
-            if tl.max(tl.max(tl.abs(total), 1), 0) > RAISED:
-                factor, now, before = _white(total, factor, now, before, BLOCK)
-                total = one
-    # Gaussian elimination: positive definite if and only if all pivots are positive.
-    rest = total * (quantile / tl.load(defect))
-    rest -= tl.dot(factor, tl.trans(factor), out_dtype=tl.float64)
-    positive = inside | (level > 0)
-    for k in range(BLOCK):
-        line = tl.sum(tl.where(row == k, rest, 0.0), 0)
-        pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
-        positive &= pivot > 0  # false for NaN too
-        rest -= line[:, None] * line[None, :] / pivot
-    tl.store(out + tl.program_id(0), positive.to(tl.int32))

@@ -1,0 +1,186 @@
+"""One step of block Lanczos around its two products, as `_graph` replays it (Triton)."""
+
+# pyright: reportMissingImports=false, reportIndexIssue=false
+# Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _store_parts(x, out, row, inside, FULL: tl.constexpr, LOW: tl.constexpr, B: tl.constexpr):
+    """A block as two float16 parts side by side, 22 bits."""
+    x = x * FULL
+    high = x.to(tl.float16)
+    low = ((x - high.to(tl.float32)) * LOW).to(tl.float16)
+    at = out + row[:, None] * (2 * B) + tl.arange(0, B)[None, :]
+    tl.store(at, high, mask=inside)
+    tl.store(at + B, low, mask=inside)
+
+
+@triton.jit
+def _load_parts(product, factor, row, inside, LOW: tl.constexpr, B: tl.constexpr):
+    """The sum of the products of both parts."""
+    at = product + row[:, None] * (2 * B) + tl.arange(0, B)[None, :]
+    x = tl.load(at, mask=inside, other=0.0) + tl.load(at + B, mask=inside, other=0.0) / LOW
+    return x * tl.load(factor)
+
+
+@triton.jit
+def split(
+    block,
+    out,
+    stride,
+    rows,
+    FULL: tl.constexpr,
+    LOW: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None]
+    at = block + row[:, None] * stride + tl.arange(0, B)[None, :]
+    _store_parts(tl.load(at, mask=inside, other=0.0), out, row, inside, FULL, LOW, B)
+
+
+@triton.jit
+def middle(
+    product,
+    out,
+    factor,
+    rows,
+    FULL: tl.constexpr,
+    LOW: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None]
+    _store_parts(_load_parts(product, factor, row, inside, LOW, B), out, row, inside, FULL, LOW, B)
+
+
+@triton.jit
+def gathered(
+    product,
+    basis,
+    roots,
+    factor,
+    partial,
+    j,
+    stride,
+    rows,
+    FIRST: tl.constexpr,
+    LOW: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """W = M·V_j − V_{j−1}·R_jᵀ in the place of V_{j+1}, and a part of what is known of it.
+
+    That is V_jᵀV_j, V_jᵀW, WᵀW and V_{j−1}ᵀW, in float64.
+    """
+    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, B)
+    inside = (row < rows)[:, None]
+    at = basis + row[:, None].to(tl.int64) * stride + j * B + place[None, :]
+    out = partial + tl.program_id(0) * (4 * B * B) + place[:, None] * B + place[None, :]
+    now = tl.load(at, mask=inside, other=0.0)
+    x = _load_parts(product, factor, row, inside, LOW, B)
+    if not FIRST:
+        root = tl.load(roots + j * B * B + place[None, :] * B + place[:, None])  # transposed
+        before = tl.load(at - B, mask=inside, other=0.0)
+        x -= tl.dot(before, root, input_precision="ieee")
+        tl.store(out + 3 * B * B, _inner(before, x))
+    tl.store(at + B, x, mask=inside)
+    tl.store(out, _inner(now, now))
+    tl.store(out + B * B, _inner(now, x))
+    tl.store(out + 2 * B * B, _inner(x, x))
+
+
+@triton.jit
+def _inner(x, y):
+    return tl.dot(tl.trans(x.to(tl.float64)), y.to(tl.float64), out_dtype=tl.float64)
+
+
+@triton.jit
+def added(partial, total, count, SIZE: tl.constexpr, EACH: tl.constexpr, ROWS: tl.constexpr):
+    """The sum of the parts, always in the same order."""
+    place = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    found = tl.zeros([EACH], tl.float64)
+    for start in range(0, count, ROWS):
+        row = start + tl.arange(0, ROWS)
+        at = partial + row[:, None] * SIZE + place[None, :]
+        found += tl.sum(tl.load(at, mask=(row < count)[:, None], other=0.0), 0)
+    tl.store(total + place, found)
+
+
+@triton.jit
+def formed(total, columns, roots, gram, crossed, j, FIRST: tl.constexpr, B: tl.constexpr):
+    """A = V_jᵀW, the Gram matrix of W − V_j·A, and what is left of V_{j−1} in W."""
+    row, place = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    size: tl.constexpr = B * B
+    at, turned = row * B + place, place * B + row
+    vw = tl.load(total + size + at)
+    own = vw.to(tl.float32)
+    wide = own.to(tl.float64)
+    # V is not quite orthonormal, which is seen here; what is left of V_{j−1} is too little to be.
+    twice = 2 * vw - tl.dot(tl.load(total + at), wide, out_dtype=tl.float64)
+    found = tl.load(total + 2 * size + at) - tl.dot(tl.trans(wide), twice, out_dtype=tl.float64)
+    tl.store(gram + at, found.to(tl.float32))
+    tl.store(columns + (2 * j + 1) * size + at, own)
+    if not FIRST:
+        rest = tl.load(total + 3 * size + at).to(tl.float32)
+        tl.store(crossed + at, rest)
+        tl.store(columns + 2 * j * size + at, tl.load(roots + j * size + turned) + rest)
+
+
+@triton.jit
+def rooted(gram, roots, inverses, j, B: tl.constexpr):
+    """R and R⁻¹ of the next block, for RᵀR the Gram matrix, by elimination."""
+    row, place = tl.arange(0, B)[:, None], tl.arange(0, B)
+    at = row * B + place[None, :]
+    rest = tl.load(gram + at)
+    factor = tl.where(row == place[None, :], 1.0, 0.0)
+    pivots = tl.full([B], 1.0, tl.float32)
+    for k in range(B):
+        line = tl.sum(tl.where(row == k, rest, 0.0), 0)
+        pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
+        pivots = tl.where(place == k, pivot, pivots)
+        share = tl.where(place > k, line / pivot, 0.0)[:, None]
+        rest -= share * line[None, :]
+        factor -= share * tl.sum(tl.where(row == k, factor, 0.0), 0)[None, :]
+    # A block without full rank makes NaN of all that follows, which `sound` finds.
+    scale = (1.0 / tl.sqrt(pivots))[:, None]
+    root = tl.where(row <= place[None, :], rest * scale, 0.0)
+    tl.store(roots + (j + 1) * B * B + at, root)
+    tl.store(inverses + (j + 1) * B * B + place[None, :] * B + row, factor * scale)
+
+
+@triton.jit
+def turned(
+    basis,
+    inverses,
+    columns,
+    crossed,
+    thin,
+    j,
+    stride,
+    rows,
+    FIRST: tl.constexpr,
+    FULL: tl.constexpr,
+    LOW: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """V_{j+1} = (W − V_j·A − V_{j−1}·V_{j−1}ᵀW)·R⁻¹ in place of W, and as two float16 parts."""
+    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, B)
+    inside = (row < rows)[:, None]
+    square = place[:, None] * B + place[None, :]
+    at = basis + row[:, None].to(tl.int64) * stride + j * B + place[None, :]
+    x = tl.load(at + B, mask=inside, other=0.0)
+    now, own = tl.load(at, mask=inside, other=0.0), tl.load(columns + (2 * j + 1) * B * B + square)
+    x -= tl.dot(now, own, input_precision="ieee")
+    if not FIRST:
+        before = tl.load(at - B, mask=inside, other=0.0)
+        x -= tl.dot(before, tl.load(crossed + square), input_precision="ieee")
+    x = tl.dot(x, tl.load(inverses + (j + 1) * B * B + square), input_precision="ieee")
+    tl.store(at + B, x, mask=inside)
+    _store_parts(x, thin, row, inside, FULL, LOW, B)
