@@ -23,24 +23,9 @@ from joma.probes.spectrum import (
     stable_rank,
     stable_ranks,
 )
+from tests.probes._matrices import CUDA, diagonal, gaussian, true_stable_rank
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
-
-
-def true_stable_rank(matrix: Tensor) -> float:
-    values = torch.linalg.svdvals(matrix.double().cpu())
-    return float(values.square().sum() / values[0] ** 2) if values[0] > 0 else 0.0
-
-
-def gaussian(rows: int, columns: int, seed: int = 0) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
-
-
-def diagonal(values: Tensor, columns: int | None = None) -> Tensor:
-    matrix = torch.zeros(len(values), columns or len(values), dtype=values.dtype)
-    matrix.diagonal().copy_(values)
-    return matrix
 
 
 def spectra(side: int) -> dict[str, Tensor]:
@@ -362,17 +347,3 @@ def test_matrices_of_one_shape_and_any_scale_follow_each_other_on_a_gpu() -> Non
         stable_rank(spoilt)
     rank = stable_rank(plain.cuda()).value
     assert rank == pytest.approx(true_stable_rank(plain), rel=1e-3)
-
-
-@CUDA
-@pytest.mark.parametrize("precision", ["highest", "high"])
-def test_what_the_process_allows_of_products_does_not_matter(precision: str) -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        matrix = gaussian(1500, 3000, seed=2).cuda()
-        found = stable_rank(matrix)
-        assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert abs(found.value - true_stable_rank(matrix)) <= found.bound <= 1e-3 * found.value

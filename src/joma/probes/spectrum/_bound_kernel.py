@@ -76,7 +76,7 @@ def excluded(
     # Gaussian elimination: positive definite if and only if all pivots are positive.
     rest = total * (quantile / tl.load(defect))
     rest -= tl.dot(factor, tl.trans(factor), out_dtype=tl.float64)
-    positive = inside | (level > 0)
+    positive = level > 0
     for k in range(BLOCK):
         line = tl.sum(tl.where(row == k, rest, 0.0), 0)
         pivot = tl.sum(tl.where(place == k, line, 0.0), 0)

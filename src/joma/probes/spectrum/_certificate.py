@@ -18,7 +18,7 @@ _EPS = 2.0**-53
 
 
 class Top(NamedTuple):
-    """Certified bounds of σ₁² of a matrix scaled to entries up to 1.
+    """Certified bounds of σ₁² of a matrix scaled to entries up to 2.
 
     Attributes:
         floor: σ₁² is at least this.
@@ -35,14 +35,20 @@ class Top(NamedTuple):
     scale: float
 
 
-def top(matrix: Tensor, seed: int) -> Top:
-    """The greatest singular value between two bounds, by float64 arithmetic."""
+def top(matrix: Tensor, seed: int, near: Tensor | None = None) -> Top:
+    """The greatest singular value between two bounds, by float64 arithmetic.
+
+    Args:
+        matrix: of any size.
+        seed: of the search for the top vector.
+        near: a vector near the top one, which saves the search.
+    """
     gram, scale = gram_matrix(matrix)
     total = float(gram.diagonal().sum())
     if total == 0:
         return Top(0.0, 0.0, 0.0, gram[0], scale)
     side, inner = len(gram), matrix.numel() // len(gram)
-    x = _top_vector(gram, seed)
+    x = _top_vector(gram, seed) if near is None else near.double() / near.double().norm()
     floor = float(x @ (gram @ x))
     one = torch.eye(side, dtype=torch.float64, device=gram.device)
     # Rounding of the Gram matrix, |fl(AAᵀ) − AAᵀ| ≤ n·eps·|A||A|ᵀ of norm ≤ n·eps·‖A‖_F², and of
@@ -68,9 +74,9 @@ def gram_matrix(matrix: Tensor) -> tuple[Tensor, float]:
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.mT
     most = max(abs(low), abs(high))
-    if not math.isfinite(low + high):
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError("matrix must be finite, got NaN or infinity")
-    scale = 2.0 ** math.frexp(most)[1] if most else 1.0
+    scale = math.ldexp(1.0, math.frexp(most)[1] - 1) if most else 1.0
     side = len(matrix)
     gram = torch.zeros(side, side, dtype=torch.float64, device=matrix.device)
     for columns in matrix.split(max(1, _CHUNK // side), dim=1):

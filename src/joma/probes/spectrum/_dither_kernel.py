@@ -98,7 +98,7 @@ def launch_both(
     blocks: tuple[int, int],
     seed: int,
 ) -> None:
-    """Writes the copy, and each block's sum of squares and largest entry as they are in it."""
+    """Writes the copy, and each block's sum of squares and largest entry, scaled, not rounded."""
     _launch(matrices, copy, scale_L, squares, largest, blocks, seed, norms=True)
 
 

@@ -4,8 +4,8 @@ A step is eight kernels, all but the two products of a few microseconds, less th
 launch them one by one. So for each shape the steps are captured once, over buffers of their own,
 and replayed. The mathematics is that of `_krylov`, with three-term recurrence alone, M·V_j =
 V_{j−1}·R_jᵀ + V_j·A_j + V_{j+1}·R_{j+1}: what orthogonality rounding costs is measured at the end
-and enters the bound; where it is too much, or a block loses rank, or the kernel K grows out of the
-range of float32, no answer is given and the careful way is taken.
+and enters the bound; where it is too much, or a block loses rank, no answer is given and the
+careful way is taken.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -21,13 +21,15 @@ import triton
 from torch import Tensor
 
 from joma.probes.spectrum import _bound_kernel, _dither_kernel, _step_kernels
+from joma.probes.spectrum._arithmetic import float32_products
 from joma.probes.spectrum._krylov import chi_square_floor, squarings_for
-from joma.probes.spectrum._operator import float32_products, wide_product
+from joma.probes.spectrum._operator import wide_product
 
 STOPS = (3, 8, 12, 15, 18, 22)
 """After how many applications of the Gram matrix bounds are looked at."""
 _COLUMNS = 32
 _WARPS = 4
+"""Of a program that tests one value."""
 _EACH = 32
 """Numbers that one program adds up."""
 _FULL = 16384.0
@@ -47,13 +49,14 @@ _RAISED = 1e3
 _EXACT_SQUARINGS = 5
 """Squarings in float32; an error of the later ones, in tf32, is raised to a small power only."""
 _MARGIN = 1.01
+"""By how much r·K must exceed 1; see `_krylov.excluded`."""
 _SHARES = (
     0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.88, 0.91, 0.94, 0.97, 1.0, 1.5, 2.5, 5.0, 8.0,
     20.0, 100.0,
 )  # fmt: skip
 """Excesses of the top eigenvalue over its estimate that are tried, in units of the tolerance.
 
-None is below `_GUARD`: K grows with λ beyond the top eigenvalue of the projection alone.
+None is below `_GUARD`: only beyond the top eigenvalue of the projection K grows.
 """
 
 
@@ -106,13 +109,12 @@ class Plan:
         self._quantile = chi_square_floor(b, failure)
         self._excess_G = torch.zeros(len(_SHARES), **real)
         self._tolerance = 0.0
-        self.guess = False
-        """Whether there was a matrix whose scale may do for the next."""
+        self._known_scale = False
         # Blocks lie side by side, so that a step's operands are one slice of columns.
         self._basis = torch.zeros(side, room * b, **real)
         self._thin = torch.empty(side, 2 * b, device=device, dtype=torch.float16)
         self._long = torch.empty(other, 2 * b, device=device, dtype=torch.float16)
-        self._columns = torch.zeros(room, 2 * b, b, **real)  # R_jᵀ over A_j
+        self._columns = torch.zeros(room, 2 * b, b, **real)  # V_{j−1}ᵀMV_j, by R_jᵀ, over A_j
         self._roots = torch.zeros(room, b, b, **real)
         self._inverses = torch.zeros(room, b, b, **real)
         self._gram = torch.empty(b, b, **real)
@@ -124,15 +126,15 @@ class Plan:
         """Where the last matrix of this shape was done: where to look first at the next."""
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
 
-    def load(self, matrix: Tensor, tolerance: float, seed: int, guess: bool) -> Tensor:
+    def load(self, matrix: Tensor, tolerance: float, seed: int, *, afresh: bool = False) -> Tensor:
         """Takes a matrix in; its ‖A‖_F, the least power of two above its entries, 1 if it fits.
 
         Args:
             matrix: of the plan's shape, contiguous.
             tolerance: wanted bound, about which excesses are tried.
             seed: of the random start and the rounding.
-            guess: scale the entries as those of the last matrix were, which saves one reading; they
-                fit in float16 then, or not.
+            afresh: find the scale of the entries first, which takes one reading. Otherwise they are
+                scaled as those of the last matrix were, and fit in float16 then, or not.
         """
         if seed != self._seed:
             self._seed = seed
@@ -141,7 +143,7 @@ class Plan:
             self._tolerance, self.likely = tolerance, 0
             self._excess_G.copy_(torch.tensor(_SHARES) * tolerance)
         blocks = self._squares, self._largest, self._grid
-        self.guess = True
+        guess, self._known_scale = self._known_scale and not afresh, True
         if guess:
             _dither_kernel.launch_both(matrix, self._half, self._scale, *blocks, seed)
             return self._replay("guessed", self._guessed)[0]
@@ -181,7 +183,7 @@ class Plan:
                 work()  # kernels are compiled and libraries set up outside the capture
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 out = work()
             self._graphs[key] = graph, out
         graph, out = self._graphs[key]
@@ -286,18 +288,16 @@ class Plan:
         for squaring in range(squarings):
             if squaring % 3 == 0:  # in between, powers stay within float32
                 power = power / power.diagonal().amax()
-            with float32_products("highest" if squaring < _EXACT_SQUARINGS else "high"):
+            with float32_products("ieee" if squaring < _EXACT_SQUARINGS else "tf32"):
                 power = power @ power
         power = power / power.diagonal().amax()
         square_N = power.square().sum(0)
-        with float32_products("highest"):
-            quotient_N = (power * (project @ power)).sum(0) / square_N
+        quotient_N = (power * (project @ power)).sum(0) / square_N
         # Columns that vanished have no quotient; NaN elsewhere goes on, to be found.
         best = quotient_N.where(square_N > 1e-20, 0.0).argmax().unsqueeze(0)
         top = quotient_N.index_select(0, best).squeeze(0)
         best_N1 = power.index_select(1, best)
-        with float32_products("highest"):
-            vector_S = (self._block(0, count) @ best_N1).squeeze(-1)
+        vector_S = (self._block(0, count) @ best_N1).squeeze(-1)
         vector_S = vector_S / torch.linalg.vector_norm(vector_S)
         return top, vector_S
 

@@ -6,7 +6,6 @@ The Gram matrix M = A·Aᵀ is taken on the shorter side, so blocks are as short
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 _CHUNK = 1 << 20
+_PIECE = 1024
 """Entries of a half-precision matrix widened at a time on a CPU."""
 _DITHER_FROM = 1 << 22
 """Entries from which on a float32 matrix on a GPU is multiplied through a dithered half copy."""
@@ -77,17 +77,6 @@ def operator(matrices_LMN: Tensor, seed: int | None) -> Operator:
     return _Dithered(matrices_LMN, seed)
 
 
-@contextmanager
-def float32_products(precision: str) -> Iterator[None]:
-    """float32 products in that precision, whatever the process allows elsewhere."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class _Plain(ABC):
     """What products alone decide: Gram matrix and quotient of matrices scaled to ‖A‖_F = 1."""
 
@@ -144,23 +133,25 @@ class _Dense(_Plain):
         self._matrices = matrices_LMN if rows <= columns else matrices_LMN.mT
 
     def across(self, block_LSB: Tensor) -> Tensor:
-        with float32_products("highest"):
-            if self._matrices.dtype == self.dtype:
-                return self._matrices.mT @ block_LSB
-            return sum(
-                (
-                    self._matrices[:, rows].to(self.dtype).mT @ block_LSB[:, rows]
-                    for rows in self._slices()
-                ),
-                start=block_LSB.new_zeros(()),
-            )
+        if self._matrices.dtype == self.dtype:
+            return self._matrices.mT @ block_LSB
+        if self._matrices.is_cuda:
+            return wide_product(self._matrices.mT, block_LSB)
+        out_LTB = block_LSB.new_empty(self.count, self._matrices.shape[-1], block_LSB.shape[-1])
+        for part in self._slices():
+            wide = self._matrices[..., part].to(self.dtype)
+            torch.matmul(wide.mT, block_LSB, out=out_LTB[:, part])
+        return out_LTB
 
     def along(self, block_LTB: Tensor) -> Tensor:
-        with float32_products("highest"):
-            if self._matrices.dtype == self.dtype:
-                return self._matrices @ block_LTB
-            parts = [self._matrices[:, rows].to(self.dtype) @ block_LTB for rows in self._slices()]
-            return torch.cat(parts, -2)
+        if self._matrices.dtype == self.dtype:
+            return self._matrices @ block_LTB
+        if self._matrices.is_cuda:
+            return wide_product(self._matrices, block_LTB)
+        out_LSB = block_LTB.new_zeros(self.count, self.side, block_LTB.shape[-1])
+        for part in self._slices():
+            out_LSB.baddbmm_(self._matrices[..., part].to(self.dtype), block_LTB[:, part])
+        return out_LSB
 
     def _norm(self) -> Tensor:
         turned = self._matrices if self._matrices.is_contiguous() else self._matrices.mT
@@ -169,37 +160,39 @@ class _Dense(_Plain):
                 from joma.probes.spectrum import _dither_kernel  # Triton comes with CUDA builds
 
                 return _dither_kernel.frobenius(turned)
-            norm_L = torch.linalg.vector_norm(_row_norms(turned), dim=-1, dtype=torch.float64)
+            norm_L = torch.linalg.vector_norm(_norms_of_pieces(turned.flatten(1)), dim=-1)
             if bool(((norm_L > 1e-15) & (norm_L < 1e15)).all()):
                 return norm_L
         low_high = [torch.stack(torch.aminmax(matrix)) for matrix in self._matrices]
         most_L = torch.stack(low_high).abs().amax(-1).double()
         total_L = torch.zeros_like(most_L)
-        for rows in self._slices():
-            part = self._matrices[:, rows].double() / most_L.clamp(min=1e-320)[:, None, None]
-            total_L += part.square().sum((-2, -1))
+        for part in self._slices():
+            scaled = self._matrices[..., part].double() / most_L.clamp(min=1e-320)[:, None, None]
+            total_L += scaled.square().sum((-2, -1))
         return most_L * total_L.sqrt()
 
     def _slices(self) -> Iterator[slice]:
-        chunk = 1 << 26 if self._matrices.is_cuda else _CHUNK
-        step = max(1, chunk // (self.count * self._matrices.shape[-1]))
-        for start in range(0, self.side, step):
+        """Pieces of the longer side."""
+        step = max(1, _CHUNK // (self.count * self.side))
+        for start in range(0, self._matrices.shape[-1], step):
             yield slice(start, start + step)
 
 
-def _row_norms(matrices_LMN: Tensor) -> Tensor:
-    """The norm of every row in float32, (L, M); entries of another type by way of one buffer."""
-    if matrices_LMN.dtype == torch.float32:
-        return torch.linalg.vector_norm(matrices_LMN, dim=-1)
-    L, M, N = matrices_LMN.shape
-    norm_LM = torch.empty(L, M)
-    step = max(1, _CHUNK // (L * N))
-    buffer = torch.empty(L, min(step, M), N)
-    for start in range(0, M, step):
-        part = matrices_LMN[:, start : start + step]
-        wide = buffer[:, : part.shape[1]].copy_(part)
-        norm_LM[:, start : start + step] = torch.linalg.vector_norm(wide, dim=-1)
-    return norm_LM
+def _norms_of_pieces(flat_LN: Tensor) -> Tensor:
+    """Norms of pieces of 1,024 entries, (L, pieces) in float64.
+
+    A piece is added up in float32, which is fast; more entries of one size than that would add up
+    their rounding, too. Entries of another type go through one buffer.
+    """
+    parts = []
+    buffer = torch.empty(len(flat_LN), _CHUNK, dtype=torch.float32, device=flat_LN.device)
+    for part in flat_LN.split(_CHUNK, 1):
+        if part.dtype != torch.float32:
+            part = buffer[:, : part.shape[1]].copy_(part)
+        whole = part.shape[1] // _PIECE * _PIECE
+        pieces = part[:, :whole].unflatten(1, (-1, _PIECE)), part[:, None, whole:]
+        parts += [torch.linalg.vector_norm(piece, dim=-1).double() for piece in pieces]
+    return torch.cat(parts, 1)
 
 
 class _Dithered:
@@ -300,8 +293,7 @@ class _Sharded(_Plain):
         mesh = self._matrix.device_mesh
         copies = [Replicate()] * mesh.ndim
         block = DTensor.from_local(block_1SB[0], mesh, copies, run_check=False)
-        with float32_products("highest"):
-            return _gathered(matrix.to(self.dtype) @ block).unsqueeze(0)
+        return _gathered(matrix.to(self.dtype) @ block).unsqueeze(0)
 
 
 def _gathered(tensor: Tensor) -> Tensor:
@@ -319,8 +311,7 @@ def _product(half: Tensor, block: Tensor) -> Tensor:
 def wide_product(matrices: Tensor, block: Tensor) -> Tensor:
     """float32 products with matrices that may be in half precision, which are not copied."""
     if matrices.dtype == torch.float32:
-        with float32_products("highest"):
-            return matrices @ block
+        return matrices @ block
     parts: list[Tensor] = []
     for _ in range(3):  # three parts of 8 bits or more are all of a float32
         parts.append(block.to(matrices.dtype))

@@ -10,6 +10,7 @@ influenced the change, as nothing that only measures has.
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,14 @@ def refreshed(
     seen = float(np.linalg.eigvalsh(gram[k:, k:])[-1])
     moved = math.sqrt(max(seen, 0.0) / chi_square_floor(_SKETCH, failure))
     ceiling = min(anchor.ceiling + moved, norm) * (1 + 1e-5)
-    return floor, max(ceiling**2, floor), norm
+    return floor, ceiling**2, norm
+
+
+@cache
+def _pool(device: torch.device) -> Any:
+    """One pool of memory for all graphs, since no two of them are replayed at once."""
+    del device
+    return torch.cuda.graph_pool_handle()
 
 
 def _packed(linear: Operator, anchor: Anchor) -> Tensor:
@@ -116,7 +124,7 @@ def _replayed(linear: Operator, anchor: Anchor, where: Hashable) -> Tensor:
         return _packed(linear, anchor)
     if "graph" not in anchor.replay:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, _pool(linear.device), capture_error_mode="thread_local"):
             anchor.replay["packed"] = _packed(linear, anchor)
         anchor.replay["graph"] = graph
     anchor.replay["graph"].replay()

@@ -124,6 +124,7 @@ def formed(total, columns, roots, gram, crossed, j, FIRST: tl.constexpr, B: tl.c
     # V is not quite orthonormal, which is seen here; what is left of V_{j−1} is too little to be.
     twice = 2 * vw - tl.dot(tl.load(total + at), wide, out_dtype=tl.float64)
     found = tl.load(total + 2 * size + at) - tl.dot(tl.trans(wide), twice, out_dtype=tl.float64)
+    found = 0.5 * (found + tl.trans(found))  # `own` is rounded, which makes it not quite symmetric
     tl.store(gram + at, found.to(tl.float32))
     tl.store(columns + (2 * j + 1) * size + at, own)
     if not FIRST:

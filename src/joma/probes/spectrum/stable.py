@@ -10,11 +10,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from joma.probes.spectrum import _certificate, _refresh
+from joma.probes.spectrum._arithmetic import plain_arithmetic
 from joma.probes.spectrum._krylov import Krylov
 from joma.probes.spectrum._operator import Operator, dither_slack, operator
 
 FAILURE = 1e-6
 """Probability, over the random start, that a bound does not hold."""
+_EVENT = 0.4 * FAILURE
+"""Of one attempt; there may be two, or one and what a warm start adds."""
+_TINY = 1e-25
+"""Matrices of smaller norms are worked on in float64 on a GPU."""
 _SMALL = 192
 """Shorter sides up to this are solved whole."""
 _METHODS = ("auto", "lanczos", "exact")
@@ -92,7 +97,14 @@ def stable_rank(
         ValueError: for a matrix that is not one, or holds NaN or infinity.
     """
     if start is not None:
-        return _refreshed(as_matrix(matrix), start)
+        check_method(method)
+        check_tolerance(tolerance)
+        whole = as_matrix(matrix)
+        with plain_arithmetic(whole.device):
+            found = _refreshed(whole, start)
+        if found is not None:
+            return found
+        keep = True  # the old vectors say nothing of this matrix: from the beginning
     return stable_ranks([matrix], tolerance=tolerance, method=method, keep=keep, seed=seed)[0]
 
 
@@ -110,8 +122,10 @@ def stable_ranks(
     checked = [as_matrix(matrix) for matrix in matrices]
     results: dict[int, StableRank] = {}
     for group in _alike(checked):
-        stacked = _stack([checked[i] for i in group])
-        results.update(zip(group, _solve(stacked, tolerance, method, keep, seed), strict=True))
+        with plain_arithmetic(checked[group[0]].device):
+            stacked = _stack([checked[i] for i in group])
+            solved = _solve(stacked, tolerance, method, keep, seed)
+        results.update(zip(group, solved, strict=True))
     return [results[i] for i in range(len(checked))]
 
 
@@ -141,6 +155,8 @@ def as_matrix(matrix: Tensor) -> Tensor:
     if matrix.is_complex():
         raise ValueError(f"matrix must be real numbers, got {matrix.dtype}")
     matrix = matrix.detach()
+    if matrix.is_floating_point() and matrix.itemsize == 1:  # float8 has no arithmetic of its own
+        matrix = matrix.float()
     return matrix if matrix.is_floating_point() else matrix.to(torch.float64)
 
 
@@ -161,6 +177,8 @@ def _stack(matrices: list[Tensor]) -> Tensor:
 def _solve(
     stacked: Tensor, tolerance: float, method: str, keep: bool, seed: int
 ) -> list[StableRank]:
+    if not len(stacked):
+        return []
     small = min(stacked.shape[-2:]) <= _SMALL
     if method == "exact" or (small and method == "auto"):
         return [_exact(matrix, keep, seed) for matrix in stacked]
@@ -170,61 +188,82 @@ def _solve(
     norm_L = linear.frobenius()
     if not bool(norm_L.isfinite().all()):
         raise ValueError("matrix must be finite, got NaN or infinity")
-    if bool((norm_L == 0).all()):
-        return [StableRank(0.0, 0.0, True, 0.0, 0.0, 0) for _ in norm_L]
+    if bool((norm_L == 0).any()):
+        rest = iter(_solve(stacked[norm_L > 0], tolerance, method, keep, seed))
+        nothing = StableRank(0.0, 0.0, True, 0.0, 0.0, 0)
+        return [nothing if norm == 0 else next(rest) for norm in norm_L.tolist()]
+    if stacked.is_cuda and stacked.dtype != torch.float64 and bool((norm_L < _TINY).any()):
+        return _solve(stacked.double(), tolerance, method, keep, seed)
     # On a GPU, where the eigenvectors of every block cost more than its products, it is first
     # taken for granted that blocks have full rank, as they have unless the matrix has not.
+    near_LS = None
     for careful in (False, True) if linear.device.type == "cuda" else (True,):
-        solved = _iterate(linear, tolerance, keep, seed, careful=careful)
+        solved, near_LS = _iterate(linear, tolerance, keep, seed, careful=careful)
         if solved is not None:
             return solved
-    return [_exact(matrix, keep, seed) for matrix in stacked]
+    return [
+        _exact(matrix, keep, seed, None if near_LS is None else near_LS[i])
+        for i, matrix in enumerate(stacked)
+    ]
 
 
 def _iterate(
     linear: Operator, tolerance: float, keep: bool, seed: int, *, careful: bool
-) -> list[StableRank] | None:
-    """Block Lanczos until the bounds are met; None where blocks lost rank or room ran out."""
+) -> tuple[list[StableRank] | None, Tensor | None]:
+    """Block Lanczos until the bounds are met, and unit vectors near the top ones.
+
+    There is no answer where blocks lost rank, room ran out, or the bounds stand still.
+    """
     b = _block(linear)
-    if b < 4:  # so short a side has no room to iterate in
-        return None
+    last = linear.side // max(b, 1) - 1
+    slack_L = linear.slack(torch.ones(linear.count, device=linear.device), _EVENT / 10)
+    # So short a side has no room to iterate in; a tolerance below the rounding cannot be met.
+    if b < 4 or bool((slack_L >= tolerance).any()):
+        return None, None
     dice = torch.Generator(linear.device).manual_seed(seed)
     start_LSB = torch.randn(
         linear.count, linear.side, b, generator=dice, device=linear.device, dtype=linear.dtype
     )
     krylov = Krylov(linear.apply, start_LSB, careful)
-    check, looks = 3, []
-    while (krylov.applications + 2) * b <= linear.side:
+    looks: list[tuple[int, float]] = []
+    check, x_LS = 3, None
+    while krylov.applications < last:
         krylov.extend()
-        if krylov.applications < check:
+        if krylov.applications < min(check, last):
             continue
         top_L, x_LS = krylov.ritz(_MISS * tolerance)
         floor_L = linear.quotient(x_LS)
-        slack_L = linear.slack(floor_L, FAILURE / 10)
+        slack_L = linear.slack(floor_L, _EVENT / 10)
         ceiling_L = top_L * (1 + _excess(krylov, top_L, tolerance, slack_L))
         bad = ~krylov.sound() if not careful else torch.zeros_like(floor_L, dtype=torch.bool)
         numbers = torch.stack(
             [floor_L, ceiling_L, slack_L, bad.double(), linear.frobenius()]
         ).tolist()  # one wait for the device
         share = [
-            0.0 if norm == 0 else ceiling / floor - 1 + slack if floor > 0 else -1.0
-            for floor, ceiling, slack, _, norm in zip(*numbers, strict=True)
+            ceiling / floor - 1 + slack if floor > 0 else -1.0
+            for floor, ceiling, slack, _, _ in zip(*numbers, strict=True)
         ]
         # A ceiling below the floor, or none, is rounding that got out of hand.
         if any(numbers[3]) or min(share) < 0:
-            return None
+            return None, None
         if max(share) <= tolerance:
             products = 2 * krylov.applications + 1
             found = [
                 _result(floor, s, norm, products)
                 for floor, s, norm in zip(numbers[0], share, numbers[4], strict=True)
             ]
-            return _anchored(found, linear, x_LS, seed) if keep else found
+            return _anchored(found, linear, x_LS, seed) if keep else found, x_LS
         looks.append((krylov.applications, max(share)))
-        if len(looks) > 1 and looks[-1][1] >= looks[-2][1] < math.inf:
-            return None  # what is left of the matrix is too small beside its top to build upon
+        if _stands_still(looks):
+            break
         check = _next_check(looks, tolerance)
-    return None
+    return None, x_LS
+
+
+def _stands_still(looks: list[tuple[int, float]]) -> bool:
+    """Whether the last two looks brought nothing: what is left is too small to build upon."""
+    shares = [share for _, share in looks[-3:]]
+    return len(shares) == 3 and math.isfinite(shares[0]) and min(shares[1:]) >= shares[0]
 
 
 def _block(linear: Operator) -> int:
@@ -239,7 +278,7 @@ def _excess(krylov: Krylov, top_L: Tensor, tolerance: float, slack_L: Tensor) ->
     powers = torch.arange(-_STEPS // 2, _STEPS, dtype=torch.float64, device=top_L.device)
     # K grows with λ only beyond the top eigenvalue of the projection, which may be missed a little.
     excess_LG = (wanted_L.unsqueeze(-1) * (0.98 * 1.5**powers)).clamp(min=_MISS * tolerance)
-    out_LG = krylov.excluded(top_L.unsqueeze(-1) * (1 + excess_LG), FAILURE * 0.9)
+    out_LG = krylov.excluded(top_L.unsqueeze(-1) * (1 + excess_LG), _EVENT * 0.9)
     # The first from which on all are excluded.
     at = out_LG.shape[-1] - out_LG.flip(-1).to(torch.int8).cummin(-1).values.sum(-1)
     padded = torch.nn.functional.pad(excess_LG, (0, 1), value=math.inf)
@@ -257,7 +296,7 @@ def _next_check(looks: list[tuple[int, float]], tolerance: float) -> int:
     if math.isinf(share):
         return 2 * now
     then, before = looks[-2] if len(looks) > 1 else (now, math.inf)
-    if math.isinf(before):
+    if math.isinf(before) or before <= share:
         return now + math.ceil(now / 2)
     steps = (now - then) * math.log(share / tolerance) / math.log(before / share)
     return now + min(max(math.ceil(steps), 1), now)
@@ -281,8 +320,8 @@ def _by_graph(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> Stabl
     matrix = stacked[0] if stacked[0].is_contiguous() else stacked[0].mT
     if not matrix.is_contiguous():
         return None
-    plan = _graph.plan(*matrix.shape, matrix.device, FAILURE * 0.9)
-    scales = plan.load(matrix, tolerance, seed, plan.guess)
+    plan = _graph.plan(*matrix.shape, matrix.device, _EVENT * 0.9)
+    scales = plan.load(matrix, tolerance, seed)
     since, stop = None, plan.likely
     direct = stop > 0
     while stop < len(_graph.STOPS):
@@ -290,7 +329,7 @@ def _by_graph(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> Stabl
         numbers = torch.cat([look.numbers, scales, look.length]).tolist()  # one wait for the device
         excess, top, sound, norm, most, fits, length = numbers
         if not fits:  # entries of another size than the last matrix had
-            scales = plan.load(matrix, tolerance, seed, False)
+            scales = plan.load(matrix, tolerance, seed, afresh=True)
             since, stop = None, plan.likely
             continue
         if not math.isfinite(norm):
@@ -305,9 +344,7 @@ def _by_graph(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> Stabl
             continue
         floor = (length / norm) ** 2
         exact = matrix.dtype != torch.float32
-        share = (
-            top * (1 + excess) / floor - 1 + dither_slack(most, norm, floor, FAILURE / 10, exact)
-        )
+        share = top * (1 + excess) / floor - 1 + dither_slack(most, norm, floor, _EVENT / 10, exact)
         if share < 0:  # a ceiling below the floor is rounding that got out of hand
             return None
         if share <= tolerance:
@@ -329,8 +366,8 @@ def _anchored(
     return [replace(r, anchor=anchor) for r, anchor in zip(found, anchors, strict=True)]
 
 
-def _exact(matrix: Tensor, keep: bool, seed: int) -> StableRank:
-    top = _certificate.top(matrix, seed)
+def _exact(matrix: Tensor, keep: bool, seed: int, near: Tensor | None = None) -> StableRank:
+    top = _certificate.top(matrix, seed, near)
     if top.norm == 0:
         return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
     value = top.norm**2 / top.floor
@@ -344,19 +381,21 @@ def _exact(matrix: Tensor, keep: bool, seed: int) -> StableRank:
     return replace(found, anchor=anchor)
 
 
-def _refreshed(matrix: Tensor, start: StableRank) -> StableRank:
+def _refreshed(matrix: Tensor, start: StableRank) -> StableRank | None:
+    """The value from old vectors; None where they say nothing of this matrix."""
     if start.anchor is None:
         raise ValueError("start must be a result made with keep=True, of a matrix that is not zero")
     linear = operator(matrix.unsqueeze(0), None)
     whole = matrix.is_cuda and not isinstance(matrix, DTensor)
     where = (matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype) if whole else None
-    floor, ceiling, norm = _refresh.refreshed(linear, start.anchor, FAILURE, where)
+    floor, ceiling, norm = _refresh.refreshed(linear, start.anchor, FAILURE / 10, where)
     if not math.isfinite(norm):
         raise ValueError("matrix must be finite, got NaN or infinity")
     if norm == 0:
         return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
-    if not floor > 0:  # the old vectors say nothing of this matrix
-        return stable_rank(matrix, keep=True)
+    # Products of so small a matrix lose digits; a ceiling below the floor is rounding, too.
+    if norm < _TINY or not 0 < floor <= ceiling:
+        return None
     value = norm**2 / floor
     top = math.sqrt(floor)
     return StableRank(value, value - norm**2 / ceiling, False, top, norm, 1, start.anchor)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.probes.spectrum._arithmetic import plain_arithmetic
 from joma.probes.spectrum._certificate import gram_matrix
 from joma.probes.spectrum._krylov import Krylov
 from joma.probes.spectrum._operator import Operator, operator
@@ -91,7 +92,9 @@ def energy(
 
 def effective_rank(matrix: Tensor) -> EffectiveRank:
     """Effective rank, from all singular values, in float64."""
-    values, bounds, norm = _all(as_matrix(matrix))
+    matrix = as_matrix(matrix)
+    with plain_arithmetic(matrix.device):
+        values, bounds, norm = _all(matrix)
     if norm == 0:
         return EffectiveRank(0.0, 0.0)
     total = values.sum()
@@ -112,11 +115,12 @@ def _top(
     side = min(matrix.shape)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= side:
         raise ValueError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
-    if method == "lanczos" or (method == "auto" and side > _LARGE):
-        found = _iterated(operator(matrix.unsqueeze(0), None), k, tolerance, seed)
-        if found is not None:
-            return *found, False
-    values, bounds, norm = _all(matrix)
+    with plain_arithmetic(matrix.device):
+        if method == "lanczos" or (method == "auto" and side > _LARGE):
+            found = _iterated(operator(matrix.unsqueeze(0), None), k, tolerance, seed)
+            if found is not None:
+                return *found, False
+        values, bounds, norm = _all(matrix)
     return values[:k], bounds[:k], norm, True
 
 
