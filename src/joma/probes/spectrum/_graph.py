@@ -44,7 +44,7 @@ _LARGEST = 1e12
 """K is added up to this size only: beyond, its least eigenvalue drowns in rounding."""
 _WHITENED = (1, 5)
 """Steps after which K, where it has grown, is brought back to 1, by a change of basis."""
-_RAISED = 1e3
+_RAISED = 1e8
 """Size of K from which on it has grown."""
 _EXACT_SQUARINGS = 5
 """Squarings in float32; an error of the later ones, in tf32, is raised to a small power only."""
