@@ -52,6 +52,31 @@ def test_each_member_moves_as_under_torchs_adam():
             torch.testing.assert_close(ours[name][member], parameter, rtol=1e-12, atol=1e-13)
 
 
+def test_long_gradients_are_clipped_member_by_member_and_moments_forgotten():
+    ours = parameters()
+    optimizer = StackedAdam(ours.items(), RATES, DECAYS, clip=0.5)
+    for step in range(30):
+        if step == 12:
+            optimizer.restart()
+        for name in ("matrix", "vector"):
+            ours[name].grad = gradients(ours[name], step)
+        optimizer.step()
+    for member, (rate, decay) in enumerate(zip(RATES, DECAYS, strict=True)):
+        theirs = {
+            name: nn.Parameter(p[member].detach().clone()) for name, p in parameters().items()
+        }
+        adam = torch.optim.Adam(theirs.values(), rate, weight_decay=decay)
+        for step in range(30):
+            if step == 12:
+                adam = torch.optim.Adam(theirs.values(), rate, weight_decay=decay)
+            for name in ("matrix", "vector"):
+                theirs[name].grad = gradients(ours[name], step)[member]
+            nn.utils.clip_grad_norm_(theirs.values(), 0.5)
+            adam.step()
+        for name, parameter in theirs.items():
+            torch.testing.assert_close(ours[name][member], parameter, rtol=1e-11, atol=1e-12)
+
+
 def test_what_has_no_gradient_stays():
     ours = parameters()
     trained(ours)

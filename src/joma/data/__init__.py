@@ -3,13 +3,42 @@
 `LatentHierarchy` is the deterministic hierarchy of JoMA's Table 1, `HBLT` the binary latent trees
 of its theory. Both draw a `Batch` with `sample(batch, step)` from `joma.random`, so that a batch is
 a function of the member's seed and the step alone, on any device, and can be captured in a CUDA
-graph. `read_text` and `windows` bring the text a model is measured on. Here may live whatever makes
-or reads data; what a model is, how it is trained and what is measured of it live elsewhere.
+graph.
+
+Text comes from a `Corpus`, by name, from a folder or from the hub (`corpus`); a `TextTokenizer`
+makes tokens of it (`BasicEnglish`, `ByteBPE`, `BYTES`, `HuggingFace`); `encoded` does so once and
+keeps them in the `cache_folder`; `windows` and `streams` cut them into what a model is shown.
+`read_text` is the text alone. Here may live whatever makes or reads data; what a model is, how it
+is trained and what is measured of it live elsewhere.
 """
 
 from joma.data._batch import Batch
+from joma.data._cache import cache_folder
+from joma.data.corpora import Corpus, corpus
+from joma.data.encoded import Encoded, encoded
 from joma.data.hblt import HBLT
 from joma.data.hierarchy import Joined, LatentHierarchy
-from joma.data.text import read_text, windows
+from joma.data.subwords import ByteBPE, HuggingFace
+from joma.data.text import read_text, streams, windows
+from joma.data.tokenizing import BYTES, BasicEnglish, TextTokenizer, basic_english
 
-__all__ = ["HBLT", "Batch", "Joined", "LatentHierarchy", "read_text", "windows"]
+__all__ = [
+    "BYTES",
+    "HBLT",
+    "BasicEnglish",
+    "Batch",
+    "ByteBPE",
+    "Corpus",
+    "Encoded",
+    "HuggingFace",
+    "Joined",
+    "LatentHierarchy",
+    "TextTokenizer",
+    "basic_english",
+    "cache_folder",
+    "corpus",
+    "encoded",
+    "read_text",
+    "streams",
+    "windows",
+]

@@ -1,20 +1,18 @@
 """Text to measure a model on: a corpus by its name, a file, or what comes through a pipe.
 
-`read_text` finds it; `windows` cuts its tokens into the sequences a model is shown.
+`read_text` finds it; `windows` cuts its tokens into the sequences a model is shown, `streams` into
+rows to be read side by side.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-SHARED = "JOMA_SHARED"
-"""The environment variable with the folder that has data/wikitext-2 in it."""
-
-_SPLITS = ("train", "valid", "test")
+from joma.data.corpora import NAMED, SPLITS, corpus, decoded, embedded_text
 
 
 def read_text(source: str | Path) -> str:
@@ -24,10 +22,10 @@ def read_text(source: str | Path) -> str:
         source: one of
 
             - "embedded", the prose of Python's own documentation, the same on every machine with
-              that version of Python;
+              that version of Python; "embedded:train" and so on for one of its splits;
             - "wikitext-2", "wikitext-2:train", "wikitext-2:valid" or "wikitext-2:test", from
               data/wikitext-2 in the folder the environment variable JOMA_SHARED names; without a
-              part, the validation text;
+              part, the validation text; any other corpus that `joma.data.corpus` knows likewise;
             - a folder with train.txt, valid.txt and test.txt, a part after a colon likewise;
             - a text file in UTF-8;
             - "-", the standard input.
@@ -37,18 +35,24 @@ def read_text(source: str | Path) -> str:
     """
     name = str(source)
     if name == "embedded":
-        return _embedded()
+        return embedded_text()
     if name == "-":
-        return _decoded(sys.stdin.buffer.read(), "the standard input")
-    path = Path(name) if Path(name).is_file() else _part(name)
+        return decoded(sys.stdin.buffer.read(), "the standard input")
+    path = Path(name)
+    if not path.is_file():
+        return _split(name)
     try:
-        return _decoded(path.read_bytes(), str(path))
+        return decoded(path.read_bytes(), str(path))
     except OSError as error:
         raise ValueError(f"text {path} cannot be read: {error.strerror}") from error
 
 
 def windows(
-    tokens: Sequence[int], length: int | None = None, count: int | None = None, *, most: int = 512
+    tokens: Sequence[int] | np.ndarray,
+    length: int | None = None,
+    count: int | None = None,
+    *,
+    most: int = 512,
 ) -> Tensor:
     """Consecutive pieces of a text, shape (number, length); a rest shorter than that is left out.
 
@@ -64,7 +68,7 @@ def windows(
     for argument, value in (("length", length), ("count", count), ("most", most)):
         if value is not None and value < 1:
             raise ValueError(f"{argument} must be at least 1, got {value}")
-    if not tokens:
+    if len(tokens) == 0:
         raise ValueError("tokens must not be empty: the text has none")
     if length is None:
         length = min(most, len(tokens))
@@ -78,46 +82,38 @@ def windows(
     return torch.tensor(tokens[: number * length], dtype=torch.long).reshape(number, length)
 
 
-def _embedded() -> str:
-    from pydoc_data.topics import topics
+def streams(tokens: Sequence[int] | np.ndarray, count: int) -> Tensor:
+    """A text cut into equally long rows that are read side by side, shape (count, length).
 
-    return "\n\n".join(topics[name].strip() for name in sorted(topics))
+    Each row goes on where the one before it ended; what is left over at the text's end is dropped.
+    It is torchtext's `batchify`, with a stream along a row.
 
+    Args:
+        tokens: the whole text's tokens.
+        count: how many rows.
 
-def _part(name: str) -> Path:
-    """The file of a corpus's part: "FOLDER:part", or the name of a corpus for its folder."""
-    corpus, colon, part = name.rpartition(":")
-    if not colon or part not in _SPLITS:
-        corpus, part = name, "valid"
-    if corpus == "wikitext-2":
-        shared = os.environ.get(SHARED)
-        if not shared:
-            raise ValueError(
-                f"text wikitext-2 needs the environment variable {SHARED}, the folder with "
-                "data/wikitext-2 in it; or give a folder with train.txt, valid.txt and test.txt"
-            )
-        folder = Path(shared) / "data" / "wikitext-2"
-    else:
-        folder = Path(corpus)
-        if not folder.is_dir():
-            raise ValueError(
-                f"text must be a file, a folder with valid.txt, 'embedded', 'wikitext-2' or '-' "
-                f"for the standard input, got {name!r}, which is none of them"
-            )
-    path = folder / f"{part}.txt"
-    if not path.is_file():
-        raise ValueError(f"text {folder} has no {part}.txt in it")
-    return path
-
-
-def _decoded(data: bytes, what: str) -> str:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
+    Raises:
+        ValueError: there are more rows than tokens.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    if count > len(tokens):
         raise ValueError(
-            f"text must be UTF-8, but {what} has the byte 0x{byte:02x} at {error.start}"
-        ) from error
-    if not text.strip():
-        raise ValueError(f"text must not be empty: there is none in {what}")
-    return text
+            f"count must be at most {len(tokens)}, as many tokens as the text has, got {count}"
+        )
+    length = len(tokens) // count
+    return torch.tensor(tokens[: count * length], dtype=torch.long).reshape(count, length)
+
+
+def _split(name: str) -> str:
+    """The text of "CORPUS:split", or of a corpus's validation split."""
+    source, colon, split = name.rpartition(":")
+    if not colon or split not in SPLITS:
+        source, split = name, "valid"
+    known = source == "embedded" or source in NAMED or source.startswith("hub:")
+    if not known and not Path(source).is_dir():
+        raise ValueError(
+            f"text must be a file, a folder with valid.txt, 'embedded', 'wikitext-2' or '-' "
+            f"for the standard input, got {name!r}, which is none of them"
+        )
+    return corpus(source).read(split)

@@ -1,4 +1,4 @@
-"""Models: the transformer of the papers' experiments, in ensembles, and models people bring.
+"""Models: the networks of the papers' experiments, in ensembles, and models people bring.
 
 What may live here is the architecture of a model, how it is initialised or loaded, where its parts
 are found, and whether a series of checkpoints can be believed; what it is trained on and how, and
@@ -19,6 +19,7 @@ from joma.models.architectures import (
     register,
     weights,
 )
+from joma.models.language import LanguageConfig, LanguageModel
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
 from joma.models.series import Integrity, Series, verify
@@ -31,6 +32,8 @@ __all__ = [
     "Architecture",
     "Embedding",
     "Integrity",
+    "LanguageConfig",
+    "LanguageModel",
     "LayerNorm",
     "Linear",
     "Loaded",

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         )
         self.register_buffer("has_LE111", has[:, :, None, None, None].to(device), persistent=False)
         if config.positions == "sinusoidal":
-            waves = _sinusoids(config.length or 1, config.width).to(device)
+            waves = sinusoids(config.length or 1, config.width).to(device)
             self.register_buffer("sinusoids_TD", waves, persistent=False)
         self.to(dtype)
         self._draw(torch.tensor(self.seeds, dtype=torch.int64, device=device))
@@ -189,6 +189,15 @@ class Transformer(nn.Module):
             x = x[:, :, -1]
         x = x.to(self.output.weight.dtype)
         return self.output(x if self.final_norm is None else self.final_norm(x))
+
+    def products(self) -> list[str]:
+        """Names of the parameters of the blocks that activations are multiplied with."""
+        return [name for name, p in self.blocks.named_parameters("blocks") if p.ndim > 2]
+
+    def settings(self) -> dict[str, Any]:
+        """What the networks are made of."""
+        depths = None if self.depths is None else list(self.depths)
+        return {"depths": depths, **asdict(self.config)}
 
     def _embedded(self, tokens_EBT: Tensor, leading: int) -> Tensor:
         if leading < 1:
@@ -329,7 +338,7 @@ class _Seen:
         return scores.masked_fill(self.hidden_TT[-queries:], 0)
 
 
-def _sinusoids(length: int, width: int) -> Tensor:
+def sinusoids(length: int, width: int) -> Tensor:
     """Sine and cosine of the position at geometric wavelengths, interleaved."""
     rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
     angle = torch.arange(length, dtype=torch.float64)[:, None] * rate

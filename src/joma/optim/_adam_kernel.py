@@ -21,6 +21,7 @@ def _adam(
     rates_ptr,
     decays_ptr,
     two_ptr,
+    scales_ptr,
     size,
     keep_one,
     keep_two,
@@ -40,7 +41,7 @@ def _adam(
     g = tl.load(g_ptr + at, mask=inside).to(tl.float32)
     m = tl.load(m_ptr + at, mask=inside)
     v = tl.load(v_ptr + at, mask=inside)
-    g += decay * p
+    g = g * tl.load(scales_ptr + member) + decay * p
     m += (1.0 - keep_one) * (g - m)
     v = keep_two * v + (1.0 - keep_two) * g * g
     p -= rate * m / (tl.sqrt(v) / root_two + epsilon)
@@ -60,6 +61,7 @@ def fused_step(
     rates: Tensor,
     decays: Tensor,
     two: Tensor,
+    scales: Tensor,
     betas: tuple[float, float],
     epsilon: float,
 ) -> None:
@@ -74,6 +76,7 @@ def fused_step(
         rates: (E,) learning rate over the first moment's bias correction.
         decays: (E,) weight decay.
         two: the second moment's bias correction, without axes.
+        scales: (E,) what the gradient is multiplied with, in float32.
         betas: decay of the moments.
         epsilon: added to the root of the second moment.
     """
@@ -90,6 +93,7 @@ def fused_step(
         rates,
         decays,
         two,
+        scales,
         size,
         *betas,
         epsilon,

@@ -24,6 +24,8 @@ class StackedAdam:
         weight_decays: one for each member, or one for all; λ in gradient + λ·parameter.
         betas: decay of the first and of the second moment.
         epsilon: added to the root of the second moment.
+        clip: the greatest norm of a member's whole gradient; a longer one is scaled down, as by
+            `torch.nn.utils.clip_grad_norm_`.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class StackedAdam:
         *,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
+        clip: float | None = None,
     ) -> None:
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         if not self.parameters:
@@ -47,7 +50,9 @@ class StackedAdam:
                 raise ValueError(f"the {name} of betas must lie in [0, 1), got {beta}")
         if not epsilon > 0:
             raise ValueError(f"epsilon must be positive, got {epsilon}")
-        self.betas, self.epsilon = betas, epsilon
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip must be positive, got {clip}")
+        self.betas, self.epsilon, self.clip = betas, epsilon, clip
         self.learning_rates = _each("learning_rates", learning_rates, members, first.device)
         self.weight_decays = _each("weight_decays", weight_decays, members, first.device)
         self.steps = torch.zeros((), dtype=torch.int64, device=first.device)
@@ -61,10 +66,29 @@ class StackedAdam:
         self.steps += 1
         one, two = (1 - beta ** self.steps.double() for beta in self.betas)
         rates = self.learning_rates / one  # in float64
+        scales_E = self._scales()
         for name, original in self.originals().items():
             if self.parameters[name].grad is not None:
                 move = self._move_fused if original.is_cuda else self._move_plain
-                move(name, original, rates, two)
+                move(name, original, rates, two, scales_E)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Forgets moments and steps, as a new optimizer would."""
+        self.steps.zero_()
+        for moments in (self.first_moments, self.second_moments):
+            for moment in moments.values():
+                moment.zero_()
+
+    def norms(self) -> Tensor:
+        """The norm of each member's whole gradient, (E,) in float64."""
+        norms = []
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                rows = self._gradient(name).flatten(1)
+                kind = torch.promote_types(rows.dtype, torch.float32)
+                norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=kind).double())
+        return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
     @torch.no_grad()
     def warm_up(self) -> None:
@@ -72,7 +96,7 @@ class StackedAdam:
         from joma.optim._adam_kernel import fused_step
 
         one = torch.ones_like(self.learning_rates[:1])
-        settings = one, one, one[0], self.betas, self.epsilon
+        settings = one, one, one[0], one.float(), self.betas, self.epsilon
         for name, parameter in self.parameters.items():
             p, m, v = (torch.zeros_like(self.first_moments[name][:1]) for _ in range(3))
             gradient = torch.zeros_like(parameter.data[:1])
@@ -122,10 +146,21 @@ class StackedAdam:
             **{f"second.{name}": moment for name, moment in self.second_moments.items()},
         }
 
-    def _move_plain(self, name: str, p: Tensor, rates: Tensor, two: Tensor) -> None:
+    def _scales(self) -> Tensor:
+        """What each member's gradient is multiplied with, (E,)."""
+        if self.clip is None:
+            return torch.ones_like(self.learning_rates)
+        return (self.clip / (self.norms() + 1e-6)).clamp(max=1.0)
+
+    def _move_plain(
+        self, name: str, p: Tensor, rates: Tensor, two: Tensor, scales_E: Tensor
+    ) -> None:
         m, v = self.first_moments[name], self.second_moments[name]
         each = (-1, *[1] * (p.ndim - 1))
-        grad = self._gradient(name).to(p.dtype) + self.weight_decays.to(p.dtype).view(each) * p
+        grad = self._gradient(name).to(p.dtype)
+        if self.clip is not None:
+            grad = grad * scales_E.to(p.dtype).view(each)
+        grad = grad + self.weight_decays.to(p.dtype).view(each) * p
         m.lerp_(grad, 1 - self.betas[0])
         v.mul_(self.betas[1]).addcmul_(grad, grad, value=1 - self.betas[1])
         denominator = (v.sqrt() / two.sqrt().to(p.dtype)).add_(self.epsilon)
@@ -133,7 +168,9 @@ class StackedAdam:
         if name in self._halved:
             self.parameters[name].data.copy_(p)
 
-    def _move_fused(self, name: str, p: Tensor, rates: Tensor, two: Tensor) -> None:
+    def _move_fused(
+        self, name: str, p: Tensor, rates: Tensor, two: Tensor, scales_E: Tensor
+    ) -> None:
         from joma.optim._adam_kernel import fused_step
 
         fused_step(
@@ -145,6 +182,7 @@ class StackedAdam:
             rates,
             self.weight_decays,
             two,
+            scales_E.float(),
             self.betas,
             self.epsilon,
         )

@@ -1,18 +1,44 @@
 """N networks trained as one program: stacked weights, one optimizer, one captured step."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from joma.data import Batch
 from joma.models import Transformer
 from joma.optim import StackedAdam
 
-Batches = Callable[[int | Tensor], Batch]
+
+class Network(Protocol):
+    """E networks as one module, as `joma.models` has them."""
+
+    seeds: tuple[int, ...]
+    compute: torch.dtype | None
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All of them, with the member axis first."""
+        ...
+
+    def products(self) -> Iterable[str]:
+        """Names of the parameters that activations are multiplied with."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What the networks are made of, for a checkpoint to be known by."""
+        ...
+
+
+N = TypeVar("N", bound=Network)
+
+Batches = Callable[[int | Tensor], Any]
 """Gives the batch of a step; every member's part of it must depend on that member's seed alone."""
+
+Loss = Callable[[N, Any, Tensor], Tensor]
+"""Of networks on a batch at a step: one number for each member, (E,)."""
 
 PRECISIONS = ("float32", "float64", "tf32", "bfloat16")
 """Of matrix products, in "bfloat16" of activations too; the last two on GPUs alone.
@@ -27,7 +53,13 @@ KEPT = 100
 _WARM_UPS = 3  # as many as torch advises before a capture
 
 
-class Ensemble:
+def classification_loss(model: Transformer, batch: Batch, step: Tensor) -> Tensor:
+    """Cross-entropy of each member on its part of a batch, (E,)."""
+    del step  # nothing is drawn
+    return weighted_cross_entropy(model(batch.tokens, leading=batch.leading), batch)
+
+
+class Ensemble(Generic[N]):
     """Networks, their optimizer and their data, and the step that moves all of them.
 
     A member follows the trajectory of the same network trained alone: the members share no
@@ -38,16 +70,20 @@ class Ensemble:
         model: the networks.
         optimizer: of the model's parameters.
         batches: the data of each step; called with the step counter as a tensor.
+        loss: what is made small; the cross-entropy of the classes unless given.
         precision: one of `PRECISIONS`.
+        restart_every: steps after which the optimizer begins anew, as where every epoch makes one.
     """
 
     def __init__(
         self,
-        model: Transformer,
+        model: N,
         optimizer: StackedAdam,
         batches: Batches,
         *,
+        loss: Loss[N] = classification_loss,
         precision: str = "float32",
+        restart_every: int | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
@@ -56,12 +92,13 @@ class Ensemble:
             raise ValueError(f"precision {precision} is for a CUDA device, not {self.device}")
         if (precision == "float64") != (dtype == torch.float64):
             raise ValueError(f"precision {precision} does not fit parameters in {dtype}")
+        if restart_every is not None and restart_every < 1:
+            raise ValueError(f"restart_every must be at least 1, got {restart_every}")
         self.model, self.optimizer, self.batches = model, optimizer, batches
-        self.precision = precision
+        self.precision, self.restart_every = precision, restart_every
+        self._loss = loss
         if precision == "bfloat16":
-            optimizer.halve(
-                name for name, p in model.blocks.named_parameters("blocks") if p.ndim > 2
-            )
+            optimizer.halve(model.products())
         self.members = len(model.seeds)
         self.step = 0
         self._counter = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -75,7 +112,9 @@ class Ensemble:
             raise ValueError(f"steps must leave at most {KEPT} losses to fetch, got {steps}")
         with self.computing():
             one = self._one_step if self.device.type != "cuda" else self._replay or self._capture()
-            for _ in range(steps):
+            for step in range(self.step, self.step + steps):
+                if self.restart_every is not None and step and step % self.restart_every == 0:
+                    self.optimizer.restart()
                 one()
         self.step += steps
 
@@ -84,11 +123,6 @@ class Ensemble:
         steps = range(self._fetched, self.step)
         self._fetched = self.step
         return steps, self._losses.cpu()[[step % KEPT for step in steps]]
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy of each member on its part of a batch, (E,)."""
-        outputs = self.model(batch.tokens, leading=batch.leading)
-        return weighted_cross_entropy(outputs, batch)
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -104,7 +138,7 @@ class Ensemble:
             torch.set_float32_matmul_precision(before)
 
     @contextlib.contextmanager
-    def looking(self) -> Iterator[Transformer]:
+    def looking(self) -> Iterator[N]:
         """The networks to look at, without gradients and in no coarser precision than tf32."""
         with self.computing(), self.optimizer.whole(), torch.no_grad():
             self.model.compute = None
@@ -150,7 +184,7 @@ class Ensemble:
 
     def _backward(self) -> Tensor:
         self.optimizer.zero_grad()
-        loss_E = self.loss(self.batches(self._counter))
+        loss_E = self._loss(self.model, self.batches(self._counter), self._counter)
         loss_E.sum().backward()  # each member's gradient is that of its own loss
         return loss_E.detach().double()
 

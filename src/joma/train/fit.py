@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -191,13 +191,14 @@ def _settings(ensemble: Ensemble) -> dict[str, Any]:
     model, optimizer = ensemble.model, ensemble.optimizer
     return {
         "seeds": list(model.seeds),
-        "depths": None if model.depths is None else list(model.depths),
-        **asdict(model.config),
+        **model.settings(),
         "precision": ensemble.precision,
         "learning_rates": optimizer.learning_rates.tolist(),
         "weight_decays": optimizer.weight_decays.tolist(),
         "betas": list(optimizer.betas),
         "epsilon": optimizer.epsilon,
+        "clip": optimizer.clip,
+        "restart_every": ensemble.restart_every,
     }
 
 

@@ -1,0 +1,213 @@
+"""Texts to train and measure on, each in splits: by name, from a folder, or from the hub.
+
+`corpus` finds one. A corpus knows its text's SHA-256, so that whatever is made of the text can be
+told from what was made of another.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from joma.data import _hub
+from joma.data._cache import cache_folder
+
+SPLITS = ("train", "valid", "test")
+"""What a corpus may be split into."""
+
+SHARED = "JOMA_SHARED"
+"""The environment variable with the folder that has data/wikitext-2 in it."""
+
+NAMED = {
+    "wikitext-2": "hub:Salesforce/wikitext:wikitext-2-v1",
+    "wikitext-103": "hub:Salesforce/wikitext:wikitext-103-v1",
+}
+"""The corpora known by name, and where each can be had."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text in splits.
+
+    Attributes:
+        name: what it is called; of a folder, its path.
+        parts: for each split its file, or the bytes themselves; UTF-8.
+    """
+
+    name: str
+    parts: Mapping[str, Path | bytes] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError(f"parts must hold at least one of {', '.join(SPLITS)}, got none")
+        for split in self.parts:
+            if split not in SPLITS:
+                raise ValueError(f"parts must be of {', '.join(SPLITS)}, got {split!r}")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits it has."""
+        return tuple(split for split in SPLITS if split in self.parts)
+
+    def read(self, split: str) -> str:
+        """The text of a split.
+
+        Raises:
+            ValueError: there is no such split, or its text is empty or not UTF-8.
+        """
+        return decoded(self.read_bytes(split), self.where(split))
+
+    def read_bytes(self, split: str) -> bytes:
+        """The text of a split as it is kept."""
+        part = self._part(split)
+        if isinstance(part, bytes):
+            return part
+        try:
+            return part.read_bytes()
+        except OSError as error:
+            raise ValueError(f"text {part} cannot be read: {error.strerror}") from error
+
+    def digest(self, split: str) -> str:
+        """The SHA-256 of a split's bytes, in hexadecimal."""
+        part = self._part(split)
+        if isinstance(part, bytes):
+            return hashlib.sha256(part).hexdigest()
+        try:
+            with open(part, "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ValueError(f"text {part} cannot be read: {error.strerror}") from error
+
+    def where(self, split: str) -> str:
+        """What a split's text is called in a sentence: its file, or the corpus's name."""
+        part = self._part(split)
+        return f"{self.name}:{split}" if isinstance(part, bytes) else str(part)
+
+    def _part(self, split: str) -> Path | bytes:
+        part = self.parts.get(split)
+        if part is not None:
+            return part
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(self.splits)}, got {split!r}")
+        first = self.parts[self.splits[0]]
+        if isinstance(first, Path):
+            raise ValueError(f"text {first.parent} has no {split}.txt in it")
+        raise ValueError(f"text {self.name} has no split {split}, only {', '.join(self.splits)}")
+
+
+def corpus(source: str | Path) -> Corpus:
+    """A corpus by its name, or from where it is.
+
+    Args:
+        source: one of
+
+            - "embedded", the prose of Python's own documentation, the same on every machine with
+              that version of Python. Its topics are dealt to the splits by the hash of their
+              names, and a paragraph that came in an earlier split is left out of a later one:
+              topics quote each other;
+            - "wikitext-2" or "wikitext-103", from data/NAME in the folder the environment variable
+              JOMA_SHARED names, or corpora/NAME in the cache folder;
+            - a folder with train.txt, valid.txt and test.txt, or some of them, in UTF-8;
+            - "hub:NAME" or "hub:NAME:CONFIG", the column `text` of a dataset on the Hugging Face
+              hub; downloaded once with the `datasets` package, kept in the cache folder.
+
+    Raises:
+        ValueError: there is no such corpus.
+    """
+    name = str(source)
+    if name == "embedded":
+        return Corpus(name, {split: text.encode() for split, text in _embedded_splits().items()})
+    if name in NAMED:
+        return _named(name)
+    if name.startswith("hub:"):
+        folder = _hub.downloaded(name, cache_folder() / "corpora")
+        return Corpus(name, _files(folder))
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ValueError(
+            f"corpus must be a folder with train.txt, 'embedded', {_listed(NAMED)} or "
+            f"'hub:NAME', got {name!r}, which is none of them"
+        )
+    files = _files(folder)
+    if not files:
+        raise ValueError(f"text {folder} has no train.txt, no valid.txt and no test.txt in it")
+    return Corpus(name, files)
+
+
+def decoded(data: bytes, what: str) -> str:
+    """UTF-8 bytes as text.
+
+    Args:
+        data: the bytes; a byte order mark is left out.
+        what: whose bytes they are, in a sentence.
+
+    Raises:
+        ValueError: they are not UTF-8, or nothing but white space.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(
+            f"text must be UTF-8, but {what} has the byte 0x{byte:02x} at {error.start}"
+        ) from error
+    if not text.strip():
+        raise ValueError(f"text must not be empty: there is none in {what}")
+    return text
+
+
+def embedded_text() -> str:
+    """The whole of the embedded corpus, whatever is quoted twice included."""
+    topics = _topics()
+    return "\n\n".join(topics[name].strip() for name in sorted(topics))
+
+
+def _named(name: str) -> Corpus:
+    shared = os.environ.get(SHARED)
+    cached = cache_folder() / "corpora" / name
+    places = [Path(shared) / "data" / name] if shared else []
+    for folder in (*places, cached, Path(name)):
+        files = _files(folder)
+        if files:
+            return Corpus(name, files)
+    given = f"{shared!r}" if shared else "not set"
+    raise ValueError(
+        f"text {name} needs the environment variable {SHARED} ({given}), the folder with "
+        f"data/{name} in it, as there is no valid.txt in {cached}; or give a folder with "
+        f"train.txt, valid.txt and test.txt, or {NAMED[name]}"
+    )
+
+
+def _files(folder: Path) -> dict[str, Path | bytes]:
+    paths = {split: folder / f"{split}.txt" for split in SPLITS}
+    return {split: path for split, path in paths.items() if path.is_file()}
+
+
+def _topics() -> dict[str, str]:
+    from pydoc_data.topics import topics
+
+    return topics
+
+
+def _embedded_splits() -> dict[str, str]:
+    topics = _topics()
+    # About 85% of the text is for training; by hash, a topic more in another version of Python
+    # moves no other.
+    dealt = {name: int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10 for name in topics}
+    seen: set[str] = set()
+    splits = {}
+    for split, numbers in (("train", range(2, 10)), ("valid", (0,)), ("test", (1,))):
+        own: list[str] = []
+        for name in sorted(topics):
+            if dealt[name] in numbers:
+                own += re.split(r"\n\s*\n", topics[name].strip("\n"))
+        kept = [paragraph for paragraph in own if paragraph.strip() not in seen]
+        seen.update(paragraph.strip() for paragraph in own)
+        splits[split] = "\n\n".join(kept) + "\n"
+    return splits
+
+
+def _listed(names: Mapping[str, str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

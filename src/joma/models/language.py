@@ -1,0 +1,275 @@
+"""The language model of Fig. 6 and 8: a small post-norm transformer over words, E of them as one.
+
+It is torch's `nn.TransformerEncoder` with a causal mask between an embedding and an output layer of
+its own, as in many tutorials: embeddings times √width plus sinusoids, layer norm after each
+residual sum, a ReLU MLP, dropout after the embeddings, on the attention weights, in the MLP and on
+what either adds. All members read the same text.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from joma import random
+from joma.models.layers import Embedding, LayerNorm, Linear
+from joma.models.transformer import Watch, sinusoids
+
+_FIRST_RANGE = 0.1
+"""Embeddings and output weights begin uniform on ± this."""
+
+
+@dataclass(frozen=True)
+class LanguageConfig:
+    """What a language model is made of; the defaults are those of Fig. 6.
+
+    Attributes:
+        vocabulary: words there are.
+        layers: blocks of attention and MLP.
+        width: of the residual stream.
+        hidden: nodes of each MLP.
+        heads: of each attention; they divide the width.
+        length: the longest sequence.
+        dropout: share of the numbers that are set to 0 in training.
+    """
+
+    vocabulary: int
+    layers: int
+    width: int = 200
+    hidden: int = 200
+    heads: int = 1
+    length: int = 35
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "layers", "width", "hidden", "heads", "length"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        if self.width % 2 or self.width % self.heads:
+            raise ValueError(
+                f"width must be even and a multiple of the {self.heads} heads, got {self.width}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout!r}")
+
+
+class Dropout:
+    """Which numbers of a step are dropped: decided by seed, place in the network, step and index.
+
+    Args:
+        seeds_E: of the members.
+        step: of the training, an int or a tensor that counts on the device.
+        share: of the numbers, dropped.
+    """
+
+    def __init__(self, seeds_E: Tensor, step: int | Tensor, share: float) -> None:
+        self.seeds_E, self.step, self.share = seeds_E, step, share
+
+    def __call__(self, x: Tensor, place: str) -> Tensor:
+        """x, (E, ...), with some of it 0 and the rest scaled up to the same mean."""
+        if self.share == 0:
+            return x
+        drawn = random.uniform(self.seeds_E, f"dropout.{place}", self.step, x[0].numel())
+        kept = (drawn >= self.share).to(x.dtype).view_as(x)
+        return x * kept / (1 - self.share)
+
+
+def _keep(x: Tensor, place: str) -> Tensor:
+    """What takes the place of dropout outside training."""
+    del place
+    return x
+
+
+class LanguageModel(nn.Module):
+    """E language models of one shape, each with its own parameters.
+
+    Initial values are those of `nn.TransformerEncoderLayer`, the same in every layer, and uniform
+    on ±.1 for embeddings and output weights, whose biases are 0.
+
+    Args:
+        config: what each is made of.
+        seeds: one for each member; decides its initial parameters and what it drops.
+        device: where the parameters are.
+        dtype: of the parameters.
+
+    Attributes:
+        compute: the precision that activations and products have, if not that of the parameters.
+    """
+
+    sinusoids_TD: Tensor
+    seeds_E: Tensor
+
+    def __init__(
+        self,
+        config: LanguageConfig,
+        seeds: Sequence[int] = (0,),
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if not seeds:
+            raise ValueError("seeds must name at least one member, got none")
+        self.config = config
+        self.compute: torch.dtype | None = None
+        self.seeds = tuple(int(seed) for seed in seeds)
+        members = len(self.seeds)
+        with torch.device(device):
+            self.embedding = Embedding(members, config.vocabulary, config.width)
+            self.blocks = nn.ModuleList(
+                LanguageBlock(config, members) for _ in range(config.layers)
+            )
+            self.output = Linear(members, config.width, config.vocabulary)
+        waves = sinusoids(config.length, config.width).to(device)
+        self.register_buffer("sinusoids_TD", waves, persistent=False)
+        seeds_E = torch.tensor(self.seeds, dtype=torch.int64, device=device)
+        self.register_buffer("seeds_E", seeds_E, persistent=False)
+        self.to(dtype)
+        self._draw()
+
+    def forward(
+        self, tokens_BT: Tensor, *, step: int | Tensor | None = None, watch: Watch | None = None
+    ) -> Tensor:
+        """Logits of the next word at every position, (E, B, T, vocabulary).
+
+        Args:
+            tokens_BT: words, (B, T), the same for all members.
+            step: of the training, which decides what is dropped; nothing is where None.
+            watch: is told the attention (E, B, heads, T, T) and the hidden activations
+                (E, B, T, hidden) of every layer.
+        """
+        return self.output(self.states(tokens_BT, step=step, watch=watch).to(self._output_type))
+
+    def states(
+        self, tokens_BT: Tensor, *, step: int | Tensor | None = None, watch: Watch | None = None
+    ) -> Tensor:
+        """What the output layer reads, (E, B, T, width); arguments as of `forward`."""
+        length, most = tokens_BT.shape[-1], self.config.length
+        if length > most:
+            raise ValueError(f"tokens must have at most {most} positions, got {length}")
+        drop = _keep if step is None else Dropout(self.seeds_E, step, self.config.dropout)
+        tokens_EBT = tokens_BT.expand(len(self.seeds), *tokens_BT.shape)
+        x = self.embedding(tokens_EBT) * math.sqrt(self.config.width) + self.sinusoids_TD[:length]
+        x = drop(x if self.compute is None else x.to(self.compute), "embedding")
+        for layer, block in enumerate(self.blocks):
+            x = block(x, drop, layer, watch)
+        return x
+
+    def losses(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        *,
+        weights_BT: Tensor | None = None,
+        step: int | Tensor | None = None,
+    ) -> Tensor:
+        """Cross-entropy of each member, mean over the words, (E,).
+
+        Args:
+            tokens_BT: words, (B, T).
+            targets_BT: the word after each.
+            weights_BT: how much each counts, together 1; all the same where None.
+            step: as of `forward`.
+        """
+        logits = self(tokens_BT, step=step).flatten(1, 2)
+        targets_EN = targets_BT.flatten().expand(len(self.seeds), -1)
+        each_EN = functional.cross_entropy(
+            logits.flatten(0, 1), targets_EN.flatten(), reduction="none"
+        ).view_as(targets_EN)
+        if weights_BT is None:
+            return each_EN.mean(-1)
+        return (each_EN * weights_BT.flatten().to(each_EN.dtype)).sum(-1)
+
+    def products(self) -> list[str]:
+        """Names of the parameters that activations are multiplied with."""
+        blocks = [name for name, p in self.blocks.named_parameters("blocks") if p.shape[1] > 1]
+        return [*(name for name in blocks if "norm" not in name), "output.weight"]
+
+    def settings(self) -> dict[str, Any]:
+        """What the networks are made of."""
+        return asdict(self.config)
+
+    @property
+    def _output_type(self) -> torch.dtype:
+        return self.output.weight.dtype
+
+    @torch.no_grad()
+    def _draw(self) -> None:
+        for layer in (self.embedding, self.output):
+            name = "embedding" if layer is self.embedding else "output"
+            _uniform(layer.weight, f"{name}.weight", self.seeds_E, _FIRST_RANGE)
+        assert self.output.bias is not None
+        self.output.bias.zero_()
+        first = self.blocks[0]
+        assert isinstance(first, LanguageBlock)
+        first.draw(self.seeds_E)
+        for block in self.blocks[1:]:
+            block.load_state_dict(first.state_dict())
+
+
+class LanguageBlock(nn.Module):
+    """Attention and MLP, each with dropout, a residual sum and layer norm after it.
+
+    Args:
+        config: of the network.
+        members: E.
+    """
+
+    def __init__(self, config: LanguageConfig, members: int) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.queries_keys_values = Linear(members, width, 3 * width)
+        self.projection = Linear(members, width, width)
+        self.norm_attention = LayerNorm(members, width)
+        self.lower = Linear(members, width, config.hidden)
+        self.upper = Linear(members, config.hidden, width)
+        self.norm_mlp = LayerNorm(members, width)
+
+    def forward(
+        self, x: Tensor, drop: Callable[[Tensor, str], Tensor], layer: int, watch: Watch | None
+    ) -> Tensor:
+        """Maps (E, B, T, width) to the same shape."""
+        added = drop(self.projection(self._attended(x, drop, layer, watch)), f"{layer}.attended")
+        x = self.norm_attention(x + added)
+        hidden = functional.relu(self.lower(x))
+        if watch is not None:
+            watch("hidden", layer, hidden)
+        added = self.upper(drop(hidden, f"{layer}.hidden"))
+        return self.norm_mlp(x + drop(added, f"{layer}.mlp"))
+
+    def _attended(
+        self, x: Tensor, drop: Callable[[Tensor, str], Tensor], layer: int, watch: Watch | None
+    ) -> Tensor:
+        joined = self.queries_keys_values(x).unflatten(-1, (3, self.heads, -1))
+        q, k, v = (part.transpose(2, 3) for part in joined.unbind(3))  # (E, B, heads, T, D)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        length = x.shape[2]
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(later, -math.inf).softmax(-1)
+        if watch is not None:
+            watch("attention", layer, weights)
+        return (drop(weights, f"{layer}.attention") @ v).transpose(2, 3).flatten(-2)
+
+    @torch.no_grad()
+    def draw(self, seeds_E: Tensor) -> None:
+        """Torch's own: Xavier for queries, keys and values together, 0 for attention's biases."""
+        for name, layer in self.named_children():
+            if isinstance(layer, Linear | LayerNorm):
+                layer.draw(f"block.{name}", seeds_E)
+        together = self.queries_keys_values.weight
+        bound = math.sqrt(6 / (together.shape[1] + together.shape[2]))
+        _uniform(together, "block.queries_keys_values.weight", seeds_E, bound)
+        for layer in (self.queries_keys_values, self.projection):
+            assert layer.bias is not None
+            layer.bias.zero_()
+
+
+def _uniform(parameter: Tensor, stream: str, seeds_E: Tensor, bound: float) -> None:
+    drawn = random.uniform(seeds_E, stream, 0, parameter[0].numel(), dtype=parameter.dtype)
+    parameter.copy_(drawn.view_as(parameter).mul_(2).sub_(1).mul_(bound))

@@ -1,0 +1,146 @@
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joma.data import BYTES, BasicEnglish, Corpus, basic_english, corpus, streams
+from joma.data._pieces import pieces
+
+PLACES = [os.environ.get("JOMA_SHARED"), Path(__file__).parents[3] / "shared"]
+SHARED = next((p for p in PLACES if p and (Path(p) / "data" / "wikitext-2").is_dir()), None)
+
+# Torchtext's rules as its documentation lists them: each pattern and what takes its place, in turn.
+RULES = [
+    (r"\'", " '  "),
+    (r"\"", ""),
+    (r"\.", " . "),
+    (r"<br \/>", " "),
+    (r",", " , "),
+    (r"\(", " ( "),
+    (r"\)", " ) "),
+    (r"\!", " ! "),
+    (r"\?", " ? "),
+    (r"\;", " "),
+    (r"\:", " "),
+    (r"\s+", " "),
+]
+ODD = st.text(alphabet="aBΣé 'n\".,()!?;:\n\r\t\x1c\u3000<br/>-@1", max_size=60)
+
+
+def _by_the_rules(line: str) -> list[str]:
+    line = line.lower()
+    for pattern, by in RULES:
+        line = re.sub(pattern, by, line)
+    return line.split()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lines=st.lists(ODD.map(lambda line: line.replace("\n", " ")) | st.just("x<br />y"), max_size=5)
+)
+def test_basic_english_is_what_its_rules_give_line_by_line(lines):
+    expected = [word for line in lines for word in _by_the_rules(line)]
+    assert basic_english("\n".join(lines)) == expected
+
+
+def test_basic_english_of_a_sentence():
+    text = 'It\'s "Bob", (he) said: Hi!<br />x-y; <unk>?\n'
+    words = ["it", "'", "s", "bob", ",", "(", "he", ")", "said", "hi", "!", "x-y", "<unk>", "?"]
+    assert basic_english(text) == words
+
+
+def test_the_vocabulary_counts_the_training_split_alone():
+    text = Corpus("own", {"train": b"b a . a c <unk> <unk> <unk> B", "valid": b"d d d"})
+    words = BasicEnglish.of(text)
+    assert words.vocabulary == ("<unk>", "a", "b", ".", "c")
+    assert words.size == 5
+    tokens = words.encode("A d <unk>\nc")
+    assert tokens.tolist() == [1, 0, 0, 4]
+    assert words.decode(tokens) == "a <unk> <unk> c"
+    assert words.encode("").tolist() == []
+    with pytest.raises(ValueError, match="tokens must be from 0 to 4, got 5"):
+        words.decode([1, 5])
+    with pytest.raises(ValueError, match="tokens must be from 0 to 4, got -1"):
+        words.decode(np.array([-1]))
+
+
+def test_a_vocabulary_that_is_none():
+    with pytest.raises(ValueError, match=r"vocabulary must be .* begins with <unk>, got \('a',\)"):
+        BasicEnglish(("a", "<unk>"))
+    with pytest.raises(ValueError, match=r"begins with <unk>, got \(\)"):
+        BasicEnglish(())
+    with pytest.raises(ValueError, match="must hold each word once, got 'a' again"):
+        BasicEnglish(("<unk>", "b", "a", "a"))
+
+
+def test_a_digest_tells_vocabularies_apart():
+    ways = [("<unk>",), ("<unk>", "a", "b"), ("<unk>", "b", "a"), ("<unk>", "ab")]
+    assert len({BasicEnglish(way).digest for way in ways} | {BYTES.digest}) == 5
+    assert BasicEnglish(ways[1]).digest == BasicEnglish(ways[1]).digest
+
+
+@settings(max_examples=30, deadline=None)
+@given(text=st.text())
+def test_bytes_come_back(text):
+    tokens = BYTES.encode(text)
+    assert tokens.tolist() == list(text.encode(errors="replace"))
+    assert BYTES.decode(tokens) == text.encode(errors="replace").decode()
+    assert max(tokens, default=0) < BYTES.size
+
+
+def test_bytes_that_are_no_text():
+    assert BYTES.decode([0xE9, 65]) == "\ufffdA"
+    with pytest.raises(ValueError, match="tokens must be from 0 to 255, got 256"):
+        BYTES.decode([256])
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=ODD, length=st.integers(1, 20))
+def test_the_words_of_the_pieces_are_those_of_the_text(text, length):
+    cut = list(pieces(text, length))
+    assert "".join(cut) == text
+    assert all(len(piece) >= length for piece in cut[:-1])
+    assert [word for piece in cut for word in basic_english(piece)] == basic_english(text)
+
+
+def test_pieces_end_with_lines():
+    text = " one . \n \n two\n\nthree"
+    assert list(pieces(text, 1)) == [" one .", " \n \n two", "\n\nthree"]
+    assert list(pieces(text)) == [text]
+    assert list(pieces("")) == []
+
+
+@settings(deadline=None)
+@given(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=40), count=st.integers(1, 40))
+def test_streams_go_on_from_row_to_row(tokens, count):
+    if count > len(tokens):
+        with pytest.raises(ValueError, match=f"count must be at most {len(tokens)}.*got {count}"):
+            streams(tokens, count)
+        return
+    for kind in (tokens, np.array(tokens, dtype=np.uint16), np.array(tokens, dtype=np.uint32)):
+        rows = streams(kind, count)
+        assert rows.shape == (count, len(tokens) // count)
+        assert rows.flatten().tolist() == tokens[: rows.numel()]
+
+
+def test_streams_of_nothing():
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        streams([1], 0)
+
+
+@pytest.mark.skipif(SHARED is None, reason="JOMA_SHARED names no folder with data/wikitext-2")
+def test_wikitext2_has_the_published_counts(monkeypatch):
+    monkeypatch.setenv("JOMA_SHARED", str(SHARED))
+    text = corpus("wikitext-2")
+    assert text.digest("train").startswith("9e9fa1ad")
+    words = BasicEnglish.of(text)
+    assert words.size == 28_782
+    counts = {split: len(words.encode(text.read(split))) for split in text.splits}
+    assert counts == {"train": 2_049_990, "valid": 214_417, "test": 241_859}
+    train = words.encode(text.read("train"))
+    # 2,928 whole batches of 20 streams of 35, and a short one of 18.
+    assert divmod(streams(train, 20).shape[1] - 1, 35) == (2_928, 18)
