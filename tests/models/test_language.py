@@ -58,7 +58,8 @@ def by_torch(model: LanguageModel, member: int, tokens_BT: Tensor) -> Tensor:
     mask = nn.Transformer.generate_square_subsequent_mask(length, dtype=torch.float64)
     y = encoder(x + waves, mask=mask)
     assert model.output.bias is not None
-    return y @ model.output.weight[member] + model.output.bias[member]
+    logits = y @ model.output.weight[member] + model.output.bias[member]
+    return logits[..., : config.vocabulary]
 
 
 @pytest.mark.parametrize("length", [9, 5])

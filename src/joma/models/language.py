@@ -45,6 +45,11 @@ class LanguageConfig:
     length: int = 35
     dropout: float = 0.2
 
+    @property
+    def columns(self) -> int:
+        """Columns of the output layer: the words, and some that stay 0 for alignment."""
+        return self.vocabulary if self.vocabulary < 1024 else -(-self.vocabulary // 128) * 128
+
     def __post_init__(self) -> None:
         for name in ("vocabulary", "layers", "width", "hidden", "heads", "length"):
             value = getattr(self, name)
@@ -124,7 +129,7 @@ class LanguageModel(nn.Module):
             self.blocks = nn.ModuleList(
                 LanguageBlock(config, members) for _ in range(config.layers)
             )
-            self.output = Linear(members, config.width, config.vocabulary)
+            self.output = Linear(members, config.width, config.columns)
         waves = sinusoids(config.length, config.width).to(device)
         self.register_buffer("sinusoids_TD", waves, persistent=False)
         seeds_E = torch.tensor(self.seeds, dtype=torch.int64, device=device)
@@ -143,7 +148,8 @@ class LanguageModel(nn.Module):
             watch: is told the attention (E, B, heads, T, T) and the hidden activations
                 (E, B, T, hidden) of every layer.
         """
-        return self.output(self.states(tokens_BT, step=step, watch=watch).to(self._output_type))
+        states = self.states(tokens_BT, step=step, watch=watch).to(self._output_type)
+        return self.output(states)[..., : self.config.vocabulary]
 
     def states(
         self, tokens_BT: Tensor, *, step: int | Tensor | None = None, watch: Watch | None = None
@@ -152,8 +158,10 @@ class LanguageModel(nn.Module):
         length, most = tokens_BT.shape[-1], self.config.length
         if length > most:
             raise ValueError(f"tokens must have at most {most} positions, got {length}")
-        drop = _keep if step is None else Dropout(self.seeds_E, step, self.config.dropout)
         tokens_EBT = tokens_BT.expand(len(self.seeds), *tokens_BT.shape)
+        if self._fuses(tokens_BT) and watch is None:
+            return self._fused_states(tokens_EBT, step)
+        drop = _keep if step is None else Dropout(self.seeds_E, step, self.config.dropout)
         x = self.embedding(tokens_EBT) * math.sqrt(self.config.width) + self.sinusoids_TD[:length]
         x = drop(x if self.compute is None else x.to(self.compute), "embedding")
         for layer, block in enumerate(self.blocks):
@@ -185,6 +193,71 @@ class LanguageModel(nn.Module):
             return each_EN.mean(-1)
         return (each_EN * weights_BT.flatten().to(each_EN.dtype)).sum(-1)
 
+    def descend(
+        self, tokens_BT: Tensor, targets_BT: Tensor, weights_BT: Tensor, step: Tensor | None
+    ) -> Tensor:
+        """`losses`, (E,), whose gradients are left with the parameters.
+
+        On a GPU in bfloat16 the logits become their own gradients in place, so that they are
+        written once and read three times, and no others of their size are made.
+        """
+        if not self._fuses(tokens_BT):
+            losses_E = self.losses(tokens_BT, targets_BT, weights_BT=weights_BT, step=step)
+            losses_E.sum().backward()  # each member's gradient is that of its own loss
+            return losses_E.detach()
+        from joma.models import _language_kernels as kernels
+
+        x = self.states(tokens_BT, step=step)
+        weight, bias = self.output.weight, _bias(self.output)
+        with torch.no_grad():
+            rows, width = x.shape[1] * x.shape[2], x.shape[3]
+            # A column of ones beside the rest: its product with the gradient is that of the bias.
+            beside = x.new_zeros(len(x), rows, width + 8)
+            beside[..., :width] = x.flatten(1, 2)
+            beside[..., width] = 1
+            logits = torch.bmm(beside[..., :width], weight)
+            losses_E = kernels.cross_entropy_(
+                logits,
+                bias,
+                targets_BT.flatten(),
+                weights_BT.flatten().float(),
+                self.config.vocabulary,
+            )
+            gradient = torch.bmm(beside.mT, logits)
+            weight.grad = gradient[:, :width]
+            bias.grad = gradient[:, width : width + 1].to(bias.dtype)
+            d_x = torch.bmm(logits, weight.mT).view_as(x)
+        x.backward(d_x)
+        return losses_E
+
+    def _fuses(self, tokens_BT: Tensor) -> bool:
+        """Whether the kernels for a GPU do the work."""
+        config = self.config
+        return (
+            tokens_BT.is_cuda
+            and self.compute == torch.bfloat16
+            and self.output.weight.dtype == torch.bfloat16
+            and config.heads == 1
+            and config.width % 8 == 0
+            and config.hidden % 8 == 0
+            and tokens_BT.shape[1] <= 64
+        )
+
+    def _fused_states(self, tokens_EBT: Tensor, step: int | Tensor | None) -> Tensor:
+        from joma.models import _language_kernels as kernels
+
+        share = 0.0 if step is None else self.config.dropout
+        at = torch.as_tensor(0 if step is None else step, device=tokens_EBT.device)
+        drop = kernels.Drop(self.seeds_E, at, share)
+        assert self.compute is not None
+        x = self.embedding(tokens_EBT)
+        waves_TD = self.sinusoids_TD[: tokens_EBT.shape[-1]]
+        x = kernels.placed(x, waves_TD, self.compute, drop, "embedding")
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, LanguageBlock)
+            x = block.fused(x, drop, layer)
+        return x
+
     def products(self) -> list[str]:
         """Names of the parameters that activations are multiplied with."""
         blocks = [name for name, p in self.blocks.named_parameters("blocks") if p.shape[1] > 1]
@@ -200,11 +273,11 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _draw(self) -> None:
-        for layer in (self.embedding, self.output):
-            name = "embedding" if layer is self.embedding else "output"
-            _uniform(layer.weight, f"{name}.weight", self.seeds_E, _FIRST_RANGE)
-        assert self.output.bias is not None
-        self.output.bias.zero_()
+        _uniform(self.embedding.weight, "embedding.weight", self.seeds_E, _FIRST_RANGE)
+        self.output.weight.zero_()
+        _bias(self.output).zero_()
+        words = self.output.weight[..., : self.config.vocabulary]
+        _uniform(words, "output.weight", self.seeds_E, _FIRST_RANGE)
         first = self.blocks[0]
         assert isinstance(first, LanguageBlock)
         first.draw(self.seeds_E)
@@ -243,6 +316,20 @@ class LanguageBlock(nn.Module):
         added = self.upper(drop(hidden, f"{layer}.hidden"))
         return self.norm_mlp(x + drop(added, f"{layer}.mlp"))
 
+    def fused(self, x: Tensor, drop: Any, layer: int) -> Tensor:
+        """`forward` by the kernels for a GPU, which add the biases."""
+        from joma.models import _language_kernels as kernels
+
+        def normed(linear: Linear, y: Tensor, x: Tensor, norm: LayerNorm, place: str) -> Tensor:
+            settings = norm.weight, norm.bias, drop, f"{layer}.{place}"
+            return kernels.sum_norm(linear.product(y), _bias(linear), x, *settings)
+
+        joined = self.queries_keys_values
+        y = kernels.attended(joined.product(x), _bias(joined), drop, f"{layer}.attention")
+        x = normed(self.projection, y, x, self.norm_attention, "attended")
+        y = kernels.relu(self.lower.product(x), _bias(self.lower), drop, f"{layer}.hidden")
+        return normed(self.upper, y, x, self.norm_mlp, "mlp")
+
     def _attended(
         self, x: Tensor, drop: Callable[[Tensor, str], Tensor], layer: int, watch: Watch | None
     ) -> Tensor:
@@ -266,10 +353,14 @@ class LanguageBlock(nn.Module):
         bound = math.sqrt(6 / (together.shape[1] + together.shape[2]))
         _uniform(together, "block.queries_keys_values.weight", seeds_E, bound)
         for layer in (self.queries_keys_values, self.projection):
-            assert layer.bias is not None
-            layer.bias.zero_()
+            _bias(layer).zero_()
+
+
+def _bias(linear: Linear) -> Tensor:
+    assert linear.bias is not None
+    return linear.bias
 
 
 def _uniform(parameter: Tensor, stream: str, seeds_E: Tensor, bound: float) -> None:
     drawn = random.uniform(seeds_E, stream, 0, parameter[0].numel(), dtype=parameter.dtype)
-    parameter.copy_(drawn.view_as(parameter).mul_(2).sub_(1).mul_(bound))
+    parameter.copy_(drawn.view(parameter.shape).mul_(2).sub_(1).mul_(bound))

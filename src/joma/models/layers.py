@@ -42,6 +42,11 @@ class Linear(nn.Module):
             y = torch.baddbmm(self.bias.to(kind), rows, self.weight.to(kind))
         return y.unflatten(1, x_ENI.shape[1:-1])
 
+    def product(self, x_ENI: Tensor) -> Tensor:
+        """Maps (E, ..., in) to (E, ..., out) without the bias."""
+        y = torch.bmm(x_ENI.flatten(1, -2), self.weight.to(x_ENI.dtype))
+        return y.unflatten(1, x_ENI.shape[1:-1])
+
     @torch.no_grad()
     def draw(self, name: str, seeds: Tensor) -> None:
         """Torch's default for linear layers: U(−1/√in, 1/√in) for weight and bias."""

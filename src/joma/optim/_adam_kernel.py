@@ -23,6 +23,7 @@ def _adam(
     two_ptr,
     scales_ptr,
     size,
+    g_stride,
     keep_one,
     keep_two,
     epsilon,
@@ -38,7 +39,7 @@ def _adam(
     decay = tl.load(decays_ptr + member).to(tl.float32)
     root_two = tl.sqrt(tl.load(two_ptr).to(tl.float32))
     p = tl.load(p_ptr + at, mask=inside)
-    g = tl.load(g_ptr + at, mask=inside).to(tl.float32)
+    g = tl.load(g_ptr + member * g_stride + places, mask=inside).to(tl.float32)
     m = tl.load(m_ptr + at, mask=inside)
     v = tl.load(v_ptr + at, mask=inside)
     g = g * tl.load(scales_ptr + member) + decay * p
@@ -70,7 +71,7 @@ def fused_step(
     Args:
         p: parameter, (E, ...), contiguous, in float32.
         rounded: where it is written in bfloat16 too.
-        grad: its gradient.
+        grad: its gradient, of which each member's part is contiguous.
         m: first moment.
         v: second moment.
         rates: (E,) learning rate over the first moment's bias correction.
@@ -95,8 +96,26 @@ def fused_step(
         two,
         scales,
         size,
+        grad.stride(0),
         *betas,
         epsilon,
         ROUNDED=rounded is not None,
         BLOCK=BLOCK,
     )
+
+
+def square_sums(grad: Tensor) -> Tensor:
+    """‖g‖² of each member, (E,) in float32; each member's part is contiguous."""
+    size = grad[0].numel()
+    blocks = triton.cdiv(size, 8 * BLOCK)
+    partial = torch.empty(len(grad), blocks, dtype=torch.float32, device=grad.device)
+    _squares[(blocks, len(grad))](grad, partial, size, grad.stride(0), BLOCK=8 * BLOCK)
+    return partial.sum(1)
+
+
+@triton.jit
+def _squares(g_ptr, out_ptr, size, stride, BLOCK: tl.constexpr):
+    member = tl.program_id(1).to(tl.int64)
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    g = tl.load(g_ptr + member * stride + places, mask=places < size, other=0.0).to(tl.float32)
+    tl.store(out_ptr + member * tl.num_programs(0) + tl.program_id(0), tl.sum(g * g, 0))

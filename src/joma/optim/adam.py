@@ -82,13 +82,11 @@ class StackedAdam:
 
     def norms(self) -> Tensor:
         """The norm of each member's whole gradient, (E,) in float64."""
-        norms = []
+        squares = []
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
-                rows = self._gradient(name).flatten(1)
-                kind = torch.promote_types(rows.dtype, torch.float32)
-                norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=kind).double())
-        return torch.linalg.vector_norm(torch.stack(norms), dim=0)
+                squares.append(_square_sums(self._gradient(name)).double())
+        return torch.stack(squares).sum(0).sqrt()
 
     @torch.no_grad()
     def warm_up(self) -> None:
@@ -102,6 +100,8 @@ class StackedAdam:
             gradient = torch.zeros_like(parameter.data[:1])
             rounded = torch.zeros_like(gradient) if name in self._halved else None
             fused_step(p, rounded, gradient, m, v, *settings)
+            if self.clip is not None:
+                _square_sums(gradient)
 
     def zero_grad(self) -> None:
         """Forgets the gradients; the next backward pass brings its own memory."""
@@ -176,7 +176,7 @@ class StackedAdam:
         fused_step(
             p,
             self.parameters[name].data if name in self._halved else None,
-            self._gradient(name).contiguous(),
+            _dense(self._gradient(name)),
             self.first_moments[name],
             self.second_moments[name],
             rates,
@@ -191,6 +191,19 @@ class StackedAdam:
         gradient = self.parameters[name].grad
         assert gradient is not None
         return gradient
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """The gradient with each member's part contiguous, which it nearly always is."""
+    return gradient if gradient[0].is_contiguous() else gradient.contiguous()
+
+
+def _square_sums(gradient: Tensor) -> Tensor:
+    if gradient.is_cuda and gradient.dtype != torch.float64:
+        from joma.optim._adam_kernel import square_sums
+
+        return square_sums(_dense(gradient))
+    return gradient.flatten(1).square().sum(1)
 
 
 def _each(name: str, given: float | Sequence[float], members: int, device: torch.device) -> Tensor:

@@ -38,7 +38,10 @@ Batches = Callable[[int | Tensor], Any]
 """Gives the batch of a step; every member's part of it must depend on that member's seed alone."""
 
 Loss = Callable[[N, Any, Tensor], Tensor]
-"""Of networks on a batch at a step: one number for each member, (E,)."""
+"""Of networks on a batch at a step: one number for each member, (E,).
+
+It has a graph to go back through, or has left the gradients with the parameters already.
+"""
 
 PRECISIONS = ("float32", "float64", "tf32", "bfloat16")
 """Of matrix products, in "bfloat16" of activations too; the last two on GPUs alone.
@@ -185,7 +188,8 @@ class Ensemble(Generic[N]):
     def _backward(self) -> Tensor:
         self.optimizer.zero_grad()
         loss_E = self._loss(self.model, self.batches(self._counter), self._counter)
-        loss_E.sum().backward()  # each member's gradient is that of its own loss
+        if loss_E.requires_grad:
+            loss_E.sum().backward()  # each member's gradient is that of its own loss
         return loss_E.detach().double()
 
     def _capture(self) -> Callable[[], None]:
