@@ -1,18 +1,21 @@
 """How transformers learn: joint dynamics of MLP and attention, from theory to measurement.
 
 `joma.theory` has the closed forms and exact laws of JoMA, Scan&Snap and GaLore; `joma verify`
-checks every claim of the papers; `joma reproduce` makes their figures again. Importing `joma`
-loads nothing heavy: a room is loaded when it is first used.
+checks every claim of the papers; `joma reproduce` makes their figures again; `joma.Monitor` watches
+a model of one's own learn. Importing `joma` loads nothing heavy: a room is loaded when it is first
+used.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from joma import data, experiments, models, optim, probes, random, report, runs, theory, train
+    from joma.train.monitor import Monitor
 
     __version__: str
 
 __all__ = [
+    "Monitor",
     "__version__",
     "citation",
     "data",
@@ -27,7 +30,7 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = frozenset(__all__) - {"__version__", "citation"}
+_ROOMS = frozenset(__all__) - {"Monitor", "__version__", "citation"}
 
 _PAPERS = """\
 @inproceedings{tian2024joma,
@@ -83,6 +86,10 @@ def _version() -> str:
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
+    if name == "Monitor":
+        from joma.train.monitor import Monitor
+
+        return Monitor
     if name in _ROOMS:
         import importlib
 

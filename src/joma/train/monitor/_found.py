@@ -1,0 +1,159 @@
+"""Findings of a recorded run: the rules of `joma.train.findings` on the series a monitor logs."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joma.train.findings import (
+    Finding,
+    attention_bounce,
+    attention_collapse,
+    checked_series,
+    dead_layers,
+    diverged_loss,
+    end_of,
+    learning_rate_too_high,
+    low_rank_gradients,
+    rank_collapse,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One number over the steps of a training, in their order.
+
+    Attributes:
+        name: of what was measured, "attention_entropy".
+        steps: at which, increasing.
+        values: as many.
+        module: of what, "" where of the whole model.
+        layer: in which layer, None for none.
+        head: of which head, None for all.
+    """
+
+    name: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    module: str = ""
+    layer: int | None = None
+    head: int | None = None
+
+    def __post_init__(self) -> None:
+        checked_series(self.steps, self.values)
+
+
+def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[Series]:
+    """The series in the columns of a metrics log, as `run.metrics.read()` gives them.
+
+    Args:
+        columns: by name.
+        member: of an ensemble.
+    """
+    rows: dict[tuple[str, str, int, int], list[int]] = defaultdict(list)
+    names, modules = columns["name"], columns["module"]
+    layers, heads = columns["layer"].tolist(), columns["head"].tolist()
+    for row in np.flatnonzero(columns["member"] == member).tolist():
+        rows[str(names[row]), str(modules[row]), layers[row], heads[row]].append(row)
+    found = []
+    for (name, module, layer, head), places in rows.items():
+        steps, values = columns["step"][places], columns["value"][places]
+        order = np.argsort(steps, kind="stable")
+        order = order[np.append(np.diff(steps[order]) > 0, True)]  # what was logged again counts
+        where = (None if layer < 0 else layer, None if head < 0 else head)
+        found.append(Series(name, steps[order], values[order], module, *where))
+    return found
+
+
+def find(series: Iterable[Series]) -> list[Finding]:
+    """All findings of the series of one training, of layers and of the whole.
+
+    Single heads are not judged: in good trainings, too, some rest on one token.
+    """
+    known: dict[str, list[Series]] = defaultdict(list)
+    for one in series:
+        if one.head is None:
+            known[one.name].append(one)
+    found = [diverged_loss(one.steps, one.values) for one in known["loss"]]
+    even = {one.layer: float(one.values[-1]) for one in known["attention_uniform"]}
+    found += [
+        attention_collapse(one.steps, one.values, even[one.layer], layer=one.layer)
+        for one in known["attention_entropy"]
+        if even.get(one.layer, 0) > 0
+    ]
+    found += [
+        attention_bounce(one.steps, one.values, layer=one.layer)
+        for one in known["attention_entropy"]
+    ]
+    found += [
+        rank_collapse(one.steps, one.values, what=one.module, layer=one.layer)
+        for one in known["stable_rank"]
+        if one.layer is not None
+    ]
+    found += _of_gradients(known)
+    found += _of_moves(known["update_relative"], known["learning_rate"])
+    return [one for one in found if one is not None]
+
+
+def _of_gradients(known: Mapping[str, list[Series]]) -> list[Finding | None]:
+    found: list[Finding | None] = []
+    norms: dict[int, list[Series]] = defaultdict(list)
+    for one in known["gradient_norm"]:
+        if one.layer is not None:
+            norms[one.layer].append(one)
+    steps = _common([one.steps for ones in norms.values() for one in ones])
+    if steps is not None:
+        found += dead_layers(
+            steps,
+            {
+                layer: np.sqrt(sum(_at(one, steps) ** 2 for one in ones))
+                for layer, ones in norms.items()
+            },
+        )
+    prefix = "gradient_energy_"
+    ranks = sorted(int(name.removeprefix(prefix)) for name in known if name.startswith(prefix))
+    for rank in ranks:
+        ones = known[f"{prefix}{rank}"]
+        steps = _common([one.steps for one in ones])
+        if steps is None:
+            continue
+        smaller = len(known["gradient_stable_rank"]) - len(ones)
+        shares = {one.module: _at(one, steps) for one in ones}
+        one = low_rank_gradients(steps, shares, rank, left_out=max(smaller, 0))
+        found.append(one)
+        if one is not None:
+            break  # what holds at this rank holds at every higher one
+    return found
+
+
+def _of_moves(moves: Sequence[Series], rates: Sequence[Series]) -> list[Finding | None]:
+    most: dict[int, Series] = {}
+    for one in moves:
+        if one.layer is None:
+            continue
+        before = most.get(one.layer)
+        end, other = end_of(one.values), None if before is None else end_of(before.values)
+        if before is None or (end or 0) > (other or 0):
+            most[one.layer] = one
+    rate = float(rates[0].values[-1]) if rates else None
+    return [
+        learning_rate_too_high(one.steps, one.values, layer=layer, learning_rate=rate)
+        for layer, one in sorted(most.items())
+    ]
+
+
+def _common(steps: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
+    """Steps that all have."""
+    if not steps:
+        return None
+    common = steps[0]
+    for other in steps[1:]:
+        common = np.intersect1d(common, other)
+    return common if len(common) else None
+
+
+def _at(one: Series, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    return one.values[np.searchsorted(one.steps, steps)]

@@ -1,0 +1,287 @@
+"""Looking without being noticed: held inputs, and a model that is afterwards as it was found."""
+
+import contextlib
+import inspect
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+TOKENS = 2048
+"""Tokens that a look reads, unless one sequence alone has more."""
+_ONLY_FOR_THE_LOSS = ("labels", "num_items_in_batch", "shift_labels")
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The module inside what compiles it or makes it parallel."""
+    while True:
+        if isinstance(model, FullyShardedDataParallel):
+            raise ValueError(
+                "model must be sharded with fully_shard (FSDP2) to be monitored, got one in "
+                "FullyShardedDataParallel"
+            )
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What a model is called with, and the autocast it is called in.
+
+    Attributes:
+        calls: arguments and named arguments of each call.
+        autocast: whether on, and its type.
+    """
+
+    calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
+    autocast: tuple[bool, torch.dtype] | None = None
+
+    @classmethod
+    def of(cls, batches: Any) -> "Held":
+        """Batches given by a person: one tensor, tuple or dict for each call, or just one."""
+        several = list(batches) if isinstance(batches, list) else [batches]
+        if not several:
+            raise ValueError("held must be one batch at least, got none")
+        return cls(tuple(_call(batch) for batch in several))
+
+    @classmethod
+    def seen(
+        cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
+    ) -> "Held":
+        """The first sequences of what the model is just called with."""
+        cut = _cutter(model, args, kwargs)
+        autocast = (
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+        )
+        call = (_each(args, cut), {name: _each(value, cut) for name, value in kwargs.items()})
+        return cls((call,), autocast)
+
+    def shared(self, same: Callable[[Tensor], Tensor]) -> "Held":
+        """The same with what `same` makes of every tensor."""
+        calls = tuple((_each(args, same), _each(kwargs, same)) for args, kwargs in self.calls)
+        return Held(calls, self.autocast)
+
+    def run(self, model: nn.Module) -> None:
+        """Calls the model, or its body where the rest is for the loss alone."""
+        device = next(model.parameters()).device
+        target = _body(model)
+        on, dtype = self.autocast or (False, torch.bfloat16)
+        for args, kwargs in self.calls:
+            args = _each(args, lambda tensor: tensor.to(device))
+            kwargs = {name: _each(v, lambda t: t.to(device)) for name, v in kwargs.items()}
+            # A cast weight that was cached without a graph would be used by training.
+            with torch.autocast(device.type, dtype, enabled=on, cache_enabled=False):
+                target(*args, **_taken(target, kwargs))
+
+
+@contextlib.contextmanager
+def catching(model: nn.Module, caught: Callable[[tuple[Any, ...], dict[str, Any]], None]):
+    """Tells of the model's calls while the block lasts; compiled code does not notice.
+
+    A hook on a module that was compiled in place would be compiled with it, and would change it.
+    """
+    compiled = getattr(model, "_compiled_call_impl", None)
+    if compiled is not None:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            caught(args, kwargs)
+            return compiled(*args, **kwargs)
+
+        model._compiled_call_impl = call  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            model._compiled_call_impl = compiled  # type: ignore[assignment]
+        return
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught(args, kwargs)
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """The model uncompiled and in evaluation mode; everything as it was when the block ends.
+
+    Modes, buffers, gradients, random states of Python, NumPy and torch, autocast, warnings and what
+    is compiled are put back, and sharded weights are sharded again.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of checkpointing, that nothing needs gradients here
+        stack.enter_context(_random_states(model))
+        stack.enter_context(_uncompiled(model))
+        stack.enter_context(_evaluating(model))
+        for kind in {"cpu", next(model.parameters()).device.type}:
+            stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
+        _shard(model)
+        stack.callback(_shard, model)
+        yield
+
+
+@contextlib.contextmanager
+def _random_states(model: nn.Module) -> Iterator[None]:
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the model's, not ours
+    with torch.random.fork_rng(sorted(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    # The flags alone: `eval()` of adapters merges weights.
+    training = [module for module in model.modules() if module.training]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    attributes = {
+        module: dict(module._buffers) for module in model.modules() if any(module._buffers)
+    }
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+        for buffer, before in buffers:
+            # Only what changed: a copy is a new version, which a graph kept for later would mind.
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
+        for module, there in attributes.items():
+            module._buffers.update(there)
+
+
+@contextlib.contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """Everything within the model as it was written."""
+    in_place = [
+        (module, module._compiled_call_impl)
+        for module in model.modules()
+        if getattr(module, "_compiled_call_impl", None) is not None
+    ]
+    wrapped = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent._modules.items()
+        if child is not None and name != "_orig_mod" and hasattr(child, "_orig_mod")
+    ]
+    for module, _ in in_place:
+        module._compiled_call_impl = None
+    for parent, name, child in wrapped:
+        parent._modules[name] = child._orig_mod  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module, compiled in in_place:
+            module._compiled_call_impl = compiled
+        for parent, name, child in wrapped:
+            parent._modules[name] = child
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` has been over it."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _shard(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _body(model: nn.Module) -> nn.Module:
+    """A Hugging Face model without its head: logits are large, and nothing here looks at them."""
+    body = getattr(model, "base_model", model)
+    if not hasattr(model, "config") or not isinstance(body, nn.Module):
+        return model
+    # What gathers sharded weights hangs on the whole, and decoders may read the labels.
+    if is_sharded(model) or getattr(model.config, "is_encoder_decoder", False):
+        return model
+    return body if hasattr(body, "get_input_embeddings") else model
+
+
+def _taken(target: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    if not hasattr(target, "config"):
+        return kwargs
+    if getattr(target.config, "is_encoder_decoder", False):
+        return kwargs
+    parameters = inspect.signature(target.forward).parameters
+    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return {
+        name: value
+        for name, value in kwargs.items()
+        if name not in _ONLY_FOR_THE_LOSS and (any_name or name in parameters)
+    } | ({"use_cache": False} if "use_cache" in parameters else {})
+
+
+def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    if isinstance(batch, tuple):
+        return batch, {}
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    raise ValueError(
+        f"held must be tensors, tuples or dicts the model is called with, got {type(batch)}"
+    )
+
+
+def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same value with every tensor in it changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_each(item, change) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _each(item, change) for key, item in value.items()}
+    return value
+
+
+def _cutter(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[Tensor], Tensor]:
+    """Takes the first sequences of every tensor that has as many as the first one.
+
+    Sequences lie along the first axis, but along the second where the model has
+    `nn.MultiheadAttention` with `batch_first=False`.
+    """
+    found: list[Tensor] = []
+    _each((args, list(kwargs.values())), lambda tensor: found.append(tensor) or tensor)
+    axis = 0
+    if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()):
+        axis = 1
+    first = next((tensor for tensor in found if tensor.ndim > 1), None)
+    if first is None:
+        return lambda tensor: tensor.detach().clone()
+    count = first.shape[axis]
+    length = first.shape[1 - axis]
+    kept = min(count, max(1, TOKENS // max(length, 1)))
+
+    def cut(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if tensor.ndim > axis and tensor.shape[axis] == count:
+            tensor = tensor.narrow(axis, 0, kept)
+        return tensor.clone()
+
+    return cut

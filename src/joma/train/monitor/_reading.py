@@ -1,0 +1,215 @@
+"""What a forward pass over held inputs shows: attention of every layer, and Theorem 1 on one."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch_attention
+from joma.train.monitor._held import Held
+from joma.train.monitor._parts import Parts, module_named
+from joma.train.monitor._processes import whole
+from joma.train.monitor._row import Row
+
+KEYS = 128
+"""Tokens of the first held sequence on which Theorem 1 is looked at."""
+
+
+@dataclass(eq=False)
+class _Layer:
+    """What was seen of one layer."""
+
+    module: str
+    attention: AttentionAccumulator = field(default_factory=AttentionAccumulator)
+    even: AttentionAccumulator = field(default_factory=AttentionAccumulator)
+
+
+class Reading:
+    """Forward passes over held inputs, look after look.
+
+    Args:
+        attention: where queries and keys are made, for a model that does not tell.
+        theorem1: layer on which the residual of Theorem 1 is measured.
+    """
+
+    def __init__(self, attention: AttentionMap | None, theorem1: int | None) -> None:
+        self._names = attention
+        self._theorem1 = None if theorem1 is None else Theorem1(theorem1)
+        self._even: dict[int, float] = {}
+
+    def rows(self, model: nn.Module, held: Held, parts: Parts, lower: Tensor | None) -> list[Row]:
+        """Runs the model and tells what was seen.
+
+        Args:
+            model: uncompiled, in evaluation mode.
+            held: what it is called with.
+            parts: where its blocks are.
+            lower: the lower MLP weight of the layer on which Theorem 1 is measured, (K, d).
+        """
+        layers: dict[int, _Layer] = {}
+        theorem = self._theorem1
+
+        def see(call: AttentionCall) -> None:
+            layer = layers.setdefault(call.layer, _Layer(call.module))
+            layer.attention.update(call.statistics())
+            if call.layer not in self._even:
+                same = replace(call, query=torch.zeros_like(call.query))
+                layer.even.update(same.statistics())
+            if theorem is not None and call.layer == theorem.layer:
+                theorem.see(call)
+
+        with ExitStack() as stack:
+            if theorem is not None and lower is not None:
+                stack.enter_context(theorem.watching(model, parts))
+            stack.enter_context(watch_attention(model, see, names=self._names))
+            held.run(model)
+        rows: list[Row] = []
+        for number, layer in sorted(layers.items()):
+            if number not in self._even:
+                self._even[number] = float(layer.even.compute().layer.entropy)
+            rows += _rows(number, layer, self._even[number])
+        if theorem is not None and lower is not None:
+            rows += theorem.rows(lower)
+        return rows
+
+
+def _rows(number: int, layer: _Layer, even: float) -> list[Row]:
+    means = layer.attention.compute()
+    rows = [Row("attention_uniform", even, layer.module, number)]
+    for name, of in (("attention_entropy", "entropy"), ("attention_effective", "effective")):
+        rows.append(Row(name, float(getattr(means.layer, of)), layer.module, number))
+        values = getattr(means, of).tolist()
+        rows += [Row(name, v, layer.module, number, head) for head, v in enumerate(values)]
+    return rows
+
+
+class Theorem1:
+    """How far a layer is from Theorem 1 for softmax attention, the joint dynamics of JoMA.
+
+    The theorem says that logits grow with the MLP's weights: z_l(t) − z_l(0) is proportional to
+    the growth of ẑ_l = Σ_k v_lk² − b̄_l Σ_k ‖v_k‖², where v_lk = w_k·u_l is how hidden node k, with
+    weights w_k of the MLP's lower layer, reads token l, and b̄ the attention. On a real layer u_l is
+    what enters the block at position l of the first held sequence (128 tokens at most), z the
+    scaled scores of a head's query with the keys it sees, b̄ its attention row now. Since the
+    learning rates of the two sides are not known, the two growths since the first look are
+    compared by their correlation over the keys, averaged over all query rows that see 8 keys or
+    more and all heads; the residual is 1 − that mean: 0 where the law holds, 1 where the two have
+    nothing to do with each other. The theorem's value matrix is the identity, there is no norm
+    between its attention and MLP and the embedding is orthogonal: a real layer breaks all three,
+    and the residual says how much that matters.
+    """
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+        self._inputs_TD: Tensor | None = None
+        self._scores_HTS: Tensor | None = None
+        self._seen_HTS: Tensor | None = None
+        self._stream: Tensor | None = None
+        self._first: tuple[Tensor, Tensor] | None = None
+        self._module = ""
+
+    @contextmanager
+    def watching(self, model: nn.Module, parts: Parts) -> Iterator[None]:
+        """Keeps what enters the block."""
+        if self.layer not in parts.blocks:
+            raise ValueError(
+                f"theorem1 must be a layer whose block and MLP are known, one of "
+                f"{sorted(parts.blocks)}, got {self.layer}"
+            )
+        self._inputs_TD = self._scores_HTS = self._stream = None
+        module = module_named(model, parts.blocks[self.layer])
+
+        def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = [*args, *kwargs.values()]
+            stream = next(x for x in given if isinstance(x, Tensor) and x.is_floating_point())
+            if self._inputs_TD is None and stream.ndim == 3 and not stream.is_nested:
+                self._stream = stream
+
+        handle = module.register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def see(self, call: AttentionCall) -> None:
+        """Keeps the scores of the first sequence."""
+        stream = self._stream
+        if self._scores_HTS is not None or stream is None:
+            return
+        self._module = call.module
+        query_HTD, key_HSD = (x[0].float()[:, :KEYS] for x in (call.query, call.key))
+        key_HSD = key_HSD.repeat_interleave(len(query_HTD) // len(key_HSD), 0)
+        scale = query_HTD.shape[-1] ** -0.5 if call.scale is None else call.scale
+        scores_HTS = scale * query_HTD @ key_HSD.mT
+        self._scores_HTS, self._seen_HTS = scores_HTS, seen_keys(call).expand_as(scores_HTS)
+        # (B, T, d), or (T, B, d) where sequences come second
+        batch_first = stream.shape[0] == call.query.shape[0] and (
+            stream.shape[1] == call.query.shape[2]
+        )
+        inputs_TD = stream[0] if batch_first else stream[:, 0]
+        self._inputs_TD = inputs_TD[:KEYS].float()
+
+    def rows(self, lower_KD: Tensor) -> list[Row]:
+        """The residual, from the second look on."""
+        scores_HTS, seen_HTS = self._scores_HTS, self._seen_HTS
+        if self._inputs_TD is None or scores_HTS is None or seen_HTS is None:
+            return []
+        predicted_HTS = predicted_scores(self._inputs_TD, lower_KD.float(), scores_HTS, seen_HTS)
+        if self._first is None or self._first[0].shape != scores_HTS.shape:
+            self._first = scores_HTS, predicted_HTS
+            return []
+        value = residual(scores_HTS - self._first[0], predicted_HTS - self._first[1], seen_HTS)
+        return [] if value is None else [Row("theorem1_residual", value, self._module, self.layer)]
+
+
+def seen_keys(call: AttentionCall) -> Tensor:
+    """Which keys the rows of the first sequence see, (H or 1, T, S), bool."""
+    T, S = (min(x.shape[2], KEYS) for x in (call.query, call.key))
+    seen = torch.ones(1, T, S, dtype=torch.bool, device=call.query.device)
+    if call.causal:
+        seen = seen.tril(call.key.shape[2] - call.query.shape[2])
+    if call.window is not None:
+        seen = seen & seen.new_ones(T, S).triu(1 - call.window)
+    if call.padding is not None:
+        seen = seen & call.padding[0, :S]
+    if call.mask is not None:
+        mask = call.mask[(None,) * (4 - call.mask.ndim)][0, :, :T, :S]
+        seen = seen & (mask if mask.dtype == torch.bool else mask > -1e4)
+    return seen
+
+
+def predicted_scores(
+    inputs_TD: Tensor, lower_KD: Tensor, scores_HTS: Tensor, seen_HTS: Tensor
+) -> Tensor:
+    """ẑ of every query and the keys it sees (Theorem 1, softmax, Eqn 18) at factor 1, (H, T, S)."""
+    own_S = (inputs_TD @ lower_KD.mT).square().sum(-1)
+    attention_HTS = scores_HTS.masked_fill(~seen_HTS, -torch.inf).softmax(-1)
+    return own_S - (own_S * seen_HTS).sum(-1, keepdim=True) * attention_HTS
+
+
+def residual(grown_HTS: Tensor, predicted_HTS: Tensor, seen_HTS: Tensor) -> float | None:
+    """1 − mean correlation over seen keys, of rows that see 8 or more; None where nothing grew."""
+    count_HT1 = seen_HTS.sum(-1, keepdim=True)
+
+    def centred(values: Tensor) -> Tensor:
+        values = values.double().where(seen_HTS, 0)
+        return (values - values.sum(-1, keepdim=True) / count_HT1).where(seen_HTS, 0)
+
+    left, right = centred(grown_HTS), centred(predicted_HTS)
+    sizes = torch.linalg.vector_norm(left, dim=-1) * torch.linalg.vector_norm(right, dim=-1)
+    correlation_HT = (left * right).sum(-1) / sizes
+    counted = (sizes > 0) & (count_HT1.squeeze(-1) >= 8)
+    if not bool(counted.any()):
+        return None
+    return 1 - float(correlation_HT[counted].mean())
+
+
+def lower_weight(parts: Parts, named: dict[str, Tensor], layer: int | None) -> Tensor | None:
+    """The lower MLP weight of a layer, gathered; None where there is none."""
+    for weight in parts.ranked:
+        if weight.layer == layer and layer is not None:
+            return weight.read(whole(named[weight.name].detach()))
+    return None

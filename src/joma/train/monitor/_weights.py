@@ -1,0 +1,150 @@
+"""What weights, gradients and updates show: ranks, energies, overlap."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from joma.probes import embedding_overlap, stable_rank
+from joma.probes.spectrum import EffectiveRank, StableRank, effective_rank, singular_values
+from joma.train.monitor._parts import Heads, Matrix
+from joma.train.monitor._row import Row
+
+LARGEST = 2048
+"""Shorter sides beyond this have no effective rank measured: it needs every singular value."""
+PAIRS = 2**14
+"""Pairs of embeddings compared: the mean is right to about 0.005."""
+_SMALL = 192
+
+
+class StableRanks:
+    """Stable ranks of weights look after look, each begun where the last one ended.
+
+    Args:
+        tolerance: wanted bound as a share of the value.
+        seed: of the random starts.
+    """
+
+    def __init__(self, tolerance: float, seed: int) -> None:
+        self._tolerance, self._seed = tolerance, seed
+        self._last: dict[str, StableRank] = {}
+
+    def of(self, name: str, matrix: Tensor) -> StableRank:
+        """Of one weight."""
+        last = self._last.get(name)
+        if last is not None:
+            found = stable_rank(matrix, start=last)
+            if found.bound <= self._tolerance * found.value:
+                return found
+        warm = min(matrix.shape) > _SMALL  # smaller ones are solved whole in no time
+        found = stable_rank(matrix, tolerance=self._tolerance, keep=warm, seed=self._seed)
+        if warm and found.anchor is not None:
+            self._last[name] = found
+        return found
+
+
+def scores_spectra(layers: Sequence[tuple[Heads, Tensor, Tensor]]) -> list[Tensor]:
+    """Singular values of Wqᵀ·Wk of every head, (H, d) for each layer, in float64.
+
+    The product, as wide as the model, has rank d at most and is never made: with Gram matrices
+    Wq·Wqᵀ = R·Rᵀ of a head, its squared singular values are the eigenvalues of Rᵀ·(Wk·Wkᵀ)·R.
+    Layers of one shape are worked on together, which on a GPU is most of the time saved.
+
+    Args:
+        layers: heads, and the weights that make queries and keys.
+    """
+    grams: dict[torch.Size, list[tuple[int, Tensor, Tensor]]] = {}
+    for number, (of, query_ED, key_ED) in enumerate(layers):
+        query_HDD = _gram(query_ED, of.heads)
+        key_HDD = _gram(key_ED, of.key_heads).repeat_interleave(of.heads // of.key_heads, 0)
+        grams.setdefault(query_HDD.shape, []).append((number, query_HDD, key_HDD))
+    found: dict[int, Tensor] = {}
+    for alike in grams.values():
+        numbers, queries, keys = zip(*alike, strict=True)
+        values, vectors = torch.linalg.eigh(torch.cat(queries))
+        root = vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+        squares = torch.linalg.eigvalsh(root.mT @ torch.cat(keys) @ root)
+        singular = squares.flip(-1).clamp(min=0).sqrt().chunk(len(numbers))
+        found.update(zip(numbers, singular, strict=True))
+    return [found[number] for number in range(len(layers))]
+
+
+def _gram(weight_ED: Tensor, heads: int) -> Tensor:
+    weight_HDE = weight_ED.unflatten(0, (heads, -1)).double()
+    return weight_HDE @ weight_HDE.mT
+
+
+def scores_rows(of: Heads, values_HD: Tensor, metrics: Sequence[str]) -> list[Row]:
+    """Stable and effective rank of every head's Wqᵀ·Wk; without a head, the mean over heads."""
+    rows: list[Row] = []
+    squares = values_HD.square()
+    stable = squares.sum(-1) / squares[:, 0].clamp(min=1e-300)
+    share = values_HD / values_HD.sum(-1, keepdim=True).clamp(min=1e-300)
+    effective = torch.special.entr(share).sum(-1).exp() * (values_HD[:, 0] > 0)
+    for name, ranks in (("stable_rank", stable), ("effective_rank", effective)):
+        if name not in metrics:
+            continue
+        rows.append(Row(name, float(ranks.mean()), of.module, of.layer))
+        if of.heads > 1:
+            rows += [Row(name, v, of.module, of.layer, h) for h, v in enumerate(ranks.tolist())]
+    return rows
+
+
+def effective(matrix: Tensor) -> EffectiveRank | None:
+    """Effective rank, None of a matrix too large to have it measured."""
+    return effective_rank(matrix) if min(matrix.shape) <= LARGEST else None
+
+
+def overlap(embedding: Tensor, seed: int) -> float:
+    """Mean |cosine| of embeddings of different tokens."""
+    return embedding_overlap(embedding, exact_up_to=512, pairs=PAIRS, seed=seed).mean
+
+
+def gradient_rows(
+    of: Matrix, gradient: Tensor, ranks: Sequence[int], tolerance: float, seed: int
+) -> list[Row]:
+    """Norm, stable rank and energy in the top r directions of one gradient.
+
+    An r above half of the shorter side is left out, for GaLore would save nothing there.
+
+    Raises:
+        ValueError: it is not finite.
+    """
+    matrix = gradient.float() if gradient.dtype != torch.float64 else gradient
+    largest = float(matrix.abs().max())
+    if not math.isfinite(largest):
+        raise ValueError(f"the gradient of {of.name} is not finite")
+    where = {"module": of.module, "layer": of.layer}
+    if largest == 0:
+        return [Row("gradient_norm", 0.0, **where), Row("gradient_stable_rank", 0.0, **where)]
+    matrix = matrix / largest  # squares of very small gradients leave float32's range
+    fitting = [rank for rank in ranks if 2 * rank <= min(matrix.shape)]
+    rank = stable_rank(matrix, tolerance=tolerance, seed=seed)
+    rows = [
+        Row("gradient_norm", largest * rank.frobenius, **where),
+        Row("gradient_stable_rank", rank.value, **where, bound=rank.bound),
+    ]
+    if fitting:
+        top = singular_values(matrix, max(fitting), tolerance=tolerance, seed=seed)
+        shares = top.values.square().cumsum(0) / rank.frobenius**2
+        spread = ((top.values + top.bounds).square() - top.values.square()).cumsum(0)
+        rows += [
+            Row(
+                f"gradient_energy_{r}",
+                min(float(shares[r - 1]), 1.0),
+                **where,
+                bound=float(spread[r - 1]) / rank.frobenius**2,
+            )
+            for r in fitting
+        ]
+    return rows
+
+
+def update_row(of: Matrix, change: Tensor, tolerance: float, seed: int) -> Row:
+    """Stable rank of how a weight moved."""
+    change = change.float() if change.dtype != torch.float64 else change
+    largest = float(change.abs().max())
+    scaled = change / largest if largest > 0 and math.isfinite(largest) else change
+    found = stable_rank(scaled, tolerance=tolerance, seed=seed)
+    return Row("update_stable_rank", found.value, of.module, of.layer, bound=found.bound)

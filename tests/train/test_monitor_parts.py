@@ -1,0 +1,201 @@
+"""The monitor's parts one by one: when to look, Theorem 1 on a layer, ranks of Q·K, held inputs."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from joma.models.architectures import Place, Weight
+from joma.probes import AttentionCall, stable_rank
+from joma.theory.block import Block
+from joma.theory.invariants import softmax_logits
+from joma.train.monitor._cadence import Cadence
+from joma.train.monitor._held import Held, bare, undisturbed
+from joma.train.monitor._parts import Heads, parts_of
+from joma.train.monitor._reading import predicted_scores, residual, seen_keys
+from joma.train.monitor._weights import StableRanks, scores_spectra
+from tests.train._watched import encoder
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    every=st.integers(1, 300),
+    share=st.floats(0.001, 0.1),
+    seconds=st.floats(0, 10),
+    step_seconds=st.floats(1e-4, 1),
+)
+def test_looks_come_on_the_cadence_and_never_cost_more_than_their_share(
+    every: int, share: float, seconds: float, step_seconds: float
+) -> None:
+    cadence = Cadence(every, share)
+    cadence.looked(1, 1e9, step_seconds)  # the first is not counted
+    assert cadence.due == (2 if every == 1 else every)
+    spent = 0.0
+    for _ in range(5):
+        step = cadence.due
+        cadence.looked(step, seconds, step_seconds)
+        spent += seconds
+        assert cadence.due % every == 0
+        assert cadence.due - step >= every
+        assert seconds <= share * step_seconds * (cadence.due - step) * (1 + 1e-9)
+    free = Cadence(every, None)
+    for step in (1, every, 2 * every):
+        free.looked(step, 1e9, step_seconds)
+        assert free.due == (step // every + 1) * every
+
+
+def test_what_theorem_1_predicts_is_what_the_theory_room_does() -> None:
+    inputs_TD, lower_KD, scores_HTS = normal(9, 5), normal(7, 5, seed=1), normal(2, 9, 9, seed=2)
+    everything = torch.ones(2, 9, 9, dtype=torch.bool)
+    predicted = predicted_scores(inputs_TD, lower_KD, scores_HTS, everything)
+    attention = scores_HTS[1, 4].softmax(-1).double().numpy()
+    v = (inputs_TD @ lower_KD.mT).double().numpy()
+    block = Block("softmax", eta_w=0.5)
+    expected = softmax_logits(block, v, attention)
+    np.testing.assert_allclose(predicted[1, 4], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_residual_is_nought_where_growth_is_predicted_and_two_where_reversed() -> None:
+    causal = torch.ones(20, 20, dtype=torch.bool).tril().expand(3, 20, 20)
+    grown = normal(3, 20, 20)
+    assert residual(grown, 5 * grown + 3, causal) == pytest.approx(0, abs=1e-6)
+    assert residual(grown, -grown, causal) == pytest.approx(2)
+    hidden = grown.masked_fill(~causal, 1e9)  # what is not seen does not count
+    assert residual(grown, hidden, causal) == pytest.approx(0, abs=1e-6)
+    assert residual(0 * grown, grown, causal) is None
+    assert residual(grown, normal(3, 20, 20, seed=1), causal) == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"causal": False},
+        {"causal": True, "window": 3},
+        {"causal": False, "mask": torch.ones(6, 6, dtype=torch.bool).tril()},
+        {"causal": False, "mask": torch.zeros(1, 1, 6, 6).masked_fill_(torch.eye(6) > 0, -1e30)},
+        {"causal": True, "padding": torch.tensor([[1, 1, 1, 1, 0, 1]]).bool()},
+    ],
+)
+def test_seen_keys_are_those_attention_counts(options: dict[str, Any]) -> None:
+    call = AttentionCall("a", 0, torch.zeros(1, 2, 6, 4), normal(1, 2, 6, 4), **options)
+    even = call.statistics().entropy[0]
+    assert torch.allclose(seen_keys(call).sum(-1).clamp(min=1).log(), even.float(), atol=1e-5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    heads=st.sampled_from([1, 2, 4]),
+    groups=st.sampled_from([1, 2, 4]),
+    width=st.integers(2, 20),
+    seed=st.integers(0, 1000),
+)
+def test_ranks_of_scores_are_those_of_the_product(
+    heads: int, groups: int, width: int, seed: int
+) -> None:
+    key_heads = max(1, heads // groups)
+    query, key = normal(heads * 3, width, seed=seed), normal(key_heads * 3, width, seed=seed + 1)
+    place = Place("w")
+    weight = Weight("query", 0, "w", "w", place)
+    of = Heads(0, "a", weight, weight, heads, key_heads)
+    (twice, found) = scores_spectra([(of, 2 * query, key), (of, query, key)])
+    torch.testing.assert_close(twice, 2 * found)
+    for head in range(heads):
+        other = head * key_heads // heads
+        product = query[3 * head : 3 * head + 3].T @ key[3 * other : 3 * other + 3]
+        values = torch.linalg.svdvals(product.double())[:3]
+        expected = torch.zeros(3, dtype=torch.float64)
+        expected[: len(values)] = values
+        torch.testing.assert_close(found[head], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_warm_stable_ranks_are_within_tolerance_of_cold_ones() -> None:
+    ranks, matrix = StableRanks(1e-2, 0), normal(250, 400)
+    for step in range(4):
+        found = ranks.of("w", matrix)
+        true = stable_rank(matrix, method="exact").value
+        assert abs(found.value - true) <= found.bound <= 1e-2 * found.value
+        matrix = matrix + 10.0 ** (step - 4) * normal(250, 400, seed=step + 1)
+
+
+def test_parts_of_torchs_own_layers() -> None:
+    parts = parts_of(encoder(), None)
+    assert [weight.name for weight in parts.ranked] == [
+        f"encoder.layers.{layer}.linear1.weight" for layer in (0, 1)
+    ]
+    assert [(one.layer, one.heads) for one in parts.heads] == [(0, 2), (1, 2)]
+    assert len(parts.matrices) == 8
+    assert parts.embedding is not None
+    assert not parts.missing
+
+
+class Restless(nn.Module):
+    """Moves everything a forward pass can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("other", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.other = torch.ones(2)
+        return nn.functional.dropout(x * self.weight, 0.5, training=True) * np.random.rand()  # noqa: NPY002
+
+
+def test_a_look_leaves_nothing_behind() -> None:
+    model, x = Restless(), torch.ones(4, 3)
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    expected, number = torch.rand(2), np.random.rand()  # noqa: NPY002
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    other = model.other
+    with undisturbed(model):
+        assert not model.training
+        Held.of([x, (x,)]).run(model)
+        assert float(model.calls) == 2
+    assert model.training
+    assert float(model.calls) == 0
+    assert model.other is other
+    assert model.weight.grad is None
+    assert torch.equal(torch.rand(2), expected)
+    assert np.random.rand() == number  # noqa: NPY002
+    assert torch.is_grad_enabled()
+
+
+def test_a_look_inside_autocast_leaves_weights_uncached() -> None:
+    model = nn.Linear(3, 3)
+    x = torch.ones(2, 3)
+    with torch.autocast("cpu", torch.float16):
+        with undisturbed(model):
+            Held(Held.of(x).calls, (True, torch.float16)).run(model)
+        model(x).float().sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_sequences_that_come_second_are_cut_there() -> None:
+    attention = nn.MultiheadAttention(8, 2)
+    x = normal(100, 50, 8)
+    held = Held.seen(attention, (x, x, x), {"need_weights": False}, "cpu")
+    (args, kwargs) = held.calls[0]
+    assert args[0].shape == (100, math.floor(2048 / 100), 8)
+    assert kwargs == {"need_weights": False}
+
+
+def test_what_is_wrapped_is_found_inside() -> None:
+    model = nn.Linear(2, 2)
+    assert bare(model) is model
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    assert bare(compiled) is model

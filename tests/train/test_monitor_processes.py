@@ -1,0 +1,109 @@
+"""The monitor on two processes: the numbers of one, the losses of a training without it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import joma
+from joma.runs import Run
+from tests.train._watched import batches, encoder, loss_of
+
+STEPS = 6
+
+
+def whole() -> nn.Module:
+    model = encoder(dropout=0.0)
+    model.norm = nn.Identity()  # means over a batch are others over halves of it
+    return model
+
+
+def parallel(kind: str) -> nn.Module:
+    model = whole()
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    for layer in model.get_submodule("encoder.layers").children():
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def train(model: nn.Module, monitor: Any, rank: int, ranks: int) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    feed, losses = batches(), []
+    for step in range(STEPS):
+        tokens = next(feed).chunk(ranks)[rank]
+        loss = loss_of(model(tokens), tokens)
+        loss.backward()
+        optimizer.step()
+        if monitor is not None:
+            monitor.step(loss)
+            if step == 4:
+                monitor.look()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def watched(model: nn.Module, folder: Path, rank: int, ranks: int, held: Tensor) -> list[float]:
+    with joma.Monitor(model, every=2, run=folder, held=held, budget=None, theorem1=1) as monitor:
+        return train(model, monitor, rank, ranks)
+
+
+def _work(rank: int, place: str) -> None:
+    folder = Path(place)
+    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+    try:
+        found = {}
+        for kind in ("ddp", "fsdp2"):
+            alone = train(parallel(kind), None, rank, 2)
+            # What is held by the second process is another batch: that of the first counts.
+            held = next(batches(9 + rank))
+            found[kind] = (alone, watched(parallel(kind), folder / kind, rank, 2, held))
+        model = parallel("fsdp2")  # on what it sees itself, at its own cadence
+        with joma.Monitor(model, every=2, run=folder / "seen") as monitor:
+            found["seen"] = (found["fsdp2"][0], train(model, monitor, rank, 2))
+        (folder / f"{rank}.json").write_text(json.dumps(found))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("processes")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.multiprocessing.spawn(_work, (str(folder),), nprocs=2)  # type: ignore[attr-defined]
+    watched(whole(), folder / "one", 0, 1, next(batches(9)))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "seen"])
+def test_losses_are_the_same_to_the_bit(kind: str, folder: Path) -> None:
+    for rank in (0, 1):
+        alone, with_monitor = json.loads((folder / f"{rank}.json").read_text())[kind]
+        assert with_monitor == alone
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_numbers_are_those_of_one_process(kind: str, folder: Path) -> None:
+    one, several = (Run.open(folder / name).metrics.read() for name in ("one", kind))
+    kept = [table["name"] != "loss" for table in (one, several)]
+    for column in ("step", "name", "module", "layer", "head"):
+        assert one[column][kept[0]].tolist() == several[column][kept[1]].tolist(), column
+    assert {"attention_entropy", "gradient_energy_8", "update_stable_rank"} <= set(one["name"])
+    values = one["value"][kept[0]], several["value"][kept[1]]
+    slack = np.where(one["name"][kept[0]] == "theorem1_residual", 1e-2, 2e-3)
+    assert (np.abs(values[0] - values[1]) <= slack * np.maximum(np.abs(values[0]), 1e-3)).all()
+
+
+def test_what_every_process_sees_itself_is_held_as_the_first_has_it(folder: Path) -> None:
+    columns = Run.open(folder / "seen").metrics.read("attention_entropy")
+    assert 1 in columns["step"]
