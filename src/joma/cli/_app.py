@@ -14,6 +14,7 @@ from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
 from joma.cli._superposition import superposition
+from joma.cli._train import train
 from joma.cli._verify import verify
 
 app = typer.Typer(
@@ -46,6 +47,11 @@ app.command(
     short_help="Find MLP nodes that answer to unrelated contexts.",
     epilog="Example: joma superposition EleutherAI/pythia-70m --text book.txt",
 )(superposition)
+app.command(
+    cls=PlainCommand,
+    short_help="Train a language model and watch it learn.",
+    epilog="Example: joma train tiny --out first --set training.steps=100",
+)(train)
 app.command(
     cls=PlainCommand,
     short_help="All of it, in about a minute.",

@@ -1,0 +1,302 @@
+"""`joma train`."""
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from joma.cli import _plan, _show, _work
+from joma.cli._edge import (
+    BAD_INPUT,
+    INTERRUPTED,
+    checked_out,
+    command_line,
+    interruptible,
+    reason,
+    same_settings,
+    writing_to,
+)
+from joma.cli._options import Device, Json, Out, chosen_device
+from joma.cli._progress import reports
+
+if TYPE_CHECKING:
+    from joma.runs import Run
+    from joma.train.language import Config, Processes, Trained
+
+NAME = "train"
+PRESETS = ("tiny", "small", "neox-wikitext2")
+"""Written down, for the help must not import what trains them."""
+
+
+def _presets(incomplete: str) -> list[str]:
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+def train(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help=f"A TOML file, or one of {', '.join(PRESETS)}.",
+            autocompletion=_presets,
+        ),
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.ENTRY=VALUE",
+            help="Change a setting, as in training.steps=100; may be given several times.",
+        ),
+    ] = None,
+    device: Device = "auto",
+    out: Out = None,
+    json: Json = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Make a few steps, say what all would take, and stop."),
+    ] = False,
+) -> None:
+    """Train a language model on a text, with the monitor on.
+
+    The run folder has what was measured, checkpoints to go on from, and in series/ the models of
+    the schedule for joma probe --series. It goes on where it was stopped when --out is its folder.
+    On several processes: torchrun --nproc-per-node N -m joma train CONFIG.
+    """
+    with _quiet_but_for_the_first():
+        from joma.train.language import read_config
+
+        if config is None:
+            raise ValueError(f"say what to train: a TOML file, or one of {', '.join(PRESETS)}")
+        changes = change or []
+        settings = read_config(config, changes)
+        asked = _Asked(settings, chosen_device(device), out, json)
+        flags = [word for one in changes for word in ("--set", one)]
+        flags += ["--device", device] if device != "auto" else []
+        asked.words.extend([NAME, config, *flags, *(["--json"] if json else [])])
+        checked_out(out, NAME)
+        same_settings(out, NAME, settings.sections())
+        if dry_run:
+            _estimate(asked)
+        else:
+            _train(asked)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the user wants trained.
+
+    Attributes:
+        config: the training.
+        device: where.
+        out: the run folder, if not the default.
+        json: whether scripts read the answer.
+        words: of the command, but for --out.
+        begun: the run folder, once it is there.
+    """
+
+    config: "Config"
+    device: str
+    out: Path | None
+    json: bool
+    words: list[str] = field(default_factory=list)
+    begun: list[Path] = field(default_factory=list)
+
+    def command(self) -> str:
+        """What to type to go on."""
+        folder = self.begun[0] if self.begun else self.out
+        line = command_line([*self.words, *([] if folder is None else ["--out", str(folder)])])
+        several = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        return line if several == "1" else f"torchrun --nproc-per-node {several} -m {line}"
+
+
+def _train(asked: _Asked) -> None:
+    from joma.runs import Run
+    from joma.train.language import joined
+
+    with (
+        interruptible(asked.begun, lambda: f"Continue with: {asked.command()}"),
+        writing_to(None if asked.begun else asked.out),
+        _mendable(asked),
+        joined(asked.device) as processes,
+    ):
+
+        def begin() -> Run:
+            settings = asked.config.sections()
+            return Run.resume(NAME, settings, out=asked.out, device=asked.device)
+
+        run = processes.first(begin)
+        if run is None:
+            _follow(asked, processes)
+            return
+        asked.begun.append(run.path)
+        with run.locked(), _work.closing(run) as outcome:
+            trained = _lead(asked, run, processes)
+            outcome.update(finding=_finding(trained), findings=list(trained.findings))
+    _answer(asked, run, trained)
+
+
+def _lead(asked: _Asked, run: "Run", processes: "Processes") -> "Trained":
+    """Trains on the first process, which writes and tells."""
+    from joma.train.language import train as train_model
+
+    with _warnings_held() as warnings, reports(NAME) as report:
+        trained = train_model(asked.config, run, processes=processes, progress=report)
+    for warning in warnings:
+        typer.echo(warning, err=True)
+    return trained
+
+
+def _follow(asked: _Asked, processes: "Processes") -> None:
+    """Trains on another process, which says nothing."""
+    from joma.train.language import train as train_model
+
+    train_model(asked.config, None, processes=processes)
+
+
+@contextlib.contextmanager
+def _quiet_but_for_the_first() -> Iterator[None]:
+    """Of several processes the first says what is wrong for all; the others just leave."""
+    if os.environ.get("RANK", "0") == "0":
+        yield
+        return
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except (ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and type(error).__name__ != "FailedElsewhereError":
+            raise
+        raise typer.Exit(BAD_INPUT) from None
+
+
+@contextlib.contextmanager
+def _mendable(asked: _Asked) -> Iterator[None]:
+    """What the system has against a training that has begun is said with what is safe."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if not asked.begun:
+            raise
+        from joma.runs import Run
+
+        folder = asked.begun[0]
+        steps = Run.open(folder).checkpoints.steps
+        kept = f"what was learned up to step {steps[0]} is safe" if steps else "nothing is lost yet"
+        raise ValueError(
+            f"training stopped, {error.filename or folder}: {reason(error)}; {kept}, and when that "
+            f"is mended `{asked.command()}` goes on from there"
+        ) from error
+
+
+class _Held(logging.Handler):
+    """Keeps what is logged as a warning, which would meet the bar."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def _warnings_held() -> Iterator[Sequence[str]]:
+    logger, handler = logging.getLogger("joma"), _Held()
+    before, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+def _finding(trained: "Trained") -> str:
+    """How it ended, in one sentence."""
+    if trained.step == trained.begun_at:
+        return f"step {trained.step}: nothing is left to train"
+    words = [f"step {trained.step}", f"loss {trained.loss:.3f}"]
+    if math.isfinite(trained.validation_loss):
+        words.append(f"validation loss {trained.validation_loss:.3f}")
+    return ", ".join(words)
+
+
+def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
+    from joma.train.language import SERIES
+
+    series = run.path / SERIES
+    bare = asked.config.data.tokenizer == "bytes"
+    probing = command_line(
+        ["probe", "--series", str(series), *(["--tokenizer", "bytes"] if bare else [])]
+    )
+    if asked.json:
+        _show.as_json(_record(run, trained, series))
+        return
+    went_on = f", went on from step {trained.begun_at}" if trained.begun_at else ""
+    typer.echo(
+        f"{_show.sentence(_finding(trained))}{went_on}. {trained.parameters / 1e6:.3g}M "
+        f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s."
+    )
+    for sentence in trained.findings:
+        typer.echo(f"  {sentence}")
+    typer.echo(f"  {run.path}")
+    typer.echo(f"Look at the series with: {probing}")
+
+
+def _record(run: "Run", trained: "Trained", series: Path) -> dict[str, Any]:
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "run": str(run.path),
+        "series": sorted(str(path) for path in series.glob("step-*")),
+        "begun_at": trained.begun_at,
+        "step": trained.step,
+        "parameters": trained.parameters,
+        "loss": finite(trained.loss),
+        "validation_loss": finite(trained.validation_loss),
+        "tokens_per_second": round(trained.tokens_per_second, 1),
+        "seconds": round(trained.seconds, 2),
+        "findings": list(trained.findings),
+        "refused": list(trained.refused),
+    }
+
+
+def _estimate(asked: _Asked) -> None:
+    """Says what a training would take; of several processes, on one."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    from joma.runs import default_folder
+    from joma.train.language import estimate
+
+    with reports(NAME) as report:
+        report("make a few steps", 0, 1)
+        found = estimate(asked.config, asked.device)
+    folder = asked.out or default_folder(NAME)
+    if asked.json:
+        record = {"about_seconds": found.seconds, "memory_bytes": found.memory}
+        record |= {"parameters": found.parameters, "tokens": found.tokens}
+        record |= {"disk_bytes": found.disk, "exports": found.exports, "device": asked.device}
+        _show.as_json({"run": str(folder), **record, "config": asked.config.sections()})
+        return
+    memory = "unknown" if found.memory is None else f"about {found.memory / 1e9:.2g} GB"
+    typer.echo(
+        f"{found.parameters / 1e6:.3g}M parameters, {found.tokens / 1e6:.3g}M tokens in "
+        f"{asked.config.training.steps} steps → {folder}"
+    )
+    typer.echo(
+        f"  about {_plan._duration(found.seconds)} on {asked.device}, as a few steps went, "
+        f"memory {memory}, disk about {found.disk / 1e9:.2g} GB with {found.exports} models"
+    )
+    for name, section in asked.config.sections().items():
+        entries = ", ".join(f"{key} {value}" for key, value in section.items())
+        typer.echo(f"  [{name}] {entries}")

@@ -1,0 +1,45 @@
+"""Training a language model from a configuration: data, steps, checkpoints, and going on.
+
+What may live here is what `joma train` does for a causal model of transformers on a text: its
+configuration and presets, the feeding of its data, the loop with its checkpoints and its monitor,
+on one process or several, and the export of a series of models. Networks in ensembles are trained
+by `joma.train.fit`; texts and tokenizers live in `joma.data`, measurements in `joma.probes`.
+"""
+
+from joma.train.language._config import (
+    Checkpoints,
+    Config,
+    Data,
+    Model,
+    Monitoring,
+    Optimizer,
+    Training,
+    Validation,
+)
+from joma.train.language._estimate import Estimate, estimate
+from joma.train.language._export import SERIES, series_folder
+from joma.train.language._loop import Trained, train
+from joma.train.language._presets import PRESETS, read_config
+from joma.train.language._processes import FailedElsewhereError, Processes, joined
+
+__all__ = [
+    "PRESETS",
+    "SERIES",
+    "Checkpoints",
+    "Config",
+    "Data",
+    "Estimate",
+    "FailedElsewhereError",
+    "Model",
+    "Monitoring",
+    "Optimizer",
+    "Processes",
+    "Trained",
+    "Training",
+    "Validation",
+    "estimate",
+    "joined",
+    "read_config",
+    "series_folder",
+    "train",
+]

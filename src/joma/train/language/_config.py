@@ -1,0 +1,327 @@
+"""What a training of a language model is made of, as settings that check themselves."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from joma.train.language._checks import (
+    check_known,
+    check_number,
+    check_one_of,
+    check_truth,
+    check_whole,
+    check_word,
+)
+
+MODEL_TYPES = ("gpt_neox", "gpt2", "llama", "opt")
+SCHEDULES = ("constant", "cosine", "linear")
+PRECISIONS = ("float32", "bfloat16")
+SHARDINGS = ("none", "fsdp2")
+
+
+@dataclass(frozen=True)
+class Model:
+    """[model]: a causal language model with random weights.
+
+    Args:
+        type: one of `MODEL_TYPES`, as transformers names them.
+        settings: the other entries of the section, as the configuration of that type names them;
+            what is not given is as transformers has it. The vocabulary is the tokenizer's unless
+            `vocab_size` is given.
+    """
+
+    type: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_one_of("model.type", self.type, MODEL_TYPES)
+
+
+@dataclass(frozen=True)
+class Data:
+    """[data]: what is read, and how much of it in a step.
+
+    Args:
+        corpus: what `joma.data.corpora.corpus` takes: embedded, wikitext-2, a folder, …
+        tokenizer: bytes, basic_english, bpe (trained on the corpus), or what
+            `joma.models.load_tokenizer` takes.
+        vocabulary: how many tokens a bpe has.
+        window: tokens in a sequence.
+        batch: sequences in a step, over all pieces and processes.
+    """
+
+    corpus: str = "embedded"
+    tokenizer: str = "bytes"
+    vocabulary: int | None = None
+    window: int = 128
+    batch: int = 16
+
+    def __post_init__(self) -> None:
+        check_word("data.corpus", self.corpus)
+        check_word("data.tokenizer", self.tokenizer)
+        check_whole("data.window", self.window, 1)
+        check_whole("data.batch", self.batch, 1)
+        if (self.tokenizer == "bpe") != (self.vocabulary is not None):
+            raise ValueError(
+                "data.vocabulary goes with the tokenizer bpe, which needs it, got "
+                f"{self.vocabulary} with the tokenizer {self.tokenizer}"
+            )
+        if self.vocabulary is not None:
+            check_whole("data.vocabulary", self.vocabulary, 257)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """[optimizer]: AdamW; matrices decay, biases and the gains of norms do not.
+
+    Args:
+        name: adamw.
+        learning_rate: the highest.
+        betas: of the two moments.
+        weight_decay: times the learning rate, of matrices.
+        clip: the largest norm of the whole gradient; 0 does not clip.
+        warmup: steps in which the learning rate rises from 0, linearly.
+        schedule: what it does afterwards, one of `SCHEDULES`.
+        final: which part of it is left at the last step, where the schedule lets it fall.
+    """
+
+    name: str = "adamw"
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    warmup: int = 0
+    schedule: str = "constant"
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_one_of("optimizer.name", self.name, ("adamw",))
+        check_number("optimizer.learning_rate", self.learning_rate)
+        if self.learning_rate == 0:
+            raise ValueError("optimizer.learning_rate must be above 0, got 0")
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise ValueError(f"optimizer.betas must be two numbers below 1, got {self.betas!r}")
+        for beta in self.betas:
+            check_number("optimizer.betas", beta, below=1.0)
+        check_number("optimizer.weight_decay", self.weight_decay)
+        check_number("optimizer.clip", self.clip)
+        check_whole("optimizer.warmup", self.warmup, 0)
+        check_one_of("optimizer.schedule", self.schedule, SCHEDULES)
+        check_number("optimizer.final", self.final, below=math.nextafter(1, 2))
+
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """The learning rate of step `step`, from 0, of `steps`."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(steps - self.warmup, 1)
+        left = {
+            "constant": 1.0,
+            "linear": 1 - (1 - self.final) * done,
+            "cosine": self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2,
+        }
+        return self.learning_rate * left[self.schedule]
+
+
+@dataclass(frozen=True)
+class Training:
+    """[training]: how far, and how it is computed.
+
+    Args:
+        steps: of the optimizer.
+        precision: float32, or bfloat16, which computes in it on a GPU and keeps weights, moments
+            and gradients in float32.
+        accumulate: pieces a batch is cut into, to save memory; the step is the same.
+        compile: whether torch compiles the model.
+        seed: decides the first weights, the order of the data and what dropout drops.
+        sharding: on several processes, fsdp2 spreads weights, gradients and moments over them; with
+            none each has them all.
+    """
+
+    steps: int = 1000
+    precision: str = "float32"
+    accumulate: int = 1
+    compile: bool = False
+    seed: int = 0
+    sharding: str = "none"
+
+    def __post_init__(self) -> None:
+        check_whole("training.steps", self.steps, 1)
+        check_one_of("training.precision", self.precision, PRECISIONS)
+        check_whole("training.accumulate", self.accumulate, 1)
+        check_truth("training.compile", self.compile)
+        check_whole("training.seed", self.seed, 0, below=2**63)
+        check_one_of("training.sharding", self.sharding, SHARDINGS)
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """[checkpoints]: at which steps the model is kept for others, and how often for itself.
+
+    Args:
+        schedule: "pythia" for 0, 1, 2, 4, …, 512, 1000, 2000, …; or a list of steps. The last
+            step of the training is kept in any case.
+        every: instead of a schedule, 0 and each step that is a multiple.
+        seconds: about how long a kill may throw the training back.
+    """
+
+    schedule: str | tuple[int, ...] | None = None
+    every: int | None = None
+    seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.schedule is not None and self.every is not None:
+            raise ValueError(
+                "checkpoints.schedule and checkpoints.every exclude each other, got "
+                f"{self.schedule!r} and {self.every!r}"
+            )
+        if self.every is not None:
+            check_whole("checkpoints.every", self.every, 1)
+        if isinstance(self.schedule, tuple):
+            for step in self.schedule:
+                check_whole("checkpoints.schedule", step, 0)
+        elif self.schedule not in (None, "pythia"):
+            raise ValueError(
+                f"checkpoints.schedule must be pythia or a list of steps, got {self.schedule!r}"
+            )
+        check_number("checkpoints.seconds", self.seconds)
+
+    def steps(self, last: int) -> tuple[int, ...]:
+        """The steps up to the last of a training at which the model is kept."""
+        if self.every is not None:
+            wanted: Iterable[int] = range(0, last, self.every)
+        elif isinstance(self.schedule, tuple):
+            wanted = self.schedule
+        else:  # as in Pythia, whose own ends at 143000
+            doubling = (2**k for k in range(10))
+            wanted = (0, *doubling, *range(1000, last, 1000))
+        return tuple(sorted({step for step in wanted if step < last} | {last}))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """[validation]: the loss on text that is not trained on, without dropout.
+
+    Args:
+        every: so many steps, and at the last; 0 never.
+        windows: read each time, from the beginning of the validation text.
+    """
+
+    every: int = 100
+    windows: int = 64
+
+    def __post_init__(self) -> None:
+        check_whole("validation.every", self.every, 0)
+        check_whole("validation.windows", self.windows, 1)
+
+
+@dataclass(frozen=True)
+class Monitoring:
+    """[monitor]: what `joma.Monitor` sees.
+
+    Args:
+        off: without one.
+        every: so many steps.
+        metrics: which; the monitor's own choice unless given.
+        windows: of the validation text that attention is measured on.
+        budget: share of the training's time that looks may take before they come more rarely than
+            asked for; 0 for no limit.
+        theorem1: the layer whose Theorem-1 residual is measured.
+    """
+
+    off: bool = False
+    every: int = 100
+    metrics: tuple[str, ...] | None = None
+    windows: int = 4
+    budget: float = 0.01
+    theorem1: int | None = None
+
+    def __post_init__(self) -> None:
+        check_truth("monitor.off", self.off)
+        check_whole("monitor.every", self.every, 1)
+        check_whole("monitor.windows", self.windows, 1)
+        check_number("monitor.budget", self.budget, below=math.nextafter(1, 2))
+        if self.theorem1 is not None:
+            check_whole("monitor.theorem1", self.theorem1, 0)
+        if self.metrics is not None:
+            if not isinstance(self.metrics, tuple):
+                raise ValueError(f"monitor.metrics must be a list of names, got {self.metrics!r}")
+            for name in self.metrics:
+                check_word("monitor.metrics", name)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training of a language model; each section has its own class.
+
+    Raises:
+        ValueError: settings that do not go together.
+    """
+
+    model: Model
+    data: Data = field(default_factory=Data)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    training: Training = field(default_factory=Training)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    validation: Validation = field(default_factory=Validation)
+    monitor: Monitoring = field(default_factory=Monitoring)
+
+    def __post_init__(self) -> None:
+        if self.data.batch % self.training.accumulate:
+            raise ValueError(
+                f"training.accumulate must divide data.batch, which is {self.data.batch}, got "
+                f"{self.training.accumulate}"
+            )
+        if self.optimizer.warmup > self.training.steps:
+            raise ValueError(
+                f"optimizer.warmup must be at most training.steps, which is {self.training.steps}, "
+                f"got {self.optimizer.warmup}"
+            )
+
+    @classmethod
+    def of(cls, sections: Mapping[str, Any]) -> "Config":
+        """The configuration of sections by their names, as a TOML file has them.
+
+        Raises:
+            ValueError: naming the entry, what it is, and what would be right.
+        """
+        check_known("section", sections, [one.name for one in fields(cls)])
+        for name, section in sections.items():
+            if not isinstance(section, Mapping):
+                raise ValueError(f"{name} must be a section, [{name}], got {section!r}")
+        if "type" not in sections.get("model", {}):
+            raise ValueError(f"[model] must have a type, one of {', '.join(MODEL_TYPES)}")
+        rest = dict(sections["model"])
+        made: dict[str, Any] = {"model": Model(rest.pop("type"), rest)}
+        for name, kind in _SECTIONS.items():
+            given = sections.get(name, {})
+            check_known(f"entry of [{name}]", given, [one.name for one in fields(kind)])
+            made[name] = kind(**{key: _tuples(value) for key, value in given.items()})
+        return cls(**made)
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """The sections by their names, all settings written out; what `of` takes."""
+        all_of_them = asdict(self)
+        all_of_them["model"] = {"type": self.model.type, **self.model.settings}
+        return {
+            name: {key: _lists(value) for key, value in section.items() if value is not None}
+            for name, section in all_of_them.items()
+        }
+
+
+_SECTIONS: dict[str, Any] = {
+    "data": Data,
+    "optimizer": Optimizer,
+    "training": Training,
+    "checkpoints": Checkpoints,
+    "validation": Validation,
+    "monitor": Monitoring,
+}
+
+
+def _lists(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,78 @@
+"""What a training will take, from a few of its steps."""
+
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from joma.train.language._config import Config
+from joma.train.language._processes import Processes
+from joma.train.language._trainer import Trainer
+
+_SECONDS = 2.0
+_MOST_STEPS = 10
+_KEPT = 3
+"""Checkpoints to go on from that are on the disk at a time, one of them being written."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a training takes on one process.
+
+    Attributes:
+        parameters: of the model.
+        tokens: read in all steps.
+        seconds: of the steps, without looks and checkpoints.
+        memory: bytes at most, of the GPU where there is one; None where that is not known.
+        disk: bytes of series and checkpoints.
+        exports: how many models the series has.
+    """
+
+    parameters: int
+    tokens: int
+    seconds: float
+    memory: int | None
+    disk: int
+    exports: int
+
+
+def estimate(config: Config, device: str = "cpu") -> Estimate:
+    """Makes a few steps of a training, which are thrown away, and scales them up."""
+    processes = Processes(device=torch.device(device))
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
+        trainer = Trainer(config, processes)
+        _step(trainer, 0)  # the first allocates and, where asked for, compiles
+        start, done = time.monotonic(), 0
+        while done < _MOST_STEPS and time.monotonic() - start < _SECONDS:
+            done += 1
+            _step(trainer, done % config.training.steps)
+        each = (time.monotonic() - start) / done
+    exports, parameters = len(config.checkpoints.steps(config.training.steps)), trainer.parameters
+    return Estimate(
+        parameters=parameters,
+        tokens=config.training.steps * config.data.batch * config.data.window,
+        seconds=each * config.training.steps,
+        memory=_memory(device),
+        disk=parameters * (4 * exports + 12 * _KEPT),
+        exports=exports,
+    )
+
+
+def _step(trainer: Trainer, step: int) -> None:
+    loss = trainer.backward(step)
+    trainer.update(step)
+    trainer.optimizer.zero_grad()
+    loss.item()  # waits for a GPU
+
+
+def _memory(device: str) -> int | None:
+    """The most this process has had, of the GPU's memory or of the machine's."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

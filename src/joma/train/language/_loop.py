@@ -1,0 +1,281 @@
+"""The loop around a trainer: logs, looks, checkpoints, and going on after a kill."""
+
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma.runs import Checkpoint, Run
+from joma.train._interrupt import interrupts_held
+from joma.train.language._config import Config
+from joma.train.language._export import remove_leftovers
+from joma.train.language._processes import Processes
+from joma.train.language._trainer import Trainer
+from joma.train.language._watch import Watch
+
+_logger = logging.getLogger(__name__)
+
+PIECE_SECONDS = 1.0
+"""About how long steps are made before anything else is thought of."""
+
+LONGEST_PIECE = 100
+"""Steps whose losses stay on the device before they must be fetched."""
+
+RECENT = 50
+"""Steps whose mean is shown as the loss."""
+
+FLUSH_SECONDS = 5.0
+"""About how long what was logged waits to be written."""
+
+Progress = Callable[[str, int, int], None]
+"""Takes how the training is doing, in words, the steps that are done, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training ended.
+
+    Attributes:
+        begun_at: the step it went on from, 0 for a new one.
+        step: where it ended.
+        loss: mean over the last 50 steps that were made here, NaN where there was none.
+        validation_loss: the last, NaN where there was none.
+        tokens_per_second: all processes together, looks and checkpoints included.
+        seconds: it took, from `begun_at` on.
+        parameters: of the model.
+        findings: what the monitor saw, in plain words.
+        refused: a sentence for each checkpoint that was damaged and not used.
+    """
+
+    begun_at: int
+    step: int
+    loss: float
+    validation_loss: float
+    tokens_per_second: float
+    seconds: float
+    parameters: int
+    findings: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def train(
+    config: Config,
+    run: Run | None,
+    *,
+    processes: Processes | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Trained:
+    """Trains a language model, going on from the run's newest whole checkpoint.
+
+    The loss of each step is logged under its number, before the update; what is measured at step s
+    is of the model after s updates. Ctrl-C saves a checkpoint and then ends it. A run that was
+    killed and goes on ends with the same weights and losses, bit for bit on the CPU, as one that
+    was not. The models of the schedule are in the run's `series/`, each in Hugging Face layout.
+
+    Args:
+        config: what is trained, and how.
+        run: where all of it goes, and where an earlier part of this training is. On other processes
+            than the first, None.
+        processes: that train together; this one alone, on the CPU, unless given.
+        progress: is told now and then how it is doing.
+
+    Raises:
+        ValueError: the configuration is wrong, or the run's checkpoint is of another text.
+        OSError: what the system has against writing; what was written before is whole.
+    """
+    processes = processes or Processes()
+    assert (run is not None) == (processes.rank == 0), "the first process alone has a run"
+    devices = [processes.device] if processes.device.type == "cuda" else []
+    with contextlib.ExitStack() as around:
+        if run is not None:
+            around.enter_context(run.locked())  # a second process would log all of it again
+        around.enter_context(torch.random.fork_rng(devices=devices))
+        around.enter_context(_highest_precision())
+        return _Loop(Trainer(config, processes), run, progress).run_through()
+
+
+class _Loop:
+    """One training as it goes on."""
+
+    def __init__(self, trainer: Trainer, run: Run | None, progress: Progress) -> None:
+        self.trainer, self.run, self.progress = trainer, run, progress
+        self.config, self.processes = trainer.config, trainer.processes
+        self.steps = self.config.training.steps
+        self.exports = frozenset(self.config.checkpoints.steps(self.steps))
+        self.losses: list[Tensor] = []
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.validation_loss = math.nan
+        self.speed = 0.0
+        self.start = self.saved = self.flushed = time.monotonic()
+
+    def run_through(self) -> Trained:
+        """Makes the steps that are left."""
+        self.step, self.unlogged, refused = self._go_back()
+        begun, piece = self.step, 1
+        with contextlib.ExitStack() as around:
+            if self.run is not None:
+                around.callback(self.run.metrics.flush)
+            self.watch = around.enter_context(Watch.on(self.trainer, self.run, begun))
+            interrupted = around.enter_context(interrupts_held())
+            self.start = self.saved = self.flushed = time.monotonic()
+            if begun == 0:
+                self._look()
+            while self.step < self.steps:
+                before = time.monotonic()
+                self._advance(self._until(piece))
+                slow = time.monotonic() - before >= PIECE_SECONDS
+                slow, stop, due = self._agreed(slow, interrupted(), self._due())
+                piece = max(piece // 2, 1) if slow else min(2 * piece, LONGEST_PIECE)
+                self._look()
+                self._keep(save=due or stop or self.step == self.steps)
+                self.progress(self._words(), self.step, self.steps)
+                if stop:
+                    raise KeyboardInterrupt
+            seconds = time.monotonic() - self.start
+            findings = self.watch.findings()
+        if self.run is not None:
+            self.run.metrics.compact()
+        tokens = (self.step - begun) * self.config.data.batch * self.config.data.window
+        return Trained(
+            begun_at=begun,
+            step=self.step,
+            loss=self._loss(),
+            validation_loss=self.validation_loss,
+            tokens_per_second=tokens / seconds if tokens else 0.0,
+            seconds=seconds,
+            parameters=self.trainer.parameters,
+            findings=findings,
+            refused=refused,
+        )
+
+    def _advance(self, until: int) -> None:
+        """Makes steps and logs their losses."""
+        before, first = time.monotonic(), self.step
+        for step in range(first, until):
+            loss = self.trainer.backward(step)
+            rate = self.trainer.update(step)
+            self.watch.step(rate)
+            self.trainer.optimizer.zero_grad()
+            self.losses.append(loss)
+        self.step = until
+        losses = self.processes.mean(torch.stack(self.losses).double()).cpu()
+        self.losses.clear()
+        self.recent.extend(losses.tolist())
+        if self.run is not None and until > max(first, self.unlogged):
+            new = max(self.unlogged - first, 0)
+            logged = losses[new:].unsqueeze(1).numpy()
+            self.run.metrics.append_many(range(first + new, until), "loss", logged)
+        tokens = (until - first) * self.config.data.batch * self.config.data.window
+        self.speed = tokens / max(time.monotonic() - before, 1e-9)
+
+    def _look(self) -> None:
+        """What is due after this many steps: the validation loss, a model for the series."""
+        every = self.config.validation.every
+        if every and (self.step % every == 0 or self.step == self.steps):
+            self.validation_loss = self.trainer.validation_loss()
+            if self.run is not None:
+                self.run.metrics.append(self.step, "validation_loss", self.validation_loss)
+        if self.step in self.exports:
+            self.trainer.export(None if self.run is None else self.run.path, self.step)
+
+    def _keep(self, *, save: bool) -> None:
+        """Writes what was logged, and a checkpoint to go on from."""
+        arrays = self.trainer.state() if save else {}
+
+        def write() -> None:
+            assert self.run is not None, "the first process has one"
+            self.run.metrics.flush()  # first: a checkpoint says that all before it is on disk
+            if save:
+                self.run.checkpoints.save(self.step, arrays, self._about())
+
+        now = time.monotonic()
+        flush = save or now - self.flushed >= FLUSH_SECONDS
+        if self._agreed(flush)[0]:
+            self.processes.first(write)
+            self.flushed = now
+        if save:
+            self.saved = time.monotonic()
+
+    def _go_back(self) -> tuple[int, int, tuple[str, ...]]:
+        """Takes model and log to where they go on.
+
+        Gives that step, the first whose loss is not logged, and what was said of checkpoints.
+        """
+
+        def find() -> tuple[Checkpoint | None, int, tuple[str, ...]]:
+            assert self.run is not None, "the first process has one"
+            remove_leftovers(self.run.path)
+            found = self.run.checkpoints.latest()
+            for sentence in found.refused:
+                _logger.warning(sentence)
+            if found.checkpoint is None:
+                self.run.metrics.rewind(-1)
+                return None, 0, found.refused
+            self._check(found.checkpoint)
+            # What was logged after the checkpoint comes again. What was measured at its own step
+            # was written before it and cannot; the loss of that step was logged after it.
+            step = found.checkpoint.step
+            self.run.metrics.rewind(step)
+            logged = step in self.run.metrics.read("loss")["step"]
+            return found.checkpoint, step + logged, found.refused
+
+        checkpoint, unlogged, refused = self.processes.first(find) or (None, 0, ())
+        (step,) = self.processes.most(0 if checkpoint is None else checkpoint.step)
+        if step > 0:
+            self.trainer.load({} if checkpoint is None else checkpoint.arrays, step)
+        return step, unlogged, refused
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.about != self._about():
+            raise ValueError(
+                f"the text of {self.config.data.corpus} or its tokenizer is not what "
+                f"{checkpoint.path} was trained on; mend it, or train in another folder"
+            )
+
+    def _about(self) -> dict[str, Any]:
+        return {"text": self.trainer.text.digest}
+
+    def _until(self, piece: int) -> int:
+        """Where to stop next: where something is to be seen or written, or told."""
+        every = self.config.validation.every or self.steps
+        ahead = (at for at in self.exports if at > self.step)
+        seen = (self.step // every + 1) * every
+        return min(self.step + piece, self.steps, seen, *ahead)
+
+    def _due(self) -> bool:
+        return time.monotonic() - self.saved >= self.config.checkpoints.seconds
+
+    def _agreed(self, *questions: bool) -> list[bool]:
+        """Whether any process says yes to each: clocks and Ctrl-C are not the same everywhere."""
+        return [bool(answer) for answer in self.processes.most(*map(int, questions))]
+
+    def _loss(self) -> float:
+        return fmean(self.recent) if self.recent else math.nan
+
+    def _words(self) -> str:
+        words = [f"loss {self._loss():.3f}", f"{_short(self.speed)} tokens/s"]
+        entropy = self.watch.entropy
+        return ", ".join([*words, *([] if entropy is None else [f"entropy {entropy:.2f}"])])
+
+
+@contextlib.contextmanager
+def _highest_precision() -> Iterator[None]:
+    """Products of float32 in float32; what was set before comes back."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _short(number: float) -> str:
+    return f"{number / 1e6:.2f}M" if number >= 1e6 else f"{number / 1e3:.1f}k"

@@ -1,0 +1,55 @@
+"""The monitor of a training, or nothing where it is off."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+
+from joma.runs import Run
+from joma.train.language._trainer import Trainer
+from joma.train.monitor import Monitor
+
+
+class Watch:
+    """What the loop asks of a monitor."""
+
+    def __init__(self) -> None:
+        self._monitor: Monitor | None = None
+        self.entropy: float | None = None
+        """The mean attention entropy of the last look that saw it, in nats."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def on(cls, trainer: Trainer, run: Run | None, begun: int) -> Iterator["Watch"]:
+        """Watches a model from a step on, for the block."""
+        watch, settings = cls(), trainer.config.monitor
+        if settings.off:
+            yield watch
+            return
+        with Monitor(
+            trainer.model,
+            every=settings.every,
+            run=run,
+            held=[{"input_ids": trainer.held(settings.windows)}],
+            metrics=settings.metrics,
+            theorem1=settings.theorem1,
+            seed=trainer.config.training.seed,
+            loggers=(watch._hear,),
+            budget=settings.budget or None,
+            step=begun,
+        ) as watch._monitor:
+            yield watch
+
+    def step(self, rate: float) -> None:
+        """Tells of an update, while the gradients that made it are there."""
+        if self._monitor is not None:  # the loop logs the loss, of all processes
+            self._monitor.step(learning_rate=rate)
+
+    def findings(self) -> tuple[str, ...]:
+        """What was seen, in plain words."""
+        found = [] if self._monitor is None else self._monitor.findings()
+        return tuple(finding.sentence for finding in found)
+
+    def _hear(self, step: int, values: Mapping[str, float]) -> None:
+        seen = [value for name, value in values.items() if name.startswith("attention_entropy/")]
+        if seen:
+            self.entropy = fmean(seen)

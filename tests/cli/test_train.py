@@ -1,0 +1,196 @@
+"""`joma train`: what it says, writes, refuses, and how it goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joma.cli import _train
+from joma.runs import Run
+from joma.train.language import PRESETS, Trained, _loop
+from tests.cli._command import joma, sentence
+from tests.runs import _failing
+from tests.train._language import write_text
+
+CONFIG = """
+[model]
+type = "gpt_neox"
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+
+[data]
+corpus = "text"
+tokenizer = "basic_english"
+window = 16
+batch = 4
+
+[training]
+steps = 8
+
+[checkpoints]
+schedule = "pythia"
+seconds = 0
+
+[validation]
+every = 4
+windows = 4
+
+[monitor]
+off = true
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
+    write_text(tmp_path / "text")
+    Path("config.toml").write_text(CONFIG)
+
+
+def losses(folder: str) -> list[float]:
+    return Run.open(folder).metrics.read("loss")["value"].tolist()
+
+
+def test_a_training_and_what_reads_it():
+    result = joma("train", "config.toml", "--out", "run", "--device", "cpu")
+    assert result.exit_code == 0
+    first, *rest = result.stdout.splitlines()
+    assert first.startswith("Step 8, loss ")
+    assert "tokens/s" in first
+    assert rest == ["  run", "Look at the series with: joma probe --series run/series"]
+    assert Run.open("run").read_json("outcome")["status"] == "done"
+    assert len(losses("run")) == 8
+    checked = joma("series", "verify", "run/series")
+    assert checked.exit_code == 0, checked.output
+    options = ("--text", "text", "--windows", "2", "--metrics", "attention_entropy,stable_rank")
+    probed = joma("probe", "--series", "run/series", *options, "--out", "probed")
+    assert probed.exit_code == 0, probed.output
+    assert "5 measured" in probed.stdout  # 0, 1, 2, 4, 8
+
+
+def test_json_and_a_second_time():
+    command = ("train", "config.toml", "--json", "--out", "run", "--set", "monitor.off=false")
+    record = json.loads(joma(*command).stdout)
+    assert record["step"] == 8
+    assert record["begun_at"] == 0
+    assert record["series"][-1] == "run/series/step-000008"
+    assert record["validation_loss"] > 0
+    again = json.loads(joma(*command).stdout)
+    assert again["begun_at"] == 8
+    assert again["loss"] is None
+    other = joma(*command, "--set", "training.seed=1")
+    assert "training.seed 0, not 1" in sentence(other)
+
+
+def test_a_dry_run_writes_nothing():
+    result = joma("train", "config.toml", "--dry-run", "--out", "run")
+    assert result.exit_code == 0
+    assert "parameters" in result.stdout
+    assert "with 5 models" in result.stdout
+    assert not Path("run").exists()
+    record = json.loads(joma("train", "config.toml", "--dry-run", "--json").stdout)
+    assert record["exports"] == 5
+    assert record["tokens"] == 8 * 4 * 16
+    assert record["config"]["training"]["steps"] == 8
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch):
+    joma("train", "config.toml", "--out", "straight")
+    advance = _loop._Loop._advance
+
+    def interrupted(loop: Any, until: int) -> None:
+        advance(loop, until)
+        if loop.step >= 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_loop._Loop, "_advance", interrupted)
+        result = joma("train", "config.toml", "--out", "run", "--set", "training.steps=8")
+    assert result.exit_code == 130
+    assert "Interrupted. Incomplete: run" in result.stderr
+    line = result.stderr.splitlines()[-1]
+    assert line == "Continue with: joma train config.toml --set training.steps=8 --out run"
+    assert Run.open("run").read_json("outcome")["status"] == "interrupted"
+    went_on = joma(*line.removeprefix("Continue with: joma ").split())
+    assert "went on from step" in went_on.stdout
+    assert losses("run") == losses("straight")
+
+
+def test_a_full_disk_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    advance = _loop._Loop._advance
+
+    def full(loop: Any, until: int) -> None:
+        advance(loop, until)
+        if loop.step >= 3:
+            _failing.fill_disk(patch, "write")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_loop._Loop, "_advance", full)
+        said = sentence(joma("train", "config.toml", "--out", "run"))
+    assert "No space left on device" in said
+    saved = Run.open("run").checkpoints.steps[0]
+    assert f"what was learned up to step {saved} is safe" in said
+    assert "`joma train config.toml --out run` goes on from there" in said
+    result = joma("train", "config.toml", "--out", "run")
+    assert f"went on from step {saved}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "say what to train: a TOML file, or one of tiny"),
+        (("nothing",), "there is no configuration 'nothing'"),
+        (("config.toml", "--set", "training.steps=0"), "training.steps must be"),
+        (("config.toml", "--set", "model.hiden_size=1"), "model.hiden_size is no setting"),
+        (("config.toml", "--set", "data.corpus=missing"), "missing"),
+        (("config.toml", "--out", "config.toml"), "--out config.toml is a file"),
+    ],
+)
+def test_bad_input_is_answered_in_a_sentence(arguments: tuple[str, ...], words: str):
+    assert words in sentence(joma("train", *arguments))
+
+
+def test_the_presets_of_the_help_are_those_there_are():
+    assert tuple(PRESETS) == _train.PRESETS
+    result = joma("train", "--help")
+    assert all(name in result.stdout for name in PRESETS)
+    assert "Example: joma train tiny" in result.stdout
+
+
+def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
+    def train(config: Any, run: Run, **options: Any) -> Trained:
+        _loop._logger.warning("a checkpoint was damaged")
+        return Trained(2, 5, 1.5, float("nan"), 10.0, 1.0, 1000, ("Attention collapses.",), ())
+
+    monkeypatch.setattr("joma.train.language.train", train)
+    result = joma("train", "config.toml", "--out", "run")
+    assert result.stdout.splitlines()[:2] == [
+        "Step 5, loss 1.500, went on from step 2. 0.001M parameters, 10 tokens/s, 1.0 s.",
+        "  Attention collapses.",
+    ]
+    assert "a checkpoint was damaged" in result.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_and_bad_input_of_two_processes():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
+    command = [*torchrun, "joma", "train", "config.toml", "--out", "run"]
+    around = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=around, check=True)
+    assert done.stdout.count("Step 8") == 1
+    assert len(losses("run")) == 8
+    bad = subprocess.run(
+        [*command, "--set", "data.window=0"],
+        capture_output=True,
+        text=True,
+        env=around,
+        check=False,
+    )
+    assert bad.stderr.count("joma: data.window must be") == 1

@@ -1,0 +1,145 @@
+"""Trainings of a language model that were stopped, on full disks and by Ctrl-C, end the same."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from joma.runs import Checkpoints, Run
+from joma.train.language import Processes, _export, series_folder, train
+from joma.train.language._trainer import Trainer
+from tests.runs import _failing
+from tests.train._language import STEPS, Stop, begin, ended, logged, make, stop_after, write_text
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_text(tmp_path / "text")
+
+
+@pytest.mark.parametrize(("kind", "stops"), [("gpt_neox", (1, STEPS)), ("gpt2", (5,))])
+def test_stopped_anywhere_it_ends_the_same(
+    text: Path, tmp_path: Path, kind: str, stops: tuple[int, ...]
+):
+    config = make(text, kind)
+    begin(config, tmp_path / "straight")
+    for step in stops:
+        folder = tmp_path / str(step)
+        with pytest.raises(Stop):
+            begin(config, folder, progress=stop_after(step))
+        result = begin(config, folder)
+        assert step <= result.begun_at <= result.step == STEPS
+        assert ended(folder) == ended(tmp_path / "straight")
+
+
+def test_one_that_has_ended_is_not_trained_again(text: Path, tmp_path: Path):
+    config = make(text)
+    begin(config, tmp_path / "run")
+    before = ended(tmp_path / "run")
+    again = begin(config, tmp_path / "run")
+    assert (again.begun_at, again.step) == (STEPS, STEPS)
+    assert np.isnan(again.loss)
+    assert ended(tmp_path / "run") == before
+
+
+def test_ctrl_c_saves_first(text: Path, tmp_path: Path):
+    config = make(text, checkpoints={"seconds": 1e9})
+    begin(config, tmp_path / "straight")
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if done >= 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(config, tmp_path / "run", progress=interrupt)
+    (saved,) = Run.open(tmp_path / "run").checkpoints.steps
+    assert 3 <= saved < STEPS
+    assert begin(config, tmp_path / "run").begun_at == saved
+    assert ended(tmp_path / "run") == ended(tmp_path / "straight")
+
+
+def test_another_text_is_not_gone_on_with(text: Path, tmp_path: Path):
+    config = make(text)
+    with pytest.raises(Stop):
+        begin(config, tmp_path / "run", progress=stop_after(4))
+    (text / "train.txt").write_text("on the mat sat the cat. " * 100)
+    with pytest.raises(ValueError, match=r"is not what .* was trained on"):
+        begin(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("step", _failing.STEPS_OF_A_WRITE)
+def test_a_full_disk_loses_nothing(text: Path, tmp_path: Path, monkeypatch: Any, step: str):
+    config, folder = make(text), tmp_path / "run"
+    begin(config, tmp_path / "straight")
+    with pytest.raises(Stop):
+        begin(config, folder, progress=stop_after(6))
+    kept = Run.open(folder).checkpoints.steps[0]
+    run = Run.resume("train", config.sections(), out=folder)
+    with monkeypatch.context() as patch:
+        _failing.fill_disk(patch, step)
+        with pytest.raises(OSError, match="No space left"):
+            train(config, run)
+    assert Checkpoints(folder / "checkpoints").latest().checkpoint is not None
+    assert Run.open(folder).checkpoints.steps[0] == kept
+    assert set(range(kept)) <= set(logged(folder, "loss")[0])
+    begin(config, folder)
+    assert ended(folder) == ended(tmp_path / "straight")
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_a_disk_that_is_full_for_a_model_of_the_series(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from safetensors import SafetensorError
+
+    def full(tensors: Any, path: Any, **options: Any) -> None:
+        Path(path).write_bytes(b"half of it")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    config, folder = make(text), tmp_path / "run"
+    begin(config, tmp_path / "straight")
+    with pytest.raises(Stop):
+        begin(config, folder, progress=stop_after(4))
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.modeling_utils.safe_save_file", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            begin(config, folder)
+    assert caught.value.errno == errno.ENOSPC
+    assert sorted(path.name for path in (folder / "series").iterdir()) == [
+        "step-000000",
+        "step-000004",
+    ]
+    begin(config, folder)
+    assert ended(folder) == ended(tmp_path / "straight")
+
+
+def test_what_killed_exports_left_is_removed(text: Path, tmp_path: Path):
+    for name in (".step-000004.tmp", ".step-000004.old"):
+        (tmp_path / "run" / "series" / name).mkdir(parents=True)
+    _export.remove_leftovers(tmp_path / "run")
+    assert list((tmp_path / "run" / "series").iterdir()) == []
+
+
+def test_a_model_that_is_there_is_replaced_whole(text: Path, tmp_path: Path):
+    config = make(text)
+    begin(config, tmp_path / "run")
+    trainer = Trainer(config, Processes())
+    trainer.export(tmp_path / "run", STEPS)
+    folder = series_folder(tmp_path / "run", STEPS)
+    first = series_folder(tmp_path / "run", 0)
+    both = [(path / "model.safetensors").read_bytes() for path in (folder, first)]
+    assert both[0] == both[1]
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [
+        "GPTNeoXForCausalLM"
+    ]
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
