@@ -19,6 +19,9 @@ from joma import random
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.transformer import Watch, sinusoids
 
+Fetch = Callable[[Tensor], Tensor]
+"""Gives the embeddings of tokens (B, T) for all members: (E, B, T, width)."""
+
 _FIRST_RANGE = 0.1
 """Embeddings and output weights begin uniform on ± this."""
 
@@ -138,7 +141,12 @@ class LanguageModel(nn.Module):
         self._draw()
 
     def forward(
-        self, tokens_BT: Tensor, *, step: int | Tensor | None = None, watch: Watch | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        step: int | Tensor | None = None,
+        watch: Watch | None = None,
+        fetch: Fetch | None = None,
     ) -> Tensor:
         """Logits of the next word at every position, (E, B, T, vocabulary).
 
@@ -147,22 +155,32 @@ class LanguageModel(nn.Module):
             step: of the training, which decides what is dropped; nothing is where None.
             watch: is told the attention (E, B, heads, T, T) and the hidden activations
                 (E, B, T, hidden) of every layer.
+            fetch: gives the embeddings of tokens, (E, B, T, width), in place of the table.
         """
-        states = self.states(tokens_BT, step=step, watch=watch).to(self._output_type)
+        states = self.states(tokens_BT, step=step, watch=watch, fetch=fetch)
+        states = states.to(self._output_type)
         return self.output(states)[..., : self.config.vocabulary]
 
     def states(
-        self, tokens_BT: Tensor, *, step: int | Tensor | None = None, watch: Watch | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        step: int | Tensor | None = None,
+        watch: Watch | None = None,
+        fetch: Fetch | None = None,
     ) -> Tensor:
         """What the output layer reads, (E, B, T, width); arguments as of `forward`."""
         length, most = tokens_BT.shape[-1], self.config.length
         if length > most:
             raise ValueError(f"tokens must have at most {most} positions, got {length}")
-        tokens_EBT = tokens_BT.expand(len(self.seeds), *tokens_BT.shape)
+        if fetch is None:
+            x = self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
+        else:
+            x = fetch(tokens_BT)
         if self._fuses(tokens_BT) and watch is None:
-            return self._fused_states(tokens_EBT, step)
+            return self._fused_states(x, step)
         drop = _keep if step is None else Dropout(self.seeds_E, step, self.config.dropout)
-        x = self.embedding(tokens_EBT) * math.sqrt(self.config.width) + self.sinusoids_TD[:length]
+        x = x * math.sqrt(self.config.width) + self.sinusoids_TD[:length]
         x = drop(x if self.compute is None else x.to(self.compute), "embedding")
         for layer, block in enumerate(self.blocks):
             x = block(x, drop, layer, watch)
@@ -184,30 +202,44 @@ class LanguageModel(nn.Module):
             weights_BT: how much each counts, together 1; all the same where None.
             step: as of `forward`.
         """
-        logits = self(tokens_BT, step=step).flatten(1, 2)
+        return self._losses(self(tokens_BT, step=step), targets_BT, weights_BT)
+
+    def _losses(self, logits: Tensor, targets_BT: Tensor, weights_BT: Tensor | None) -> Tensor:
         targets_EN = targets_BT.flatten().expand(len(self.seeds), -1)
         each_EN = functional.cross_entropy(
-            logits.flatten(0, 1), targets_EN.flatten(), reduction="none"
+            logits.flatten(0, 2), targets_EN.flatten(), reduction="none"
         ).view_as(targets_EN)
         if weights_BT is None:
             return each_EN.mean(-1)
         return (each_EN * weights_BT.flatten().to(each_EN.dtype)).sum(-1)
 
     def descend(
-        self, tokens_BT: Tensor, targets_BT: Tensor, weights_BT: Tensor, step: Tensor | None
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor,
+        weights_BT: Tensor,
+        step: Tensor | None,
+        fetch: Fetch | None = None,
     ) -> Tensor:
         """`losses`, (E,), whose gradients are left with the parameters.
 
         On a GPU in bfloat16 the logits become their own gradients in place, so that they are
         written once and read three times, and no others of their size are made.
+
+        Args:
+            tokens_BT: words, (B, T).
+            targets_BT: the word after each.
+            weights_BT: how much each counts, together 1.
+            step: as of `forward`.
+            fetch: gives the embeddings of tokens, (E, B, T, width), in place of the table.
         """
         if not self._fuses(tokens_BT):
-            losses_E = self.losses(tokens_BT, targets_BT, weights_BT=weights_BT, step=step)
+            losses_E = self._losses(self(tokens_BT, step=step, fetch=fetch), targets_BT, weights_BT)
             losses_E.sum().backward()  # each member's gradient is that of its own loss
             return losses_E.detach()
         from joma.models import _language_kernels as kernels
 
-        x = self.states(tokens_BT, step=step)
+        x = self.states(tokens_BT, step=step, fetch=fetch)
         weight, bias = self.output.weight, _bias(self.output)
         with torch.no_grad():
             rows, width = x.shape[1] * x.shape[2], x.shape[3]
@@ -243,15 +275,14 @@ class LanguageModel(nn.Module):
             and tokens_BT.shape[1] <= 64
         )
 
-    def _fused_states(self, tokens_EBT: Tensor, step: int | Tensor | None) -> Tensor:
+    def _fused_states(self, x: Tensor, step: int | Tensor | None) -> Tensor:
         from joma.models import _language_kernels as kernels
 
         share = 0.0 if step is None else self.config.dropout
-        at = torch.as_tensor(0 if step is None else step, device=tokens_EBT.device)
+        at = torch.as_tensor(0 if step is None else step, device=x.device)
         drop = kernels.Drop(self.seeds_E, at, share)
         assert self.compute is not None
-        x = self.embedding(tokens_EBT)
-        waves_TD = self.sinusoids_TD[: tokens_EBT.shape[-1]]
+        waves_TD = self.sinusoids_TD[: x.shape[2]]
         x = kernels.placed(x, waves_TD, self.compute, drop, "embedding")
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, LanguageBlock)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from joma.optim.lazy_rows import LazyRows, Settings
+
 
 class StackedAdam:
     """Adam (Kingma and Ba, 2015) with coupled (L2) weight decay, for parameters (E, ...).
@@ -26,6 +28,8 @@ class StackedAdam:
         epsilon: added to the root of the second moment.
         clip: the greatest norm of a member's whole gradient; a longer one is scaled down, as by
             `torch.nn.utils.clip_grad_norm_`.
+        lazy: names of tables (E, V, D) of which a step sees a few rows, without weight decay: they
+            are read through `rows`, and are as they should be after `settle`.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class StackedAdam:
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         clip: float | None = None,
+        lazy: Iterable[str] = (),
     ) -> None:
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         if not self.parameters:
@@ -58,6 +63,19 @@ class StackedAdam:
         self.steps = torch.zeros((), dtype=torch.int64, device=first.device)
         self.first_moments = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.second_moments = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        adam = Settings(betas, epsilon, self.learning_rates)
+        self.rows = {
+            name: LazyRows(
+                self.parameters[name].data,
+                self.first_moments[name],
+                self.second_moments[name],
+                adam,
+            )
+            for name in lazy
+        }
+        """Tables of which a step sees a few rows, by name."""
+        if self.rows and bool(self.weight_decays.any()):
+            raise ValueError("weight_decays must be 0 where there are lazy tables")
         self._halved: dict[str, Tensor] = {}  # the float32 originals of parameters in bfloat16
 
     @torch.no_grad()
@@ -67,7 +85,10 @@ class StackedAdam:
         one, two = (1 - beta ** self.steps.double() for beta in self.betas)
         rates = self.learning_rates / one  # in float64
         scales_E = self._scales()
-        for name, original in self.originals().items():
+        for name, lazy in self.rows.items():
+            lazy.step(self.steps, scales_E)
+            assert self.parameters[name].grad is None, f"{name} is read through its rows"
+        for name, original in self._originals().items():
             if self.parameters[name].grad is not None:
                 move = self._move_fused if original.is_cuda else self._move_plain
                 move(name, original, rates, two, scales_E)
@@ -75,7 +96,10 @@ class StackedAdam:
     @torch.no_grad()
     def restart(self) -> None:
         """Forgets moments and steps, as a new optimizer would."""
+        self.settle()
         self.steps.zero_()
+        for lazy in self.rows.values():
+            lazy.restart()
         for moments in (self.first_moments, self.second_moments):
             for moment in moments.values():
                 moment.zero_()
@@ -86,6 +110,7 @@ class StackedAdam:
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 squares.append(_square_sums(self._gradient(name)).double())
+        squares += [self._row_sums[name].double() for name in self.rows]
         return torch.stack(squares).sum(0).sqrt()
 
     @torch.no_grad()
@@ -117,13 +142,23 @@ class StackedAdam:
             self._halved[name] = parameter.data
             parameter.data = parameter.data.bfloat16()
 
+    def settle(self) -> None:
+        """Makes the steps that rows of lazy tables have missed."""
+        for lazy in self.rows.values():
+            lazy.settle(self.steps)
+
     def originals(self) -> dict[str, Tensor]:
         """The parameters, by name, in the precision in which they are moved."""
+        self.settle()
+        return self._originals()
+
+    def _originals(self) -> dict[str, Tensor]:
         return {name: self._halved.get(name, p.data) for name, p in self.parameters.items()}
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """Puts the originals into the place of what was halved, for the block."""
+        self.settle()
         rounded = {name: self.parameters[name].data for name in self._halved}
         try:
             for name, original in self._halved.items():
@@ -134,7 +169,9 @@ class StackedAdam:
                 self.parameters[name].data = half
 
     def refresh(self) -> None:
-        """Rounds the originals anew, after they were written to."""
+        """Rounds the originals anew, after they were written to, settled."""
+        for lazy in self.rows.values():
+            lazy.made.copy_(self.steps.expand_as(lazy.made))
         for name, original in self._halved.items():
             self.parameters[name].data.copy_(original)
 
@@ -148,6 +185,7 @@ class StackedAdam:
 
     def _scales(self) -> Tensor:
         """What each member's gradient is multiplied with, (E,)."""
+        self._row_sums = {name: lazy.square_sums() for name, lazy in self.rows.items()}
         if self.clip is None:
             return torch.ones_like(self.learning_rates)
         return (self.clip / (self.norms() + 1e-6)).clamp(max=1.0)

@@ -1,0 +1,150 @@
+"""Adam over a table of which a step sees a few rows, without touching the others.
+
+An embedding has a gradient at the words of a batch alone, but Adam moves every row at every step:
+with gradient 0 its moments decay, and what is left of the first still moves it. That is a
+recurrence without input, so it can be made up for when the row is next looked at, step by step in
+registers, at no traffic. Rows then are as if every step had been made, up to rounding: after
+`LONGEST` steps without a gradient the first moment is below 10⁻¹¹ of itself, and the rest of its way
+is left out.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LONGEST = 256
+"""Missed steps that are made one by one; beyond, moments decay and the row stays."""
+
+
+COUNTED = 40_000
+"""Steps after which Adam's corrections of its moments are 1."""
+
+
+class Settings(NamedTuple):
+    """Of Adam: decays of the moments, what is added to the root, learning rates (E,)."""
+
+    betas: tuple[float, float]
+    epsilon: float
+    learning_rates: Tensor
+
+
+class LazyRows:
+    """A table (E, V, D) that Adam moves row by row, as rows are needed.
+
+    A step is: `fetch` the rows of the batch, use them, `give` their gradient, `step`.
+
+    Args:
+        table: the parameter, in float32 or float64.
+        first: moment, of the same shape.
+        second: moment.
+        settings: of Adam.
+    """
+
+    def __init__(self, table: Tensor, first: Tensor, second: Tensor, settings: Settings) -> None:
+        self.table, self.first, self.second, self.settings = table, first, second, settings
+        self.made = torch.zeros(table.shape[1], dtype=torch.int64, device=table.device)
+        """Steps that each row has made."""
+        steps = torch.arange(COUNTED, dtype=torch.float64, device=table.device)
+        one, two = (1 - beta**steps for beta in settings.betas)
+        self.corrections = torch.stack([1 / one, two.rsqrt()]).to(table.dtype)
+        """Of the first moment, and of the root of the second, (2, steps)."""
+        self._words: Tensor | None = None
+        self._fetched: Tensor | None = None
+        self._summed: Tensor | None = None
+
+    @torch.no_grad()
+    def fetch(self, tokens: Tensor, steps: Tensor) -> Tensor:
+        """Rows of the table, (E, *tokens.shape, D), after all steps so far; they want a gradient.
+
+        Args:
+            tokens: which, the same for all members.
+            steps: how many were made, without axes.
+        """
+        # Equal words stand side by side; the first of each stands for all.
+        self._words, self._order = tokens.flatten().sort()
+        self._settle(self._words, steps)
+        rows = self.table[:, tokens.flatten()].unflatten(1, tokens.shape)
+        self._fetched = rows.requires_grad_()
+        return self._fetched
+
+    @torch.no_grad()
+    def square_sums(self) -> Tensor:
+        """‖g‖² of each member, (E,), for the gradient that came back to what was fetched."""
+        assert self._fetched is not None
+        assert self._words is not None
+        assert self._fetched.grad is not None, "nothing came back to the rows"
+        gradient = self._fetched.grad.flatten(1, -2)[:, self._order]
+        if gradient.is_cuda:
+            from joma.optim import _rows_kernel
+
+            self._summed, squares_EN = _rows_kernel.summed(gradient, self._words)
+            return squares_EN.sum(1)
+        new = torch.ones_like(self._words, dtype=torch.bool)
+        new[1:] = self._words[1:] != self._words[:-1]
+        which = new.cumsum(0) - 1
+        total = gradient.new_zeros(len(gradient), int(which[-1]) + 1, gradient.shape[-1])
+        self._summed = total.index_add_(1, which, gradient)
+        self._words = self._words[new]
+        return self._summed.square().sum((1, 2))
+
+    @torch.no_grad()
+    def step(self, steps: Tensor, scales_E: Tensor) -> None:
+        """Moves the rows that were fetched.
+
+        Args:
+            steps: this one's number, from 1 on.
+            scales_E: what the gradient is multiplied with.
+        """
+        assert self._summed is not None
+        assert self._words is not None
+        if self.table.is_cuda:
+            from joma.optim import _rows_kernel
+
+            _rows_kernel.moved(self, self._words, self._summed, steps, scales_E)
+            return
+        rows, (one, two) = self._words, self.settings.betas
+        gradient = self._summed * scales_E.to(self._summed.dtype)[:, None, None]
+        m = self.first[:, rows].lerp(gradient, 1 - one)
+        v = self.second[:, rows] * two + gradient.square() * (1 - two)
+        self._write(rows, self.table[:, rows] - self._way(m, v, steps), m, v)
+        self.made[rows] = steps
+
+    @torch.no_grad()
+    def settle(self, steps: Tensor) -> None:
+        """Brings all rows up to the steps made so far."""
+        self._settle(torch.arange(len(self.made), device=self.made.device), steps)
+
+    def restart(self) -> None:
+        """Forgets moments and steps; rows must be settled."""
+        self.first.zero_()
+        self.second.zero_()
+        self.made.zero_()
+
+    def _settle(self, rows: Tensor, steps: Tensor) -> None:
+        if self.table.is_cuda:
+            from joma.optim import _rows_kernel
+
+            _rows_kernel.settled(self, rows, steps)
+            return
+        rows = rows.unique()
+        p, m, v = (x[:, rows] for x in (self.table, self.first, self.second))
+        made = self.made[rows]
+        one, two = self.settings.betas
+        for _ in range(min(int((steps - made).amax()), LONGEST)):
+            late = (made < steps)[:, None]
+            m, v = torch.where(late, m * one, m), torch.where(late, v * two, v)
+            made = made + late[:, 0]
+            p = torch.where(late, p - self._way(m, v, made.clamp(min=1)[:, None]), p)
+        left = (steps - made).clamp(min=0)[:, None]
+        self._write(rows, p, m * one**left, v * two**left)
+        self.made[rows] = torch.maximum(steps, self.made[rows])
+
+    def _way(self, m: Tensor, v: Tensor, steps: Tensor) -> Tensor:
+        """How far Adam goes at a step with these moments."""
+        one, two = self.corrections[:, steps.clamp(max=COUNTED - 1)]
+        rates = self.settings.learning_rates.to(m.dtype)[:, None, None]
+        return rates * one * m / (v.sqrt() * two + self.settings.epsilon)
+
+    def _write(self, rows: Tensor, p: Tensor, m: Tensor, v: Tensor) -> None:
+        self.table[:, rows], self.first[:, rows], self.second[:, rows] = p, m, v
