@@ -50,7 +50,7 @@ def test_rows_are_as_if_every_step_had_moved_them(clip: float | None, restart: i
         rows = optimizer.rows["table"].fetch(words, optimizer.steps)
         for member, (parameter, adam) in enumerate(zip(theirs, others, strict=True)):
             # What the network reads is what it would read had every step been made.
-            torch.testing.assert_close(rows[member], parameter[words], rtol=0, atol=1e-7)
+            torch.testing.assert_close(rows[member], parameter[words], rtol=0, atol=1e-10)
             adam.zero_grad()
             pull(parameter[words].unsqueeze(0), step).backward()
             if clip is not None:
@@ -60,7 +60,7 @@ def test_rows_are_as_if_every_step_had_moved_them(clip: float | None, restart: i
         optimizer.step()
     settled = optimizer.originals()["table"]
     for member, parameter in enumerate(theirs):
-        torch.testing.assert_close(settled[member], parameter.data, rtol=0, atol=1e-7)
+        torch.testing.assert_close(settled[member], parameter.data, rtol=0, atol=1e-10)
 
 
 def test_an_ensemble_with_lazy_embeddings_learns_and_goes_on_as_without() -> None:

@@ -4,8 +4,8 @@ An embedding has a gradient at the words of a batch alone, but Adam moves every 
 with gradient 0 its moments decay, and what is left of the first still moves it. That is a
 recurrence without input, so it can be made up for when the row is next looked at, step by step in
 registers, at no traffic. Rows then are as if every step had been made, up to rounding: after
-`LONGEST` steps without a gradient the first moment is below 10⁻¹¹ of itself, and the rest of its way
-is left out.
+`LONGEST` steps without a gradient the first moment is below 10⁻¹¹ of itself, and the rest of its
+way is left out.
 """
 
 from typing import NamedTuple
@@ -136,7 +136,7 @@ class LazyRows:
             m, v = torch.where(late, m * one, m), torch.where(late, v * two, v)
             made = made + late[:, 0]
             p = torch.where(late, p - self._way(m, v, made.clamp(min=1)[:, None]), p)
-        left = (steps - made).clamp(min=0)[:, None]
+        left = (steps - made).clamp(min=0).to(m.dtype)[:, None]
         self._write(rows, p, m * one**left, v * two**left)
         self.made[rows] = torch.maximum(steps, self.made[rows])
 
