@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,22 +77,28 @@ class StackedAdam:
         """Tables of which a step sees a few rows, by name."""
         if self.rows and bool(self.weight_decays.any()):
             raise ValueError("weight_decays must be 0 where there are lazy tables")
+        self._known_table: Any = None
         self._halved: dict[str, Tensor] = {}  # the float32 originals of parameters in bfloat16
 
     @torch.no_grad()
     def step(self) -> None:
         """Moves every parameter that has a gradient."""
         self.steps += 1
+        if self._on_gpu and not torch.cuda.is_current_stream_capturing():
+            self.captured()
         one, two = (1 - beta ** self.steps.double() for beta in self.betas)
         rates = self.learning_rates / one  # in float64
         scales_E = self._scales()
         for name, lazy in self.rows.items():
             lazy.step(self.steps, scales_E)
             assert self.parameters[name].grad is None, f"{name} is read through its rows"
+        if self._on_gpu:
+            settings = rates, self.weight_decays, two, scales_E.float(), self.betas, self.epsilon
+            self._table().step(*settings)
+            return
         for name, original in self._originals().items():
             if self.parameters[name].grad is not None:
-                move = self._move_fused if original.is_cuda else self._move_plain
-                move(name, original, rates, two, scales_E)
+                self._move(name, original, rates, two, scales_E)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -106,27 +113,55 @@ class StackedAdam:
 
     def norms(self) -> Tensor:
         """The norm of each member's whole gradient, (E,) in float64."""
-        squares = []
-        for name, parameter in self.parameters.items():
-            if parameter.grad is not None:
-                squares.append(_square_sums(self._gradient(name)).double())
-        squares += [self._row_sums[name].double() for name in self.rows]
+        squares = [lazy.square_sums().double() for lazy in self.rows.values()]
+        if self._on_gpu:
+            squares.append(self._table().square_sums().double())
+        else:
+            gradients = (p.grad for p in self.parameters.values() if p.grad is not None)
+            squares += [grad.flatten(1).square().sum(1).double() for grad in gradients]
         return torch.stack(squares).sum(0).sqrt()
 
     @torch.no_grad()
     def warm_up(self) -> None:
         """Compiles what `step` needs on the GPU without moving anything; before a capture."""
-        from joma.optim._adam_kernel import fused_step
+        table = self._table()
+        table.take([None] * len(table.parts))
+        ones = torch.ones_like(self.learning_rates)
+        table.square_sums()
+        table.step(ones, ones, ones[0], ones.float(), self.betas, self.epsilon)
 
-        one = torch.ones_like(self.learning_rates[:1])
-        settings = one, one, one[0], one.float(), self.betas, self.epsilon
-        for name, parameter in self.parameters.items():
-            p, m, v = (torch.zeros_like(self.first_moments[name][:1]) for _ in range(3))
-            gradient = torch.zeros_like(parameter.data[:1])
-            rounded = torch.zeros_like(gradient) if name in self._halved else None
-            fused_step(p, rounded, gradient, m, v, *settings)
-            if self.clip is not None:
-                _square_sums(gradient)
+    def captured(self) -> None:
+        """Notes where the gradients of a captured step lie, once it is captured."""
+        gradients = [self.parameters[name].grad for name in self._moved]
+        self._table().take([None if grad is None else _dense(grad) for grad in gradients])
+
+    def _table(self) -> Any:
+        """Where parameters and moments lie on the GPU."""
+        if self._known_table is None:
+            from joma.optim._adam_kernel import Part, Table
+
+            originals = self._originals()
+            self._known_table = Table(
+                [
+                    Part(
+                        originals[name],
+                        self.parameters[name].data if name in self._halved else None,
+                        self.first_moments[name],
+                        self.second_moments[name],
+                    )
+                    for name in self._moved
+                ]
+            )
+        return self._known_table
+
+    @property
+    def _moved(self) -> list[str]:
+        """Names of the parameters that are moved whole."""
+        return [name for name in self.parameters if name not in self.rows]
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.steps.is_cuda
 
     def zero_grad(self) -> None:
         """Forgets the gradients; the next backward pass brings its own memory."""
@@ -141,6 +176,7 @@ class StackedAdam:
             parameter = self.parameters[name]
             self._halved[name] = parameter.data
             parameter.data = parameter.data.bfloat16()
+        self._known_table = None
 
     def settle(self) -> None:
         """Makes the steps that rows of lazy tables have missed."""
@@ -185,14 +221,13 @@ class StackedAdam:
 
     def _scales(self) -> Tensor:
         """What each member's gradient is multiplied with, (E,)."""
-        self._row_sums = {name: lazy.square_sums() for name, lazy in self.rows.items()}
         if self.clip is None:
+            for lazy in self.rows.values():
+                lazy.square_sums()  # adds up the gradients of equal rows, too
             return torch.ones_like(self.learning_rates)
         return (self.clip / (self.norms() + 1e-6)).clamp(max=1.0)
 
-    def _move_plain(
-        self, name: str, p: Tensor, rates: Tensor, two: Tensor, scales_E: Tensor
-    ) -> None:
+    def _move(self, name: str, p: Tensor, rates: Tensor, two: Tensor, scales_E: Tensor) -> None:
         m, v = self.first_moments[name], self.second_moments[name]
         each = (-1, *[1] * (p.ndim - 1))
         grad = self._gradient(name).to(p.dtype)
@@ -206,25 +241,6 @@ class StackedAdam:
         if name in self._halved:
             self.parameters[name].data.copy_(p)
 
-    def _move_fused(
-        self, name: str, p: Tensor, rates: Tensor, two: Tensor, scales_E: Tensor
-    ) -> None:
-        from joma.optim._adam_kernel import fused_step
-
-        fused_step(
-            p,
-            self.parameters[name].data if name in self._halved else None,
-            _dense(self._gradient(name)),
-            self.first_moments[name],
-            self.second_moments[name],
-            rates,
-            self.weight_decays,
-            two,
-            scales_E.float(),
-            self.betas,
-            self.epsilon,
-        )
-
     def _gradient(self, name: str) -> Tensor:
         gradient = self.parameters[name].grad
         assert gradient is not None
@@ -232,16 +248,12 @@ class StackedAdam:
 
 
 def _dense(gradient: Tensor) -> Tensor:
-    """The gradient with each member's part contiguous, which it nearly always is."""
-    return gradient if gradient[0].is_contiguous() else gradient.contiguous()
-
-
-def _square_sums(gradient: Tensor) -> Tensor:
-    if gradient.is_cuda and gradient.dtype != torch.float64:
-        from joma.optim._adam_kernel import square_sums
-
-        return square_sums(_dense(gradient))
-    return gradient.flatten(1).square().sum(1)
+    """The gradient, whose parts must be contiguous and in float32 or bfloat16."""
+    if not gradient[0].is_contiguous() or gradient.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"gradients must be contiguous in float32 or bfloat16, got {gradient.dtype}"
+        )
+    return gradient
 
 
 def _each(name: str, given: float | Sequence[float], members: int, device: torch.device) -> Tensor:

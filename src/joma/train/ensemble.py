@@ -205,6 +205,7 @@ class Ensemble(Generic[N]):
         self.optimizer.zero_grad()
         with torch.cuda.graph(graph):
             self._one_step()
+        self.optimizer.captured()
         self._replay = graph.replay
         return graph.replay
 
