@@ -110,6 +110,41 @@ class TestReproduce:
         assert [path.name for path in Run.open("here").figures] == ["note.txt"]
 
 
+@pytest.mark.usefixtures("few_experiments")
+class TestReference:
+    @pytest.fixture
+    def given(self, few_experiments) -> list[Path | None]:
+        """What an experiment that can be compared is given."""
+        found: list[Path | None] = []
+
+        def compare(run: Run, request: Request) -> Outcome:
+            found.append(request.reference)
+            raise KeyboardInterrupt
+
+        few_experiments["fig4"] = make_experiment("fig4", reproduce=compare, comparable=True)
+        Path("recorded").mkdir()
+        return found
+
+    def test_it_reaches_the_experiment_and_the_command_that_goes_on(self, given):
+        result = joma("reproduce", "fig4", "--reference", "recorded", "--out", "here")
+        assert given == [Path("recorded")]
+        assert "joma reproduce fig4 --reference recorded --out here\n" in result.stderr
+        assert "reference" not in Run.open("here").config
+
+    @pytest.mark.parametrize(
+        ("name", "folder", "expected"),
+        [
+            ("fig2", "recorded", "--reference must not be given for fig2, which has no recorded"),
+            ("fig4", "none", "--reference must be a folder with recorded results, got 'none'"),
+        ],
+    )
+    def test_a_wrong_one_gets_one_sentence(self, given, name: str, folder: str, expected: str):
+        line = sentence(joma("reproduce", name, "--reference", folder, "--out", "here"))
+        assert expected in line
+        assert not given
+        assert not Path("here").exists()
+
+
 @pytest.mark.usefixtures("few_claims", "few_experiments")
 class TestDemo:
     def test_tour(self, few_experiments):

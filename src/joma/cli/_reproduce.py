@@ -76,6 +76,14 @@ def reproduce(
             "--dry-run says which there are.",
         ),
     ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            "--reference",  # written out: some versions of typer would take the metavar
+            metavar="FOLDER",
+            help=f"{_plan.REFERENCE}.",
+        ),
+    ] = None,
     out: Out = None,
     seed: Seed = 0,
     json: Json = False,
@@ -98,6 +106,7 @@ def reproduce(
         "scale": scale or "",
         "options": {name: value for name, value in options.items() if value is not None},
         "groups": tuple(group or ()),
+        "reference": reference,
     }
     requests = _on_device(_requests(_chosen(names), asked, device), device)
     work = _Work(requests, _folders(requests, out), out, _flags(asked, device, json))
@@ -256,6 +265,7 @@ def _flags(asked: Mapping[str, Any], device: str, json: bool) -> list[str]:
     flags["device"] = [device] if device != "auto" else []
     flags |= {name: [value] for name, value in asked["options"].items()}
     flags["group"] = asked["groups"]
+    flags["reference"] = [] if asked["reference"] is None else [asked["reference"]]
     flags["seed"] = [asked["seed"]] if asked["seed"] else []
     words = [word for name, values in flags.items() for v in values for word in (f"--{name}", v)]
     return [*map(str, words), *(["--json"] if json else [])]

@@ -11,6 +11,8 @@ from joma.experiments import (
     fig2,
     fig3,
     fig4,
+    fig6,
+    fig8,
     fig9,
     hierarchy,
     scan_snap,
@@ -21,7 +23,19 @@ from joma.experiments._experiment import Experiment, Option, Outcome, Request, S
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (fig2, fig3, fig4, fig9, cooccurrence, scan_snap, hierarchy, table1, table1_hblt)
+    for module in (
+        fig2,
+        fig3,
+        fig4,
+        fig9,
+        cooccurrence,
+        scan_snap,
+        fig6,
+        fig8,
+        hierarchy,
+        table1,
+        table1_hblt,
+    )
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Option", "Outcome", "Request", "Scale"]

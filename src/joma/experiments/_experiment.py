@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -82,6 +83,7 @@ class Request:
         device: what to compute on, "cpu" or "cuda".
         options: the experiment's own options, all of them.
         groups: parts of the work to do; all where empty.
+        reference: a folder with recorded results to compare with, if there is one.
         progress: is told how far the work is.
     """
 
@@ -90,6 +92,7 @@ class Request:
     device: str = "cpu"
     options: Mapping[str, Any] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
+    reference: Path | None = None
     progress: Progress = _unseen
 
     def __post_init__(self) -> None:
@@ -98,7 +101,7 @@ class Request:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What decides the numbers, as the run folder keeps it: neither device nor groups."""
+        """What decides the numbers, as the run folder keeps it: not device, groups or reference."""
         config: dict[str, Any] = {"seed": self.seed}
         if self.scale:
             config["scale"] = self.scale
@@ -145,6 +148,7 @@ class Experiment:
         options: numbers of its own that may be changed.
         groups: parts of its work that can be done one by one.
         resumable: whether it goes on in a run folder in which it was stopped.
+        comparable: whether it can be compared with recorded results.
     """
 
     name: str
@@ -156,6 +160,7 @@ class Experiment:
     options: tuple[Option, ...] = ()
     groups: tuple[str, ...] = ()
     resumable: bool = False
+    comparable: bool = False
 
     def __post_init__(self) -> None:
         if self.default_scale not in (self.scales or ("",)):
@@ -170,6 +175,7 @@ class Experiment:
         device: str = "cpu",
         options: Mapping[str, Any] | None = None,
         groups: Iterable[str] = (),
+        reference: Path | None = None,
         progress: Progress = _unseen,
     ) -> Request:
         """A request that this experiment can meet, with its defaults for what is not given."""
@@ -177,6 +183,8 @@ class Experiment:
             raise ValueError(
                 f"device must be cpu for {self.name}, which has no use for another, got 'cuda'"
             )
+        if reference is not None:
+            self._check_reference(reference)
         groups = tuple(groups)
         if scale:
             self._check("scale", scale, self.scales)
@@ -188,6 +196,7 @@ class Experiment:
             device=device,
             options=self._options(options or {}),
             groups=tuple(group for group in self.groups if group in groups),
+            reference=reference,
             progress=progress,
         )
 
@@ -203,6 +212,15 @@ class Experiment:
             name: option.checked(given[name]) if name in given else option.default
             for name, option in named.items()
         }
+
+    def _check_reference(self, given: Path) -> None:
+        if not self.comparable:
+            raise ValueError(
+                f"reference must not be given for {self.name}, which has no recorded results to "
+                f"compare with, got '{given}'"
+            )
+        if not given.is_dir():
+            raise ValueError(f"reference must be a folder with recorded results, got '{given}'")
 
     def _check(self, what: str, given: str, available: Iterable[str]) -> None:
         names = ", ".join(available)

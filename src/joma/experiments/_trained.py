@@ -11,6 +11,7 @@ from joma.data import Batch
 from joma.experiments._experiment import Request
 from joma.probes import held_out, shuffled
 from joma.runs import Run
+from joma.runs._write import write_bytes
 from joma.train import Ensemble, fit
 
 
@@ -60,6 +61,7 @@ def train_group(
     size: Size,
     request: Request,
     prepare: Callable[[Run], Work],
+    elsewhere: Callable[[Run], Run | None] = lambda own: None,
 ) -> None:
     """Trains a group's networks in a run folder of its own, unless they are done already.
 
@@ -71,6 +73,8 @@ def train_group(
             the configuration of its run.
         request: what was asked of the experiment.
         prepare: makes the networks, given the group's run.
+        elsewhere: finds another run in which the very same networks are trained already, given the
+            group's; its metrics are then taken over.
     """
     folder = run.path / "groups" / group
     settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
@@ -83,6 +87,8 @@ def train_group(
     own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
     if is_done(run, group):
         own.checkpoints.clear()  # in case it was killed just before it did
+        return
+    if (other := elsewhere(own)) is not None and _take_over(own, other):
         return
     if request.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -106,6 +112,25 @@ def train_group(
         },
     )
     own.checkpoints.clear()  # they serve to go on with, and are large
+
+
+def _take_over(own: Run, other: Run) -> bool:
+    """Copies what another run measured; whether that was all of it."""
+    with own.locked():
+        try:
+            parts = sorted((other.path / "metrics").glob("part-*.parquet"))
+            copies = {part.name: part.read_bytes() for part in parts}
+            outcome = other.read_json("outcome")
+        except (OSError, ValueError):  # it is being made anew just now
+            return False
+        if not copies or outcome.get("status") != "done":
+            return False
+        own.metrics.rewind(-1)
+        for name, data in copies.items():
+            write_bytes(own.path / "metrics" / name, data)
+        own.write_json("outcome", {**outcome, "taken_from": str(other.path)})
+        own.checkpoints.clear()
+    return True
 
 
 def is_done(run: Run, group: str) -> bool:

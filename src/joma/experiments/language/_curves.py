@@ -1,0 +1,122 @@
+"""What was measured of the networks of one depth and learning rate, from step to step."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from joma.experiments._trained import is_done
+from joma.experiments.language._groups import GROUPS, UNIFORM, Setting
+from joma.runs import Run
+from joma.train.findings import Finding, attention_bounce, attention_collapse
+
+Key = tuple[int, float]
+"""Depth and learning rate."""
+
+
+def _nothing() -> np.ndarray:
+    return np.zeros((0, 0, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """Networks that differ in their seeds alone, while they learn.
+
+    Attributes:
+        depth: their layers.
+        rate: their learning rate.
+        steps: of the looks, as they are counted.
+        entropy: of the attention on one validation window, in nats, (layers, looks, seeds).
+        loss: on the validation text, (looks, seeds).
+        entropy_mean: of the attention on all validation windows; none where it was not recorded.
+        stable_rank: of each lower layer; none where it was not recorded.
+    """
+
+    depth: int
+    rate: float
+    steps: tuple[int, ...]
+    entropy: np.ndarray
+    loss: np.ndarray
+    entropy_mean: np.ndarray = field(default_factory=_nothing)
+    stable_rank: np.ndarray = field(default_factory=_nothing)
+
+    @property
+    def seeds(self) -> int:
+        """How many networks."""
+        return self.loss.shape[1]
+
+    @property
+    def best(self) -> np.ndarray:
+        """The lowest validation loss of each network, (seeds,)."""
+        return np.fmin.reduce(self.loss, axis=0)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Entropy, mean over seeds, (layers, looks)."""
+        return self.entropy.mean(-1)
+
+    def lowest(self, layer: int) -> tuple[float, int]:
+        """The lowest of a layer's mean entropy, and its step."""
+        at = int(np.argmin(self.mean[layer]))
+        return float(self.mean[layer][at]), self.steps[at]
+
+    @property
+    def collapsed(self) -> list[int]:
+        """In how many networks the attention of each layer has collapsed."""
+        return self._count(lambda values, layer: collapse(self.steps, values, layer))
+
+    @property
+    def collapses(self) -> int:
+        """In how many networks the attention of any layer has collapsed."""
+        return sum(
+            any(collapse(self.steps, of, layer) for layer, of in enumerate(network))
+            for network in self.entropy.transpose(2, 0, 1)
+        )
+
+    @property
+    def bounced(self) -> list[int]:
+        """In how many networks the attention of each layer became sparse and dense again."""
+        return self._count(lambda values, layer: attention_bounce(self.steps, values, layer=layer))
+
+    def _count(self, find: Callable[[np.ndarray, int], Finding | None]) -> list[int]:
+        return [
+            sum(find(values, layer) is not None for values in of.T)
+            for layer, of in enumerate(self.entropy)
+        ]
+
+
+def collapse(steps: tuple[int, ...], values: np.ndarray, layer: int) -> Finding | None:
+    """Whether the attention of a layer has collapsed, as `joma.train.findings` defines it."""
+    return attention_collapse(steps, values, UNIFORM, layer=layer)
+
+
+def collect(run: Run, setting: Setting, groups: Iterable[str]) -> dict[Key, Curves]:
+    """Reads the metrics of those groups that are done."""
+    found: dict[Key, Curves] = {}
+    for name in groups:
+        if is_done(run, name):
+            own = Run.open(run.path / "groups" / name)
+            for curves in _read(own, GROUPS[name], setting):
+                found[curves.depth, curves.rate] = curves
+    return found
+
+
+def _read(own: Run, depth: int, setting: Setting) -> Iterable[Curves]:
+    cells, looks = setting.size.cells(depth), np.array(setting.looks)
+    members = len(cells) * setting.seeds
+
+    def read(name: str, layers: int) -> np.ndarray:
+        """(layers, looks, cells, seeds)."""
+        values = np.full((layers, len(looks), members), np.nan)
+        log = own.metrics.read(name)
+        at = np.searchsorted(looks, log["step"])
+        values[np.maximum(log["layer"], 0), at, log["member"]] = log["value"]
+        return values.reshape(layers, len(looks), len(cells), setting.seeds)
+
+    loss = read("validation_loss", 1)[0]
+    by_layer = [
+        read(name, depth) for name in ("attention_entropy", "attention_entropy_mean", "stable_rank")
+    ]
+    for i, cell in enumerate(cells):
+        entropy, mean, rank = (values[:, :, i] for values in by_layer)
+        yield Curves(depth, cell.rate, setting.counted, entropy, loss[:, i], mean, rank)

@@ -1,0 +1,84 @@
+"""What Fig. 6 and Fig. 8 do alike: train what is missing, read all, compare, write."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from joma.experiments._experiment import Outcome, Request, publish
+from joma.experiments.language import _data, _reference, _summary
+from joma.experiments.language._curves import Curves, Key, collect
+from joma.experiments.language._groups import SIZES, Setting
+from joma.experiments.language._reference import Pair
+from joma.experiments.language._summary import Check
+from joma.experiments.language._train import train_group
+from joma.runs import Run
+
+Shown = dict[Key, Curves]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One of the two figures.
+
+    Attributes:
+        name: of the experiment.
+        title: what it shows.
+        published: what was published of it.
+        groups: the networks it shows.
+        beside: experiments that train some of the same.
+        select: of all curves those that it shows.
+        judge: what ours show, at the published size or another.
+        check: what is asked of the comparison with recorded curves.
+        draw: ours and the recorded.
+    """
+
+    name: str
+    title: str
+    published: str
+    groups: Sequence[str]
+    beside: Sequence[str]
+    select: Callable[[Shown, Setting], Shown]
+    judge: Callable[[Shown, Setting, bool], Outcome]
+    check: Callable[[Sequence[Pair], Shown, Shown], list[Check]]
+    draw: Callable[[Shown, Shown], Figure | None]
+
+
+def reproduce(run: Run, request: Request, of: Figures) -> Outcome:
+    """Trains the groups asked for that are not done, and says what all that are show."""
+    recorded = {} if request.reference is None else _reference.read(request.reference)
+    text = _data.load(SIZES[request.scale])
+    for name in request.groups or of.groups:
+        train_group(run, name, text, request, of.beside)
+    curves = of.select(collect(run, text.setting, of.groups), text.setting)
+    full = request.scale == "full"
+    outcome = of.judge(curves, text.setting, full)
+    summary: dict[str, Any] = {}
+    if recorded and full:
+        outcome, summary["comparison"] = _compared(run, of, outcome, curves, recorded)
+    elif recorded:
+        words = "The recorded curves are those of the full size; they are not held against these."
+        outcome, recorded = replace(outcome, paragraphs=(*outcome.paragraphs, words)), {}
+    if curves:
+        run.write_table("curves", _summary.table(curves.values()))
+    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs, **summary})
+    figure = of.draw(curves, recorded)
+    if figure is not None:
+        publish(run, of.name, figure, outcome, title=of.title, published=of.published)
+    return outcome
+
+
+def _compared(
+    run: Run, of: Figures, outcome: Outcome, curves: Shown, recorded: Shown
+) -> tuple[Outcome, Any]:
+    """The outcome with a paragraph on the recorded curves, and the checks in it."""
+    pairs = _reference.compare(curves, recorded)
+    if not pairs:
+        words = "The recorded curves have nothing in common with these to be compared."
+        return replace(outcome, paragraphs=(*outcome.paragraphs, words)), []
+    run.write_table("comparison", _reference.table(pairs))
+    checks = of.check(pairs, curves, recorded)
+    words = f"Beside the recorded curves: {'; '.join(map(str, checks))}."
+    found = [{"what": c.what, "holds": c.holds, "seen": c.seen} for c in checks]
+    return replace(outcome, paragraphs=(*outcome.paragraphs, words)), found

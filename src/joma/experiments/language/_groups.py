@@ -1,0 +1,206 @@
+"""Which networks are trained, how large the experiment is made, and when they are looked at."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from joma.experiments._seeds import member_seeds
+
+LENGTH = 35
+"""Words of a window, in training as in validation."""
+
+UNIFORM = math.lgamma(LENGTH + 1) / LENGTH
+"""Mean entropy of the rows of a window if each spreads evenly over what it sees: ln(35!)/35."""
+
+WATCHED = 100
+"""The validation window whose attention is followed, counted from 0; of the first stream."""
+
+DEPTHS = (1, 2, 5, 10)
+SWEPT = 5
+"""The depth that is trained at all learning rates."""
+
+
+def named(rate: float) -> str:
+    """A learning rate as it is written, such as 5e-5."""
+    return f"{rate:.0e}".replace("e-0", "e-") if rate < 1 else f"{rate:g}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Networks that differ in their seeds alone.
+
+    Attributes:
+        depth: layers of each.
+        rate: their learning rate.
+    """
+
+    depth: int
+    rate: float
+
+    @property
+    def name(self) -> str:
+        """What they are called, such as "lr 1e-4"."""
+        return f"lr {named(self.rate)}"
+
+    def seeds(self, seed: int, count: int) -> tuple[int, ...]:
+        """Their seeds; the same at every learning rate, so that all begin with the same weights."""
+        return member_seeds(f"language/{self.depth}", seed, count)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the experiment is made.
+
+    Attributes:
+        corpus: the text, as `joma.data.corpus` knows it.
+        vocabulary: the words there are, the most frequent; all where None.
+        train_tokens: of the training text, from its beginning; all where None.
+        valid_tokens: of the validation text likewise.
+        width: of the residual stream.
+        hidden: nodes of each layer.
+        streams: of the text that are read side by side in training.
+        valid_streams: likewise in validation.
+        seeds: networks of one depth and learning rate.
+        learning_rate: at every depth.
+        learning_rates: of the depth that is swept; the other one is among them.
+        every: counted steps between two looks.
+        last: the counted step of the last look, where training ends.
+    """
+
+    corpus: str
+    vocabulary: int | None
+    train_tokens: int | None
+    valid_tokens: int | None
+    width: int
+    hidden: int
+    streams: int
+    valid_streams: int
+    seeds: int
+    learning_rate: float
+    learning_rates: tuple[float, ...]
+    every: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if self.learning_rate not in self.learning_rates:
+            raise ValueError(
+                f"learning_rates must have {self.learning_rate} among them, "
+                f"got {self.learning_rates}"
+            )
+
+    def cells(self, depth: int) -> tuple[Cell, ...]:
+        """The networks of a depth."""
+        rates = self.learning_rates if depth == SWEPT else (self.learning_rate,)
+        return tuple(Cell(depth, rate) for rate in rates)
+
+
+RATES = (1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 1e-3, 1e-2)
+"""Of Fig. 8."""
+
+SIZES = {
+    "tiny": Size(
+        corpus="embedded",
+        vocabulary=150,
+        train_tokens=1200,
+        valid_tokens=600,
+        width=16,
+        hidden=16,
+        streams=4,
+        valid_streams=2,
+        seeds=2,
+        learning_rate=1e-2,
+        learning_rates=(1e-4, 1e-2, 1e-1),
+        every=3,
+        last=12,
+    ),
+    "small": Size(
+        corpus="embedded",
+        vocabulary=1000,
+        train_tokens=None,
+        valid_tokens=3500,
+        width=32,
+        hidden=32,
+        streams=20,
+        valid_streams=5,
+        seeds=2,
+        learning_rate=3e-3,
+        learning_rates=(3e-5, 3e-4, 3e-3, 3e-2),
+        every=20,
+        last=300,
+    ),
+    "full": Size(
+        corpus="wikitext-2",
+        vocabulary=None,
+        train_tokens=None,
+        valid_tokens=None,
+        width=200,
+        hidden=200,
+        streams=20,
+        valid_streams=10,
+        seeds=3,
+        learning_rate=1e-4,
+        learning_rates=RATES,
+        every=1000,
+        last=58_000,
+    ),
+}
+
+GROUPS = {f"depth-{depth}": depth for depth in DEPTHS}
+"""Networks that are trained together, by name, and their depth."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A size and the text it is trained on: all that decides the numbers but the seeds.
+
+    Steps are counted as the authors do: an epoch is as many as it has whole windows, though the
+    short last one is trained on too. So the counted step runs behind the updates by one an epoch.
+
+    Attributes:
+        size: of the experiment.
+        words: of the vocabulary.
+        stream: words of one training stream.
+        digests: of the texts and the tokenizer.
+    """
+
+    size: Size
+    words: int
+    stream: int
+    digests: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if self.stream <= LENGTH:
+            raise ValueError(
+                f"stream must be longer than a window of {LENGTH} words, got {self.stream}; "
+                "the training text is too short"
+            )
+
+    @property
+    def whole(self) -> int:
+        """Whole windows in an epoch."""
+        return (self.stream - 1) // LENGTH
+
+    @property
+    def updates(self) -> int:
+        """Updates in an epoch: its windows, the short last one included."""
+        return -(-(self.stream - 1) // LENGTH)
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """The steps of the looks as they are counted."""
+        return tuple(range(0, self.size.last + 1, self.size.every))
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """The updates after which those looks come."""
+        return tuple(self.update(step) for step in self.counted)
+
+    @property
+    def seeds(self) -> int:
+        """How many networks each cell has."""
+        return self.size.seeds
+
+    def update(self, step: int) -> int:
+        """How many updates were made when the counted step is `step`."""
+        epochs, rest = divmod(step, self.whole)
+        return epochs * self.updates + rest

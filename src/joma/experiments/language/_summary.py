@@ -1,0 +1,327 @@
+"""What the networks show, in numbers and plain words, and whether that is what was published."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from joma.experiments._experiment import Outcome
+from joma.experiments.language._curves import Curves, Key
+from joma.experiments.language._groups import DEPTHS, RATES, SWEPT, UNIFORM, Setting, named
+from joma.experiments.language._reference import BAND, Pair
+
+PUBLISHED_LOSS = {1: 5.357, 2: 5.255, 5: 5.169, 10: 5.110}
+"""Best validation loss by depth, Fig. 6; mean over three seeds."""
+
+RECORDED_LOSS = dict(zip(RATES, (6.410, 5.885, 5.671, 5.229, 5.167, 5.305, 6.761), strict=True))
+"""The same by learning rate, as the runs of Fig. 8 recorded it."""
+
+NEAR = 0.03
+"""How far from the published loss ours may be at each depth."""
+
+
+def near(rate: float) -> float:
+    """How far from the recorded loss ours may be at each learning rate."""
+    return 0.1 if rate >= 1e-2 else 0.05
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing asked of the numbers.
+
+    Attributes:
+        what: was asked.
+        holds: whether it is so.
+        seen: the numbers that decide.
+    """
+
+    what: str
+    holds: bool
+    seen: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {'yes' if self.holds else 'no'} ({self.seen})"
+
+
+def judge_depths(curves: Mapping[Key, Curves], setting: Setting, full: bool) -> Outcome:
+    """Fig. 6: networks of four depths at one learning rate.
+
+    At the published size it agrees where the best validation loss is within .03 of the published
+    one at every depth, and the attention of layer 0 becomes sparse and dense again in every network
+    of one and of two layers. At other sizes only the loss must fall.
+    """
+    rate = setting.size.learning_rate
+    shown = {depth: curves[depth, rate] for depth in DEPTHS if (depth, rate) in curves}
+    rows = [_row("layers", depth, own, PUBLISHED_LOSS[depth], full) for depth, own in shown.items()]
+    paragraphs = _paragraphs(shown.values(), "layers")
+    if missing := [depth for depth in DEPTHS if depth not in shown]:
+        return Outcome(False, _missing(missing), rows, paragraphs)
+    bounces = ", ".join(f"with {_name(own)} in {_of(own.bounced, own)}" for own in shown.values())
+    if not full:
+        agrees, fell = _learned(shown.values(), setting)
+        finding = f"{fell}. Attention becomes sparse and then dense again {bounces}."
+        return Outcome(agrees, finding, rows, paragraphs)
+    losses = {depth: float(own.best.mean()) for depth, own in shown.items()}
+    off = max(abs(losses[depth] - PUBLISHED_LOSS[depth]) for depth in DEPTHS)
+    shallow = all(shown[depth].bounced[0] == shown[depth].seeds for depth in (1, 2))
+    finding = (
+        f"best validation loss {_list(losses.values())} at {_words(DEPTHS)} layers, at most "
+        f"{off:.3f} from the published; attention becomes sparse and then dense again {bounces}."
+    )
+    return Outcome(off <= NEAR and shallow, finding, rows, paragraphs)
+
+
+def judge_rates(curves: Mapping[Key, Curves], setting: Setting, full: bool) -> Outcome:
+    """Fig. 8: networks of five layers at several learning rates.
+
+    At the published size it agrees where the best validation loss is within .05 of the recorded one
+    at every learning rate (.1 at 1e-2), lowest at 1e-4, and attention collapses in every network
+    above 1e-4 and in none up to it. At other sizes only the loss must fall at the
+    learning rate that is taken for all depths.
+    """
+    rates = setting.size.learning_rates
+    shown = {rate: curves[SWEPT, rate] for rate in rates if (SWEPT, rate) in curves}
+    rows = [_row("lr", rate, own, RECORDED_LOSS.get(rate), full) for rate, own in shown.items()]
+    paragraphs = _paragraphs(shown.values(), "lr")
+    if len(shown) < len(rates):
+        return Outcome(False, _missing([SWEPT]), rows, paragraphs)
+    losses = {rate: float(own.best.mean()) for rate, own in shown.items()}
+    lowest = min(losses, key=lambda rate: losses[rate])
+    collapses = [named(rate) for rate, own in shown.items() if own.collapses == own.seeds]
+    words = (
+        f"the best validation loss is lowest at learning rate {named(lowest)} "
+        f"({losses[lowest]:.3f}); "
+        + (
+            f"attention collapses in every network at {_words(collapses)}"
+            if collapses
+            else "at no learning rate does attention collapse in every network"
+        )
+    )
+    if not full:
+        agrees, fell = _learned([shown[setting.size.learning_rate]], setting)
+        return Outcome(agrees, f"{fell}; {words}.", rows, paragraphs)
+    off = {rate: abs(losses[rate] - RECORDED_LOSS[rate]) for rate in rates}
+    expected = all(
+        own.collapses == (own.seeds if rate > 1e-4 else 0) for rate, own in shown.items()
+    )
+    agrees = all(off[rate] <= near(rate) for rate in rates) and lowest == 1e-4 and expected
+    finding = f"{words}; losses are at most {max(off.values()):.3f} from the recorded ones."
+    return Outcome(agrees, finding, rows, paragraphs)
+
+
+def check_depths(pairs: Sequence[Pair]) -> list[Check]:
+    """What can be asked of Fig. 6 beside recorded curves, for those depths that are there."""
+    alike = [p for p in pairs if p.depth <= 2 or (p.depth == SWEPT and p.layer == 0)]
+    others = [p for p in pairs if p not in alike]
+    first = [p for p in pairs if p.layer == 0 and p.depth <= SWEPT]
+    ends = [
+        abs(a - b)
+        for p in first
+        for a, b in ((p.lowest, p.recorded_lowest), (p.end, p.recorded_end))
+    ]
+    good = [p for p in others if p.pearson >= p.left_out - 0.05]
+    checks = []
+    if alike:
+        lowest = min(p.pearson for p in alike)
+        checks.append(
+            Check(
+                "entropy curves correlate with the recorded ones by .95 or more at 1 and 2 layers "
+                "and in layer 0 of 5",
+                lowest >= 0.95,
+                f"lowest {lowest:.3f}",
+            )
+        )
+    if others:
+        checks.append(
+            Check(
+                "in 80% of the other layers as much as one recorded seed does with the rest, "
+                "less .05",
+                len(good) >= 0.8 * len(others),
+                f"{len(good)} of {len(others)}",
+            )
+        )
+    checks.append(_inside(pairs))
+    if ends:
+        checks.append(
+            Check(
+                "minimum and end of layer 0 are within .15 at 1, 2 and 5 layers",
+                max(ends) <= 0.15,
+                f"at most {max(ends):.3f} off",
+            )
+        )
+    return checks
+
+
+def check_rates(
+    pairs: Sequence[Pair], curves: Mapping[Key, Curves], recorded: Mapping[Key, Curves]
+) -> list[Check]:
+    """What can be asked of Fig. 8 beside recorded curves."""
+    both = sorted({(p.depth, p.rate) for p in pairs}, key=lambda key: key[1])
+    off = {key: abs(float(curves[key].best.mean() - recorded[key].best.mean())) for key in both}
+    shares = {key: [of[key].collapses / of[key].seeds for of in (curves, recorded)] for key in both}
+    same = [key for key, (ours, theirs) in shares.items() if ours == theirs]
+    return [
+        Check(
+            "best validation losses are within .05 of the recorded ones (.1 at 1e-2)",
+            all(off[key] <= near(key[1]) for key in both),
+            f"at most {max(off.values()):.3f} off",
+        ),
+        Check(
+            "as many networks have a layer whose attention collapses",
+            same == both,
+            f"at {len(same)} of {len(both)} learning rates",
+        ),
+        _inside(pairs),
+    ]
+
+
+def _inside(pairs: Sequence[Pair]) -> Check:
+    looks = sum(p.looks for p in pairs)
+    share = sum(p.inside * p.looks for p in pairs) / looks
+    return Check(
+        f"80% of the looks lie in the recorded seeds' range ± {BAND:g}",
+        share >= 0.8,
+        f"{share:.0%}",
+    )
+
+
+def table(curves: Iterable[Curves]) -> dict[str, list[Any]]:
+    """A row for each network, layer and look, under the counted step."""
+    columns: dict[str, list[Any]] = {
+        name: []
+        for name in (
+            "depth",
+            "learning_rate",
+            "seed",
+            "step",
+            "layer",
+            "attention_entropy",
+            "attention_entropy_mean",
+            "stable_rank",
+            "validation_loss",
+        )
+    }
+    for own in curves:
+        for layer, look, seed in np.ndindex(own.entropy.shape):
+            row = (
+                own.depth,
+                own.rate,
+                seed,
+                own.steps[look],
+                layer,
+                *(
+                    float(of[layer, look, seed])
+                    for of in (own.entropy, own.entropy_mean, own.stable_rank)
+                ),
+                float(own.loss[look, seed]),
+            )
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+    return columns
+
+
+def _row(
+    what: str, value: float, own: Curves, published: float | None, full: bool
+) -> dict[str, Any]:
+    low, step = own.lowest(0)
+    row: dict[str, Any] = {
+        what: value if what == "layers" else named(value),
+        "best loss": _spread(own.best),
+    }
+    if full:
+        row["published" if what == "layers" else "recorded"] = published
+    return {
+        **row,
+        "layer 0 starts": round(float(own.mean[0][0]), 3),
+        "lowest": round(low, 3),
+        "at step": step,
+        "ends": round(float(own.mean[0][-1]), 3),
+        "bounces": _of(own.bounced, own),
+        "collapses": _of(own.collapsed, own),
+        "stable rank, layer 0": _course(own.stable_rank[0].mean(-1)),
+    }
+
+
+def _paragraphs(shown: Iterable[Curves], what: str) -> tuple[str, ...]:
+    shown = list(shown)
+    if not shown:
+        return ()
+    means = "; ".join(
+        f"{_label(own, what)} {_course(own.entropy_mean[0].mean(-1))}" for own in shown
+    )
+    ranks = "; ".join(
+        f"{_label(own, what)} {_course(own.stable_rank[-1].mean(-1))}" for own in shown
+    )
+    return (
+        f"Entropy is in nats; evenly spread attention has {UNIFORM:.3f}. Bounces: it falls by .2 "
+        "or more to its lowest look and ends .2 or more above; collapses: it ends below a quarter "
+        "of the even one. Both are counted in networks, of each layer in which there are any.",
+        f"Entropy of layer 0 over the whole validation text, start → lowest → end: {means}.",
+        f"Stable rank of the top layer's lower MLP weights, start → lowest → end: {ranks}.",
+    )
+
+
+def _learned(shown: Iterable[Curves], setting: Setting) -> tuple[bool, str]:
+    """Whether every network's loss fell, and the words for it."""
+    shown, size = list(shown), setting.size
+    agrees = all((own.best < own.loss[0]).all() for own in shown)
+    parts = [f"{own.loss[0].mean():.2f} → {own.best.mean():.2f} with {_name(own)}" for own in shown]
+    return agrees, (
+        f"too little for the published numbers ({size.last:,} steps on the {size.corpus} text of "
+        f"{setting.words:,} words at learning rate {named(size.learning_rate)}), so that the "
+        f"validation loss need only fall: it goes {', '.join(parts)}"
+    )
+
+
+def _missing(depths: Iterable[int]) -> str:
+    names = ", ".join(f"depth-{depth}" for depth in depths)
+    return f"not all networks are trained yet; what is missing: {names}."
+
+
+def _name(own: Curves) -> str:
+    return f"{own.depth} layer{'s' * (own.depth > 1)}"
+
+
+def _label(own: Curves, what: str) -> str:
+    return _name(own) if what == "layers" else named(own.rate)
+
+
+def _of(counts: Sequence[int], own: Curves) -> str:
+    """In which layers something was found, and in how many networks."""
+    parts = []
+    for count in sorted({count for count in counts if count}, reverse=True):
+        layers = [layer for layer, own_count in enumerate(counts) if own_count == count]
+        parts.append(f"layer{'s' * (len(layers) > 1)} {_ranges(layers)} ({count}/{own.seeds})")
+    return ", ".join(parts) or "none"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in a row as one range: 0, 2–4."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _course(values: np.ndarray) -> str:
+    digits = 2 if values[0] < 10 else 1
+    return " → ".join(f"{v:.{digits}f}" for v in (values[0], np.fmin.reduce(values), values[-1]))
+
+
+def _spread(values: np.ndarray) -> str:
+    if len(values) < 2:
+        return f"{values.mean():.3f}"
+    return f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
+
+
+def _list(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values)
+
+
+def _words(parts: Iterable[Any]) -> str:
+    *first, last = [str(part) for part in parts]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,171 @@
+"""Training the networks of a depth, and what is measured of them as they learn."""
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from joma.experiments import _trained
+from joma.experiments._experiment import Request
+from joma.experiments.language._data import Text
+from joma.experiments.language._groups import GROUPS, LENGTH, WATCHED
+from joma.models import LanguageConfig, LanguageModel
+from joma.optim import StackedAdam
+from joma.probes import stable_ranks
+from joma.runs import Run, is_run
+from joma.train import Ensemble
+
+CLIP = 0.5
+"""The greatest norm of a gradient."""
+
+_NUMBERS = {"cpu": 2**24, "cuda": 2**30}
+"""About how many numbers a part of the validation text may take at a time."""
+
+
+def train_group(run: Run, name: str, text: Text, request: Request, beside: Sequence[str]) -> None:
+    """Trains a group in a run folder of its own, unless it is done already.
+
+    Its metrics hold each member's loss at every update and, at the looks, under the number of
+    updates before them: `validation_loss`; by layer `attention_entropy` of one validation window,
+    `attention_entropy_mean` of all, and `stable_rank` of the lower layer of the MLP.
+
+    Args:
+        run: of the experiment.
+        name: of the group.
+        text: to train on.
+        request: what was asked of the experiment.
+        beside: experiments with the same groups; what a run of theirs in a folder beside this one
+            has done is not done again.
+    """
+    setting, cells = text.setting, text.setting.size.cells(GROUPS[name])
+
+    def prepare(own: Run) -> GroupWork:
+        return GroupWork(own, name, text.to(request.device), request)
+
+    _trained.train_group(
+        run,
+        name,
+        cells,
+        setting,
+        request,
+        prepare,
+        elsewhere=lambda own: _done_beside(run, own, name, beside),
+    )
+
+
+def _done_beside(run: Run, own: Run, name: str, beside: Sequence[str]) -> Run | None:
+    """The same group in a run beside this one, if it is done there with the same settings."""
+    for experiment in beside:
+        for folder in sorted(run.path.absolute().parent.glob(f"{experiment}*")):
+            with contextlib.suppress(ValueError, OSError):
+                if is_run(folder) and _trained.is_done(found := Run.open(folder), name):
+                    group = Run.open(found.path / "groups" / name)
+                    if {**group.config, "name": own.config["name"]} == own.config:
+                        return group
+    return None
+
+
+class GroupWork:
+    """The networks of a depth, the text, and what is looked at."""
+
+    def __init__(self, run: Run, name: str, text: Text, request: Request) -> None:
+        setting, depth, device = text.setting, GROUPS[name], request.device
+        size = setting.size
+        cells = size.cells(depth)
+        self.run = run
+        self.tokens, self.targets, self.weights = text.valid.all()
+        self.watched = min(WATCHED, max(text.valid.whole, 1) - 1) * size.valid_streams
+        self.numbers = _NUMBERS[device]
+        model = LanguageModel(
+            LanguageConfig(
+                vocabulary=setting.words, layers=depth, width=size.width, hidden=size.hidden
+            ),
+            [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)],
+            device=device,
+        )
+        self.ensemble = Ensemble(
+            model,
+            StackedAdam(
+                model.named_parameters(),
+                [cell.rate for cell in cells for _ in range(size.seeds)],
+                clip=CLIP,
+            ),
+            text.train.at,
+            loss=training_loss,
+            precision="bfloat16" if device == "cuda" else "float32",
+            restart_every=setting.updates,
+        )
+
+    def look(self, step: int) -> None:
+        """Measures all networks after `step` updates."""
+        with self.ensemble.looking() as model:
+            loss_E = self._validation_loss(model)
+            watched_LE, mean_LE = self._entropies(model)
+            self._log_ranks(step, model)
+        log = self.run.metrics.append
+        log(step, "validation_loss", loss_E.cpu().numpy())
+        for layer, (watched_E, mean_E) in enumerate(
+            zip(watched_LE.cpu().numpy(), mean_LE.cpu().numpy(), strict=True)
+        ):
+            log(step, "attention_entropy", watched_E, layer=layer)
+            log(step, "attention_entropy_mean", mean_E, layer=layer)
+
+    def _validation_loss(self, model: LanguageModel) -> Tensor:
+        """Mean over all words of the validation text, (E,)."""
+        rows = self._rows(model, model.config.vocabulary)
+        parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
+        losses = [
+            model.losses(tokens, targets, weights_BT=weights).double()
+            for tokens, targets, weights in zip(*parts, strict=True)
+        ]
+        return torch.stack(losses).sum(0)
+
+    def _entropies(self, model: LanguageModel) -> tuple[Tensor, Tensor]:
+        """Entropy of the rows of one window and of all windows, (layers, E) each."""
+        one = slice(self.watched, self.watched + 1)
+        rows = self._rows(model, 8 * model.config.width)
+        parts = zip(self.tokens.split(rows), self.weights.split(rows), strict=True)
+        means = [
+            mean_entropies(model, tokens, weights) * weights.sum() for tokens, weights in parts
+        ]
+        watched = mean_entropies(model, self.tokens[one], self.weights[one])
+        return watched, torch.stack(means).sum(0)
+
+    def _log_ranks(self, step: int, model: LanguageModel) -> None:
+        weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
+        flat = [matrix for members in weights_LE for matrix in members]
+        finite = [bool(matrix.isfinite().all()) for matrix in flat]
+        measured = stable_ranks([m for m, whole in zip(flat, finite, strict=True) if whole])
+        pairs = np.full((len(flat), 2), np.nan)  # of networks that have diverged
+        pairs[finite] = np.reshape([(rank.value, rank.bound) for rank in measured], (-1, 2))
+        for layer, own in enumerate(pairs.reshape(len(weights_LE), -1, 2)):
+            values, bounds = own.T
+            self.run.metrics.append(step, "stable_rank", values, layer=layer, bound=bounds)
+
+    def _rows(self, model: LanguageModel, numbers: int) -> int:
+        """How many rows of words fit at a time, where each word takes so many numbers."""
+        each = len(model.seeds) * LENGTH * numbers
+        return max(self.numbers // each, 1)
+
+
+def training_loss(
+    model: LanguageModel, batch: tuple[Tensor, Tensor, Tensor], step: Tensor
+) -> Tensor:
+    """Cross-entropy of each member on a window, mean over the words that are there, (E,)."""
+    tokens, targets, weights = batch
+    return model.descend(tokens, targets, weights, step)
+
+
+def mean_entropies(model: LanguageModel, tokens_BT: Tensor, weights_BT: Tensor) -> Tensor:
+    """Entropy of attention in nats, mean over rows by their weights: (layers, E), float64."""
+    found: dict[int, Tensor] = {}
+
+    def watch(name: str, layer: int, x: Tensor) -> None:
+        if name == "attention":
+            rows_EBT = torch.special.entr(x.double()).sum(-1).mean(2)  # over heads
+            found[layer] = (rows_EBT * weights_BT).sum((1, 2)) / weights_BT.sum()
+
+    model.states(tokens_BT, watch=watch)
+    return torch.stack([entropy for _, entropy in sorted(found.items())])

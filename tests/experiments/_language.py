@@ -1,0 +1,80 @@
+"""Sizes and curves for the tests of Fig. 6 and 8."""
+
+from pathlib import Path
+
+import numpy as np
+
+from joma.experiments.language import _reference, _summary
+from joma.experiments.language._curves import Curves, Key
+from joma.experiments.language._groups import SIZES, Setting, Size
+
+FULL = Setting(SIZES["full"], words=28_782, stream=102_499, digests={})
+SIZE = Size(
+    corpus="embedded",
+    vocabulary=40,
+    train_tokens=2 * 90,
+    valid_tokens=2 * 90,
+    width=8,
+    hidden=6,
+    streams=2,
+    valid_streams=2,
+    seeds=2,
+    learning_rate=1e-2,
+    learning_rates=(1e-3, 1e-2),
+    every=2,
+    last=4,
+)
+
+
+def curves(
+    depth: int,
+    rate: float = 1e-4,
+    loss: float = 5.0,
+    low: float = 1.5,
+    end: float = 2.2,
+    seeds: int = 3,
+) -> Curves:
+    """Entropy that falls from 2.5 to `low` at the third look and ends at `end`."""
+    steps = FULL.counted
+    fall = np.interp(steps, [0, 2000, 20_000, 58_000], [2.5, low, end, end])
+    entropy = np.tile(fall[None, :, None], (depth, 1, seeds)) + 0.01 * np.arange(seeds)
+    best = np.tile(np.interp(steps, [0, 50_000, 58_000], [10, loss, loss + 0.1])[:, None], seeds)
+    return Curves(depth, rate, steps, entropy, best, entropy, 10 * entropy)
+
+
+def depths(**changed: Curves) -> dict[Key, Curves]:
+    """Networks as published, some (d5) in the place of others."""
+    found = {depth: curves(depth, loss=loss) for depth, loss in _summary.PUBLISHED_LOSS.items()} | {
+        int(name[1:]): own for name, own in changed.items()
+    }
+    return {(depth, 1e-4): own for depth, own in found.items()}
+
+
+def rates(**changed: Curves) -> dict[Key, Curves]:
+    """Networks of five layers as recorded, some in the place of others."""
+    found = {
+        rate: curves(5, rate, loss, low=0.1, end=0.05) if rate > 1e-4 else curves(5, rate, loss)
+        for rate, loss in _summary.RECORDED_LOSS.items()
+    }
+    found |= {own.rate: own for own in changed.values()}
+    return {(5, rate): own for rate, own in found.items()}
+
+
+def write_reference(folder: Path, recorded: dict[Key, Curves]) -> Path:
+    """A folder with curves as they were recorded."""
+    folder.mkdir()
+    entropy, loss = (
+        ["layers,lr,seed,step,layer,attention_entropy"],
+        ["layers,lr,seed,step,val_loss"],
+    )
+    for (depth, rate), own in recorded.items():
+        for look, step in enumerate(own.steps):
+            for seed in range(own.seeds):
+                place = f"{depth},{rate},{seed},{step}"
+                loss.append(f"{place},{own.loss[look, seed]}")
+                entropy += [
+                    f"{place},{layer},{own.entropy[layer, look, seed]}" for layer in range(depth)
+                ]
+    (folder / _reference.ENTROPY).write_text("\n".join(entropy) + "\n")
+    (folder / _reference.LOSS).write_text("\n".join(loss) + "\n")
+    return folder

@@ -1,0 +1,208 @@
+"""Fig. 6 and 8: counted steps, windows of the text, training on them and looking at them."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from joma.experiments import Request
+from joma.experiments.language import _data, _train
+from joma.experiments.language._data import Windows
+from joma.experiments.language._groups import DEPTHS, LENGTH, SIZES, UNIFORM, Setting
+from joma.runs import Run
+from tests.experiments._language import FULL, SIZE
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
+
+
+class TestSetting:
+    def test_wikitext_2_has_the_known_epochs_and_looks(self):
+        assert (FULL.whole, FULL.updates) == (2928, 2929)
+        assert len(FULL.counted) == 59
+        assert FULL.counted[-1] == 58_000
+        # Nineteen epochs have passed, each with a short window that is trained on and not counted.
+        assert FULL.looks[-1] == 58_000 + 58_000 // 2928
+        assert FULL.looks[:4] == (0, 1000, 2000, 3001)
+
+    @settings(max_examples=50, deadline=None)
+    @given(stream=st.integers(36, 500), steps=st.integers(0, 60))
+    def test_the_counted_step_is_that_of_a_counting_loop(self, stream: int, steps: int):
+        setting = Setting(SIZE, 40, stream, {})
+        counted = updates = 0
+        while counted < steps:
+            updates += 1
+            window = (updates - 1) % setting.updates
+            counted += (window + 1) * LENGTH <= stream - 1  # a short one does not count
+        # The short window that ends an epoch is trained on before the next one's first is counted.
+        while setting.update(steps) > updates:
+            assert updates % setting.updates == setting.whole < setting.updates
+            updates += 1
+        assert setting.update(steps) == updates
+
+    def test_a_text_shorter_than_a_window_is_refused(self):
+        with pytest.raises(ValueError, match="stream must be longer than a window of 35 words"):
+            Setting(SIZE, 40, 35, {})
+
+    def test_the_rate_of_all_depths_is_among_those_of_one(self):
+        with pytest.raises(ValueError, match=r"learning_rates must have 0\.5 among them"):
+            dataclasses.replace(SIZE, learning_rate=0.5)
+
+    def test_networks_of_the_published_size(self):
+        size = SIZES["full"]
+        assert [len(size.cells(depth)) for depth in DEPTHS] == [1, 1, 7, 1]
+        assert sum(len(size.cells(depth)) for depth in DEPTHS) * size.seeds == 30
+        seeds = {depth: {cell.seeds(0, 3) for cell in size.cells(depth)} for depth in DEPTHS}
+        assert [len(of) for of in seeds.values()] == [1, 1, 1, 1]
+        assert len(set.union(*seeds.values())) == 4
+
+    def test_even_attention(self):
+        rows = torch.ones(LENGTH, LENGTH).tril()
+        entropy = torch.special.entr(rows / rows.sum(-1, keepdim=True)).sum(-1).mean()
+        assert pytest.approx(float(entropy), abs=1e-5) == UNIFORM
+        assert pytest.approx(2.632, abs=5e-4) == UNIFORM
+
+
+class TestWindows:
+    @settings(max_examples=40, deadline=None)
+    @given(streams=st.integers(1, 4), words=st.integers(2, 200))
+    def test_all_words_but_the_first_are_foretold_once(self, streams: int, words: int):
+        text = torch.arange(streams * words).view(streams, words)
+        windows = Windows(text)
+        foretold = []
+        for step in range(windows.count):
+            tokens, targets, weights = windows.at(torch.tensor(step))
+            inside = weights > 0
+            assert float(weights.sum()) == pytest.approx(1)
+            assert len(torch.unique(weights[inside])) == 1
+            assert torch.equal(targets[inside], tokens[inside] + 1)
+            foretold.append(targets[inside])
+        found = torch.cat(foretold).sort().values
+        assert torch.equal(found, text[:, 1:].flatten().sort().values)
+
+    def test_epochs_follow_each_other(self):
+        windows = Windows(torch.arange(200).view(2, 100))
+        assert (windows.whole, windows.count) == (2, 3)
+        for one, two in zip(windows.at(1), windows.at(4), strict=True):
+            assert torch.equal(one, two)
+
+    def test_all_windows_weigh_every_word_alike(self):
+        windows = Windows(torch.arange(200).view(2, 100))
+        tokens, targets, weights = windows.all()
+        assert tokens.shape == targets.shape == weights.shape == (6, LENGTH)
+        assert torch.equal(tokens[2], torch.arange(35, 70))  # window 1, stream 0
+        assert int((weights > 0).sum()) == 2 * 99
+        assert float(weights.max()) == pytest.approx(1 / 198)
+
+    def test_two_words_are_the_least(self):
+        with pytest.raises(ValueError, match="at least 2 words each, got 1"):
+            Windows(torch.zeros(3, 1, dtype=torch.long))
+
+    def test_the_text_is_cut_as_the_size_says(self):
+        text = _data.load(SIZE)
+        assert text.setting.words == 40
+        assert text.train.streams_SN.shape == (2, 90)
+        assert int(text.train.streams_SN.max()) < 40
+        other = _data.load(dataclasses.replace(SIZE, vocabulary=41))
+        assert other.setting.digests["tokenizer"] != text.setting.digests["tokenizer"]
+
+
+def watched_by(model, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Logits, and the attention of each layer."""
+    seen: list[torch.Tensor] = []
+
+    def watch(name: str, _: int, x: torch.Tensor) -> None:
+        if name == "attention":
+            seen.append(x)
+
+    with torch.no_grad():
+        return model(tokens, watch=watch), seen
+
+
+class TestGroupWork:
+    @pytest.fixture
+    def work(self, tmp_path) -> _train.GroupWork:
+        text = _data.load(SIZE)
+        return _train.GroupWork(Run.create("x", {}, out=tmp_path / "x"), "depth-5", text, Request())
+
+    def test_every_rate_has_the_same_seeds(self, work):
+        rates = work.ensemble.optimizer.learning_rates.tolist()
+        assert rates == pytest.approx([1e-3, 1e-3, 1e-2, 1e-2])
+        seeds = work.ensemble.model.seeds
+        assert seeds[:2] == seeds[2:]
+        assert seeds[0] != seeds[1]
+        assert work.ensemble.restart_every == 3
+
+    def test_a_short_window_is_trained_on_by_its_own_words(self, work):
+        text = _data.load(SIZE)
+        tokens, targets, weights = text.train.at(2)
+        there = int((weights[0] > 0).sum())
+        assert there == 89 - 2 * LENGTH
+        model, step = work.ensemble.model, torch.tensor(2)
+        model.config = dataclasses.replace(model.config, dropout=0.0)
+        found = _train.training_loss(model, (tokens, targets, weights), step).detach()
+        with torch.no_grad():
+            logits = model(tokens[:, :there])
+        for member, expected in enumerate(found):
+            own = functional.cross_entropy(
+                logits[member].flatten(0, 1), targets[:, :there].flatten()
+            )
+            assert float(own) == pytest.approx(float(expected), rel=1e-5)
+
+    @pytest.mark.parametrize("at_once", [1, 10**9])
+    def test_looks_against_a_plain_loop(self, work, at_once: int):
+        work.numbers = at_once
+        work.ensemble.advance(3)
+        work.look(3)
+        work.run.metrics.flush()
+        model, windows = work.ensemble.model, _data.load(SIZE).valid
+        stream_SN = windows.streams_SN
+        loss, entropies, watched, count = torch.zeros(4), torch.zeros(5, 4), torch.zeros(5, 4), 0
+        for start in range(0, stream_SN.shape[1] - 1, LENGTH):
+            tokens = stream_SN[:, start : start + LENGTH][:, : stream_SN.shape[1] - 1 - start]
+            targets = stream_SN[:, start + 1 : start + 1 + tokens.shape[1]]
+            logits, seen = watched_by(model, tokens)
+            each = functional.cross_entropy(
+                logits.flatten(0, 2), targets.expand(4, -1, -1).flatten(), reduction="none"
+            )
+            loss += each.view(4, -1).sum(-1)
+            entropies += torch.stack([torch.special.entr(x).sum(-1).sum((1, 2, 3)) for x in seen])
+            if start == LENGTH:  # the last whole one, as there is no 101st
+                watched = torch.stack(
+                    [torch.special.entr(x[:, 0]).sum(-1).mean((1, 2)) for x in seen]
+                )
+            count += targets.numel()
+        read = work.run.metrics.read
+        np.testing.assert_allclose(read("validation_loss")["value"], loss / count, rtol=1e-5)
+        for name, expected in (
+            ("attention_entropy", watched),
+            ("attention_entropy_mean", entropies / count),
+        ):
+            np.testing.assert_allclose(read(name)["value"], expected.flatten(), rtol=1e-4)
+        log = read("stable_rank")
+        lower = model.blocks[2].lower.weight[1].detach().double()
+        expected = float((lower**2).sum() / torch.linalg.matrix_norm(lower, 2) ** 2)
+        at = (log["layer"] == 2) & (log["member"] == 1)
+        assert log["value"][at] == pytest.approx([expected], rel=1e-3)
+
+    def test_a_network_that_diverged_does_not_end_the_others(self, work):
+        with torch.no_grad():
+            work.ensemble.model.blocks[3].lower.weight[1] = math.nan
+        work.look(0)
+        with torch.no_grad():
+            for block in work.ensemble.model.blocks:
+                block.lower.weight[:] = math.nan
+        work.look(1)  # nor does it matter when none is left
+        work.run.metrics.flush()
+        log = work.run.metrics.read("stable_rank")
+        assert np.isnan(log["value"][log["step"] == 1]).all()
+        log = {name: column[log["step"] == 0] for name, column in log.items()}
+        missing = np.isnan(log["value"])
+        assert [(log["layer"][i], log["member"][i]) for i in np.flatnonzero(missing)] == [(3, 1)]

@@ -1,0 +1,214 @@
+"""Fig. 6 and 8: verdicts that can turn, recorded curves, and what is drawn."""
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from joma.experiments.language import _draw, _reference, _summary
+from joma.experiments.language._curves import Curves
+from joma.experiments.language._groups import DEPTHS, RATES
+from tests.experiments._language import FULL, curves, depths, rates, write_reference
+
+SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"))
+
+
+class TestVerdict:
+    def test_depths(self):
+        outcome = _summary.judge_depths(depths(), FULL, True)
+        assert outcome.agrees
+        assert "5.357, 5.255, 5.169, 5.110 at 1, 2, 5 and 10 layers" in outcome.finding
+        assert "with 1 layer in layer 0 (3/3)" in outcome.finding
+        assert [row["published"] for row in outcome.table] == [5.357, 5.255, 5.169, 5.110]
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"d5": curves(5, loss=5.20)},
+            {"d10": curves(10, loss=5.07)},
+            {"d2": curves(2, loss=5.255, low=2.2, end=2.2)},
+        ],
+    )
+    def test_depths_that_differ(self, changed):
+        assert not _summary.judge_depths(depths(**changed), FULL, True).agrees
+
+    def test_depth_5_need_not_bounce(self):
+        flat = curves(5, loss=5.169, low=1.4, end=1.4)
+        assert _summary.judge_depths(depths(d5=flat), FULL, True).agrees
+
+    def test_what_is_missing_is_named(self):
+        some = {key: own for key, own in depths().items() if key[0] < 5}
+        outcome = _summary.judge_depths(some, FULL, True)
+        assert not outcome.agrees
+        assert "depth-5, depth-10" in outcome.finding
+        assert len(outcome.table) == 2
+        assert not _summary.judge_rates({}, FULL, True).agrees
+
+    def test_rates(self):
+        outcome = _summary.judge_rates(rates(), FULL, True)
+        assert outcome.agrees, outcome.finding
+        assert "collapses in every network at 1e-3 and 1e-2" in outcome.finding
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            curves(5, 1e-6, loss=6.47),
+            curves(5, 1e-2, loss=6.9, low=0.1, end=0.05),
+            curves(5, 1e-4, loss=5.3),
+            curves(5, 1e-3, loss=5.305),  # does not collapse
+            curves(5, 1e-5, loss=5.671, low=0.1, end=0.05),  # does
+        ],
+    )
+    def test_rates_that_differ(self, changed: Curves):
+        assert not _summary.judge_rates(rates(changed=changed), FULL, True).agrees
+
+    def test_at_1e_2_the_loss_may_be_a_tenth_off(self):
+        far = curves(5, 1e-2, loss=6.85, low=0.1, end=0.05)
+        assert _summary.judge_rates(rates(far=far), FULL, True).agrees
+
+    @pytest.mark.parametrize("judge", [_summary.judge_depths, _summary.judge_rates])
+    def test_a_smaller_size_asks_only_that_the_loss_falls(self, judge):
+        every = {**depths(), **rates()}
+        outcome = judge(every, FULL, False)
+        assert outcome.agrees
+        assert "the validation loss need only fall: it goes 10.00" in outcome.finding
+        stuck = dataclasses.replace(every[5, 1e-4], loss=np.full((59, 3), 8.0))
+        assert not judge({**every, (5, 1e-4): stuck}, FULL, False).agrees
+
+    def test_the_findings_are_counted_by_layer_and_by_network(self):
+        own = curves(2)
+        entropy = own.entropy.copy()
+        entropy[1, 5:, 2] = 0.1
+        own = dataclasses.replace(own, entropy=entropy)
+        assert (own.collapsed, own.collapses) == ([0, 1], 1)
+        assert own.bounced == [3, 2]
+        assert _summary._of([0, 3, 3, 1], own) == "layers 1–2 (3/3), layer 3 (1/3)"
+
+
+class TestReference:
+    def test_what_was_written_is_read(self, tmp_path):
+        expected = {(2, 1e-4): curves(2), (5, 1e-3): curves(5, 1e-3)}
+        found = _reference.read(write_reference(tmp_path / "r", expected))
+        assert found.keys() == expected.keys()
+        for key, own in expected.items():
+            assert found[key].steps == own.steps
+            np.testing.assert_array_equal(found[key].entropy, own.entropy)
+            np.testing.assert_array_equal(found[key].loss, own.loss)
+
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            (lambda text: "", "must begin with layers,lr,seed,step,layer,att.*got nothing"),
+            (lambda text: text.replace("seed", "sead", 1), "must begin with .* got layers,lr,sead"),
+            (lambda text: text + "2,0.0001,0,0,0\n", "got '2,0.0001,0,0,0' in line"),
+            (lambda text: text + "2,0.0001,0,x,0,1.0\n", "got '2,0.0001,0,x,0,1.0' in line"),
+            (lambda text: text + "2,0.0001,0,0,2,1.0\n", "of layers there are"),
+            (lambda text: text + "2,0.0001,9,0,0,nan\n", "must have finite numbers"),
+            (lambda text: text + "2,0.0001,0,0,0,1.0\n", "a second time"),
+            (lambda text: text + "2,0.0001,9,0,0,1.0\n", "seed 9 has no step 1000 in layer 0"),
+        ],
+    )
+    def test_a_damaged_record_gets_one_sentence(self, tmp_path, change, sentence: str):
+        folder = write_reference(tmp_path / "r", {(2, 1e-4): curves(2)})
+        file = folder / _reference.ENTROPY
+        file.write_text(change(file.read_text()))
+        with pytest.raises(ValueError, match=f"^reference .*{sentence}"):
+            _reference.read(folder)
+
+    def test_missing_or_no_text(self, tmp_path):
+        with pytest.raises(ValueError, match=r"entropy\.csv cannot be read: No such file"):
+            _reference.read(tmp_path)
+        (tmp_path / _reference.ENTROPY).write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ValueError, match="must be a text of comma-separated values"):
+            _reference.read(tmp_path)
+
+    def test_a_comparison_by_hand(self):
+        recorded, ours = curves(1), curves(1, low=1.4, end=2.25)
+        (pair,) = _reference.compare({(1, 1e-4): ours}, {(1, 1e-4): recorded})
+        one, two = ours.entropy[0].mean(-1), recorded.entropy[0].mean(-1)
+        assert pair.pearson == pytest.approx(np.corrcoef(one, two)[0, 1])
+        assert pair.left_out == pytest.approx(1)
+        off = np.abs(one - two) <= _reference.BAND + 0.01  # the seeds are .01 apart
+        assert pair.inside == pytest.approx(off.mean())
+        assert (pair.lowest, pair.recorded_lowest) == pytest.approx((1.41, 1.51))
+        assert (pair.end, pair.recorded_end) == pytest.approx((2.26, 2.21))
+        assert (pair.depth, pair.layer, pair.looks) == (1, 0, 59)
+
+    def test_only_common_steps_of_the_same_networks_are_compared(self):
+        recorded = curves(1)
+        assert not _reference.compare({(1, 1e-3): curves(1, 1e-3)}, {(1, 1e-4): recorded})
+        shifted = dataclasses.replace(recorded, steps=tuple(s + 1 for s in recorded.steps))
+        assert not _reference.compare({(1, 1e-4): shifted}, {(1, 1e-4): recorded})
+        assert math.isnan(_reference.pearson(np.ones(4), np.arange(4.0)))
+
+    def test_checks_of_depths_can_turn(self):
+        recorded = depths()
+        checks = _summary.check_depths(_reference.compare(recorded, recorded))
+        assert [check.holds for check in checks] == [True] * 4
+        far = depths(d5=curves(5, low=2.4, end=1.2), d10=curves(10, low=2.4, end=1.2))
+        checks = _summary.check_depths(_reference.compare(far, recorded))
+        assert [check.holds for check in checks] == [False] * 4
+
+    def test_checks_of_rates_can_turn(self):
+        recorded = rates()
+        pairs = _reference.compare(recorded, recorded)
+        assert all(check.holds for check in _summary.check_rates(pairs, recorded, recorded))
+        far = {key: curves(5, key[1], 8.0, 0.1, 0.05) for key in recorded}
+        checks = _summary.check_rates(_reference.compare(far, recorded), far, recorded)
+        assert not any(check.holds for check in checks)
+
+    def test_the_recorded_runs_are_as_alike_as_known(self):
+        if not (SHARED / "reference" / _reference.ENTROPY).is_file():
+            pytest.skip("JOMA_SHARED names no folder with reference/wikitext2_entropy.csv")
+        recorded = _reference.read(SHARED / "reference")
+        assert sum(own.seeds for own in recorded.values()) == 141
+        shown = {(depth, 1e-4): recorded[depth, 1e-4] for depth in DEPTHS}
+        pairs = _reference.compare(shown, recorded)
+        assert len(pairs) == 18
+        assert sum(pair.left_out >= 0.95 for pair in pairs) == 6
+        five = [pair.left_out for pair in pairs if pair.depth == 5]
+        assert five == pytest.approx([0.96, 0.93, 0.95, 0.75, 0.89], abs=0.0051)
+        lowest = {(p.depth, p.layer): (p.lowest, p.end) for p in pairs}
+        assert lowest[1, 0] == pytest.approx((1.554, 2.213), abs=1e-3)
+        assert lowest[10, 9] == pytest.approx((2.269, 2.503), abs=1e-3)
+        for rate, loss in _summary.RECORDED_LOSS.items():
+            assert recorded[5, rate].best.mean() == pytest.approx(loss, abs=6e-4)
+        assert _summary.judge_depths(shown_with_ranks(shown), FULL, True).agrees
+        swept = {(5, rate): recorded[5, rate] for rate in RATES}
+        assert _summary.judge_rates(shown_with_ranks(swept), FULL, True).agrees
+
+
+def shown_with_ranks(recorded: dict) -> dict:
+    """Recorded curves as if all had been measured of them."""
+    return {
+        key: dataclasses.replace(own, entropy_mean=own.entropy, stable_rank=own.entropy)
+        for key, own in recorded.items()
+    }
+
+
+class TestFigures:
+    def test_a_panel_for_each_depth_above_its_ranks(self):
+        figure = _draw.draw_depths(depths(), depths())
+        assert figure is not None
+        assert len(figure.axes) == 8
+        titles = [ax.get_title().splitlines()[0] for ax in figure.axes[:4]]
+        assert titles == ["1 layer", "2 layers", "5 layers", "10 layers"]
+        # Each layer's mean, the recorded ones, and even attention.
+        assert [len(ax.lines) for ax in figure.axes[:4]] == [3, 5, 11, 21]
+        assert [len(ax.lines) for ax in figure.axes[4:]] == [1, 2, 5, 10]
+        alone = _draw.draw_depths(depths(), {})
+        assert alone is not None
+        assert [len(ax.lines) for ax in alone.axes[:4]] == [2, 3, 6, 11]
+        assert _draw.draw_depths({}, {}) is None
+
+    def test_a_panel_for_each_rate_and_one_of_losses(self):
+        figure = _draw.draw_rates(rates(), rates())
+        assert figure is not None
+        titles = [ax.get_title() for ax in figure.axes]
+        assert titles[:2] == ["learning rate 1e-6", "learning rate 5e-6"]
+        assert titles[-1] == "best validation loss"
+        assert len(titles) == 8
+        assert _draw.draw_rates({}, {}) is None
