@@ -147,7 +147,8 @@ class TestGroupWork:
         assert there == 89 - 2 * LENGTH
         model, step = work.ensemble.model, torch.tensor(2)
         model.config = dataclasses.replace(model.config, dropout=0.0)
-        found = _train.training_loss(model, (tokens, targets, weights), step).detach()
+        loss = _train.training_loss(work.ensemble.optimizer)
+        found = loss(model, (tokens, targets, weights), step).detach()
         with torch.no_grad():
             logits = model(tokens[:, :there])
         for member, expected in enumerate(found):

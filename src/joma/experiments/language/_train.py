@@ -1,7 +1,7 @@
 """Training the networks of a depth, and what is measured of them as they learn."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from joma.probes import stable_ranks
 from joma.runs import Run, is_run
 from joma.train import Ensemble
 
+_TABLE = "embedding.weight"
 CLIP = 0.5
 """The greatest norm of a gradient."""
 
@@ -85,15 +86,18 @@ class GroupWork:
             [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)],
             device=device,
         )
+        optimizer = StackedAdam(
+            model.named_parameters(),
+            [cell.rate for cell in cells for _ in range(size.seeds)],
+            clip=CLIP,
+            # On a GPU, where what is read and written is what takes the time.
+            lazy=[_TABLE] if device == "cuda" else [],
+        )
         self.ensemble = Ensemble(
             model,
-            StackedAdam(
-                model.named_parameters(),
-                [cell.rate for cell in cells for _ in range(size.seeds)],
-                clip=CLIP,
-            ),
+            optimizer,
             text.train.at,
-            loss=training_loss,
+            loss=training_loss(optimizer),
             precision="bfloat16" if device == "cuda" else "float32",
             restart_every=setting.updates,
         )
@@ -150,12 +154,22 @@ class GroupWork:
         return max(self.numbers // each, 1)
 
 
-def training_loss(
-    model: LanguageModel, batch: tuple[Tensor, Tensor, Tensor], step: Tensor
-) -> Tensor:
+Window = tuple[Tensor, Tensor, Tensor]
+"""Tokens, the words after them, and how much each counts, all (B, T)."""
+
+
+def training_loss(optimizer: StackedAdam) -> Callable[[LanguageModel, Window, Tensor], Tensor]:
     """Cross-entropy of each member on a window, mean over the words that are there, (E,)."""
-    tokens, targets, weights = batch
-    return model.descend(tokens, targets, weights, step)
+    rows = optimizer.rows.get(_TABLE)
+
+    def fetch(tokens_BT: Tensor) -> Tensor:
+        assert rows is not None
+        return rows.fetch(tokens_BT, optimizer.steps)
+
+    def loss(model: LanguageModel, window: Window, step: Tensor) -> Tensor:
+        return model.descend(*window, step, None if rows is None else fetch)
+
+    return loss
 
 
 def mean_entropies(model: LanguageModel, tokens_BT: Tensor, weights_BT: Tensor) -> Tensor:
