@@ -170,3 +170,12 @@ def test_a_monitor_may_be_off():
     assert Monitoring(off=True).off
     with pytest.raises(ValueError, match=r"monitor\.every must be a whole number from 1 on, got 0"):
         Monitoring(every=0)
+
+
+def test_the_example_of_the_page_is_a_configuration(tmp_path: Path):
+    page = (Path(__file__).parents[2] / "docs" / "train.md").read_text(encoding="utf-8")
+    path = tmp_path / "example.toml"
+    path.write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    config = read_config(path)
+    assert config.training.sharding == "fsdp2"
+    assert config.data.vocabulary == 8000
