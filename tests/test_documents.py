@@ -14,6 +14,8 @@ import pytest
 from joma import theory
 from joma.experiments import EXPERIMENTS, cooccurrence
 from joma.experiments.claims import CLAIMS
+from joma.train.findings import Finding
+from joma.train.monitor import METRICS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -71,11 +73,36 @@ def test_the_examples_of_measuring_a_model_run(capsys):
     assert "attention_entropy 0 0" in capsys.readouterr().out
 
 
-def test_python_examples_run():
+@pytest.mark.filterwarnings("ignore")  # of the trainers, which are other people's
+def test_the_examples_of_watching_a_training_run(tmp_path, monkeypatch, capsys):
+    for package in ("accelerate", "lightning", "tensorboard"):
+        pytest.importorskip(package, reason=f"the page's examples need {package}")
+    monkeypatch.chdir(tmp_path)  # they leave run folders
+    page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(examples) == 6
+    exec(compile("\n".join(examples), "docs/monitor.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out.count("steps watched") == 3
+    for folder in ("runs/mine", "runs/lightning", "out/monitor"):
+        assert (tmp_path / folder / "findings.json").is_file()
+    assert list((tmp_path / "runs" / "board").iterdir())
+
+
+def test_the_page_of_the_monitor_names_what_it_measures_and_finds():
+    page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
+    assert [name for name in METRICS if f"`{name}" not in page] == []
+    kinds = re.findall(r'"(\w+)"', (Finding.__doc__ or "").partition("kind:")[2])
+    assert len(kinds) == 7
+    assert [kind for kind in kinds if f"| `{kind}` |" not in page] == []
+
+
+def test_python_examples_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # one leaves a run folder
     examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
-        exec(compile(example, "README.md", "exec"), {})
+        exec(compile(example, "README.md", "exec"), {"__name__": "page"})
+    assert "The learning rate is too high for layer 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda p: p.name)

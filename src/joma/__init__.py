@@ -9,7 +9,19 @@ used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joma import data, experiments, models, optim, probes, random, report, runs, theory, train
+    from joma import (
+        data,
+        experiments,
+        integrations,
+        models,
+        optim,
+        probes,
+        random,
+        report,
+        runs,
+        theory,
+        train,
+    )
     from joma.train.monitor import Monitor
 
     __version__: str
@@ -20,6 +32,7 @@ __all__ = [
     "citation",
     "data",
     "experiments",
+    "integrations",
     "models",
     "optim",
     "probes",

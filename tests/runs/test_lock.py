@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from joma.runs import Run
+from joma.runs import Run, _lock
 from joma.runs._lock import locked
 
 HOLD = """
@@ -201,6 +201,6 @@ def test_another_failure_is_not_hidden(run: Run, monkeypatch):
 
 
 def test_a_system_without_locks(run: Run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setattr(_lock, "fcntl", None)
     with run.locked(), run.locked():
         assert is_free(run.path)

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 _CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 """How file systems say that they have no locks."""
 
@@ -51,9 +56,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
+    if fcntl is None:
         return None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -72,10 +75,8 @@ def _lock(folder: Path) -> int | None:
 
 
 def _unlock(descriptor: int | None) -> None:
-    if descriptor is None:
+    if descriptor is None or fcntl is None:
         return
-    import fcntl
-
     try:
         # Closing alone would not do: a fork may still have the same folder open.
         fcntl.flock(descriptor, fcntl.LOCK_UN)

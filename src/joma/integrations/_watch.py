@@ -1,0 +1,78 @@
+"""A monitor whose life follows the events of a trainer."""
+
+import atexit
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from joma.runs import Run, is_run
+from joma.train.monitor import Monitor
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a Monitor, as far as they can be checked before there is a model."""
+    known = [name for name in inspect.signature(Monitor).parameters if name != "model"]
+    known.remove("step")  # what the trainer knows
+    for name in options:
+        if name not in known:
+            raise ValueError(f"options must be among {', '.join(known)}, got {name!r}")
+    return dict(options)
+
+
+class Watch:
+    """At most one monitor at a time, begun and ended with a training.
+
+    Args:
+        options: of the monitor.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = checked_options(options)
+        self._monitor: Monitor | None = None
+
+    @property
+    def monitor(self) -> Monitor:
+        """Of the training that runs, or ran last."""
+        if self._monitor is None:
+            raise ValueError("monitor is there once a training has begun, not before")
+        return self._monitor
+
+    @property
+    def holds(self) -> bool:
+        """Whether inputs to look at were given."""
+        return self._options.get("held") is not None
+
+    def begin(self, model: nn.Module, *, step: int, first: bool, folder: Path | None) -> Monitor:
+        """Makes the monitor; one left open by a training that broke off is closed before.
+
+        Args:
+            model: to be watched.
+            step: optimizer steps made before. After some, the run in the folder is gone on with.
+            first: whether this process is the one that writes.
+            folder: of the run, unless the options say another.
+        """
+        self.end()
+        options = dict(self._options)
+        run = options.pop("run", None)
+        run = folder if run is None else run
+        if step and first and run is not None:
+            if not isinstance(run, Run) and is_run(Path(run)):
+                run = Run.open(run)
+            if isinstance(run, Run):
+                run.metrics.rewind(step)  # what was logged after the checkpoint comes again
+        self._monitor = monitor = Monitor(model, run=run, step=step, **options)
+        atexit.register(monitor.close)  # trainers do not tell when they are interrupted
+        return monitor.__enter__()
+
+    def end(self) -> None:
+        """Closes the monitor, if there is one that is open."""
+        if self._monitor is not None:
+            atexit.unregister(self._monitor.close)
+            self._monitor.close()
+
+    def told(self) -> str:
+        """What was found; nothing in processes that do not write."""
+        return "" if self._monitor is None else self._monitor.summary()

@@ -1,0 +1,125 @@
+"""The monitor in Hugging Face's Trainer."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from joma.integrations._watch import Watch
+from joma.train.monitor import Monitor
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        "joma.integrations.huggingface needs transformers: pip install 'joma[hf]' accelerate"
+    ) from error
+
+
+class MonitorCallback(TrainerCallback):
+    """Watches the model of a Hugging Face Trainer.
+
+        trainer = Trainer(model, arguments, callbacks=[MonitorCallback(every=100)], …)
+        trainer.train()
+
+    The monitor is told of every step of the optimizer, after it and before gradients are cleared,
+    however many batches it took. When training ends the findings are printed. Gradients are seen
+    as the optimizer saw them: clipped, if they are.
+
+    The loss of a step is what the model returned, mean over its batches as the Trainer takes it,
+    NaN included. A model that returns none (the Trainer smooths labels, or has a loss of its own)
+    is recorded with the losses that the Trainer logs.
+
+    Training that goes on from a checkpoint goes on in the same run folder, from the same step; give
+    `held`, so that looks before and after are at the same inputs.
+
+    Args:
+        **monitor_options: of `joma.Monitor`. `run` is OUTPUT_DIR/monitor unless given; a training
+            that begins anew there replaces what an earlier one left.
+    """
+
+    def __init__(self, **monitor_options: Any) -> None:
+        self._watch = Watch(monitor_options)
+        self._hook: RemovableHandle | None = None
+        self._losses: list[Tensor] = []
+        self._counted = False
+        self._told = 0
+
+    @property
+    def monitor(self) -> Monitor:
+        """Of the training that runs, or ran last."""
+        return self._watch.monitor
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attaches the monitor to the model."""
+        model: nn.Module = kwargs["model"]
+        self._leave()
+        self._watch.begin(
+            model,
+            step=state.global_step,
+            first=state.is_world_process_zero,
+            folder=Path(args.output_dir or ".") / "monitor",
+        )
+        self._losses, self._told = [], state.global_step
+        # The Trainer may compile the model around it.
+        hook: Callable[..., None] = torch.compiler.disable(self._heard)  # type: ignore[assignment]
+        self._hook = model.register_forward_hook(hook, with_kwargs=True)
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tells of a step: the weights have moved, and gradients are still there."""
+        loss = None
+        if self._losses:
+            self._told = state.global_step + 1
+            losses = torch.stack(self._losses)
+            if self._counted:  # each is its share of the step's loss
+                share = args.world_size if args.average_tokens_across_devices else 1
+                loss = losses.sum() * share
+            else:
+                loss = losses.mean()
+        self._losses = []
+        rate = kwargs["optimizer"].param_groups[0]["lr"]
+        self.monitor.step(loss, learning_rate=rate)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Records the Trainer's own loss, where the model returned none."""
+        loss = (kwargs.get("logs") or {}).get("loss")
+        if self._hook is None or loss is None or self._told >= state.global_step:
+            return
+        self._told = state.global_step
+        if self.monitor.run is not None:
+            self.monitor.run.metrics.append(state.global_step, "loss", float(loss))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Writes the findings and prints them."""
+        self._leave()
+        self._watch.end()
+        told = self._watch.told()
+        if told:
+            print(told)
+
+    def _heard(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Keeps the loss of one batch, on its device."""
+        if not (model.training and torch.is_grad_enabled()):
+            return  # an evaluation
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if isinstance(loss, Tensor):
+            self._counted = kwargs.get("num_items_in_batch") is not None
+            self._losses.append(loss.detach().mean())
+
+    def _leave(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

@@ -1,0 +1,143 @@
+"""The monitor in Lightning's Trainer."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from joma.integrations._watch import Watch
+from joma.train.monitor import Monitor
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+elif importlib.util.find_spec("lightning") is not None:
+    from lightning.pytorch import Callback
+else:
+    try:
+        from pytorch_lightning import Callback
+    except ImportError as error:
+        raise ImportError(
+            "joma.integrations.lightning needs lightning: pip install 'joma[lightning]'"
+        ) from error
+
+
+class MonitorCallback(Callback):
+    """Watches the model of a Lightning Trainer, of `lightning` or of `pytorch_lightning`.
+
+        trainer = Trainer(callbacks=[MonitorCallback(every=100)], …)
+        trainer.fit(module)
+
+    The monitor is told of every step of the optimizer, however many batches it took, while
+    gradients are still there. When training ends the findings are printed. With manual
+    optimization, gradients are seen where `training_step` leaves them, and a batch in which
+    several optimizers step is one step.
+
+    Training that goes on from a checkpoint goes on in the same run folder, from the same step; give
+    `held`, so that looks before and after are at the same inputs.
+
+    Args:
+        module: name of the submodule to watch, "model" or "net.decoder"; otherwise the one that has
+            all parameters if there is such a one, else the LightningModule itself.
+        **monitor_options: of `joma.Monitor`.
+    """
+
+    def __init__(self, *, module: str | None = None, **monitor_options: Any) -> None:
+        self._watch = Watch(monitor_options)
+        self._module = module
+        self._step: int | None = None
+        self._folder: str | None = None
+        self._steps = 0
+        self._losses: list[Tensor] = []
+
+    @property
+    def monitor(self) -> Monitor:
+        """Of the training that runs, or ran last."""
+        return self._watch.monitor
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the step and the folder."""
+        return {"step": self._step, "folder": self._folder}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what a checkpoint kept."""
+        self._step, self._folder = state_dict["step"], state_dict["folder"]
+
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Attaches the monitor to the model."""
+        self._steps, self._losses = trainer.global_step, []
+        going_on = self._steps > 0
+        step = self._step if going_on and self._step is not None else self._steps
+        model = _watched(pl_module, self._module)
+        # What DDP calls the LightningModule with are the arguments of training_step.
+        if model is pl_module and trainer.model is not pl_module and not self._watch.holds:
+            raise ValueError(
+                "held must be what the LightningModule is called with, or module the name of the "
+                f"submodule to watch, since {type(trainer.model).__name__} calls it here"
+            )
+        monitor = self._watch.begin(
+            model,
+            step=step,
+            first=trainer.is_global_zero,
+            folder=Path(self._folder) if going_on and self._folder else None,
+        )
+        self._step = step
+        self._folder = None if monitor.run is None else str(monitor.run.path)
+
+    def on_train_batch_end(
+        self,
+        trainer: "Trainer",
+        pl_module: "LightningModule",
+        outputs: Tensor | Mapping[str, Any] | None,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Tells of a step, if the optimizer made one."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):
+            self._losses.append(loss.detach())
+        if trainer.global_step == self._steps:
+            return
+        self._steps = trainer.global_step
+        mean = None
+        if self._losses:
+            mean = torch.stack(self._losses).mean()
+            if pl_module.automatic_optimization:  # which has divided each by this
+                mean = mean * trainer.accumulate_grad_batches
+        self._losses = []
+        rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
+        self.monitor.step(mean, learning_rate=rate)
+        assert self._step is not None  # since the training began
+        self._step += 1
+
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Writes the findings and prints them."""
+        self._watch.end()
+        told = self._watch.told()
+        if told:
+            print(told)
+
+    def on_exception(
+        self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException
+    ) -> None:
+        """Writes what there is of a training that broke off."""
+        self._watch.end()
+
+
+def _watched(whole: nn.Module, name: str | None) -> nn.Module:
+    if name is not None:
+        try:
+            return whole.get_submodule(name)
+        except AttributeError as error:
+            names = ", ".join(child for child, _ in whole.named_children())
+            raise ValueError(
+                f"module must be the name of a submodule, one of {names} or one inside them, "
+                f"got {name!r}"
+            ) from error
+    every = {id(parameter) for parameter in whole.parameters()}
+    for child in whole.children():
+        if every and {id(parameter) for parameter in child.parameters()} == every:
+            return child
+    return whole

@@ -1,0 +1,57 @@
+"""A monitor whose life follows a training."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from joma.integrations._watch import Watch
+from joma.runs import Run
+from tests.train._watched import encoder, of_run
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from joma.integrations._watch import Watch
+from tests.train._watched import encoder
+watch = Watch({"run": sys.argv[1]})
+monitor = watch.begin(encoder(), step=0, first=True, folder=None)
+monitor.step(float("nan"))
+raise KeyboardInterrupt
+"""
+
+
+def test_a_training_that_is_interrupted_leaves_its_findings(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "run")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    [found] = Run.open(tmp_path / "run").read_json("findings")
+    assert found["kind"] == "diverged_loss"
+
+
+def test_what_was_logged_after_the_checkpoint_comes_again(tmp_path: Path) -> None:
+    watch = Watch({"metrics": ["stable_rank"]})
+    for step, losses in ((0, [5.0, 4.0, 3.0]), (2, [2.0])):
+        monitor = watch.begin(encoder(), step=step, first=True, folder=tmp_path / "run")
+        for loss in losses:
+            monitor.step(loss)
+    watch.end()
+    assert of_run(Run.open(tmp_path / "run"), "loss") == ([1, 2, 3], [5.0, 4.0, 2.0])
+    assert "3 steps watched" in watch.told()
+    watch.begin(encoder(), step=0, first=True, folder=tmp_path / "run")  # anew, without what was
+    watch.end()
+    assert of_run(Run.open(tmp_path / "run"), "loss") == ([], [])
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="has other things in it"):
+        Watch({}).begin(encoder(), step=0, first=True, folder=tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
