@@ -227,18 +227,27 @@ def cross_entropy_(
 
 
 @triton.jit
-def _kept(seeds, member, step, stream, block, share):
-    """1 where a number is kept: four words of every block, side by side along the last axis."""
-    seed = tl.load(seeds + member)
-    count = tl.load(step)
+def _words(seeds, member, step, stream, block):
+    """The four random words of each block, as `joma.random` has them."""
+    seed, count = tl.load(seeds + member), tl.load(step)
     low = (count & 0xFFFFFFFF).to(tl.uint32)
     high = ((count >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    zero = block.to(tl.uint32) * 0
-    w0, w1, w2, w3 = tl.philox(
-        seed, block.to(tl.uint32), zero + stream.to(tl.uint32), zero + low, zero + high
-    )
-    word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+    block = block.to(tl.uint32)
+    zero = block * 0
+    return tl.philox(seed, block, zero + stream.to(tl.uint32), zero + low, zero + high)
+
+
+@triton.jit
+def _at_least(word, share):
+    """Whether a word stands for a number of at least `share`, between 0 and 1."""
     return (word >> 8).to(tl.float32) * 5.9604644775390625e-08 >= share
+
+
+@triton.jit
+def _kept(seeds, member, step, stream, block, share):
+    """1 where a number is kept: four words of every block, side by side along the last axis."""
+    w0, w1, w2, w3 = _words(seeds, member, step, stream, block)
+    return _at_least(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)), share)
 
 
 @triton.jit
@@ -372,17 +381,10 @@ def _kept_weights(seeds, member, step, stream, share, T: tl.constexpr, BLOCK_T: 
     """1 where a weight is kept; a row has no whole number of blocks, so each draws its own."""
     row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_T)[None, :]
     index = (tl.program_id(0) * T + row) * T + place
-    seed = tl.load(seeds + member)
-    count = tl.load(step)
-    low = (count & 0xFFFFFFFF).to(tl.uint32)
-    high = ((count >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    zero = index.to(tl.uint32) * 0
-    w0, w1, w2, w3 = tl.philox(
-        seed, (index // 4).to(tl.uint32), zero + stream.to(tl.uint32), zero + low, zero + high
-    )
+    w0, w1, w2, w3 = _words(seeds, member, step, stream, index // 4)
     which = index % 4
     word = tl.where(which == 0, w0, tl.where(which == 1, w1, tl.where(which == 2, w2, w3)))
-    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08 >= share
+    return _at_least(word, share)
 
 
 @triton.jit
