@@ -36,7 +36,7 @@ def same(found: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float
 class TestKernels:
     @pytest.fixture
     def drops(self, share: float) -> tuple[object, Callable[[Tensor, str], Tensor]]:
-        from joma.models import _language_kernels as kernels
+        from joma.models import _dropping_kernel as kernels
 
         seeds, step = torch.tensor(SEEDS).cuda(), torch.tensor(STEP).cuda()
         return kernels.Drop(seeds, step, share), Dropout(seeds, step, share)
@@ -69,7 +69,7 @@ class TestKernels:
 
     @pytest.mark.parametrize("length", [9, 35, 64])
     def test_attended(self, drops, length: int) -> None:
-        from joma.models import _language_kernels as kernels
+        from joma.models import _short_attention_kernel as kernels
 
         joined, bias = draw(2, 5, length, 120), draw(2, 1, 120, seed=1)
         found = kernels.attended(joined, bias, drops[0], "c")
@@ -148,7 +148,7 @@ def test_a_block_without_kernels_is_the_same() -> None:
     assert isinstance(block, LanguageBlock)
     x = draw(2, 6, 9, 40).detach().bfloat16()
     seeds, step = fused.seeds_E, torch.tensor(STEP).cuda()
-    from joma.models import _language_kernels as kernels
+    from joma.models import _dropping_kernel as kernels
 
     with torch.no_grad():
         found = block.fused(x, kernels.Drop(seeds, step, 0.2), 0)

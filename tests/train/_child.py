@@ -86,9 +86,11 @@ def file_of(folder: Path, step: int) -> Path:
 class Children:
     """Processes that train, one after the other, each forked from one that has imported torch."""
 
+    MODULE = "tests.train._child"
+
     def __init__(self) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.train._child"],
+            [sys.executable, "-m", self.MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],

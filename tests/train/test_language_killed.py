@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,17 +19,7 @@ CHECKPOINT, PART = r"step-\d+\.safetensors", r"part-\d+\.parquet"
 class LanguageChildren(Children):
     """Processes that train a language model, forked from one that has imported torch."""
 
-    def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.train.test_language_killed"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert self._server.stdout is not None
-        os.set_blocking(self._server.stdout.fileno(), False)
-        self._heard: list[str] = []
+    MODULE = "tests.train.test_language_killed"
 
 
 def _live(folder: Path) -> None:

@@ -48,7 +48,7 @@ EXPERIMENT = Experiment(
     scales={
         "tiny": Scale(seconds=12, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=150, device="2 CPU cores", memory="1 GB"),
-        "full": Scale(seconds=600, device="one H200", memory="20 GB of GPU memory"),
+        "full": Scale(seconds=830, device="one H200", memory="20 GB of GPU memory"),
     },
     default_scale="small",
     groups=tuple(GROUPS),

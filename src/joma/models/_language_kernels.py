@@ -8,7 +8,6 @@ compute in float32 and read and write the precision of what they are given.
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
 
-import zlib
 from typing import Any
 
 import torch
@@ -16,39 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joma.models._dropping_kernel import Drop, at_least, words
+
 _ROWS = 8
 """Rows of the residual stream that one program works on."""
 _WARPS = 16
 """Of a program that holds a row of logits."""
 _PROGRAMS = 528
 """About as many as a GPU works on at once: more would only leave more sums to be added up."""
-
-
-def takes(x: Tensor, heads: int) -> bool:
-    """Whether activations (E, B, T, width) can be worked on here."""
-    return x.is_cuda and heads == 1 and x.shape[-1] % 4 == 0 and x.shape[-2] <= 64
-
-
-def stream_number(place: str) -> int:
-    """The number of a stream of random words, as `joma.random` has it."""
-    return zlib.crc32(f"dropout.{place}".encode())
-
-
-class Drop:
-    """Which numbers are dropped, for the functions here.
-
-    Args:
-        seeds_E: of the members.
-        step: of the training, a tensor that counts on the device.
-        share: of the numbers, dropped; 0 where nothing is.
-    """
-
-    def __init__(self, seeds_E: Tensor, step: Tensor, share: float) -> None:
-        self.seeds_E, self.step, self.share = seeds_E, step, share
-
-    def at(self, place: str) -> tuple[Tensor, Tensor, int, float]:
-        """Seeds, step, stream and share for a kernel."""
-        return self.seeds_E, self.step, stream_number(place), self.share
 
 
 class _SumNorm(torch.autograd.Function):
@@ -164,47 +138,6 @@ def relu(x: Tensor, bias_E1H: Tensor, drop: Drop, place: str) -> Tensor:
     return _Relu.apply(x.contiguous(), bias_E1H, *drop.at(place))
 
 
-class _Attended(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, joined, bias, seeds_E, step, stream, share):
-        E, B, T, three = joined.shape
-        D = three // 3
-        out = torch.empty(E, B, T, D, dtype=joined.dtype, device=joined.device)
-        _attended[(B, E)](
-            joined, bias, out, seeds_E, step, stream, share, 1 / (1 - share), D**-0.5,
-            T=T, D=D, BLOCK_T=64, BLOCK_D=triton.next_power_of_2(D), DROP=share > 0, num_warps=8,
-        )  # fmt: skip
-        ctx.save_for_backward(joined, bias, seeds_E, step)
-        ctx.stream, ctx.share = stream, share
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any):
-        joined, bias, seeds_E, step = ctx.saved_tensors
-        E, B, T, three = joined.shape
-        D = three // 3
-        dy, d_joined = gradients[0].contiguous(), torch.empty_like(joined)
-        partial = torch.empty(E, B, three, dtype=torch.float32, device=dy.device)
-        _attended_backward[(B, E)](
-            joined, bias, dy, d_joined, partial, seeds_E, step, ctx.stream, ctx.share,
-            1 / (1 - ctx.share), D**-0.5, T=T, D=D, BLOCK_T=64,
-            BLOCK_D=triton.next_power_of_2(D), DROP=ctx.share > 0, num_warps=8,
-        )  # fmt: skip
-        return d_joined, partial.sum(1, keepdim=True), None, None, None, None
-
-
-def attended(joined: Tensor, bias: Tensor, drop: Drop, place: str) -> Tensor:
-    """Causal attention of one head.
-
-    Args:
-        joined: queries, keys and values side by side, (E, B, T, 3·width), without their biases.
-        bias: theirs, (E, 1, 3·width).
-        drop: what is dropped of the weights.
-        place: where.
-    """
-    return _Attended.apply(joined.contiguous(), bias, *drop.at(place))
-
-
 def cross_entropy_(
     logits_ENV: Tensor, bias_E1V: Tensor, targets_N: Tensor, weights_N: Tensor, words: int
 ) -> Tensor:
@@ -227,27 +160,19 @@ def cross_entropy_(
 
 
 @triton.jit
-def _words(seeds, member, step, stream, block):
-    """The four random words of each block, as `joma.random` has them."""
-    seed, count = tl.load(seeds + member), tl.load(step)
-    low = (count & 0xFFFFFFFF).to(tl.uint32)
-    high = ((count >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    block = block.to(tl.uint32)
-    zero = block * 0
-    return tl.philox(seed, block, zero + stream.to(tl.uint32), zero + low, zero + high)
+def _kept(seeds, member, step, stream, row, share, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """1 where a number of some rows is kept: a block has the words of four, side by side."""
+    block = (row[:, None] * D) // 4 + tl.arange(0, BLOCK_D // 4)[None, :]
+    w0, w1, w2, w3 = words(seeds, member, step, stream, block)
+    return at_least(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)), share)
 
 
 @triton.jit
-def _at_least(word, share):
-    """Whether a word stands for a number of at least `share`, between 0 and 1."""
-    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08 >= share
-
-
-@triton.jit
-def _kept(seeds, member, step, stream, block, share):
-    """1 where a number is kept: four words of every block, side by side along the last axis."""
-    w0, w1, w2, w3 = _words(seeds, member, step, stream, block)
-    return _at_least(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)), share)
+def _tile(number, member, rows, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
+    """Rows and columns of one tile of a member's part, which of them are there, and where."""
+    row, place = number * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    inside = (row < rows)[:, None] & (place < D)[None, :]
+    return row, place, inside, (member.to(tl.int64) * rows + row[:, None]) * D + place[None, :]
 
 
 @triton.jit
@@ -257,16 +182,14 @@ def _placed(
     DROP: tl.constexpr, FORWARD: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1)
-    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    inside = (row < rows)[:, None] & (place < D)[None, :]
-    at = (member.to(tl.int64) * rows + row[:, None]) * D + place[None, :]
+    row, place, inside, at = _tile(tl.program_id(0), member, rows, D, BLOCK_D, ROWS)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * root
     if FORWARD:
         wave = waves + (row % T)[:, None] * D + place[None, :]
         value += tl.load(wave, mask=inside, other=0.0).to(tl.float32)
     if DROP:
-        block = (row[:, None] * D) // 4 + tl.arange(0, BLOCK_D // 4)[None, :]
-        value = tl.where(_kept(seeds, member, step, stream, block, share), value * scale, 0.0)
+        kept = _kept(seeds, member, step, stream, row, share, D, BLOCK_D)
+        value = tl.where(kept, value * scale, 0.0)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -276,14 +199,12 @@ def _sum_norm(
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1)
-    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    inside = (row < rows)[:, None] & (place < D)[None, :]
-    at = (member.to(tl.int64) * rows + row[:, None]) * D + place[None, :]
+    row, place, inside, at = _tile(tl.program_id(0), member, rows, D, BLOCK_D, ROWS)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(linear + member * D + place, mask=place < D, other=0.0)[None, :]
     if DROP:
-        block = (row[:, None] * D) // 4 + tl.arange(0, BLOCK_D // 4)[None, :]
-        value = tl.where(_kept(seeds, member, step, stream, block, share), value * scale, 0.0)
+        kept = _kept(seeds, member, step, stream, row, share, D, BLOCK_D)
+        value = tl.where(kept, value * scale, 0.0)
     value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
     mean = tl.sum(value, 1) / D
@@ -306,9 +227,8 @@ def _sum_norm_backward(
     d_shift = tl.zeros([ROWS, BLOCK_D], tl.float32)
     d_bias = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for tile in range(tiles):
-        row = (tl.program_id(0) * tiles + tile) * ROWS + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & (place < D)[None, :]
-        at = (member.to(tl.int64) * rows + row[:, None]) * D + place[None, :]
+        number = tl.program_id(0) * tiles + tile
+        row, place, inside, at = _tile(number, member, rows, D, BLOCK_D, ROWS)
         value = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         mean = tl.sum(value, 1) / D
@@ -322,8 +242,8 @@ def _sum_norm_backward(
         g = (g - (tl.sum(g, 1) / D)[:, None] - normal * inner[:, None]) * spread[:, None]
         tl.store(d_total + at, g.to(d_total.dtype.element_ty), mask=inside)
         if DROP:
-            block = (row[:, None] * D) // 4 + tl.arange(0, BLOCK_D // 4)[None, :]
-            g = tl.where(_kept(seeds, member, step, stream, block, share), g * scale, 0.0)
+            kept = _kept(seeds, member, step, stream, row, share, D, BLOCK_D)
+            g = tl.where(kept, g * scale, 0.0)
         tl.store(dx + at, g.to(dx.dtype.element_ty), mask=inside)
         d_bias += tl.where(inside, g, 0.0)
     out = partial + (member * tl.num_programs(0) + tl.program_id(0)) * 3 * D + place
@@ -338,15 +258,13 @@ def _relu(
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1)
-    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    inside = (row < rows)[:, None] & (place < D)[None, :]
-    at = (member.to(tl.int64) * rows + row[:, None]) * D + place[None, :]
+    row, place, inside, at = _tile(tl.program_id(0), member, rows, D, BLOCK_D, ROWS)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(bias + member * D + place, mask=place < D, other=0.0)[None, :]
     value = tl.maximum(value, 0.0)
     if DROP:
-        block = (row[:, None] * D) // 4 + tl.arange(0, BLOCK_D // 4)[None, :]
-        value = tl.where(_kept(seeds, member, step, stream, block, share), value * scale, 0.0)
+        kept = _kept(seeds, member, step, stream, row, share, D, BLOCK_D)
+        value = tl.where(kept, value * scale, 0.0)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -355,106 +273,13 @@ def _relu_backward(
     dy, out, dx, partial, rows, scale, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
 ):
     member = tl.program_id(1)
-    row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    inside = (row < rows)[:, None] & (place < D)[None, :]
-    at = (member.to(tl.int64) * rows + row[:, None]) * D + place[None, :]
+    _, place, inside, at = _tile(tl.program_id(0), member, rows, D, BLOCK_D, ROWS)
     g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
     # What is dropped or negative is 0 in the output.
     g = tl.where(tl.load(out + at, mask=inside, other=0.0) > 0, g * scale, 0.0)
     tl.store(dx + at, g.to(dx.dtype.element_ty), mask=inside)
     block = (member * tl.num_programs(0) + tl.program_id(0)) * D
     tl.store(partial + block + place, tl.sum(g, 0), mask=place < D)
-
-
-@triton.jit
-def _weights(q, k, scale, T: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Softmax over the keys up to the query's own place."""
-    row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_T)[None, :]
-    scores = tl.dot(q, tl.trans(k)) * scale
-    scores = tl.where((place <= row) & (place < T), scores, float("-inf"))
-    share = tl.exp(scores - tl.max(scores, 1)[:, None])
-    return share / tl.sum(share, 1)[:, None]
-
-
-@triton.jit
-def _kept_weights(seeds, member, step, stream, share, T: tl.constexpr, BLOCK_T: tl.constexpr):
-    """1 where a weight is kept; a row has no whole number of blocks, so each draws its own."""
-    row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_T)[None, :]
-    index = (tl.program_id(0) * T + row) * T + place
-    w0, w1, w2, w3 = _words(seeds, member, step, stream, index // 4)
-    which = index % 4
-    word = tl.where(which == 0, w0, tl.where(which == 1, w1, tl.where(which == 2, w2, w3)))
-    return _at_least(word, share)
-
-
-@triton.jit
-def _part(joined, bias, at, which, member, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Queries, keys or values with their bias."""
-    place = tl.arange(0, BLOCK_D)
-    x = tl.load(joined + at + which * D, mask=inside, other=0.0)
-    own = tl.load(bias + (member * 3 + which) * D + place, mask=place < D, other=0.0)
-    return tl.where(inside, x.to(tl.float32) + own[None, :], 0.0).to(x.dtype)
-
-
-@triton.jit
-def _attended(
-    joined, bias, out, seeds, step, stream, share, scale, rate,
-    T: tl.constexpr, D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    DROP: tl.constexpr,
-):  # fmt: skip
-    member = tl.program_id(1)
-    row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_D)[None, :]
-    inside = (row < T) & (place < D)
-    first = (member * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * T
-    at = (first + row) * (3 * D) + place
-    q = _part(joined, bias, at, 0, member, inside, D, BLOCK_D)
-    k = _part(joined, bias, at, 1, member, inside, D, BLOCK_D)
-    p = _weights(q, k, rate, T, BLOCK_T)
-    if DROP:
-        p = tl.where(_kept_weights(seeds, member, step, stream, share, T, BLOCK_T), p * scale, 0.0)
-    v = _part(joined, bias, at, 2, member, inside, D, BLOCK_D)
-    y = tl.dot(p.to(v.dtype), v)
-    tl.store(out + (first + row) * D + place, y.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _store_part(gradient, d_joined, partial, at, which, D: tl.constexpr, inside, place):
-    """A gradient of queries, keys or values, and its sum over the rows."""
-    tl.store(d_joined + at + which * D, gradient.to(d_joined.dtype.element_ty), mask=inside)
-    total = tl.sum(tl.where(inside, gradient, 0.0), 0)
-    tl.store(partial + which * D + place, total, mask=place < D)
-
-
-@triton.jit
-def _attended_backward(
-    joined, bias, dy, d_joined, partial, seeds, step, stream, share, scale, rate,
-    T: tl.constexpr, D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    DROP: tl.constexpr,
-):  # fmt: skip
-    member = tl.program_id(1)
-    row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_D)
-    inside = (row < T) & (place < D)[None, :]
-    sequence = (member * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
-    first = sequence * T
-    at = (first + row) * (3 * D) + place[None, :]
-    partial += sequence * 3 * D
-    q = _part(joined, bias, at, 0, member, inside, D, BLOCK_D)
-    k = _part(joined, bias, at, 1, member, inside, D, BLOCK_D)
-    g = tl.load(dy + (first + row) * D + place[None, :], mask=inside, other=0.0)
-    p = _weights(q, k, rate, T, BLOCK_T)
-    dropped, kept = p, p >= 0
-    if DROP:
-        kept = _kept_weights(seeds, member, step, stream, share, T, BLOCK_T)
-        dropped = tl.where(kept, p * scale, 0.0)
-    dv = tl.dot(tl.trans(dropped.to(g.dtype)), g)
-    _store_part(dv, d_joined, partial, at, 2, D, inside, place)
-    v = _part(joined, bias, at, 2, member, inside, D, BLOCK_D)
-    dp = tl.dot(g, tl.trans(v))
-    if DROP:
-        dp = tl.where(kept, dp * scale, 0.0)
-    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * rate).to(g.dtype)
-    _store_part(tl.dot(ds, k), d_joined, partial, at, 0, D, inside, place)
-    _store_part(tl.dot(tl.trans(ds), q), d_joined, partial, at, 1, D, inside, place)
 
 
 @triton.jit

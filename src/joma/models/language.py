@@ -277,10 +277,11 @@ class LanguageModel(nn.Module):
 
     def _fused_states(self, x: Tensor, step: int | Tensor | None) -> Tensor:
         from joma.models import _language_kernels as kernels
+        from joma.models._dropping_kernel import Drop
 
         share = 0.0 if step is None else self.config.dropout
         at = torch.as_tensor(0 if step is None else step, device=x.device)
-        drop = kernels.Drop(self.seeds_E, at, share)
+        drop = Drop(self.seeds_E, at, share)
         assert self.compute is not None
         waves_TD = self.sinusoids_TD[: x.shape[2]]
         x = kernels.placed(x, waves_TD, self.compute, drop, "embedding")
@@ -350,13 +351,14 @@ class LanguageBlock(nn.Module):
     def fused(self, x: Tensor, drop: Any, layer: int) -> Tensor:
         """`forward` by the kernels for a GPU, which add the biases."""
         from joma.models import _language_kernels as kernels
+        from joma.models._short_attention_kernel import attended
 
         def normed(linear: Linear, y: Tensor, x: Tensor, norm: LayerNorm, place: str) -> Tensor:
             settings = norm.weight, norm.bias, drop, f"{layer}.{place}"
             return kernels.sum_norm(linear.product(y), _bias(linear), x, *settings)
 
         joined = self.queries_keys_values
-        y = kernels.attended(joined.product(x), _bias(joined), drop, f"{layer}.attention")
+        y = attended(joined.product(x), _bias(joined), drop, f"{layer}.attention")
         x = normed(self.projection, y, x, self.norm_attention, "attended")
         y = kernels.relu(self.lower.product(x), _bias(self.lower), drop, f"{layer}.hidden")
         return normed(self.upper, y, x, self.norm_mlp, "mlp")
