@@ -19,8 +19,8 @@ from joma.models._dropping_kernel import Drop, at_least, words
 
 _ROWS = 8
 """Rows of the residual stream that one program works on."""
-_WARPS = 16
-"""Of a program that holds a row of logits."""
+_LOGIT_ROWS, _LOGIT_COLUMNS = 4, 1024
+"""Logits that one program works on at a time: of rows that share a bias, which costs as much."""
 _PROGRAMS = 528
 """About as many as a GPU works on at once: more would only leave more sums to be added up."""
 
@@ -48,13 +48,13 @@ class _SumNorm(torch.autograd.Function):
         dx, d_total = torch.empty_like(total), torch.empty_like(total)
         tiles = triton.cdiv(ctx.rows * E, _ROWS * _PROGRAMS)
         blocks = triton.cdiv(ctx.rows, _ROWS * tiles)
-        partial = torch.empty(E, blocks, 3, D, dtype=torch.float32, device=dy.device)
+        partial = torch.empty(3, E, blocks, D, dtype=torch.float32, device=dy.device)
         _sum_norm_backward[(blocks, E)](
             dy, total, scale_ED, dx, d_total, partial, seeds_E, step, ctx.stream, ctx.rows, tiles,
             ctx.share, 1 / (1 - ctx.share), D=D, BLOCK_D=triton.next_power_of_2(D), ROWS=_ROWS,
             DROP=ctx.share > 0,
         )  # fmt: skip
-        d_scale, d_shift, d_bias = partial.sum(1).unbind(1)
+        d_scale, d_shift, d_bias = partial.sum(2).unbind(0)
         return dx, d_bias.unsqueeze(1), d_total, d_scale, d_shift, None, None, None, None
 
 
@@ -150,13 +150,34 @@ def cross_entropy_(
         weights_N: how much each counts, in float32.
         words: how many there are.
     """
+    each_EN = _cross_entropies(logits_ENV, bias_E1V, targets_N, weights_N, words, descend=True)
+    return each_EN.double().sum(1)
+
+
+def cross_entropies(
+    logits_ENV: Tensor, bias_E1V: Tensor, targets_N: Tensor, weights_N: Tensor, words: int
+) -> Tensor:
+    """As `cross_entropy_`, with the logits left as they are."""
+    each_EN = _cross_entropies(logits_ENV, bias_E1V, targets_N, weights_N, words, descend=False)
+    return each_EN.double().sum(1)
+
+
+def _cross_entropies(
+    logits_ENV: Tensor,
+    bias_E1V: Tensor,
+    targets_N: Tensor,
+    weights_N: Tensor,
+    words: int,
+    *,
+    descend: bool,
+) -> Tensor:
     E, N, V = logits_ENV.shape
     each_EN = torch.empty(E, N, dtype=torch.float32, device=logits_ENV.device)
-    _cross_entropy[(N, E)](
+    _cross_entropy[(triton.cdiv(N, _LOGIT_ROWS), E)](
         logits_ENV, bias_E1V, targets_N, weights_N, each_EN, N, V, words,
-        BLOCK=triton.next_power_of_2(V), num_warps=_WARPS if V > 8192 else 4,
+        ROWS=_LOGIT_ROWS, BLOCK=_LOGIT_COLUMNS, DESCEND=descend,
     )  # fmt: skip
-    return each_EN.double().sum(1)
+    return each_EN
 
 
 @triton.jit
@@ -246,10 +267,11 @@ def _sum_norm_backward(
             g = tl.where(kept, g * scale, 0.0)
         tl.store(dx + at, g.to(dx.dtype.element_ty), mask=inside)
         d_bias += tl.where(inside, g, 0.0)
-    out = partial + (member * tl.num_programs(0) + tl.program_id(0)) * 3 * D + place
+    out = partial + (member * tl.num_programs(0) + tl.program_id(0)) * D + place
+    next_sum = tl.num_programs(1) * tl.num_programs(0) * D
     tl.store(out, tl.sum(d_scale, 0), mask=place < D)
-    tl.store(out + D, tl.sum(d_shift, 0), mask=place < D)
-    tl.store(out + 2 * D, tl.sum(d_bias, 0), mask=place < D)
+    tl.store(out + next_sum, tl.sum(d_shift, 0), mask=place < D)
+    tl.store(out + 2 * next_sum, tl.sum(d_bias, 0), mask=place < D)
 
 
 @triton.jit
@@ -283,19 +305,46 @@ def _relu_backward(
 
 
 @triton.jit
-def _cross_entropy(logits, bias, targets, weights, each, rows, columns, words, BLOCK: tl.constexpr):
-    """A whole row stays in registers, so that it is read once and written once."""
-    member, row = tl.program_id(1), tl.program_id(0)
-    base = logits + (member.to(tl.int64) * rows + row) * columns
+def _logits(base, own, place, there, words):
+    """Some columns of some rows of logits with their bias, over log 2; none beyond the words."""
+    inside = there[:, None] & (place < words)[None, :]
+    x = tl.load(base + place[None, :], mask=inside, other=float("-inf")).to(tl.float32)
+    bias = tl.load(own + place, mask=place < words, other=0.0).to(tl.float32)
+    return (x + bias[None, :]) * 1.4426950408889634
+
+
+@triton.jit
+def _cross_entropy(
+    logits, bias, targets, weights, each, rows, columns, words,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DESCEND: tl.constexpr,
+):  # fmt: skip
+    """Once over the rows for the sum of exponentials, and again, from the cache, for gradients."""
+    member, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < rows
+    base = logits + (member.to(tl.int64) * rows + row[:, None]) * columns
     own = bias + member.to(tl.int64) * columns
-    place = tl.arange(0, BLOCK)
-    target, weight = tl.load(targets + row), tl.load(weights + row)
-    x = tl.load(base + place, mask=place < words, other=float("-inf")).to(tl.float32)
-    x += tl.load(own + place, mask=place < words, other=0.0)
-    top = tl.max(x, 0)
-    right = tl.sum(tl.where(place == target, x, 0.0), 0)
-    share = tl.exp(x - top)
-    total = tl.sum(share, 0)
-    tl.store(each + member * rows + row, (top + tl.log(total) - right) * weight)
-    g = (share / total - tl.where(place == target, 1.0, 0.0)) * weight
-    tl.store(base + place, g.to(logits.dtype.element_ty), mask=place < columns)
+    target = tl.load(targets + row, mask=there, other=0)
+    weight = tl.load(weights + row, mask=there, other=0.0)
+    top = tl.full([ROWS, BLOCK], -1e30, tl.float32)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(0, columns, BLOCK):
+        x = _logits(base, own, first + tl.arange(0, BLOCK), there, words)
+        higher = tl.maximum(top, x)
+        total = total * tl.exp2(top - higher) + tl.exp2(x - higher)
+        top = higher
+    highest = tl.max(top, 1)
+    total = tl.sum(total * tl.exp2(top - highest[:, None]), 1)
+    log_sum = highest + tl.log2(total)
+    right = tl.load(base + target[:, None], mask=there[:, None], other=0.0).to(tl.float32)
+    right = tl.sum(right, 1) + tl.load(own + target, mask=there, other=0.0).to(tl.float32)
+    out = (log_sum * 0.6931471805599453 - right) * weight
+    tl.store(each + member * rows + row, out, mask=there)
+    if DESCEND:
+        tl.debug_barrier()  # what is right has been read by all before it is written over
+        for first in range(0, columns, BLOCK):
+            place = first + tl.arange(0, BLOCK)
+            x = _logits(base, own, place, there, words)
+            g = tl.exp2(x - log_sum[:, None])
+            g = (g - tl.where(place[None, :] == target[:, None], 1.0, 0.0)) * weight[:, None]
+            inside = there[:, None] & (place < columns)[None, :]
+            tl.store(base + place[None, :], g.to(logits.dtype.element_ty), mask=inside)

@@ -126,20 +126,23 @@ def _attended_backward(
     first = sequence * T
     at = (first + row) * (3 * D) + place[None, :]
     partial += sequence * 3 * D
+    # What is needed again is read again: two programs then fit where one would.
     q = _part(joined, bias, at, 0, member, inside, D, BLOCK_D)
     k = _part(joined, bias, at, 1, member, inside, D, BLOCK_D)
-    g = tl.load(dy + (first + row) * D + place[None, :], mask=inside, other=0.0)
     p = _weights(q, k, rate, T, BLOCK_T)
     dropped, kept = p, p >= 0
     if DROP:
         kept = _kept_weights(seeds, member, step, stream, share, T, BLOCK_T)
         dropped = tl.where(kept, p * scale, 0.0)
-    dv = tl.dot(tl.trans(dropped.to(g.dtype)), g)
-    _store_part(dv, d_joined, partial, at, 2, D, inside, place)
+    g = tl.load(dy + (first + row) * D + place[None, :], mask=inside, other=0.0)
     v = _part(joined, bias, at, 2, member, inside, D, BLOCK_D)
     dp = tl.dot(g, tl.trans(v))
     if DROP:
         dp = tl.where(kept, dp * scale, 0.0)
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * rate).to(g.dtype)
+    dv = tl.dot(tl.trans(dropped.to(g.dtype)), g)
+    _store_part(dv, d_joined, partial, at, 2, D, inside, place)
+    k = _part(joined, bias, at, 1, member, inside, D, BLOCK_D)
     _store_part(tl.dot(ds, k), d_joined, partial, at, 0, D, inside, place)
+    q = _part(joined, bias, at, 0, member, inside, D, BLOCK_D)
     _store_part(tl.dot(tl.trans(ds), q), d_joined, partial, at, 1, D, inside, place)

@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 2048
+_EVEN = 8
+"""Numbers of which members' parts must be multiples for several to be read at once: 16 bytes."""
 
 
 class Part(NamedTuple):
@@ -53,6 +55,8 @@ class Table:
         self.places = torch.tensor(places, dtype=torch.int64, device=self.device)
         self.gradients = torch.zeros(len(parts), 3, dtype=torch.int64, device=self.device)
         """Of each: address, 0 for none; numbers from one member to the next; 1 for bfloat16."""
+        addresses = (tensor for part in parts for tensor in part if tensor is not None)
+        self.even = all(size % _EVEN == 0 for size in sizes) and all(map(_is_even, addresses))
 
     def take(self, gradients: Sequence[Tensor | None]) -> None:
         """Notes where the gradients lie; each member's part of one is contiguous."""
@@ -64,13 +68,18 @@ class Table:
         ]
         self.gradients.copy_(torch.tensor(rows, dtype=torch.int64))
 
-    def square_sums(self) -> Tensor:
+    def is_even(self, gradients: Sequence[Tensor | None]) -> bool:
+        """Whether all numbers lie so that several can be read at once."""
+        return self.even and all(gradient is None or _is_even(gradient) for gradient in gradients)
+
+    def square_sums(self, even: bool) -> Tensor:
         """‖g‖² of each member over all gradients, (E,) in float32."""
         partial = torch.empty(
             self.members, len(self.owners), dtype=torch.float32, device=self.device
         )
         grid = len(self.owners), self.members
-        _squares[grid](self.owners, self.places, self.gradients, partial, BLOCK=BLOCK)
+        shape = {"BLOCK": BLOCK, "EVEN": _EVEN if even else 1}
+        _squares[grid](self.owners, self.places, self.gradients, partial, **shape)
         return partial.sum(1)
 
     def step(
@@ -81,6 +90,7 @@ class Table:
         scales: Tensor,
         betas: tuple[float, float],
         epsilon: float,
+        even: bool,
     ) -> None:
         """Adam's update in place, as `StackedAdam` writes it out in torch operations.
 
@@ -91,68 +101,79 @@ class Table:
             scales: (E,) what the gradient is multiplied with, in float32.
             betas: decay of the moments.
             epsilon: added to the root of the second moment.
+            even: what `is_even` says of the gradients.
         """
         settings: tuple[Any, ...] = (rates, decays, two, scales, *betas, epsilon)
         grid = len(self.owners), self.members
-        _adam[grid](self.owners, self.places, self.gradients, *settings, BLOCK=BLOCK)
+        shape = {"BLOCK": BLOCK, "EVEN": _EVEN if even else 1}
+        _adam[grid](self.owners, self.places, self.gradients, *settings, **shape)
+
+
+def _is_even(tensor: Tensor) -> bool:
+    return all(
+        at % (2 * _EVEN) == 0 for at in (tensor.data_ptr(), tensor.stride(0) * tensor.itemsize)
+    )
 
 
 @triton.jit
-def _gradient(gradients, item, member, place, inside):
+def _numbers(address, offset, kind: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """Where a block of numbers lies: `offset` of them after an address."""
+    start = address.to(tl.pointer_type(kind)) + offset
+    return tl.multiple_of(start, 2 * EVEN) + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def _block(owners, places, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """Whose block this is, its first number, the size of a member's part, and what is inside."""
+    item = tl.load(owners + tl.program_id(0) * 2)
+    first = tl.multiple_of(tl.load(owners + tl.program_id(0) * 2 + 1), EVEN)
+    size = tl.multiple_of(tl.load(places + item * 5 + 4), EVEN)
+    return item, first, size, first + tl.arange(0, BLOCK) < size
+
+
+@triton.jit
+def _gradient(gradients, item, member, first, inside, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """Numbers of a gradient in float32."""
     start = tl.load(gradients + item * 3)
-    offset = member * tl.load(gradients + item * 3 + 1) + place
+    offset = member * tl.load(gradients + item * 3 + 1) + first
     if tl.load(gradients + item * 3 + 2) == 1:
-        half = start.to(tl.pointer_type(tl.bfloat16))
-        g = tl.load(half + offset, mask=inside, other=0.0).to(tl.float32)
+        half = _numbers(start, offset, tl.bfloat16, BLOCK, EVEN)
+        g = tl.load(half, mask=inside, other=0.0).to(tl.float32)
     else:
-        whole = start.to(tl.pointer_type(tl.float32))
-        g = tl.load(whole + offset, mask=inside, other=0.0)
+        whole = _numbers(start, offset, tl.float32, BLOCK, EVEN)
+        g = tl.load(whole, mask=inside, other=0.0)
     return g
 
 
 @triton.jit
-def _squares(owners, places, gradients, partial, BLOCK: tl.constexpr):
+def _squares(owners, places, gradients, partial, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
-    item = tl.load(owners + tl.program_id(0) * 2)
-    place = tl.load(owners + tl.program_id(0) * 2 + 1) + tl.arange(0, BLOCK)
+    item, first, _, inside = _block(owners, places, BLOCK, EVEN)
     total = 0.0
     if tl.load(gradients + item * 3) != 0:
-        inside = place < tl.load(places + item * 5 + 4)
-        g = _gradient(gradients, item, member, place, inside)
+        g = _gradient(gradients, item, member, first, inside, BLOCK, EVEN)
         total = tl.sum(g * g, 0)
     tl.store(partial + member * tl.num_programs(0) + tl.program_id(0), total)
 
 
 @triton.jit
 def _adam(
-    owners,
-    places,
-    gradients,
-    rates,
-    decays,
-    two,
-    scales,
-    keep_one,
-    keep_two,
-    epsilon,
-    BLOCK: tl.constexpr,
-):
+    owners, places, gradients, rates, decays, two, scales, keep_one, keep_two, epsilon,
+    BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
     """Moves one block of one member's numbers."""
     member = tl.program_id(1).to(tl.int64)
-    item = tl.load(owners + tl.program_id(0) * 2)
+    item, first, size, inside = _block(owners, places, BLOCK, EVEN)
     if tl.load(gradients + item * 3) != 0:
-        place = tl.load(owners + tl.program_id(0) * 2 + 1) + tl.arange(0, BLOCK)
-        size = tl.load(places + item * 5 + 4)
-        inside = place < size
-        at = member * size + place
-        p_at = tl.load(places + item * 5).to(tl.pointer_type(tl.float32)) + at
-        m_at = tl.load(places + item * 5 + 2).to(tl.pointer_type(tl.float32)) + at
-        v_at = tl.load(places + item * 5 + 3).to(tl.pointer_type(tl.float32)) + at
+        at = member * size + first
+        p_at = _numbers(tl.load(places + item * 5), at, tl.float32, BLOCK, EVEN)
+        m_at = _numbers(tl.load(places + item * 5 + 2), at, tl.float32, BLOCK, EVEN)
+        v_at = _numbers(tl.load(places + item * 5 + 3), at, tl.float32, BLOCK, EVEN)
         rate = tl.load(rates + member).to(tl.float32)
         decay = tl.load(decays + member).to(tl.float32)
         root_two = tl.sqrt(tl.load(two).to(tl.float32))
-        g = _gradient(gradients, item, member, place, inside) * tl.load(scales + member)
+        g = _gradient(gradients, item, member, first, inside, BLOCK, EVEN)
+        g *= tl.load(scales + member)
         p = tl.load(p_at, mask=inside, other=0.0)
         m = tl.load(m_at, mask=inside, other=0.0)
         v = tl.load(v_at, mask=inside, other=0.0)
@@ -165,5 +186,5 @@ def _adam(
         tl.store(v_at, v, mask=inside)
         rounded = tl.load(places + item * 5 + 1)
         if rounded != 0:
-            half = rounded.to(tl.pointer_type(tl.bfloat16)) + at
+            half = _numbers(rounded, at, tl.bfloat16, BLOCK, EVEN)
             tl.store(half, p.to(tl.bfloat16), mask=inside)

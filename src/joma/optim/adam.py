@@ -94,7 +94,7 @@ class StackedAdam:
             assert self.parameters[name].grad is None, f"{name} is read through its rows"
         if self._on_gpu:
             settings = rates, self.weight_decays, two, scales_E.float(), self.betas, self.epsilon
-            self._table().step(*settings)
+            self._table().step(*settings, self._is_even())
             return
         for name, original in self._originals().items():
             if self.parameters[name].grad is not None:
@@ -115,7 +115,7 @@ class StackedAdam:
         """The norm of each member's whole gradient, (E,) in float64."""
         squares = [lazy.square_sums().double() for lazy in self.rows.values()]
         if self._on_gpu:
-            squares.append(self._table().square_sums().double())
+            squares.append(self._table().square_sums(self._is_even()).double())
         else:
             gradients = (p.grad for p in self.parameters.values() if p.grad is not None)
             squares += [grad.flatten(1).square().sum(1).double() for grad in gradients]
@@ -127,13 +127,21 @@ class StackedAdam:
         table = self._table()
         table.take([None] * len(table.parts))
         ones = torch.ones_like(self.learning_rates)
-        table.square_sums()
-        table.step(ones, ones, ones[0], ones.float(), self.betas, self.epsilon)
+        for even in (False, True):
+            table.square_sums(even)
+            table.step(ones, ones, ones[0], ones.float(), self.betas, self.epsilon, even)
 
     def captured(self) -> None:
         """Notes where the gradients of a captured step lie, once it is captured."""
-        gradients = [self.parameters[name].grad for name in self._moved]
-        self._table().take([None if grad is None else _dense(grad) for grad in gradients])
+        self._table().take(self._gradients())
+
+    def _gradients(self) -> list[Tensor | None]:
+        """Of the parameters that are moved whole."""
+        found = (self.parameters[name].grad for name in self._moved)
+        return [None if gradient is None else _dense(gradient) for gradient in found]
+
+    def _is_even(self) -> bool:
+        return self._table().is_even(self._gradients())
 
     def _table(self) -> Any:
         """Where parameters and moments lie on the GPU."""
