@@ -110,6 +110,22 @@ def test_losses_and_gradients(step: int | None) -> None:
         assert float(error) < 0.12, name  # bfloat16, and nodes that it moves across ReLU's corner
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses_without_gradients(weighted: bool) -> None:
+    model = LanguageModel(CONFIG, SEEDS, device="cuda")
+    dice = torch.Generator().manual_seed(1)
+    tokens, targets = (torch.randint(1100, (7, 9), generator=dice).cuda() for _ in range(2))
+    weights = torch.rand(7, 9, generator=dice).cuda() if weighted else None
+    expected = model.losses(tokens, targets, weights_BT=weights).detach()
+    seen = []
+    with torch.no_grad():
+        found = model.losses(
+            tokens, targets, weights_BT=weights, watch=lambda name, layer, x: seen.append(name)
+        )
+    torch.testing.assert_close(found, expected.double(), atol=1e-5, rtol=1e-5)
+    assert seen.count("attention") == CONFIG.layers
+
+
 def test_an_ensemble_learns_the_same_in_bfloat16() -> None:
     streams = torch.randint(1100, (6, 100), generator=torch.Generator().manual_seed(2))
 

@@ -21,7 +21,9 @@ _ROWS = 8
 """Rows of the residual stream that one program works on."""
 _LOGIT_ROWS, _LOGIT_COLUMNS = 4, 1024
 """Logits that one program works on at a time: of rows that share a bias, which costs as much."""
-_PROGRAMS = 528
+_NORM_ROWS = 4
+"""Of a program that adds up over rows too; it has one warp, since sums across warps take longest."""
+_PROGRAMS = 1056
 """About as many as a GPU works on at once: more would only leave more sums to be added up."""
 
 
@@ -46,13 +48,13 @@ class _SumNorm(torch.autograd.Function):
         E, D = scale_ED.shape
         dy = gradients[0].contiguous()
         dx, d_total = torch.empty_like(total), torch.empty_like(total)
-        tiles = triton.cdiv(ctx.rows * E, _ROWS * _PROGRAMS)
-        blocks = triton.cdiv(ctx.rows, _ROWS * tiles)
+        tiles = triton.cdiv(ctx.rows * E, _NORM_ROWS * _PROGRAMS)
+        blocks = triton.cdiv(ctx.rows, _NORM_ROWS * tiles)
         partial = torch.empty(3, E, blocks, D, dtype=torch.float32, device=dy.device)
         _sum_norm_backward[(blocks, E)](
             dy, total, scale_ED, dx, d_total, partial, seeds_E, step, ctx.stream, ctx.rows, tiles,
-            ctx.share, 1 / (1 - ctx.share), D=D, BLOCK_D=triton.next_power_of_2(D), ROWS=_ROWS,
-            DROP=ctx.share > 0,
+            ctx.share, 1 / (1 - ctx.share), D=D, BLOCK_D=triton.next_power_of_2(D), ROWS=_NORM_ROWS,
+            DROP=ctx.share > 0, num_warps=1,
         )  # fmt: skip
         d_scale, d_shift, d_bias = partial.sum(2).unbind(0)
         return dx, d_bias.unsqueeze(1), d_total, d_scale, d_shift, None, None, None, None
@@ -128,7 +130,7 @@ class _Relu(torch.autograd.Function):
         partial = torch.empty(E, blocks, H, dtype=torch.float32, device=dy.device)
         _relu_backward[(blocks, E)](
             dy, out, dx, partial, rows, 1 / (1 - ctx.share),
-            D=H, BLOCK_D=triton.next_power_of_2(H), ROWS=_ROWS,
+            D=H, BLOCK_D=triton.next_power_of_2(H), ROWS=_ROWS, num_warps=1,
         )  # fmt: skip
         return dx, partial.sum(1, keepdim=True), None, None, None, None
 

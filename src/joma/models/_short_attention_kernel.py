@@ -21,7 +21,7 @@ class _Attended(torch.autograd.Function):
         out = torch.empty(E, B, T, D, dtype=joined.dtype, device=joined.device)
         _attended[(B, E)](
             joined, bias, out, seeds_E, step, stream, share, 1 / (1 - share), D**-0.5,
-            T=T, D=D, BLOCK_T=64, BLOCK_D=triton.next_power_of_2(D), DROP=share > 0, num_warps=8,
+            T=T, D=D, BLOCK_T=64, BLOCK_D=triton.next_power_of_2(D), DROP=share > 0, num_warps=4,
         )  # fmt: skip
         ctx.save_for_backward(joined, bias, seeds_E, step)
         ctx.stream, ctx.share = stream, share
@@ -37,7 +37,7 @@ class _Attended(torch.autograd.Function):
         _attended_backward[(B, E)](
             joined, bias, dy, d_joined, partial, seeds_E, step, ctx.stream, ctx.share,
             1 / (1 - ctx.share), D**-0.5, T=T, D=D, BLOCK_T=64,
-            BLOCK_D=triton.next_power_of_2(D), DROP=ctx.share > 0, num_warps=8,
+            BLOCK_D=triton.next_power_of_2(D), DROP=ctx.share > 0, num_warps=4,
         )  # fmt: skip
         return d_joined, partial.sum(1, keepdim=True), None, None, None, None
 

@@ -193,16 +193,33 @@ class LanguageModel(nn.Module):
         *,
         weights_BT: Tensor | None = None,
         step: int | Tensor | None = None,
+        watch: Watch | None = None,
     ) -> Tensor:
         """Cross-entropy of each member, mean over the words, (E,).
+
+        Without gradients on a GPU the logits are written once and read once.
 
         Args:
             tokens_BT: words, (B, T).
             targets_BT: the word after each.
             weights_BT: how much each counts, together 1; all the same where None.
             step: as of `forward`.
+            watch: as of `forward`.
         """
-        return self._losses(self(tokens_BT, step=step), targets_BT, weights_BT)
+        if torch.is_grad_enabled() or not tokens_BT.is_cuda or self._output_type.itemsize > 4:
+            return self._losses(self(tokens_BT, step=step, watch=watch), targets_BT, weights_BT)
+        from joma.models import _language_kernels as kernels
+
+        states = self.states(tokens_BT, step=step, watch=watch).to(self._output_type)
+        if weights_BT is None:
+            weights_BT = torch.full_like(tokens_BT, 1 / tokens_BT.numel(), dtype=torch.float32)
+        return kernels.cross_entropies(
+            self.output.product(states).flatten(1, 2),
+            _bias(self.output),
+            targets_BT.flatten(),
+            weights_BT.flatten().float(),
+            self.config.vocabulary,
+        )
 
     def _losses(self, logits: Tensor, targets_BT: Tensor, weights_BT: Tensor | None) -> Tensor:
         targets_EN = targets_BT.flatten().expand(len(self.seeds), -1)

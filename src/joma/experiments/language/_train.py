@@ -21,7 +21,7 @@ _TABLE = "embedding.weight"
 CLIP = 0.5
 """The greatest norm of a gradient."""
 
-_NUMBERS = {"cpu": 2**24, "cuda": 2**30}
+_NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
 
 
@@ -105,8 +105,9 @@ class GroupWork:
     def look(self, step: int) -> None:
         """Measures all networks after `step` updates."""
         with self.ensemble.looking() as model:
-            loss_E = self._validation_loss(model)
-            watched_LE, mean_LE = self._entropies(model)
+            loss_E, mean_LE = self._validate(model)
+            one = slice(self.watched, self.watched + 1)
+            watched_LE = mean_entropies(model, self.tokens[one], self.weights[one])
             self._log_ranks(step, model)
         log = self.run.metrics.append
         log(step, "validation_loss", loss_E.cpu().numpy())
@@ -116,26 +117,16 @@ class GroupWork:
             log(step, "attention_entropy", watched_E, layer=layer)
             log(step, "attention_entropy_mean", mean_E, layer=layer)
 
-    def _validation_loss(self, model: LanguageModel) -> Tensor:
-        """Mean over all words of the validation text, (E,)."""
+    def _validate(self, model: LanguageModel) -> tuple[Tensor, Tensor]:
+        """Loss (E,) and entropies (layers, E), means over all words of the validation text."""
         rows = self._rows(model, model.config.vocabulary)
         parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
-        losses = [
-            model.losses(tokens, targets, weights_BT=weights).double()
-            for tokens, targets, weights in zip(*parts, strict=True)
-        ]
-        return torch.stack(losses).sum(0)
-
-    def _entropies(self, model: LanguageModel) -> tuple[Tensor, Tensor]:
-        """Entropy of the rows of one window and of all windows, (layers, E) each."""
-        one = slice(self.watched, self.watched + 1)
-        rows = self._rows(model, 8 * model.config.width)
-        parts = zip(self.tokens.split(rows), self.weights.split(rows), strict=True)
-        means = [
-            mean_entropies(model, tokens, weights) * weights.sum() for tokens, weights in parts
-        ]
-        watched = mean_entropies(model, self.tokens[one], self.weights[one])
-        return watched, torch.stack(means).sum(0)
+        losses, entropies = [], []
+        for tokens, targets, weights in zip(*parts, strict=True):
+            watch = Entropies(weights)
+            losses.append(model.losses(tokens, targets, weights_BT=weights, watch=watch).double())
+            entropies.append(watch.sums())
+        return torch.stack(losses).sum(0), torch.stack(entropies).sum(0)
 
     def _log_ranks(self, step: int, model: LanguageModel) -> None:
         weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
@@ -172,14 +163,30 @@ def training_loss(optimizer: StackedAdam) -> Callable[[LanguageModel, Window, Te
     return loss
 
 
-def mean_entropies(model: LanguageModel, tokens_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """Entropy of attention in nats, mean over rows by their weights: (layers, E), float64."""
-    found: dict[int, Tensor] = {}
+class Entropies:
+    """Entropies of attention in nats, added up over rows by their weights as a model is run.
 
-    def watch(name: str, layer: int, x: Tensor) -> None:
+    Args:
+        weights_BT: how much each row of attention counts.
+    """
+
+    def __init__(self, weights_BT: Tensor) -> None:
+        self.weights_BT = weights_BT
+        self._found: dict[int, Tensor] = {}
+
+    def __call__(self, name: str, layer: int, x: Tensor) -> None:
+        """Takes note of what a layer shows."""
         if name == "attention":
             rows_EBT = torch.special.entr(x.double()).sum(-1).mean(2)  # over heads
-            found[layer] = (rows_EBT * weights_BT).sum((1, 2)) / weights_BT.sum()
+            self._found[layer] = (rows_EBT * self.weights_BT).sum((1, 2))
 
+    def sums(self) -> Tensor:
+        """Of each layer and member: (layers, E), float64."""
+        return torch.stack([entropy for _, entropy in sorted(self._found.items())])
+
+
+def mean_entropies(model: LanguageModel, tokens_BT: Tensor, weights_BT: Tensor) -> Tensor:
+    """Entropy of attention in nats, mean over rows by their weights: (layers, E), float64."""
+    watch = Entropies(weights_BT)
     model.states(tokens_BT, watch=watch)
-    return torch.stack([entropy for _, entropy in sorted(found.items())])
+    return watch.sums() / weights_BT.sum()
