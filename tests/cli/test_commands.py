@@ -2,9 +2,9 @@
 
 import pytest
 
-from joma.cli import _plan, _show
+from joma.cli import _plan, _reproduce, _show
 from joma.cli._edge import unknown
-from joma.experiments import EXPERIMENTS
+from joma.experiments import EXPERIMENTS, Choice
 from tests.cli._command import joma, sentence
 
 COMMANDS = ["verify", "reproduce", "demo", "runs list", "runs show", "runs compare"]
@@ -36,10 +36,14 @@ def test_what_is_written_down_is_what_the_experiments_say():
         assert tuple(experiment.scales) == (_plan.SCALES if trained else ()), name
         assert experiment.default_scale == (_plan.DEFAULT_SCALE if trained else ""), name
         for option in experiment.options:
-            assert name in _plan.OPTIONS[option.name]
+            text = _reproduce.OPTIONS[option.name]
+            assert name in text
+            if isinstance(option, Choice):
+                assert all(word in text for word in option.choices)
+                continue
             for value in option.published:
                 written = f"{value:.0e}".replace("e-0", "e-") if value < 1 else f"{value:g}"
-                assert written in _plan.OPTIONS[option.name], (name, option.name)
+                assert written in text, (name, option.name)
 
 
 @pytest.mark.parametrize("command", ["", "runs"])

@@ -6,7 +6,7 @@ import numpy as np
 
 from joma.experiments.language import _reference, _summary
 from joma.experiments.language._curves import Curves, Key
-from joma.experiments.language._groups import SIZES, Setting, Size
+from joma.experiments.language._groups import SIZES, WIKITEXT_2, Published, Setting, Size
 
 FULL = Setting(SIZES["full"], words=28_782, stream=102_499, digests={})
 SIZE = Size(
@@ -33,18 +33,19 @@ def curves(
     low: float = 1.5,
     end: float = 2.2,
     seeds: int = 3,
+    start: float = 2.5,
 ) -> Curves:
-    """Entropy that falls from 2.5 to `low` at the third look and ends at `end`."""
+    """Entropy that falls from `start` to `low` at the third look and ends at `end`."""
     steps = FULL.counted
-    fall = np.interp(steps, [0, 2000, 20_000, 58_000], [2.5, low, end, end])
+    fall = np.interp(steps, [0, 2000, 20_000, 58_000], [start, low, end, end])
     entropy = np.tile(fall[None, :, None], (depth, 1, seeds)) + 0.01 * np.arange(seeds)
     best = np.tile(np.interp(steps, [0, 50_000, 58_000], [10, loss, loss + 0.1])[:, None], seeds)
     return Curves(depth, rate, steps, entropy, best, entropy, 10 * entropy)
 
 
-def depths(**changed: Curves) -> dict[Key, Curves]:
+def depths(of: Published = WIKITEXT_2, **changed: Curves) -> dict[Key, Curves]:
     """Networks as published, some (d5) in the place of others."""
-    found = {depth: curves(depth, loss=loss) for depth, loss in _summary.PUBLISHED_LOSS.items()} | {
+    found = {depth: curves(depth, loss=loss) for depth, loss in of.loss.items()} | {
         int(name[1:]): own for name, own in changed.items()
     }
     return {(depth, 1e-4): own for depth, own in found.items()}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.experiments import EXPERIMENTS, Experiment, Option, Outcome, Request, Scale
+from joma.experiments import EXPERIMENTS, Choice, Experiment, Option, Outcome, Request, Scale
 
 RATE = Option("learning-rate", 1e-5, "step size", published=(1e-5, 1e-4))
 HIDDEN = Option("hidden", 4096, "hidden nodes", int, published=(4096, 400))
@@ -86,6 +86,47 @@ def test_hidden_nodes_are_whole():
         HIDDEN.checked(2.5)
     assert isinstance(HIDDEN.checked(2.0), int)
     assert RATE.checked(3e-5) == 3e-5  # not published, and allowed
+
+
+class TestChoice:
+    @staticmethod
+    def longer(given: str) -> str:
+        if len(given) < 3:
+            raise ValueError(f"color must be a longer word, got {given!r}")
+        return given.lower()
+
+    COLOR = Choice("color", {"tiny": "red", "small": "blue"}, "its color", ("red", "blue"))
+    PAINTED = dataclasses.replace(TRAINED, options=(COLOR,))
+    MIXED = dataclasses.replace(TRAINED, options=(dataclasses.replace(COLOR, other=longer),))
+
+    def test_the_scale_decides_when_nothing_is_said(self):
+        assert self.PAINTED.request().options == {"color": "blue"}
+        assert self.PAINTED.request(scale="tiny").config["options"] == {"color": "red"}
+        assert self.PAINTED.request(options={"color": "red"}).options == {"color": "red"}
+
+    @pytest.mark.parametrize("given", ["green", "", 3, None, True])
+    def test_another_word_is_refused(self, given):
+        with pytest.raises(ValueError, match=r"^color must be one of red, blue, got "):
+            self.PAINTED.request(options={"color": given})
+
+    def test_or_made_into_what_is_kept(self):
+        assert self.MIXED.request(options={"color": "Green"}).options == {"color": "green"}
+        with pytest.raises(ValueError, match=r"^color must be a longer word, got 'x'"):
+            self.MIXED.request(options={"color": "x"})
+        with pytest.raises(ValueError, match=r"^color must be one of red, blue, got 3"):
+            self.MIXED.request(options={"color": 3})
+
+    def test_the_defaults_are_choices(self):
+        with pytest.raises(ValueError, match=r"defaults must be among red, blue for color, got 'g"):
+            dataclasses.replace(self.COLOR, defaults={"tiny": "green"})
+
+
+def test_options_may_change_what_it_takes():
+    assert TRAINED.takes(TRAINED.request()) == TRAINED.scales
+    slow = dataclasses.replace(
+        TRAINED, reckon=lambda options: {"tiny": Scale(options["hidden"], "2 CPU cores", "1 GB")}
+    )
+    assert slow.takes(slow.request(options={"hidden": 7}))["tiny"].seconds == 7
 
 
 @pytest.mark.parametrize("fields", [{"default_scale": "huge"}, {"scales": {}}])

@@ -18,7 +18,7 @@ SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"
 
 class TestVerdict:
     def test_depths(self):
-        outcome = _summary.judge_depths(depths(), FULL, True)
+        outcome = _summary.judge_depths(depths(), FULL)
         assert outcome.agrees
         assert "5.357, 5.255, 5.169, 5.110 at 1, 2, 5 and 10 layers" in outcome.finding
         assert "with 1 layer in layer 0 (3/3)" in outcome.finding
@@ -33,22 +33,22 @@ class TestVerdict:
         ],
     )
     def test_depths_that_differ(self, changed):
-        assert not _summary.judge_depths(depths(**changed), FULL, True).agrees
+        assert not _summary.judge_depths(depths(**changed), FULL).agrees
 
     def test_depth_5_need_not_bounce(self):
         flat = curves(5, loss=5.169, low=1.4, end=1.4)
-        assert _summary.judge_depths(depths(d5=flat), FULL, True).agrees
+        assert _summary.judge_depths(depths(d5=flat), FULL).agrees
 
     def test_what_is_missing_is_named(self):
         some = {key: own for key, own in depths().items() if key[0] < 5}
-        outcome = _summary.judge_depths(some, FULL, True)
+        outcome = _summary.judge_depths(some, FULL)
         assert not outcome.agrees
         assert "depth-5, depth-10" in outcome.finding
         assert len(outcome.table) == 2
-        assert not _summary.judge_rates({}, FULL, True).agrees
+        assert not _summary.judge_rates({}, FULL).agrees
 
     def test_rates(self):
-        outcome = _summary.judge_rates(rates(), FULL, True)
+        outcome = _summary.judge_rates(rates(), FULL)
         assert outcome.agrees, outcome.finding
         assert "collapses in every network at 1e-3 and 1e-2" in outcome.finding
 
@@ -63,20 +63,21 @@ class TestVerdict:
         ],
     )
     def test_rates_that_differ(self, changed: Curves):
-        assert not _summary.judge_rates(rates(changed=changed), FULL, True).agrees
+        assert not _summary.judge_rates(rates(changed=changed), FULL).agrees
 
     def test_at_1e_2_the_loss_may_be_a_tenth_off(self):
         far = curves(5, 1e-2, loss=6.85, low=0.1, end=0.05)
-        assert _summary.judge_rates(rates(far=far), FULL, True).agrees
+        assert _summary.judge_rates(rates(far=far), FULL).agrees
 
     @pytest.mark.parametrize("judge", [_summary.judge_depths, _summary.judge_rates])
     def test_a_smaller_size_asks_only_that_the_loss_falls(self, judge):
         every = {**depths(), **rates()}
-        outcome = judge(every, FULL, False)
+        narrow = dataclasses.replace(FULL, size=dataclasses.replace(FULL.size, width=100))
+        outcome = judge(every, narrow)
         assert outcome.agrees
         assert "the validation loss need only fall: it goes 10.00" in outcome.finding
         stuck = dataclasses.replace(every[5, 1e-4], loss=np.full((59, 3), 8.0))
-        assert not judge({**every, (5, 1e-4): stuck}, FULL, False).agrees
+        assert not judge({**every, (5, 1e-4): stuck}, narrow).agrees
 
     def test_the_findings_are_counted_by_layer_and_by_network(self):
         own = curves(2)
@@ -135,6 +136,7 @@ class TestReference:
         assert pair.inside == pytest.approx(off.mean())
         assert (pair.lowest, pair.recorded_lowest) == pytest.approx((1.41, 1.51))
         assert (pair.end, pair.recorded_end) == pytest.approx((2.26, 2.21))
+        assert pair.begins == 0
         assert (pair.depth, pair.layer, pair.looks) == (1, 0, 59)
 
     def test_only_common_steps_of_the_same_networks_are_compared(self):
@@ -147,16 +149,16 @@ class TestReference:
     def test_checks_of_depths_can_turn(self):
         recorded = depths()
         checks = _summary.check_depths(_reference.compare(recorded, recorded))
-        assert [check.holds for check in checks] == [True] * 4
-        far = depths(d5=curves(5, low=2.4, end=1.2), d10=curves(10, low=2.4, end=1.2))
+        assert [check.holds for check in checks] == [True] * 5
+        far = depths(d5=curves(5, low=2.4, end=1.2), d10=curves(10, low=2.4, end=1.2, start=2.6))
         checks = _summary.check_depths(_reference.compare(far, recorded))
-        assert [check.holds for check in checks] == [False] * 4
+        assert [check.holds for check in checks] == [False] * 5
 
     def test_checks_of_rates_can_turn(self):
         recorded = rates()
         pairs = _reference.compare(recorded, recorded)
         assert all(check.holds for check in _summary.check_rates(pairs, recorded, recorded))
-        far = {key: curves(5, key[1], 8.0, 0.1, 0.05) for key in recorded}
+        far = {key: curves(5, key[1], 8.0, 0.1, 0.05, start=2.6) for key in recorded}
         checks = _summary.check_rates(_reference.compare(far, recorded), far, recorded)
         assert not any(check.holds for check in checks)
 
@@ -176,9 +178,9 @@ class TestReference:
         assert lowest[10, 9] == pytest.approx((2.269, 2.503), abs=1e-3)
         for rate, loss in _summary.RECORDED_LOSS.items():
             assert recorded[5, rate].best.mean() == pytest.approx(loss, abs=6e-4)
-        assert _summary.judge_depths(shown_with_ranks(shown), FULL, True).agrees
+        assert _summary.judge_depths(shown_with_ranks(shown), FULL).agrees
         swept = {(5, rate): recorded[5, rate] for rate in RATES}
-        assert _summary.judge_rates(shown_with_ranks(swept), FULL, True).agrees
+        assert _summary.judge_rates(shown_with_ranks(swept), FULL).agrees
 
 
 def shown_with_ranks(recorded: dict) -> dict:

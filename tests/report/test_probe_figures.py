@@ -97,6 +97,14 @@ class TestSeries:
         line = next(line for line in ax.lines if line.get_label() == "layer 1")
         assert 4 not in xs(line)
 
+    @pytest.mark.parametrize(("ratios", "most", "scale"), [
+        (True, 100.0, "log"), (True, 3.0, "linear"), (False, 100.0, "linear"),
+    ])  # fmt: skip
+    def test_values_that_span_much_stand_on_a_logarithmic_axis(self, ratios, most, scale):
+        values = np.linspace(1.0, most, len(STEPS)).reshape(-1, 1)
+        (ax,) = draw_series(STEPS, [Panel("Rank", "", values, ratios=ratios)]).axes
+        assert ax.get_yscale() == scale
+
     @pytest.mark.parametrize("steps", [(0,), (7,), (0, 5)])
     def test_few_steps_can_be_saved(self, tmp_path, steps):
         from joma.report import figures

@@ -70,7 +70,7 @@ def warn(requests: "Mapping[str, Request]") -> None:
         words = f"{name} at scale {request.scale} was made for a GPU; on this CPU it may take days"
         fitting = [scale for scale, it in experiment.scales.items() if _kind(it) == "cpu"]
         if fitting:  # the largest of them
-            seconds = experiment.scales[fitting[-1]].seconds * _share(experiment, request)
+            seconds = experiment.takes(request)[fitting[-1]].seconds * _share(experiment, request)
             words += f"; --scale {fitting[-1]} takes about {_duration(seconds)}"
         typer.echo(words, err=True)
 
@@ -98,7 +98,8 @@ def _plan(name: str, request: "Request", folder: Path | None) -> dict[str, Any]:
     }
     if not request.scale:
         return {**plan, "about_seconds": SECONDS[name], "memory": MEMORY}
-    chosen, share = experiment.scales[request.scale], _share(experiment, request)
+    takes, share = experiment.takes(request), _share(experiment, request)
+    chosen = takes[request.scale]
     return {
         **plan,
         "about_seconds": chosen.seconds * share if _kind(chosen) == request.device else None,
@@ -106,7 +107,7 @@ def _plan(name: str, request: "Request", folder: Path | None) -> dict[str, Any]:
         "scale": request.scale,
         "scales": {
             scale: {"about_seconds": it.seconds * share, "on": it.device, "memory": it.memory}
-            for scale, it in experiment.scales.items()
+            for scale, it in takes.items()
         },
         "options": dict(request.options),
         "groups": list(request.groups or experiment.groups),

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from joma.experiments import Request
 
 
+OPTIONS = {
+    **_plan.OPTIONS,
+    "corpus": "Of fig6: the text, wikitext-2, wikitext-103, embedded (prose that comes with "
+    "Python), hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
+}
+"""The experiments' own options and what they are."""
+
+
 def _names(incomplete: str) -> list[str]:
     return [name for name in _plan.NAMES if name.startswith(incomplete)]
 
@@ -67,6 +75,14 @@ def reproduce(
     hidden: Annotated[
         int | None, typer.Option(metavar="N", parser=whole(1), help=f"{_plan.OPTIONS['hidden']}.")
     ] = None,
+    corpus: Annotated[
+        str | None,
+        typer.Option(
+            "--corpus",  # written out: some versions of typer would take the metavar
+            metavar="NAME",
+            help=f"{OPTIONS['corpus']}.",
+        ),
+    ] = None,
     group: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,7 +116,7 @@ def reproduce(
     goes on where it was stopped when --out is its folder. Exits with 1 when one does not show what
     was published.
     """
-    options = {"learning-rate": learning_rate, "hidden": hidden}
+    options = {"learning-rate": learning_rate, "hidden": hidden, "corpus": corpus}
     asked: dict[str, Any] = {
         "seed": seed,
         "scale": scale or "",
@@ -113,6 +129,7 @@ def reproduce(
     if dry_run:
         _plan.show(requests, work.folders, json)
         return
+    _check_needs(requests)
     _plan.warn(requests)
     records = []
     with interruptible(work.begun.values(), work.how_to_go_on):
@@ -243,6 +260,14 @@ def _on_device(requests: Mapping[str, "Request"], device: str) -> dict[str, "Req
         name: dataclasses.replace(request, device=found) if request.scale else request
         for name, request in requests.items()
     }
+
+
+def _check_needs(requests: Mapping[str, "Request"]) -> None:
+    """Refuses what lacks something before the first of all is made."""
+    from joma.experiments import EXPERIMENTS
+
+    for name, request in requests.items():
+        EXPERIMENTS[name].needs(request)
 
 
 def _folders(requests: Mapping[str, "Request"], out: Path | None) -> dict[str, Path | None]:

@@ -60,6 +60,11 @@ class Option:
         for value in self.published if self.default is None else (self.default, *self.published):
             self.checked(value)
 
+    def at(self, scale: str) -> float | None:
+        """Its value when nothing is said, which is the same at every scale."""
+        del scale
+        return self.default
+
     def checked(self, value: Any) -> float:
         """`value` as a number of this option's kind."""
         whole = " whole" if self.kind is int else ""
@@ -71,6 +76,50 @@ class Option:
         if isinstance(value, bool) or not 0 < number < math.inf or number != value:
             raise refused
         return number
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A word that decides an experiment's results and that the user may change.
+
+    Attributes:
+        name: as the command line has it, without dashes in front.
+        defaults: its value at each scale when nothing is said.
+        help: what it is, in a few words.
+        choices: the words that may be given.
+        other: what becomes of any other; it raises a `ValueError` that begins with the name. Other
+            words are refused where it is None.
+    """
+
+    name: str
+    defaults: Mapping[str, str]
+    help: str
+    choices: tuple[str, ...]
+    other: Callable[[str], str] | None = None
+
+    def __post_init__(self) -> None:
+        for value in self.defaults.values():
+            if value not in self.choices:
+                raise ValueError(
+                    f"defaults must be among {', '.join(self.choices)} for {self.name}, "
+                    f"got {value!r}"
+                )
+
+    def at(self, scale: str) -> str:
+        """Its value at a scale when nothing is said."""
+        return self.defaults[scale]
+
+    def checked(self, value: Any) -> str:
+        """`value`, as a run folder keeps it, if it may be given."""
+        if value in self.choices:
+            return value
+        if self.other is None or not isinstance(value, str):
+            raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
+        return self.other(value)
+
+
+def _nothing_else(request: "Request") -> None:
+    """What an experiment needs before it begins, where it makes all of it itself."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +194,12 @@ class Experiment:
         reproduce: makes the data and the figures in a run folder, as requested.
         scales: the sizes it can be done at; empty where there is one alone.
         default_scale: the one of them that is meant when nothing is said.
-        options: numbers of its own that may be changed.
+        options: of its own that may be changed.
         groups: parts of its work that can be done one by one.
         resumable: whether it goes on in a run folder in which it was stopped.
         comparable: whether it can be compared with recorded results.
+        needs: raises a `ValueError` where something is missing that a request needs.
+        reckon: what the scales take with the options of a request, where those change it.
     """
 
     name: str
@@ -157,10 +208,12 @@ class Experiment:
     reproduce: Callable[[Run, Request], Outcome]
     scales: Mapping[str, Scale] = field(default_factory=dict)
     default_scale: str = ""
-    options: tuple[Option, ...] = ()
+    options: tuple[Option | Choice, ...] = ()
     groups: tuple[str, ...] = ()
     resumable: bool = False
     comparable: bool = False
+    needs: Callable[[Request], None] = _nothing_else
+    reckon: Callable[[Mapping[str, Any]], Mapping[str, Scale]] | None = None
 
     def __post_init__(self) -> None:
         if self.default_scale not in (self.scales or ("",)):
@@ -190,17 +243,22 @@ class Experiment:
             self._check("scale", scale, self.scales)
         for group in groups:
             self._check("group", group, self.groups)
+        scale = scale or self.default_scale
         return Request(
             seed=seed,
-            scale=scale or self.default_scale,
+            scale=scale,
             device=device,
-            options=self._options(options or {}),
+            options=self._options(options or {}, scale),
             groups=tuple(group for group in self.groups if group in groups),
             reference=reference,
             progress=progress,
         )
 
-    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def takes(self, request: Request) -> Mapping[str, Scale]:
+        """What each of the scales takes with the options of a request."""
+        return self.scales if self.reckon is None else self.reckon(request.options)
+
+    def _options(self, given: Mapping[str, Any], scale: str) -> dict[str, Any]:
         named = {option.name: option for option in self.options}
         for name, value in given.items():
             if name not in named:
@@ -209,7 +267,7 @@ class Experiment:
                     f"{name} must not be given for {self.name}, which {has}, got {value!r}"
                 )
         return {
-            name: option.checked(given[name]) if name in given else option.default
+            name: option.checked(given[name]) if name in given else option.at(scale)
             for name, option in named.items()
         }
 

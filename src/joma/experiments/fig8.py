@@ -37,6 +37,13 @@ def reproduce(run: Run, request: Request) -> Outcome:
     )
 
 
+def needs(request: Request) -> None:
+    """Raises a `ValueError` where the text is not there."""
+    from joma.experiments.language import _figure
+
+    _figure.needs(request)
+
+
 EXPERIMENT = Experiment(
     name="fig8",
     title=TITLE,
@@ -51,4 +58,5 @@ EXPERIMENT = Experiment(
     groups=(GROUP,),
     resumable=True,
     comparable=True,
+    needs=needs,
 )

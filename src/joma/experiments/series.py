@@ -394,7 +394,10 @@ def _draw(
 ) -> None:
     if not curves.values_SL:
         return
-    panels = [Panel(*_TITLES[metric], values) for metric, values in curves.values_SL.items()]
+    panels = [
+        Panel(*_TITLES[metric], values, ratios=metric == "stable_rank")
+        for metric, values in curves.values_SL.items()
+    ]
     told = [_sentence(finding.sentence) for finding in integrity.findings]
     if len(told) > _TOLD:
         told[_TOLD:] = [f"And {len(told) - _TOLD} more, in integrity.json."]
@@ -402,9 +405,15 @@ def _draw(
         run,
         "series",
         draw_series(curves.steps, panels, bad),
-        title=f"{Path(series.name).name}: attention and stable rank over training",
+        title=f"{_called(series.name)}: attention and stable rank over training",
         caption="\n".join(filter(None, (f"Published: {PUBLISHED}", *sentences, " ".join(told)))),
     )
+
+
+def _called(name: str) -> str:
+    """What a series is called: the run, where it is the folder in which one keeps its models."""
+    path = Path(name)
+    return path.parent.name if path.name == "series" and path.parent.name else path.name
 
 
 def _sentence(words: str) -> str:

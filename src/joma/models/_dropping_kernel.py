@@ -47,3 +47,11 @@ def words(seeds, member, step, stream, block):
 def at_least(word, share):
     """Whether a word stands for a number of at least `share`, between 0 and 1."""
     return (word >> 8).to(tl.float32) * 5.9604644775390625e-08 >= share
+
+
+@triton.jit
+def kept(seeds, member, step, stream, row, share, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """1 where a number of some rows is kept; each begins with a block, which has four words."""
+    block = row[:, None] * ((D + 3) // 4) + tl.arange(0, BLOCK_D // 4)[None, :]
+    w0, w1, w2, w3 = words(seeds, member, step, stream, block)
+    return at_least(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)), share)

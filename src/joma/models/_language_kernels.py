@@ -15,14 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joma.models._dropping_kernel import Drop, at_least, words
+from joma.models._dropping_kernel import Drop, kept
 
 _ROWS = 8
 """Rows of the residual stream that one program works on."""
 _LOGIT_ROWS, _LOGIT_COLUMNS = 4, 1024
 """Logits that one program works on at a time: of rows that share a bias, which costs as much."""
 _NORM_ROWS = 4
-"""Of a program that adds up over rows too; it has one warp, since sums across warps take longest."""
+"""Of a program that adds up over rows too; one warp, since sums across warps take longest."""
 _PROGRAMS = 1056
 """About as many as a GPU works on at once: more would only leave more sums to be added up."""
 
@@ -183,14 +183,6 @@ def _cross_entropies(
 
 
 @triton.jit
-def _kept(seeds, member, step, stream, row, share, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """1 where a number of some rows is kept: a block has the words of four, side by side."""
-    block = (row[:, None] * D) // 4 + tl.arange(0, BLOCK_D // 4)[None, :]
-    w0, w1, w2, w3 = words(seeds, member, step, stream, block)
-    return at_least(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)), share)
-
-
-@triton.jit
 def _tile(number, member, rows, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr):
     """Rows and columns of one tile of a member's part, which of them are there, and where."""
     row, place = number * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
@@ -211,8 +203,8 @@ def _placed(
         wave = waves + (row % T)[:, None] * D + place[None, :]
         value += tl.load(wave, mask=inside, other=0.0).to(tl.float32)
     if DROP:
-        kept = _kept(seeds, member, step, stream, row, share, D, BLOCK_D)
-        value = tl.where(kept, value * scale, 0.0)
+        keep = kept(seeds, member, step, stream, row, share, D, BLOCK_D)
+        value = tl.where(keep, value * scale, 0.0)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -226,8 +218,8 @@ def _sum_norm(
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(linear + member * D + place, mask=place < D, other=0.0)[None, :]
     if DROP:
-        kept = _kept(seeds, member, step, stream, row, share, D, BLOCK_D)
-        value = tl.where(kept, value * scale, 0.0)
+        keep = kept(seeds, member, step, stream, row, share, D, BLOCK_D)
+        value = tl.where(keep, value * scale, 0.0)
     value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(total + at, value.to(total.dtype.element_ty), mask=inside)
     mean = tl.sum(value, 1) / D
@@ -265,8 +257,8 @@ def _sum_norm_backward(
         g = (g - (tl.sum(g, 1) / D)[:, None] - normal * inner[:, None]) * spread[:, None]
         tl.store(d_total + at, g.to(d_total.dtype.element_ty), mask=inside)
         if DROP:
-            kept = _kept(seeds, member, step, stream, row, share, D, BLOCK_D)
-            g = tl.where(kept, g * scale, 0.0)
+            keep = kept(seeds, member, step, stream, row, share, D, BLOCK_D)
+            g = tl.where(keep, g * scale, 0.0)
         tl.store(dx + at, g.to(dx.dtype.element_ty), mask=inside)
         d_bias += tl.where(inside, g, 0.0)
     out = partial + (member * tl.num_programs(0) + tl.program_id(0)) * D + place
@@ -287,8 +279,8 @@ def _relu(
     value += tl.load(bias + member * D + place, mask=place < D, other=0.0)[None, :]
     value = tl.maximum(value, 0.0)
     if DROP:
-        kept = _kept(seeds, member, step, stream, row, share, D, BLOCK_D)
-        value = tl.where(kept, value * scale, 0.0)
+        keep = kept(seeds, member, step, stream, row, share, D, BLOCK_D)
+        value = tl.where(keep, value * scale, 0.0)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 

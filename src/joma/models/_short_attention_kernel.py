@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joma.models._dropping_kernel import Drop, at_least, words
+from joma.models._dropping_kernel import Drop, kept
 
 
 class _Attended(torch.autograd.Function):
@@ -20,8 +20,9 @@ class _Attended(torch.autograd.Function):
         D = three // 3
         out = torch.empty(E, B, T, D, dtype=joined.dtype, device=joined.device)
         _attended[(B, E)](
-            joined, bias, out, seeds_E, step, stream, share, 1 / (1 - share), D**-0.5,
-            T=T, D=D, BLOCK_T=64, BLOCK_D=triton.next_power_of_2(D), DROP=share > 0, num_warps=4,
+            joined, bias, out, out, seeds_E, step, stream, share, 1 / (1 - share), D**-0.5,
+            T=T, D=D, BLOCK_T=64, BLOCK_D=triton.next_power_of_2(D), DROP=share > 0,
+            ENTROPY=False, num_warps=4,
         )  # fmt: skip
         ctx.save_for_backward(joined, bias, seeds_E, step)
         ctx.stream, ctx.share = stream, share
@@ -54,6 +55,25 @@ def attended(joined: Tensor, bias: Tensor, drop: Drop, place: str) -> Tensor:
     return _Attended.apply(joined.contiguous(), bias, *drop.at(place))
 
 
+def attended_measured(joined: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """`attended` with nothing dropped and no gradients, and the entropy of each row, (E, B, T).
+
+    Args:
+        joined: queries, keys and values side by side, (E, B, T, 3·width), without their biases.
+        bias: theirs, (E, 1, 3·width).
+    """
+    E, B, T, three = joined.shape
+    D = three // 3
+    joined = joined.contiguous()
+    out = torch.empty(E, B, T, D, dtype=joined.dtype, device=joined.device)
+    entropy = torch.empty(E, B, T, dtype=torch.float32, device=joined.device)
+    _attended[(B, E)](
+        joined, bias, out, entropy, bias, bias, 0, 0.0, 1.0, D**-0.5, T=T, D=D, BLOCK_T=64,
+        BLOCK_D=triton.next_power_of_2(D), DROP=False, ENTROPY=True, num_warps=8,
+    )  # fmt: skip
+    return out, entropy
+
+
 @triton.jit
 def _weights(q, k, scale, T: tl.constexpr, BLOCK_T: tl.constexpr):
     """Softmax over the keys up to the query's own place."""
@@ -66,13 +86,9 @@ def _weights(q, k, scale, T: tl.constexpr, BLOCK_T: tl.constexpr):
 
 @triton.jit
 def _kept_weights(seeds, member, step, stream, share, T: tl.constexpr, BLOCK_T: tl.constexpr):
-    """1 where a weight is kept; a row has no whole number of blocks, so each draws its own."""
-    row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_T)[None, :]
-    index = (tl.program_id(0) * T + row) * T + place
-    w0, w1, w2, w3 = words(seeds, member, step, stream, index // 4)
-    which = index % 4
-    word = tl.where(which == 0, w0, tl.where(which == 1, w1, tl.where(which == 2, w2, w3)))
-    return at_least(word, share)
+    """1 where a weight of this sequence is kept."""
+    row = tl.program_id(0) * T + tl.arange(0, BLOCK_T)
+    return kept(seeds, member, step, stream, row, share, T, BLOCK_T)
 
 
 @triton.jit
@@ -86,9 +102,9 @@ def _part(joined, bias, at, which, member, inside, D: tl.constexpr, BLOCK_D: tl.
 
 @triton.jit
 def _attended(
-    joined, bias, out, seeds, step, stream, share, scale, rate,
+    joined, bias, out, entropy, seeds, step, stream, share, scale, rate,
     T: tl.constexpr, D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    DROP: tl.constexpr,
+    DROP: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1)
     row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_D)[None, :]
@@ -98,6 +114,9 @@ def _attended(
     q = _part(joined, bias, at, 0, member, inside, D, BLOCK_D)
     k = _part(joined, bias, at, 1, member, inside, D, BLOCK_D)
     p = _weights(q, k, rate, T, BLOCK_T)
+    if ENTROPY:
+        each, rows = tl.where(p > 0, -p * tl.log(p), 0.0), tl.arange(0, BLOCK_T)
+        tl.store(entropy + first + rows, tl.sum(each, 1), mask=rows < T)
     if DROP:
         p = tl.where(_kept_weights(seeds, member, step, stream, share, T, BLOCK_T), p * scale, 0.0)
     v = _part(joined, bias, at, 2, member, inside, D, BLOCK_D)
@@ -130,15 +149,15 @@ def _attended_backward(
     q = _part(joined, bias, at, 0, member, inside, D, BLOCK_D)
     k = _part(joined, bias, at, 1, member, inside, D, BLOCK_D)
     p = _weights(q, k, rate, T, BLOCK_T)
-    dropped, kept = p, p >= 0
+    dropped, keep = p, p >= 0
     if DROP:
-        kept = _kept_weights(seeds, member, step, stream, share, T, BLOCK_T)
-        dropped = tl.where(kept, p * scale, 0.0)
+        keep = _kept_weights(seeds, member, step, stream, share, T, BLOCK_T)
+        dropped = tl.where(keep, p * scale, 0.0)
     g = tl.load(dy + (first + row) * D + place[None, :], mask=inside, other=0.0)
     v = _part(joined, bias, at, 2, member, inside, D, BLOCK_D)
     dp = tl.dot(g, tl.trans(v))
     if DROP:
-        dp = tl.where(kept, dp * scale, 0.0)
+        dp = tl.where(keep, dp * scale, 0.0)
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * rate).to(g.dtype)
     dv = tl.dot(tl.trans(dropped.to(g.dtype)), g)
     _store_part(dv, d_joined, partial, at, 2, D, inside, place)

@@ -76,15 +76,28 @@ class Dropout:
     """
 
     def __init__(self, seeds_E: Tensor, step: int | Tensor, share: float) -> None:
-        self.seeds_E, self.step, self.share = seeds_E, step, share
+        self.step, self.share = step, share
+        # Members of equal seed drop the same, which is then drawn once. To find them a GPU would
+        # have to wait for it, and could not capture it.
+        self.seeds_S, self.of_E = seeds_E, None
+        if not seeds_E.is_cuda:
+            own_S, of_E = seeds_E.unique(return_inverse=True)
+            if len(own_S) < len(seeds_E):
+                self.seeds_S, self.of_E = own_S, of_E
 
     def __call__(self, x: Tensor, place: str) -> Tensor:
         """x, (E, ...), with some of it 0 and the rest scaled up to the same mean."""
         if self.share == 0:
             return x
-        drawn = random.uniform(self.seeds_E, f"dropout.{place}", self.step, x[0].numel())
-        kept = (drawn >= self.share).to(x.dtype).view_as(x)
-        return x * kept / (1 - self.share)
+        width = x.shape[-1]
+        drawn_width = width + -width % 4  # the generator makes four at a time
+        count = x[0].numel() // width * drawn_width
+        drawn = random.uniform(self.seeds_S, f"dropout.{place}", self.step, count)
+        kept = drawn >= self.share
+        if self.of_E is not None:
+            kept = kept.index_select(0, self.of_E)
+        kept = kept.view(*x.shape[:-1], drawn_width)[..., :width]
+        return x * kept.to(x.dtype) / (1 - self.share)
 
 
 def _keep(x: Tensor, place: str) -> Tensor:
@@ -197,8 +210,6 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Cross-entropy of each member, mean over the words, (E,).
 
-        Without gradients on a GPU the logits are written once and read once.
-
         Args:
             tokens_BT: words, (B, T).
             targets_BT: the word after each.
@@ -206,20 +217,43 @@ class LanguageModel(nn.Module):
             step: as of `forward`.
             watch: as of `forward`.
         """
-        if torch.is_grad_enabled() or not tokens_BT.is_cuda or self._output_type.itemsize > 4:
-            return self._losses(self(tokens_BT, step=step, watch=watch), targets_BT, weights_BT)
-        from joma.models import _language_kernels as kernels
+        return self._losses(self(tokens_BT, step=step, watch=watch), targets_BT, weights_BT)
 
-        states = self.states(tokens_BT, step=step, watch=watch).to(self._output_type)
-        if weights_BT is None:
-            weights_BT = torch.full_like(tokens_BT, 1 / tokens_BT.numel(), dtype=torch.float32)
-        return kernels.cross_entropies(
-            self.output.product(states).flatten(1, 2),
-            _bias(self.output),
-            targets_BT.flatten(),
-            weights_BT.flatten().float(),
-            self.config.vocabulary,
-        )
+    @torch.no_grad()
+    def measured(
+        self, tokens_BT: Tensor, targets_BT: Tensor, weights_BT: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`losses` (E,) and the entropies of attention in nats (layers, E), with nothing dropped.
+
+        On a GPU the logits are written once and read once, and attention is not written at all.
+
+        Args:
+            tokens_BT: words, (B, T).
+            targets_BT: the word after each.
+            weights_BT: how much each word counts, and the row of attention at its place.
+        """
+        rows_LEBT: list[Tensor] = []
+
+        def watch(name: str, layer: int, x: Tensor) -> None:
+            if name == "attention":
+                rows_LEBT.append(torch.special.entr(x.double()).sum(-1).mean(2))  # over heads
+
+        if self._fits(tokens_BT):
+            from joma.models import _language_kernels as kernels
+
+            x = self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
+            x = self._fused_states(x, None, rows_LEBT).to(self._output_type)
+            losses_E = kernels.cross_entropies(
+                self.output.product(x).flatten(1, 2),
+                _bias(self.output),
+                targets_BT.flatten(),
+                weights_BT.flatten().float(),
+                self.config.vocabulary,
+            )
+        else:
+            losses_E = self.losses(tokens_BT, targets_BT, weights_BT=weights_BT, watch=watch)
+        weights = weights_BT.double()
+        return losses_E, torch.stack([(rows * weights).sum((1, 2)) for rows in rows_LEBT])
 
     def _losses(self, logits: Tensor, targets_BT: Tensor, weights_BT: Tensor | None) -> Tensor:
         targets_EN = targets_BT.flatten().expand(len(self.seeds), -1)
@@ -280,31 +314,37 @@ class LanguageModel(nn.Module):
         return losses_E
 
     def _fuses(self, tokens_BT: Tensor) -> bool:
-        """Whether the kernels for a GPU do the work."""
+        """Whether the kernels for a GPU do the work of training."""
+        halves = self.compute, self.output.weight.dtype
+        return self._fits(tokens_BT) and halves == (torch.bfloat16, torch.bfloat16)
+
+    def _fits(self, tokens_BT: Tensor) -> bool:
+        """Whether the kernels for a GPU are made for such a network."""
         config = self.config
         return (
             tokens_BT.is_cuda
-            and self.compute == torch.bfloat16
-            and self.output.weight.dtype == torch.bfloat16
+            and self._output_type.itemsize <= 4
             and config.heads == 1
             and config.width % 8 == 0
             and config.hidden % 8 == 0
             and tokens_BT.shape[1] <= 64
         )
 
-    def _fused_states(self, x: Tensor, step: int | Tensor | None) -> Tensor:
+    def _fused_states(
+        self, x: Tensor, step: int | Tensor | None, entropies: list[Tensor] | None = None
+    ) -> Tensor:
+        """`states` by the kernels, from embeddings; entropies, where asked for, (E, B, T) each."""
         from joma.models import _language_kernels as kernels
         from joma.models._dropping_kernel import Drop
 
         share = 0.0 if step is None else self.config.dropout
         at = torch.as_tensor(0 if step is None else step, device=x.device)
         drop = Drop(self.seeds_E, at, share)
-        assert self.compute is not None
         waves_TD = self.sinusoids_TD[: x.shape[2]]
-        x = kernels.placed(x, waves_TD, self.compute, drop, "embedding")
+        x = kernels.placed(x, waves_TD, self.compute or self._output_type, drop, "embedding")
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, LanguageBlock)
-            x = block.fused(x, drop, layer)
+            x = block.fused(x, drop, layer, entropies)
         return x
 
     def products(self) -> list[str]:
@@ -365,17 +405,23 @@ class LanguageBlock(nn.Module):
         added = self.upper(drop(hidden, f"{layer}.hidden"))
         return self.norm_mlp(x + drop(added, f"{layer}.mlp"))
 
-    def fused(self, x: Tensor, drop: Any, layer: int) -> Tensor:
-        """`forward` by the kernels for a GPU, which add the biases."""
+    def fused(
+        self, x: Tensor, drop: Any, layer: int, entropies: list[Tensor] | None = None
+    ) -> Tensor:
+        """`forward` by the kernels for a GPU, which add the biases; entropies are appended."""
         from joma.models import _language_kernels as kernels
-        from joma.models._short_attention_kernel import attended
+        from joma.models._short_attention_kernel import attended, attended_measured
 
         def normed(linear: Linear, y: Tensor, x: Tensor, norm: LayerNorm, place: str) -> Tensor:
             settings = norm.weight, norm.bias, drop, f"{layer}.{place}"
             return kernels.sum_norm(linear.product(y), _bias(linear), x, *settings)
 
         joined = self.queries_keys_values
-        y = attended(joined.product(x), _bias(joined), drop, f"{layer}.attention")
+        if entropies is None:
+            y = attended(joined.product(x), _bias(joined), drop, f"{layer}.attention")
+        else:
+            y, entropy_EBT = attended_measured(joined.product(x), _bias(joined))
+            entropies.append(entropy_EBT)
         x = normed(self.projection, y, x, self.norm_attention, "attended")
         y = kernels.relu(self.lower.product(x), _bias(self.lower), drop, f"{layer}.hidden")
         return normed(self.upper, y, x, self.norm_mlp, "mlp")

@@ -123,13 +123,15 @@ class StackedAdam:
 
     @torch.no_grad()
     def warm_up(self) -> None:
-        """Compiles what `step` needs on the GPU without moving anything; before a capture."""
-        table = self._table()
+        """Compiles what `step` needs on the GPU without moving anything.
+
+        To be called before a capture, with gradients that lie as they will in it.
+        """
+        table, even = self._table(), self._is_even()
         table.take([None] * len(table.parts))
         ones = torch.ones_like(self.learning_rates)
-        for even in (False, True):
-            table.square_sums(even)
-            table.step(ones, ones, ones[0], ones.float(), self.betas, self.epsilon, even)
+        table.square_sums(even)
+        table.step(ones, ones, ones[0], ones.float(), self.betas, self.epsilon, even)
 
     def captured(self) -> None:
         """Notes where the gradients of a captured step lie, once it is captured."""

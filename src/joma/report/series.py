@@ -10,13 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from joma.report import figures
 
 LOGARITHMIC_FROM = 20
 """Steps whose largest is more than so many times the smallest stand on a logarithmic axis."""
+
+LOGARITHMIC_VALUES_FROM = 8
+"""The same for values of which ratios matter."""
 
 _MARKERS = "vXsDP*^"
 
@@ -32,11 +35,13 @@ class Panel:
         title: above the panel.
         unit: beside its axis.
         values_SL: a number for each step and layer, NaN where there is none.
+        ratios: whether ratios of the values matter, not differences.
     """
 
     title: str
     unit: str
     values_SL: NDArray[np.float64]
+    ratios: bool = False
 
 
 def draw_series(
@@ -87,6 +92,8 @@ def _draw_panel(
         label = f"layer {layer}" if layers <= _FEW else None
         ax.plot(x[good & there], y[good & there], "-o", color=colour, lw=1.3, ms=2.5, label=label)
         ax.plot(x[~good & there], y[~good & there], "x", color=colour, ms=5, alpha=0.7)
+    if panel.ratios:
+        _values_axis(ax, panel.values_SL)
     ax.set(xlabel="step", ylabel=panel.unit)
     ax.set_title(panel.title, pad=12 if bad else 6)
 
@@ -105,6 +112,19 @@ def _mark(ax: Axes, steps: Sequence[int], why: str, marker: str) -> None:
         clip_on=False,
         label=why,
     )
+
+
+def _values_axis(ax: Axes, values_SL: NDArray[np.float64]) -> None:
+    """A value axis that is logarithmic where the values span much."""
+    finite = values_SL[np.isfinite(values_SL)]
+    if not finite.size or finite.min() <= 0:
+        return
+    if finite.max() <= LOGARITHMIC_VALUES_FROM * finite.min():
+        return
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _steps_axis(ax: Axes, steps: Iterable[int]) -> None:

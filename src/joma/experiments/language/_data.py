@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from joma.data import BasicEnglish, corpus, encoded, streams
+from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
 from joma.experiments.language._groups import LENGTH, Setting, Size
 
 
@@ -28,9 +28,21 @@ class Text:
         return replace(self, train=self.train.to(device), valid=self.valid.to(device))
 
 
+def find(size: Size) -> Corpus:
+    """The text of a size.
+
+    Raises:
+        ValueError: it is not there, or has no part to train or to measure on.
+    """
+    source = corpus(size.corpus)
+    for split in ("train", "valid"):
+        source.where(split)
+    return source
+
+
 def load(size: Size) -> Text:
     """Reads and encodes the text of a size."""
-    source = corpus(size.corpus)
+    source = find(size)
     tokenizer = BasicEnglish.of(source)
     if size.vocabulary is not None:
         tokenizer = BasicEnglish(tokenizer.vocabulary[: size.vocabulary])

@@ -142,7 +142,7 @@ def _name_even(ax: Axes) -> None:
 def _step_axis(ax: Axes, steps: Sequence[int]) -> None:
     if steps[-1] < 10_000:
         return
-    ticks = range(0, steps[-1] + 1, 20_000)
+    ticks = range(0, steps[-1] + 1, 20_000 if steps[-1] < 100_000 else 50_000)
     ax.set_xticks(ticks, ["0", *(f"{tick // 1000}k" for tick in ticks[1:])])
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from joma.experiments._experiment import Outcome, Request, publish
 from joma.experiments.language import _data, _reference, _summary
 from joma.experiments.language._curves import Curves, Key, collect
-from joma.experiments.language._groups import SIZES, Setting
+from joma.experiments.language._groups import SIZES, WIKITEXT_2, Setting, Size, sized
 from joma.experiments.language._reference import Pair
 from joma.experiments.language._summary import Check
 from joma.experiments.language._train import train_group
@@ -29,7 +29,7 @@ class Figures:
         groups: the networks it shows.
         beside: experiments that train some of the same.
         select: of all curves those that it shows.
-        judge: what ours show, at the published size or another.
+        judge: what ours show, of what was published or of another size or text.
         check: what is asked of the comparison with recorded curves.
         draw: ours and the recorded.
     """
@@ -40,25 +40,37 @@ class Figures:
     groups: Sequence[str]
     beside: Sequence[str]
     select: Callable[[Shown, Setting], Shown]
-    judge: Callable[[Shown, Setting, bool], Outcome]
+    judge: Callable[[Shown, Setting], Outcome]
     check: Callable[[Sequence[Pair], Shown, Shown], list[Check]]
     draw: Callable[[Shown, Shown], Figure | None]
+
+
+def size_of(request: Request) -> Size:
+    """The size that is asked for, with the text that is."""
+    return sized(request.scale, request.options.get("corpus", SIZES[request.scale].corpus))
+
+
+def needs(request: Request) -> None:
+    """Raises a `ValueError` where the text is not there, which says where it was looked for."""
+    _data.find(size_of(request))
 
 
 def reproduce(run: Run, request: Request, of: Figures) -> Outcome:
     """Trains the groups asked for that are not done, and says what all that are show."""
     recorded = {} if request.reference is None else _reference.read(request.reference)
-    text = _data.load(SIZES[request.scale])
+    text = _data.load(size_of(request))
     for name in request.groups or of.groups:
         train_group(run, name, text, request, of.beside)
     curves = of.select(collect(run, text.setting, of.groups), text.setting)
-    full = request.scale == "full"
-    outcome = of.judge(curves, text.setting, full)
+    outcome = of.judge(curves, text.setting)
     summary: dict[str, Any] = {}
-    if recorded and full:
+    if recorded and text.setting.published is WIKITEXT_2:
         outcome, summary["comparison"] = _compared(run, of, outcome, curves, recorded)
     elif recorded:
-        words = "The recorded curves are those of the full size; they are not held against these."
+        words = (
+            f"The recorded curves are those of {WIKITEXT_2.title} at the full size; they are not "
+            "held against these."
+        )
         outcome, recorded = replace(outcome, paragraphs=(*outcome.paragraphs, words)), {}
     if curves:
         run.write_table("curves", _summary.table(curves.values()))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from joma.experiments._seeds import member_seeds
 
@@ -18,6 +18,53 @@ WATCHED = 100
 DEPTHS = (1, 2, 5, 10)
 SWEPT = 5
 """The depth that is trained at all learning rates."""
+
+
+EMBEDDED = "embedded"
+"""The text that is there on every machine, of which nothing was published."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was published of a text.
+
+    Attributes:
+        title: its name in a sentence.
+        loss: best validation loss by depth, mean over three seeds.
+        last: the counted step with which its curves end.
+        words: of its vocabulary.
+        tokens: of its training text.
+    """
+
+    title: str
+    loss: Mapping[int, float]
+    last: int
+    words: int
+    tokens: int
+
+
+WIKITEXT_2 = Published(
+    "WikiText-2",
+    dict(zip(DEPTHS, (5.357, 5.255, 5.169, 5.110), strict=True)),
+    last=58_000,
+    words=28_782,
+    tokens=2_049_990,
+)
+WIKITEXT_103 = Published(
+    "WikiText-103",
+    dict(zip(DEPTHS, (5.047, 4.912, 4.762, 4.679), strict=True)),
+    last=200_000,  # as far as the printed curves reach, a good third into the second epoch
+    words=226_000,  # about, as the next one: they serve to reckon what it takes
+    tokens=102_000_000,
+)
+
+TEXTS = {
+    "wikitext-2": WIKITEXT_2,
+    "wikitext-103": WIKITEXT_103,
+    "hub:Salesforce/wikitext:wikitext-2-v1": WIKITEXT_2,
+    "hub:Salesforce/wikitext:wikitext-103-v1": WIKITEXT_103,
+}
+"""The published texts, by what `joma.data.corpus` calls them."""
 
 
 def named(rate: float) -> str:
@@ -43,7 +90,7 @@ class Cell:
         return f"lr {named(self.rate)}"
 
     def seeds(self, seed: int, count: int) -> tuple[int, ...]:
-        """Their seeds; the same at every learning rate, so that all begin with the same weights."""
+        """Their seeds; the same at every learning rate, so that all drop the same."""
         return member_seeds(f"language/{self.depth}", seed, count)
 
 
@@ -93,13 +140,18 @@ class Size:
         rates = self.learning_rates if depth == SWEPT else (self.learning_rate,)
         return tuple(Cell(depth, rate) for rate in rates)
 
+    @property
+    def networks(self) -> int:
+        """How many of all depths."""
+        return self.seeds * sum(len(self.cells(depth)) for depth in DEPTHS)
+
 
 RATES = (1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 1e-3, 1e-2)
 """Of Fig. 8."""
 
 SIZES = {
     "tiny": Size(
-        corpus="embedded",
+        corpus=EMBEDDED,
         vocabulary=150,
         train_tokens=1200,
         valid_tokens=600,
@@ -114,7 +166,7 @@ SIZES = {
         last=12,
     ),
     "small": Size(
-        corpus="embedded",
+        corpus=EMBEDDED,
         vocabulary=1000,
         train_tokens=None,
         valid_tokens=3500,
@@ -141,9 +193,24 @@ SIZES = {
         learning_rate=1e-4,
         learning_rates=RATES,
         every=1000,
-        last=58_000,
+        last=WIKITEXT_2.last,
     ),
 }
+
+
+def sized(scale: str, corpus: str) -> Size:
+    """A scale with a text, its own or another.
+
+    Another is trained on at the one learning rate that all depths share: the others are those of
+    Fig. 8, which is of one text. At the full scale training ends where the text's published curves
+    do.
+    """
+    size = SIZES[scale]
+    if corpus == size.corpus:
+        return size
+    last = TEXTS[corpus].last if scale == "full" and corpus in TEXTS else size.last
+    return replace(size, corpus=corpus, learning_rates=(size.learning_rate,), last=last)
+
 
 GROUPS = {f"depth-{depth}": depth for depth in DEPTHS}
 """Networks that are trained together, by name, and their depth."""
@@ -174,6 +241,12 @@ class Setting:
                 f"stream must be longer than a window of {LENGTH} words, got {self.stream}; "
                 "the training text is too short"
             )
+
+    @property
+    def published(self) -> Published | None:
+        """What was published of this text at this size."""
+        corpus = self.size.corpus
+        return TEXTS.get(corpus) if self.size == sized("full", corpus) else None
 
     @property
     def whole(self) -> int:

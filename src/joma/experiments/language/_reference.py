@@ -39,6 +39,8 @@ class Pair:
         pearson: correlation of the two curves.
         left_out: the same for each recorded seed against the mean of the others, their mean: how
             alike two honest runs can be. NaN with one seed.
+        begins: the most by which a network of ours differs from the recorded one of the same
+            number at the first step in common.
         inside: share of the steps at which ours lies in the range of the recorded seeds, ± `BAND`.
         lowest: of ours.
         recorded_lowest: of the recorded.
@@ -52,6 +54,7 @@ class Pair:
     looks: int
     pearson: float
     left_out: float
+    begins: float
     inside: float
     lowest: float
     recorded_lowest: float
@@ -105,6 +108,7 @@ def _pair(own: Curves, layer: int, ours_KS: np.ndarray, recorded_KS: np.ndarray)
     mean, expected = ours_KS.mean(-1), recorded_KS.mean(-1)
     low, high = recorded_KS.min(-1) - BAND, recorded_KS.max(-1) + BAND
     seeds = range(recorded_KS.shape[1])
+    both = min(ours_KS.shape[1], len(seeds))
     left_out = [
         pearson(recorded_KS[:, seed], np.delete(recorded_KS, seed, 1).mean(-1))
         for seed in (seeds if len(seeds) > 1 else ())
@@ -116,6 +120,7 @@ def _pair(own: Curves, layer: int, ours_KS: np.ndarray, recorded_KS: np.ndarray)
         looks=len(mean),
         pearson=pearson(mean, expected),
         left_out=float(np.mean(left_out)) if left_out else float("nan"),
+        begins=float(np.abs(ours_KS[0, :both] - recorded_KS[0, :both]).max()),
         inside=float(np.mean((low <= mean) & (mean <= high))),
         lowest=float(mean.min()),
         recorded_lowest=float(expected.min()),

@@ -11,6 +11,7 @@ from joma.experiments import _trained
 from joma.experiments._experiment import Request
 from joma.experiments.language._data import Text
 from joma.experiments.language._groups import GROUPS, LENGTH, WATCHED
+from joma.experiments.language._starts import begin, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
 from joma.optim import StackedAdam
 from joma.probes import stable_ranks
@@ -86,6 +87,7 @@ class GroupWork:
             [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)],
             device=device,
         )
+        begin(model, torch_seeds(request.seed, size.seeds) * len(cells))
         optimizer = StackedAdam(
             model.named_parameters(),
             [cell.rate for cell in cells for _ in range(size.seeds)],
@@ -104,10 +106,11 @@ class GroupWork:
 
     def look(self, step: int) -> None:
         """Measures all networks after `step` updates."""
+        one = slice(self.watched, self.watched + 1)
         with self.ensemble.looking() as model:
             loss_E, mean_LE = self._validate(model)
-            one = slice(self.watched, self.watched + 1)
-            watched_LE = mean_entropies(model, self.tokens[one], self.weights[one])
+            _, sum_LE = model.measured(self.tokens[one], self.targets[one], self.weights[one])
+            watched_LE = sum_LE / self.weights[one].double().sum()
             self._log_ranks(step, model)
         log = self.run.metrics.append
         log(step, "validation_loss", loss_E.cpu().numpy())
@@ -121,12 +124,9 @@ class GroupWork:
         """Loss (E,) and entropies (layers, E), means over all words of the validation text."""
         rows = self._rows(model, model.config.vocabulary)
         parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
-        losses, entropies = [], []
-        for tokens, targets, weights in zip(*parts, strict=True):
-            watch = Entropies(weights)
-            losses.append(model.losses(tokens, targets, weights_BT=weights, watch=watch).double())
-            entropies.append(watch.sums())
-        return torch.stack(losses).sum(0), torch.stack(entropies).sum(0)
+        found = [model.measured(*part) for part in zip(*parts, strict=True)]
+        losses, entropies = zip(*found, strict=True)
+        return torch.stack(losses).double().sum(0), torch.stack(entropies).sum(0)
 
     def _log_ranks(self, step: int, model: LanguageModel) -> None:
         weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
@@ -161,32 +161,3 @@ def training_loss(optimizer: StackedAdam) -> Callable[[LanguageModel, Window, Te
         return model.descend(*window, step, None if rows is None else fetch)
 
     return loss
-
-
-class Entropies:
-    """Entropies of attention in nats, added up over rows by their weights as a model is run.
-
-    Args:
-        weights_BT: how much each row of attention counts.
-    """
-
-    def __init__(self, weights_BT: Tensor) -> None:
-        self.weights_BT = weights_BT
-        self._found: dict[int, Tensor] = {}
-
-    def __call__(self, name: str, layer: int, x: Tensor) -> None:
-        """Takes note of what a layer shows."""
-        if name == "attention":
-            rows_EBT = torch.special.entr(x.double()).sum(-1).mean(2)  # over heads
-            self._found[layer] = (rows_EBT * self.weights_BT).sum((1, 2))
-
-    def sums(self) -> Tensor:
-        """Of each layer and member: (layers, E), float64."""
-        return torch.stack([entropy for _, entropy in sorted(self._found.items())])
-
-
-def mean_entropies(model: LanguageModel, tokens_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """Entropy of attention in nats, mean over rows by their weights: (layers, E), float64."""
-    watch = Entropies(weights_BT)
-    model.states(tokens_BT, watch=watch)
-    return watch.sums() / weights_BT.sum()

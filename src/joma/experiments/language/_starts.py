@@ -1,0 +1,83 @@
+"""The networks as the recorded runs began them: what torch draws after `torch.manual_seed`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from joma.models import LanguageModel
+
+FIRST = 3
+"""Torch's seed of the first recorded network; the second and third have the next two.
+
+Told from the record: of the networks that torch draws from a seed below 60, those of 3, 4 and 5
+have the recorded attention entropies before training, to all four digits.
+"""
+
+_RANGE = 0.1
+"""Embeddings and output weights are drawn anew, uniform on ± this."""
+
+
+def torch_seeds(seed: int, count: int) -> list[int]:
+    """Those of the networks of each cell; seed 0 has the recorded ones."""
+    return [FIRST + seed * count + number for number in range(count)]
+
+
+@torch.no_grad()
+def begin(model: LanguageModel, seeds: Sequence[int]) -> None:
+    """Gives each member the parameters of a network that torch makes from a seed.
+
+    Torch draws on the CPU, whatever the device of the model.
+
+    Args:
+        model: whose parameters are written to.
+        seeds: one for each member.
+    """
+    drawn = {seed: _drawn(model, seed) for seed in set(seeds)}
+    for member, seed in enumerate(seeds):
+        for name, parameter in model.named_parameters():
+            parameter[member].copy_(drawn[seed][name])
+
+
+def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
+    """The parameters of one network by name, drawn in the order of the usual script."""
+    config = model.config
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layer = nn.TransformerEncoderLayer(config.width, config.heads, config.hidden)
+        embedding = nn.Embedding(config.vocabulary, config.width)
+        output = nn.Linear(config.width, config.vocabulary)
+        embedding.weight.uniform_(-_RANGE, _RANGE)
+        output.weight.uniform_(-_RANGE, _RANGE)
+    weight = torch.zeros(config.width, config.columns)
+    weight[:, : config.vocabulary] = output.weight.T
+    block = _block(layer)
+    blocks = {
+        f"blocks.{number}.{name}": value
+        for number in range(config.layers)
+        for name, value in block.items()
+    }
+    return {
+        "embedding.weight": embedding.weight,
+        **blocks,
+        "output.weight": weight,
+        "output.bias": torch.zeros(1, config.columns),
+    }
+
+
+def _block(layer: nn.TransformerEncoderLayer) -> dict[str, Tensor]:
+    """Torch's layer by the names of ours, whose matrices are (in, out)."""
+    attention = layer.self_attn
+    linear = {
+        "queries_keys_values": (attention.in_proj_weight, attention.in_proj_bias),
+        "projection": (attention.out_proj.weight, attention.out_proj.bias),
+        "lower": (layer.linear1.weight, layer.linear1.bias),
+        "upper": (layer.linear2.weight, layer.linear2.bias),
+    }
+    norms = {"norm_attention": layer.norm1, "norm_mlp": layer.norm2}
+    return {
+        **{f"{name}.weight": weight.T for name, (weight, _) in linear.items()},
+        **{f"{name}.bias": bias.view(1, -1) for name, (_, bias) in linear.items()},
+        **{f"{name}.weight": norm.weight for name, norm in norms.items()},
+        **{f"{name}.bias": norm.bias for name, norm in norms.items()},
+    }

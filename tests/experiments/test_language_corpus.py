@@ -1,0 +1,205 @@
+"""Fig. 6 with another text than its scale's: what is trained, what it is held against, its time."""
+
+import dataclasses
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from joma.data.corpora import NAMED
+from joma.experiments import fig6, fig8
+from joma.experiments.language import _data, _draw, _figure, _groups, _summary
+from joma.experiments.language._curves import Curves
+from joma.experiments.language._groups import (
+    SIZES,
+    TEXTS,
+    WIKITEXT_2,
+    WIKITEXT_103,
+    Setting,
+    sized,
+)
+from joma.runs import Run
+from tests.experiments._language import FULL, SIZE, curves, depths, write_reference
+
+SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"))
+LARGE = Setting(sized("full", "wikitext-103"), words=226_000, stream=5_100_000, digests={})
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JOMA_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    """A folder with two short texts."""
+    draw = random.Random(0)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for split in ("train", "valid"):
+        lines = (" ".join(draw.choices("abcdefghij", k=20)) for _ in range(12))
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def asked(corpus: str | Path, scale: str = "tiny", **more):
+    return fig6.EXPERIMENT.request(scale=scale, options={"corpus": str(corpus)}, **more)
+
+
+class TestSize:
+    def test_without_a_word_it_is_the_scales_own(self):
+        for scale, size in SIZES.items():
+            request = fig6.EXPERIMENT.request(scale=scale)
+            assert request.options == {"corpus": size.corpus}
+            assert _figure.size_of(request) == size
+        assert _figure.size_of(asked("wikitext-2", "full")) == SIZES["full"]
+
+    def test_another_text_is_trained_on_at_one_learning_rate(self):
+        size = _figure.size_of(asked("wikitext-103", "full"))
+        assert size == dataclasses.replace(
+            SIZES["full"], corpus="wikitext-103", learning_rates=(1e-4,), last=200_000
+        )
+        assert size.networks == 12
+        assert sized("small", "wikitext-103").last == SIZES["small"].last
+
+    def test_names_are_those_of_the_corpora(self):
+        assert set(TEXTS) == {*NAMED, *NAMED.values()}
+        for name, source in NAMED.items():
+            assert TEXTS[name] is TEXTS[source]
+
+    def test_what_was_published_is_of_the_full_size_of_its_text(self, texts):
+        assert FULL.published is WIKITEXT_2
+        assert LARGE.published is WIKITEXT_103
+        for size in (SIZES["small"], sized("small", "wikitext-2"), sized("full", str(texts))):
+            assert dataclasses.replace(FULL, size=size).published is None
+
+
+class TestVerdict:
+    def test_wikitext_103_is_held_against_its_own_numbers(self):
+        outcome = _summary.judge_depths(depths(WIKITEXT_103), LARGE)
+        assert outcome.agrees, outcome.finding
+        assert outcome.finding.startswith("on WikiText-103 best validation loss 5.047, 4.912, ")
+        assert [row["published"] for row in outcome.table] == [5.047, 4.912, 4.762, 4.679]
+        assert not _summary.judge_depths(depths(WIKITEXT_2), LARGE).agrees
+
+    @pytest.mark.parametrize("scale", ["tiny", "full"])
+    def test_of_another_text_nothing_was_published(self, texts, scale: str):
+        setting = dataclasses.replace(FULL, size=sized(scale, str(texts)))
+        rate = setting.size.learning_rate
+        shown = {(depth, rate): curves(depth, rate) for depth in _groups.DEPTHS}
+        outcome = _summary.judge_depths(shown, setting)
+        assert outcome.agrees
+        assert outcome.finding.startswith("nothing was published of this text (")
+        assert f" steps on {texts}, " in outcome.finding
+        assert "published" not in outcome.table[0]
+
+    def test_long_curves_have_few_ticks(self):
+        own = curves(1)
+        long = Curves(1, 1e-4, tuple(4 * step for step in own.steps), *(own.entropy, own.loss))
+        figure = _draw.draw_depths({(1, 1e-4): long}, {})
+        assert figure is not None
+        labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        assert labels == ["0", "50k", "100k", "150k", "200k"]
+
+
+class TestTexts:
+    def test_a_folder_at_the_tiny_scale(self, texts, tmp_path, monkeypatch):
+        monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+        run = Run.create("fig6", {}, out=tmp_path / "fig6")
+        recorded = write_reference(tmp_path / "r", depths())
+        outcome = fig6.reproduce(run, asked(texts, reference=recorded))
+        assert outcome.agrees, outcome.finding
+        assert "nothing was published of this text (4 steps on " in outcome.finding
+        assert "11 different words" in outcome.finding
+        assert outcome.paragraphs[-1].startswith("The recorded curves are those of WikiText-2 at ")
+        assert "comparison" not in run.tables
+        group = Run.open(run.path / "groups" / "depth-5")
+        assert group.config["size"]["corpus"] == str(texts)
+        assert [member["cell"] for member in group.config["members"]] == ["lr 1e-2"] * 2
+
+    def test_fig_8_takes_nothing_over_from_another_text(self, texts, tmp_path, monkeypatch):
+        monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+        six, eight = (Run.create(name, {}, out=tmp_path / name) for name in ("fig6", "fig8"))
+        fig6.reproduce(six, asked(texts, groups=["depth-5"]))
+        fig8.reproduce(eight, fig8.EXPERIMENT.request(scale="tiny"))
+        outcome = Run.open(eight.path / "groups" / "depth-5").read_json("outcome")
+        assert "taken_from" not in outcome
+
+    def test_a_folder_is_the_same_from_wherever_it_is_named(self, texts, monkeypatch):
+        expected = asked(texts).options
+        monkeypatch.chdir(texts)
+        assert asked(".").options == asked("../texts/").options == expected
+
+    def test_a_folder_needs_both_parts(self, texts):
+        (texts / "valid.txt").unlink()
+        with pytest.raises(ValueError, match=r"^corpus must be a folder with .* has no valid.txt$"):
+            asked(texts)
+        (texts / "train.txt").unlink()
+        with pytest.raises(ValueError, match=r"which has no train.txt and no valid.txt$"):
+            asked(texts)
+
+    @pytest.mark.parametrize("given", ["wikitext-3", "", "no/such/folder", "hub"])
+    def test_what_is_no_text_is_refused(self, given: str):
+        with pytest.raises(
+            ValueError, match=rf"^corpus must be wikitext-2, .* got '{given}', whic"
+        ):
+            asked(given)
+
+    def test_a_text_too_short_for_a_window_is_refused(self, texts, tmp_path):
+        (texts / "train.txt").write_text("too short to learn from\n" * 4)
+        with pytest.raises(ValueError, match="the training text is too short"):
+            _data.load(sized("tiny", str(texts)))
+
+    @pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103"])
+    def test_a_missing_text_is_said_with_where_it_was_looked_for(self, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("JOMA_SHARED", str(tmp_path / "shared"))
+        places = rf"JOMA_SHARED .*/shared'.*data/{name} .*cache/corpora/{name}; or .*{NAMED[name]}"
+        with pytest.raises(ValueError, match=rf"^text {name} needs .*{places}"):
+            fig6.needs(asked(name))
+        folder = tmp_path / "shared" / "data" / name
+        folder.mkdir(parents=True)
+        (folder / "valid.txt").write_text("a b c\n")
+        with pytest.raises(ValueError, match=rf"^text .*data/{name} has no train.txt in it"):
+            fig6.needs(asked(name))
+        (folder / "train.txt").write_text("a b c\n")
+        fig6.needs(asked(name))
+
+    def test_fig_8_needs_its_text_too(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("JOMA_SHARED", raising=False)
+        with pytest.raises(ValueError, match=r"^text wikitext-2 needs"):
+            fig8.needs(fig8.EXPERIMENT.request(scale="full"))
+        fig8.needs(fig8.EXPERIMENT.request(scale="tiny"))
+
+
+class TestTakes:
+    def test_the_scales_own_text_takes_what_was_measured(self):
+        for scale, measured in fig6.SCALES.items():
+            assert fig6.EXPERIMENT.takes(fig6.EXPERIMENT.request(scale=scale))[scale] == measured
+
+    @pytest.mark.parametrize("corpus", ["wikitext-103", NAMED["wikitext-103"]])
+    def test_wikitext_103_takes_hours(self, corpus: str):
+        takes = fig6.EXPERIMENT.takes(asked(corpus, "full"))
+        # 200 of 58 thousand steps, 226,000 of 28,782 words, 12 of 30 networks; 100 s to read it.
+        expected = 830 * (200 / 58) * (226_000 / 28_782) * (12 / 30) + 102
+        assert takes["full"].seconds == pytest.approx(expected, rel=1e-3)
+        assert takes["full"].device == "one H200, reckoned and not measured"
+        assert takes["small"].seconds > 102
+
+    def test_a_folder_is_said_to_be_a_guess(self, texts):
+        takes = fig6.EXPERIMENT.takes(asked(texts, "full"))
+        assert takes["full"].device.endswith("not measured, with as many words as WikiText-2")
+        assert takes["tiny"].device == fig6.SCALES["tiny"].device
+
+
+@pytest.mark.skipif(
+    not (SHARED / "data" / "wikitext-2" / "train.txt").is_file(),
+    reason=f"there is no WikiText-2 in {SHARED}; JOMA_SHARED names another folder",
+)
+def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
+    monkeypatch.setenv("JOMA_SHARED", str(SHARED))
+    monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+    setting = _data.load(_figure.size_of(asked("wikitext-2"))).setting
+    assert setting.words == SIZE.vocabulary
