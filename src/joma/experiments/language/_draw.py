@@ -13,6 +13,8 @@ from joma.experiments.language._curves import Curves, Key
 from joma.experiments.language._groups import SWEPT, UNIFORM, named
 from joma.report import figures
 
+_IN_A_ROW = 5
+"""Names of lines that a legend has in a row."""
 _LIGHT = "#9a9a9a"
 
 
@@ -34,7 +36,8 @@ def draw_depths(curves: Mapping[Key, Curves], recorded: Mapping[Key, Curves]) ->
         _step_axis(below, own.steps)
     axes[0, 0].set_ylabel("attention entropy (nats)")
     axes[1, 0].set_ylabel("stable rank of lower layer")
-    _share(axes[0], bottom=-0.06)
+    deepest = max(own.depth for own in shown)
+    _share(axes[0], bottom=-0.06 if deepest <= _IN_A_ROW else -0.4)  # room for the legend
     _share(axes[1])
     for own, ax in zip(shown, axes[0], strict=True):
         _legend(ax, own.depth, bool(recorded) and own is shown[0])
@@ -119,7 +122,7 @@ def _legend(ax: Axes, depth: int, recorded: bool) -> None:
     ax.legend(
         handles=handles,
         loc="lower center",
-        ncols=len(handles) if len(handles) <= 5 else -(-len(handles) // 2),
+        ncols=len(handles) if len(handles) <= _IN_A_ROW else -(-len(handles) // 2),
         fontsize=8,
         handlelength=1.2,
         columnspacing=0.9,
