@@ -89,6 +89,31 @@ def test_json_and_a_second_time():
     assert "training.seed 0, not 1" in sentence(other)
 
 
+def test_a_training_that_has_ended_is_made_longer():
+    joma("train", "config.toml", "--out", "straight", "--set", "training.steps=12")
+    joma("train", "config.toml", "--out", "run")
+    more = joma("train", "config.toml", "--out", "run", "--set", "training.steps=12")
+    assert more.exit_code == 0, more.output
+    assert "Step 12, loss" in more.stdout
+    assert "went on from step 8." in more.stdout
+    assert losses("run") == losses("straight")
+    weights = [
+        Path(folder, "series/step-000012/model.safetensors").read_bytes()
+        for folder in ("run", "straight")
+    ]
+    assert weights[0] == weights[1]
+    assert "training.steps 12, not 8" in sentence(joma("train", "config.toml", "--out", "run"))
+
+
+def test_a_training_with_an_end_in_its_schedule_is_not():
+    options = ("--out", "run", "--set", "optimizer.schedule=cosine")
+    joma("train", "config.toml", *options)
+    before = Run.open("run").config
+    said = sentence(joma("train", "config.toml", *options, "--set", "training.steps=12"))
+    assert "training.steps must stay 8 with the schedule cosine" in said
+    assert Run.open("run").config == before
+
+
 def test_a_dry_run_writes_nothing():
     result = joma("train", "config.toml", "--dry-run", "--out", "run")
     assert result.exit_code == 0

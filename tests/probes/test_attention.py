@@ -14,6 +14,7 @@ from joma.probes.attention import (
     attention_entropy,
     attention_statistics,
 )
+from tests.models.test_float32 import SWITCHES, as_torch_begins
 
 INF = math.inf
 
@@ -384,14 +385,13 @@ def test_no_gradient_no_change_and_no_other_precision():
         assert torch.equal(attention_entropy(q, k), plain.entropy)
 
 
-def test_coarse_products_are_avoided():
+@pytest.mark.parametrize("switch", ["legacy medium", "cuda", "mkldnn bf16"])
+def test_coarse_products_are_avoided(switch: str):
     q, k = draw(31, 2, 40, 32, size=3), draw(32, 2, 40, 32, size=3)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
+    with as_torch_begins():
+        for use in SWITCHES[switch]:
+            use()
         close(attention_statistics(q, k, received=True), materialised(q, k), 1e-6)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def test_memory_is_far_below_the_attention_matrix(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from joma.runs import Run
-from joma.train.language import Config, Trained, series_folder, train
+from joma.train.language import Config, Trained, growing, series_folder, train
 
 STEPS = 12
 SIZES: dict[str, dict[str, Any]] = {
@@ -62,7 +62,8 @@ def make(text: Path, kind: str = "gpt_neox", **sections: dict[str, Any]) -> Conf
 
 
 def begin(config: Config, folder: Path, **options: Any) -> Trained:
-    return train(config, Run.resume("train", config.sections(), out=folder), **options)
+    run = Run.resume("train", config.sections(), out=folder, growing=growing(config))
+    return train(config, run, **options)
 
 
 def logged(folder: Path, name: str) -> tuple[list[int], list[float]]:

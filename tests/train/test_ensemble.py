@@ -1,12 +1,16 @@
 """An ensemble is its members: each follows the trajectory it would have alone."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
 
 from joma.data import Batch
+from joma.models._float32 import float32_is_coarse
 from joma.train import Ensemble
 from joma.train.ensemble import KEPT
+from tests.models.test_float32 import as_torch_begins, set_in_torch
 from tests.models.test_transformer import plain_copy
 from tests.train._small import DECAYS, RATES, SEEDS, ensemble, hierarchy, losses
 
@@ -110,14 +114,24 @@ def test_precision_is_checked_and_comes_back():
     trained = ensemble()
     with pytest.raises(ValueError, match=r"does not fit parameters in torch\.float64"):
         Ensemble(trained.model, trained.optimizer, trained.batches, precision="float32")
-    before = torch.get_float32_matmul_precision()
-    try:
+    with as_torch_begins():
         torch.set_float32_matmul_precision("medium")
         with trained.computing():
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
+
+
+def test_it_computes_the_same_whichever_switch_was_used():
+    plain = losses(ensemble(precision="float32"), 5)
+    with as_torch_begins():
+        backends: Any = torch.backends
+        backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision = "tf32", "bf16"
+        before = set_in_torch()
+        trained = ensemble(precision="float32")
+        assert torch.equal(losses(trained, 5), plain)
+        with trained.looking():
+            assert not float32_is_coarse()
+        assert set_in_torch() == before
 
 
 @needs_cuda

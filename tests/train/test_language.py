@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from joma.train.language import Processes
 from joma.train.language._text import Feed, first_windows, read_tokens
 from joma.train.language._trainer import Trainer
+from tests.models.test_float32 import as_torch_begins, set_in_torch
 from tests.train._language import begin, logged, make, write_text
 
 
@@ -130,3 +131,15 @@ def test_a_text_without_validation(text: Path, tmp_path: Path):
     result = begin(make(text, validation={"every": 0}), tmp_path / "other")
     assert np.isnan(result.validation_loss)
     assert np.isfinite(result.loss)
+
+
+def test_products_are_those_of_float32_whichever_switch_was_used(text: Path, tmp_path: Path):
+    config = make(text)
+    begin(config, tmp_path / "plain")
+    with as_torch_begins():
+        backends: Any = torch.backends
+        backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision = "tf32", "bf16"
+        before = set_in_torch()
+        begin(config, tmp_path / "switched")
+        assert set_in_torch() == before
+    assert logged(tmp_path / "switched", "loss") == logged(tmp_path / "plain", "loss")

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from joma.runs import Checkpoints, Run
-from joma.train.language import Processes, _export, series_folder, train
+from joma.train.language import (
+    Config,
+    Processes,
+    _export,
+    check_longer,
+    growing,
+    series_folder,
+    train,
+)
 from joma.train.language._trainer import Trainer
 from tests.runs import _failing
 from tests.train._language import STEPS, Stop, begin, ended, logged, make, stop_after, write_text
@@ -50,6 +58,42 @@ def test_one_that_has_ended_is_not_trained_again(text: Path, tmp_path: Path):
     assert (again.begun_at, again.step) == (STEPS, STEPS)
     assert np.isnan(again.loss)
     assert ended(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(("kind", "first"), [("gpt_neox", 10), ("gpt2", 12)])
+def test_one_that_has_ended_is_made_longer(text: Path, tmp_path: Path, kind: str, first: int):
+    def lasting(steps: int) -> Config:
+        constant = {"schedule": "constant", "warmup": 4}
+        return make(text, kind, training={"steps": steps}, optimizer=constant)
+
+    begin(lasting(20), tmp_path / "straight")
+    begin(lasting(first), tmp_path / "run")
+    with pytest.raises(Stop):
+        begin(lasting(16), tmp_path / "run", progress=stop_after(14))
+    result = begin(lasting(20), tmp_path / "run")
+    assert first < result.begun_at < result.step == 20
+    assert Run.open(tmp_path / "run").config == Run.open(tmp_path / "straight").config
+    longer, straight = (ended(tmp_path / name) for name in ("run", "straight"))
+    (steps, losses), measured = longer[1], dict(zip(*straight[1], strict=True))
+    assert longer[0] == straight[0]
+    assert longer[2:] == straight[2:]
+    assert dict(zip(steps, losses, strict=True)).items() >= measured.items()
+    assert set(steps) - set(measured) == {first} - set(measured)  # its former end was looked at
+    with pytest.raises(ValueError, match=r"training\.steps 20, but training\.steps 16 was asked"):
+        begin(lasting(16), tmp_path / "run")
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_where_rates_follow_from_the_number_of_steps_it_is_not(text: Path, schedule: str):
+    config = make(text, optimizer={"schedule": schedule})
+    longer = make(text, optimizer={"schedule": schedule}, training={"steps": 20})
+    assert growing(config) is None
+    before = {"name": "train", **config.sections()}
+    with pytest.raises(ValueError, match=f"must stay 12 with the schedule {schedule}.* got 20;"):
+        check_longer(longer, before)
+    check_longer(config, before)
+    check_longer(make(text, optimizer={"schedule": schedule}, training={"steps": 8}), before)
+    check_longer(make(text, training={"steps": 20, "seed": 1}), before)  # another training anyway
 
 
 def test_ctrl_c_saves_first(text: Path, tmp_path: Path):

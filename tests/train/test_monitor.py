@@ -167,6 +167,36 @@ def test_gradients_that_are_gone_are_told(tmp_path: Path) -> None:
     assert "call step() before zero_grad()" in monitor.summary()
 
 
+@pytest.mark.parametrize("begun", [0, 20])
+def test_gradients_are_not_missed_before_a_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, begun: int
+) -> None:
+    model, held = encoder(), next(batches())
+    with (
+        caplog.at_level(logging.WARNING, "joma.monitor"),
+        joma.Monitor(model, run=tmp_path / "run", held=held, step=begun) as monitor,
+    ):
+        monitor.look()  # at everything
+        assert not caplog.records
+        assert "not measured" not in monitor.summary()
+        train(model, 1, told=monitor.step)
+        monitor.look()  # after zero_grad
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "call step() before zero_grad()" in said
+    run = Run.open(tmp_path / "run")
+    module = "encoder.layers.0.linear1"
+    assert of_run(run, "stable_rank", module=module)[0][0] == begun
+    assert begun not in of_run(run, "gradient_norm", module=module)[0]
+
+
+def test_a_look_before_any_input_turns_nothing_off(tmp_path: Path) -> None:
+    model = encoder()
+    with joma.Monitor(model, run=tmp_path / "run", step=20) as monitor:
+        monitor.look()
+        train(model, 1, told=lambda loss: (monitor.step(loss), monitor.look())[0])
+    assert of_run(Run.open(tmp_path / "run"), "attention_entropy", layer=0, head=-1)[0] == [21]
+
+
 def test_what_is_held_is_the_first_training_batch_cut(tmp_path: Path) -> None:
     model = encoder()
     with torch.no_grad():

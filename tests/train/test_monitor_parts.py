@@ -17,7 +17,7 @@ from joma.theory.invariants import softmax_logits
 from joma.train.monitor._cadence import Cadence
 from joma.train.monitor._held import Held, bare, undisturbed
 from joma.train.monitor._parts import Heads, parts_of
-from joma.train.monitor._reading import predicted_scores, residual, seen_keys
+from joma.train.monitor._reading import predicted_growth, residual, same_rows, seen_keys
 from joma.train.monitor._weights import StableRanks, scores_spectra
 from tests.train._watched import encoder
 
@@ -54,14 +54,27 @@ def test_looks_come_on_the_cadence_and_never_cost_more_than_their_share(
 
 
 def test_what_theorem_1_predicts_is_what_the_theory_room_does() -> None:
-    inputs_TD, lower_KD, scores_HTS = normal(9, 5), normal(7, 5, seed=1), normal(2, 9, 9, seed=2)
-    everything = torch.ones(2, 9, 9, dtype=torch.bool)
-    predicted = predicted_scores(inputs_TD, lower_KD, scores_HTS, everything)
-    attention = scores_HTS[1, 4].softmax(-1).double().numpy()
-    v = (inputs_TD @ lower_KD.mT).double().numpy()
-    block = Block("softmax", eta_w=0.5)
-    expected = softmax_logits(block, v, attention)
-    np.testing.assert_allclose(predicted[1, 4], expected, rtol=1e-4, atol=1e-4)
+    scores_HTS, everything = normal(2, 9, 9, seed=2), torch.ones(2, 9, 9, dtype=torch.bool)
+    v0_TK, v1_TK = (normal(9, 7, seed=seed).double() for seed in (0, 1))
+    attention_HTS = scores_HTS.double().softmax(-1)
+    grown_S = (v1_TK.square() - v0_TK.square()).sum(-1)
+    predicted = predicted_growth(grown_S, attention_HTS, everything, same_rows(v0_TK))
+    block, b = Block("softmax", eta_w=0.5), attention_HTS[1, 4].numpy()
+    expected = [softmax_logits(block, v.numpy(), b) for v in (v0_TK, v1_TK)]
+    np.testing.assert_allclose(predicted[1, 4], expected[1] - expected[0], rtol=1e-9)
+
+
+def test_copies_of_a_token_count_once_with_the_attention_of_all() -> None:
+    tokens = torch.tensor([0, 1, 1, 2, 0, 1, 3])
+    alone = normal(4).double()
+    seen = torch.ones(1, 1, 7, dtype=torch.bool)
+    seen[..., 5:] = False  # one copy of 1, and all of 3
+    attention = normal(1, 1, 7, seed=1).double().masked_fill(~seen, -torch.inf).softmax(-1)
+    inputs = torch.eye(4)[tokens]
+    predicted = predicted_growth(alone[tokens], attention, seen, same_rows(inputs))
+    mass = torch.zeros(4).double().index_add_(0, tokens, attention[0, 0])
+    expected = alone - alone[:3].sum() * mass
+    assert torch.allclose(predicted[0, 0, :5], expected[tokens[:5]])
 
 
 def test_the_residual_is_nought_where_growth_is_predicted_and_two_where_reversed() -> None:
@@ -125,6 +138,24 @@ def test_warm_stable_ranks_are_within_tolerance_of_cold_ones() -> None:
         true = stable_rank(matrix, method="exact").value
         assert abs(found.value - true) <= found.bound <= 1e-2 * found.value
         matrix = matrix + 10.0 ** (step - 4) * normal(250, 400, seed=step + 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_stable_ranks_of_all_weights(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    shapes = {"a": (250, 400), "b": (250, 400), "c": (20, 30)}
+    weights = {
+        name: normal(*shape, seed=number).to(device)
+        for number, (name, shape) in enumerate(shapes.items())
+    }
+    ranks = StableRanks(1e-2, 0)
+    for _ in range(2):
+        found = ranks.of_all(weights)
+        assert list(found) == list(weights)
+        for name, matrix in weights.items():
+            true = stable_rank(matrix, method="exact").value
+            assert abs(found[name].value - true) <= found[name].bound <= 1e-2 * true
 
 
 def test_parts_of_torchs_own_layers() -> None:

@@ -163,13 +163,22 @@ def checked_out(out: Path | None, name: str) -> Path | None:
             raise ValueError(f"--{error}") from error  # the library calls its argument `out`
 
 
-def same_settings(folder: Path | None, name: str, config: Mapping[str, Any]) -> None:
-    """Refuses to go on with run `name` in the folder given with --out under other settings."""
+def same_settings(
+    folder: Path | None, name: str, config: Mapping[str, Any], *, growing: str | None = None
+) -> None:
+    """Refuses to go on with run `name` in the folder given with --out under other settings.
+
+    Args:
+        folder: given with --out.
+        name: of the run.
+        config: its settings.
+        growing: one that may be larger than before.
+    """
     from joma.runs import Run, differing, is_run
 
     if folder is None or not is_run(folder) or not (folder / "config.json").is_file():
         return
-    other = differing(Run.open(folder).config, {"name": name, **config})
+    other = differing(Run.open(folder).config, {"name": name, **config}, growing=growing)
     if other:
         changes = ", ".join(f"{key} {there}, not {here}" for key, (there, here) in other.items())
         raise ValueError(

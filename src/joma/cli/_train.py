@@ -66,11 +66,12 @@ def train(
     """Train a language model on a text, with the monitor on.
 
     The run folder has what was measured, checkpoints to go on from, and in series/ the models of
-    the schedule for joma probe --series. It goes on where it was stopped when --out is its folder.
+    the schedule for joma probe --series. It goes on where it was stopped when --out is its folder,
+    and with the schedule constant also for more steps than it was begun with.
     On several processes: torchrun --nproc-per-node N -m joma train CONFIG.
     """
     with _quiet_but_for_the_first():
-        from joma.train.language import read_config
+        from joma.train.language import growing, read_config
 
         if config is None:
             raise ValueError(f"say what to train: a TOML file, or one of {', '.join(PRESETS)}")
@@ -81,7 +82,8 @@ def train(
         flags += ["--device", device] if device != "auto" else []
         asked.words.extend([NAME, config, *flags, *(["--json"] if json else [])])
         checked_out(out, NAME)
-        same_settings(out, NAME, settings.sections())
+        _check_length(out, settings)
+        same_settings(out, NAME, settings.sections(), growing=growing(settings))
         if dry_run:
             _estimate(asked)
         else:
@@ -116,9 +118,18 @@ class _Asked:
         return line if several == "1" else f"torchrun --nproc-per-node {several} -m {line}"
 
 
+def _check_length(out: Path | None, config: "Config") -> None:
+    """Refuses more steps where the run in the folder cannot have them."""
+    from joma.runs import Run, is_run
+    from joma.train.language import check_longer
+
+    if out is not None and is_run(out) and (out / "config.json").is_file():
+        check_longer(config, Run.open(out).config)
+
+
 def _train(asked: _Asked) -> None:
     from joma.runs import Run
-    from joma.train.language import joined
+    from joma.train.language import growing, joined
 
     with (
         interruptible(asked.begun, lambda: f"Continue with: {asked.command()}"),
@@ -128,8 +139,13 @@ def _train(asked: _Asked) -> None:
     ):
 
         def begin() -> Run:
-            settings = asked.config.sections()
-            return Run.resume(NAME, settings, out=asked.out, device=asked.device)
+            return Run.resume(
+                NAME,
+                asked.config.sections(),
+                out=asked.out,
+                device=asked.device,
+                growing=growing(asked.config),
+            )
 
         run = processes.first(begin)
         if run is None:

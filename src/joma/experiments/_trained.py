@@ -14,6 +14,9 @@ from joma.runs import Run
 from joma.runs._write import write_bytes
 from joma.train import Ensemble, fit
 
+_CHECKPOINT_SECONDS = {"cpu": 120.0, "cuda": 240.0}
+"""How often a group is saved: on a GPU there are gigabytes to save, and less to make again."""
+
 
 class Work(Protocol):
     """The networks of a group, and what is looked at as they learn."""
@@ -99,6 +102,7 @@ def train_group(
         size.looks[-1],
         look=work.look,
         look_at=size.looks,
+        checkpoint_seconds=_CHECKPOINT_SECONDS[request.device],
         progress=lambda done, total: request.progress(f"train {group}", done, total),
     )
     own.write_json(

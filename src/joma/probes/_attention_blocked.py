@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
+from joma.models._float32 import float32_is_coarse
 from joma.probes._attention_sight import HIDDEN, Block, Sight, as_slice, lowest_seen
 
 _SINGLE = 400.0
@@ -75,7 +76,7 @@ def statistics(
     answer = torch.float64 if given == torch.float64 else torch.float32
     largest = _largest(query_BHTD, key_BHSD, scale, mask_BHTS)
     # Products in single precision might be rounded further than they say.
-    single = largest <= _SINGLE and torch.get_float32_matmul_precision() == "highest"
+    single = largest <= _SINGLE and not float32_is_coarse()
     working = answer if single else torch.float64
     work = _Work(
         query_BHTD.to(working).unflatten(1, group),

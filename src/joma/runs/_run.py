@@ -82,6 +82,7 @@ class Run:
         *,
         out: Path | str | None,
         device: str = "cpu",
+        growing: str | None = None,
     ) -> "Run":
         """Opens the run in `out` to go on with it, or makes it as `create` does if there is none.
 
@@ -93,17 +94,21 @@ class Run:
             config: as for `create`; must be what the run in `out` was made with.
             out: the folder; if not given, a new one is made.
             device: what the run computes on from now on.
+            growing: an entry of the configuration that may be a larger number than the run in `out`
+                was made with, "outer.inner" for a nested one; the run has the larger from then on.
         """
         settings = _settings(check_name("name", name), config)
         if out is None or not (check_out(Path(out), name) / CONFIG).exists():
             return cls.create(name, config, out=out, device=device)
         with locked(Path(out)):
-            return cls._go_on(Path(out), name, settings, device)
+            return cls._go_on(Path(out), name, settings, device, growing)
 
     @classmethod
-    def _go_on(cls, out: Path, name: str, settings: Mapping[str, Any], device: str) -> "Run":
+    def _go_on(
+        cls, out: Path, name: str, settings: dict[str, Any], device: str, growing: str | None
+    ) -> "Run":
         run = cls.open(out)
-        if differences := differing(run.config, settings):
+        if differences := differing(run.config, settings, growing=growing):
             there = " and ".join(_entry(key, value) for key, (value, _) in differences.items())
             asked = " and ".join(_entry(key, value) for key, (_, value) in differences.items())
             raise ValueError(
@@ -114,6 +119,9 @@ class Run:
         remove_leftovers(run.path)
         around = _resumed(run.environment, _json.plain(environment(device)))
         _json.write(run.path / ENVIRONMENT, around)
+        if differing(run.config, settings):  # the one that has grown
+            _json.write(run.path / CONFIG, settings)
+            return cls(run.path, settings, around)
         return cls(run.path, run.config, around)
 
     @classmethod

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from joma.data import Batch
 from joma.models import Transformer
+from joma.models._float32 import float32_products
 from joma.optim import StackedAdam
 
 
@@ -131,14 +132,12 @@ class Ensemble(Generic[N]):
     def computing(self) -> Iterator[None]:
         """The precision of the block's products; what was set before comes back."""
         coarse, half = self.precision in ("tf32", "bfloat16"), self.precision == "bfloat16"
-        before = torch.get_float32_matmul_precision()
-        try:
-            torch.set_float32_matmul_precision("high" if coarse else "highest")
-            self.model.compute = torch.bfloat16 if half else None
-            yield
-        finally:
-            self.model.compute = None
-            torch.set_float32_matmul_precision(before)
+        with float32_products("tf32" if coarse else "ieee"):
+            try:
+                self.model.compute = torch.bfloat16 if half else None
+                yield
+            finally:
+                self.model.compute = None
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[N]:

@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
 
 import torch
+
+from joma.models._float32 import float32_is_coarse, float32_products
 
 _LOCK = threading.RLock()
 """What is set here is set for the whole process, and so are the buffers of captured graphs."""
@@ -20,25 +21,6 @@ def plain_arithmetic(device: torch.device) -> Iterator[None]:
             around.enter_context(torch.cuda.device(device))
         if torch.is_autocast_enabled(device.type):
             around.enter_context(torch.autocast(device.type, enabled=False))
-        if any(backend.fp32_precision != "ieee" for backend in _backends()):
+        if float32_is_coarse():
             around.enter_context(float32_products("ieee"))
         yield
-
-
-@contextmanager
-def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """float32 products in that precision; what was set before comes back."""
-    backends = _backends()
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = precision
-        yield
-    finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
-
-
-def _backends() -> tuple[Any, ...]:
-    on_cpu = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    return torch.backends.cuda.matmul, on_cpu

@@ -18,6 +18,7 @@ from joma.train.language._config import (
 )
 from joma.train.language._estimate import Estimate, estimate
 from joma.train.language._export import SERIES, series_folder
+from joma.train.language._longer import check_longer, growing
 from joma.train.language._loop import Trained, train
 from joma.train.language._presets import PRESETS, read_config
 from joma.train.language._processes import FailedElsewhereError, Processes, joined
@@ -37,7 +38,9 @@ __all__ = [
     "Trained",
     "Training",
     "Validation",
+    "check_longer",
     "estimate",
+    "growing",
     "joined",
     "read_config",
     "series_folder",

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.models._float32 import float32_products
 from joma.runs import Checkpoint, Run
 from joma.train._interrupt import interrupts_held
 from joma.train.language._config import Config
@@ -98,7 +99,7 @@ def train(
         if run is not None:
             around.enter_context(run.locked())  # a second process would log all of it again
         around.enter_context(torch.random.fork_rng(devices=devices))
-        around.enter_context(_highest_precision())
+        around.enter_context(float32_products("ieee"))
         return _Loop(Trainer(config, processes), run, progress).run_through()
 
 
@@ -264,17 +265,6 @@ class _Loop:
         words = [f"loss {self._loss():.3f}", f"{_short(self.speed)} tokens/s"]
         entropy = self.watch.entropy
         return ", ".join([*words, *([] if entropy is None else [f"entropy {entropy:.2f}"])])
-
-
-@contextlib.contextmanager
-def _highest_precision() -> Iterator[None]:
-    """Products of float32 in float32; what was set before comes back."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _short(number: float) -> str:

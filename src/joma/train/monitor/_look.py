@@ -1,7 +1,7 @@
 """One look at a model: which measures, in which order, and what to do where one fails."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -84,13 +84,20 @@ class Looks:
         named = named_parameters(model)
         if "stable_rank" not in self.metrics:
             return rows
-        for weight in self.parts.ranked:
-            matrix = weight.read(whole(named[weight.name].detach()))
-            rows += self._tried("stable_rank", lambda w=weight, m=matrix: [self._stable_row(w, m)])
+        matrices = {
+            weight.module: weight.read(whole(named[weight.name].detach()))
+            for weight in self.parts.ranked
+        }
+        rows += self._tried("stable_rank", lambda: self._stable_rows(matrices))
         return rows + self._scores(named, ("stable_rank",))
 
-    def dear(self, model: nn.Module) -> list[Row]:
-        """Effective ranks, overlap, gradients and updates."""
+    def dear(self, model: nn.Module, *, stepped: bool) -> list[Row]:
+        """Effective ranks, overlap, gradients and updates.
+
+        Args:
+            model: uncompiled.
+            stepped: whether a step was made that gradients can be left of.
+        """
         named = named_parameters(model)
         rows: list[Row] = []
         if "effective_rank" in self.metrics:
@@ -113,7 +120,7 @@ class Looks:
                     )
                 ],
             )
-        rows += self._gradients(named)
+        rows += self._gradients(named, missed=stepped)
         return rows + self._updates(named)
 
     def moved(self, model: nn.Module) -> list[Row]:
@@ -153,9 +160,18 @@ class Looks:
             ],
         )
 
-    def _stable_row(self, weight: Weight, matrix: Tensor) -> Row:
-        found = self._stable.of(weight.module, matrix)
-        return Row("stable_rank", found.value, weight.module, weight.layer, bound=found.bound)
+    def _stable_rows(self, matrices: Mapping[str, Tensor]) -> list[Row]:
+        found = self._stable.of_all(matrices)
+        return [
+            Row(
+                "stable_rank",
+                found[weight.module].value,
+                weight.module,
+                weight.layer,
+                bound=found[weight.module].bound,
+            )
+            for weight in self.parts.ranked
+        ]
 
     def _effective_rows(self, weight: Weight, matrix: Tensor) -> list[Row]:
         found = _weights.effective(matrix)
@@ -167,7 +183,7 @@ class Looks:
             return []
         return [Row("effective_rank", found.value, weight.module, weight.layer, bound=found.bound)]
 
-    def _gradients(self, named: dict[str, Tensor]) -> list[Row]:
+    def _gradients(self, named: dict[str, Tensor], *, missed: bool) -> list[Row]:
         if not {"gradient_stable_rank", "gradient_energy"} & set(self.metrics):
             return []
         rows: list[Row] = []
@@ -187,7 +203,7 @@ class Looks:
                     ),
                     for_good=False,
                 )
-        if not some and self.parts.matrices:
+        if missed and not some and self.parts.matrices:
             self.turn_off("gradient", "no .grad is there: call step() before zero_grad()")
         return rows
 

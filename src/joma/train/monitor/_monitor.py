@@ -115,7 +115,7 @@ class Monitor:
             Cadence(apart, share, due=1 if step == 0 else (step // apart + 1) * apart)
             for apart in (every, DEAR * every)
         )
-        self._step, self._looked = step, step
+        self._begun = self._step = self._looked = step
         self._ended = perf_counter()
         self._losses: list[tuple[int, Tensor | float]] = []
         self._rate: float | None = None
@@ -249,14 +249,14 @@ class Monitor:
             looks = self._looks
             if self._held is not None:
                 rows += looks.forward(self._bare, self._held)
-            elif self._step > 0:
+            elif self._step > self._begun:
                 looks.turn_off(
                     "attention", f"{type(self._bare).__name__} was not called; give held"
                 )
             rows += looks.cheap(self._bare)
             middle = self._synchronised()
             if dear:
-                rows += looks.dear(self._bare)
+                rows += looks.dear(self._bare, stepped=self._step > self._begun)
                 self._moved_at = self._step
         self._record(rows)
         ended = self._synchronised()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma.models._float32 import float32_products
 from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch_attention
 from joma.train.monitor._held import Held
 from joma.train.monitor._parts import Parts, module_named
@@ -89,17 +90,21 @@ def _rows(number: int, layer: _Layer, even: float) -> list[Row]:
 class Theorem1:
     """How far a layer is from Theorem 1 for softmax attention, the joint dynamics of JoMA.
 
-    The theorem says that logits grow with the MLP's weights: z_l(t) − z_l(0) is proportional to
-    the growth of ẑ_l = Σ_k v_lk² − b̄_l Σ_k ‖v_k‖², where v_lk = w_k·u_l is how hidden node k, with
-    weights w_k of the MLP's lower layer, reads token l, and b̄ the attention. On a real layer u_l is
-    what enters the block at position l of the first held sequence (128 tokens at most), z the
-    scaled scores of a head's query with the keys it sees, b̄ its attention row now. Since the
-    learning rates of the two sides are not known, the two growths since the first look are
-    compared by their correlation over the keys, averaged over all query rows that see 8 keys or
-    more and all heads; the residual is 1 − that mean: 0 where the law holds, 1 where the two have
-    nothing to do with each other. The theorem's value matrix is the identity, there is no norm
-    between its attention and MLP and the embedding is orthogonal: a real layer breaks all three,
-    and the residual says how much that matters.
+    The theorem says that logits grow with the MLP's weights: dz_l is proportional to
+    d Σ_k v_lk² − b̄_l d Σ_k ‖v_k‖², where v_lk = w_k·u_l is how hidden node k, with weights w_k of
+    the MLP's lower layer, reads token l, and b̄ the attention. On a real layer u_l is what enters
+    the block at position l of the first held sequence (128 tokens at most), z the scaled scores of
+    a head's query with the keys it sees, b̄ its attention row, between two looks the mean of both;
+    positions that the same enters are copies of one token. What z should have grown by is added up
+    from look to look. Since the learning rates of the two sides are not known, the two growths
+    since the first look are compared by their correlation over the keys, averaged over all query
+    rows that see 8 keys or more and all heads; the residual is 1 − that mean: 0 where the law
+    holds, 1 where the two have nothing to do with each other, 2 where they are opposite.
+
+    The theorem is of gradient descent and one query; its value matrix is the identity, its
+    embedding orthogonal, there is no norm between its attention and MLP, and what is learned goes
+    through the MLP alone. A real layer breaks all of these, and the residual says how much that
+    matters.
     """
 
     def __init__(self, layer: int) -> None:
@@ -108,7 +113,9 @@ class Theorem1:
         self._scores_HTS: Tensor | None = None
         self._seen_HTS: Tensor | None = None
         self._stream: Tensor | None = None
-        self._first: tuple[Tensor, Tensor] | None = None
+        self._first_HTS: Tensor | None = None
+        self._last: tuple[Tensor, Tensor] | None = None
+        self._predicted_HTS: Tensor | None = None
         self._module = ""
 
     @contextmanager
@@ -143,7 +150,8 @@ class Theorem1:
         query_HTD, key_HSD = (x[0].float()[:, :KEYS] for x in (call.query, call.key))
         key_HSD = key_HSD.repeat_interleave(len(query_HTD) // len(key_HSD), 0)
         scale = query_HTD.shape[-1] ** -0.5 if call.scale is None else call.scale
-        scores_HTS = scale * query_HTD @ key_HSD.mT
+        with float32_products("ieee"):  # growth is a small difference
+            scores_HTS = scale * query_HTD @ key_HSD.mT
         self._scores_HTS, self._seen_HTS = scores_HTS, seen_keys(call).expand_as(scores_HTS)
         # (B, T, d), or (T, B, d) where sequences come second
         batch_first = stream.shape[0] == call.query.shape[0] and (
@@ -157,11 +165,20 @@ class Theorem1:
         scores_HTS, seen_HTS = self._scores_HTS, self._seen_HTS
         if self._inputs_TD is None or scores_HTS is None or seen_HTS is None:
             return []
-        predicted_HTS = predicted_scores(self._inputs_TD, lower_KD.float(), scores_HTS, seen_HTS)
-        if self._first is None or self._first[0].shape != scores_HTS.shape:
-            self._first = scores_HTS, predicted_HTS
+        with float32_products("ieee"):
+            own_S = (self._inputs_TD @ lower_KD.float().mT).square().sum(-1)
+        attention_HTS = scores_HTS.masked_fill(~seen_HTS, -torch.inf).softmax(-1)
+        before, self._last = self._last, (own_S, attention_HTS)
+        first_HTS = self._first_HTS
+        if before is None or first_HTS is None or first_HTS.shape != scores_HTS.shape:
+            self._first_HTS, self._predicted_HTS = scores_HTS, torch.zeros_like(scores_HTS)
             return []
-        value = residual(scores_HTS - self._first[0], predicted_HTS - self._first[1], seen_HTS)
+        assert self._predicted_HTS is not None, "begun with the first scores"
+        mean_HTS = (before[1] + attention_HTS) / 2
+        self._predicted_HTS += predicted_growth(
+            own_S - before[0], mean_HTS, seen_HTS, same_rows(self._inputs_TD)
+        )
+        value = residual(scores_HTS - first_HTS, self._predicted_HTS, seen_HTS)
         return [] if value is None else [Row("theorem1_residual", value, self._module, self.layer)]
 
 
@@ -181,13 +198,30 @@ def seen_keys(call: AttentionCall) -> Tensor:
     return seen
 
 
-def predicted_scores(
-    inputs_TD: Tensor, lower_KD: Tensor, scores_HTS: Tensor, seen_HTS: Tensor
+def predicted_growth(
+    grown_S: Tensor, attention_HTS: Tensor, seen_HTS: Tensor, same_SS: Tensor
 ) -> Tensor:
-    """ẑ of every query and the keys it sees (Theorem 1, softmax, Eqn 18) at factor 1, (H, T, S)."""
-    own_S = (inputs_TD @ lower_KD.mT).square().sum(-1)
-    attention_HTS = scores_HTS.masked_fill(~seen_HTS, -torch.inf).softmax(-1)
-    return own_S - (own_S * seen_HTS).sum(-1, keepdim=True) * attention_HTS
+    """Growth of the scores of every query with the keys it sees (Theorem 1, softmax), at factor 1.
+
+    That is, dz of Eqn 17, not the growth of Eqn 18's right side, for which b̄ must not move at all:
+    the larger Σ_k ‖v_k‖² is to begin with, the less that can be had.
+
+    Args:
+        grown_S: by how much Σ_k v_lk² of each key has grown.
+        attention_HTS: of the queries meanwhile, 0 on keys they do not see.
+        seen_HTS: which keys they see.
+        same_SS: which keys are the same token: b̄ is of all its copies, which count once.
+    """
+    same_SS = same_SS.to(attention_HTS.dtype)
+    copies_HTS = (seen_HTS.to(same_SS.dtype) @ same_SS).clamp(min=1)
+    total_HT1 = (grown_S * seen_HTS / copies_HTS).sum(-1, keepdim=True)
+    return grown_S - total_HT1 * (attention_HTS @ same_SS)
+
+
+def same_rows(inputs_TD: Tensor) -> Tensor:
+    """Which rows of a matrix are the same, (T, T)."""
+    _, number_T = inputs_TD.unique(dim=0, return_inverse=True)
+    return number_T.unsqueeze(-1) == number_T
 
 
 def residual(grown_HTS: Tensor, predicted_HTS: Tensor, seen_HTS: Tensor) -> float | None:

@@ -1,12 +1,12 @@
 """What weights, gradients and updates show: ranks, energies, overlap."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from joma.probes import embedding_overlap, stable_rank
+from joma.probes import embedding_overlap, stable_rank, stable_ranks
 from joma.probes.spectrum import EffectiveRank, StableRank, effective_rank, singular_values
 from joma.train.monitor._parts import Heads, Matrix
 from joma.train.monitor._row import Row
@@ -16,6 +16,8 @@ LARGEST = 2048
 PAIRS = 2**14
 """Pairs of embeddings compared: the mean is right to about 0.005."""
 _SMALL = 192
+_TOGETHER = 2**22
+"""Numbers of a matrix below which those of one shape are worked on together on a GPU."""
 
 
 class StableRanks:
@@ -29,6 +31,17 @@ class StableRanks:
     def __init__(self, tolerance: float, seed: int) -> None:
         self._tolerance, self._seed = tolerance, seed
         self._last: dict[str, StableRank] = {}
+
+    def of_all(self, weights: Mapping[str, Tensor]) -> dict[str, StableRank]:
+        """Of weights by name; on a GPU small ones of one shape together, each time anew."""
+        small = {
+            name: matrix
+            for name, matrix in weights.items()
+            if matrix.is_cuda and matrix.numel() < _TOGETHER
+        }
+        settings = {"tolerance": self._tolerance, "seed": self._seed}
+        found = dict(zip(small, stable_ranks(list(small.values()), **settings), strict=True))
+        return {name: found.get(name) or self.of(name, matrix) for name, matrix in weights.items()}
 
     def of(self, name: str, matrix: Tensor) -> StableRank:
         """Of one weight."""

@@ -1,0 +1,160 @@
+"""float32 products in the precision asked for, whichever switches of torch were used before."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from joma.models._float32 import float32_is_coarse, float32_products
+
+BACKENDS: Any = torch.backends
+
+
+def _set(path: str, value: str) -> Callable[[], None]:
+    def switch() -> None:
+        place: Any = torch.backends
+        for name in path.split(".")[:-1]:
+            place = getattr(place, name)
+        setattr(place, path.split(".")[-1], value)
+
+    return switch
+
+
+def _legacy(value: str) -> Callable[[], None]:
+    return lambda: torch.set_float32_matmul_precision(value)
+
+
+def _allowed() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+SWITCHES: dict[str, tuple[Callable[[], None], ...]] = {
+    "nothing": (),
+    "legacy medium": (_legacy("medium"),),
+    "legacy high": (_legacy("high"),),
+    "legacy highest": (_legacy("highest"),),
+    "allow_tf32": (_allowed,),
+    "cuda": (_set("cuda.matmul.fp32_precision", "tf32"),),
+    "mkldnn bf16": (_set("mkldnn.matmul.fp32_precision", "bf16"),),
+    "mkldnn tf32": (_set("mkldnn.matmul.fp32_precision", "tf32"),),
+    "all of torch": (_set("fp32_precision", "tf32"),),
+    "all of torch, but for one": (
+        _set("fp32_precision", "tf32"),
+        _set("cuda.matmul.fp32_precision", "ieee"),
+    ),
+    "all of torch and one the same": (
+        _set("fp32_precision", "tf32"),
+        _set("cuda.matmul.fp32_precision", "tf32"),
+    ),
+    "legacy, then cuda": (_legacy("high"), _set("cuda.matmul.fp32_precision", "ieee")),
+    "cuda, then legacy": (_set("cuda.matmul.fp32_precision", "tf32"), _legacy("medium")),
+    "legacy, then mkldnn": (_legacy("medium"), _set("mkldnn.matmul.fp32_precision", "tf32")),
+}
+
+
+def set_in_torch() -> tuple[str, ...]:
+    """All that is set, of torch, of backends, and of the older switch, even where these differ."""
+    seen = [BACKENDS.fp32_precision, *_read()]
+    for above in ("ieee", "tf32"):  # who follows what is set for all
+        BACKENDS.fp32_precision = above
+        seen += _read()
+    BACKENDS.fp32_precision = seen[0]
+    try:
+        seen.append(torch.get_float32_matmul_precision())
+    except RuntimeError as error:
+        seen.append(str(error))
+    return tuple(seen)
+
+
+def _read() -> list[str]:
+    return [place.fp32_precision for place in (BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul)]
+
+
+@contextmanager
+def as_torch_begins() -> Iterator[None]:
+    def reset() -> None:
+        torch.set_float32_matmul_precision("highest")
+        for place in (BACKENDS, BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul):
+            place.fp32_precision = "none"
+
+    reset()
+    try:
+        yield
+    finally:
+        reset()
+
+
+@pytest.fixture(params=SWITCHES)
+def switched(request: pytest.FixtureRequest) -> Iterator[None]:
+    with as_torch_begins():
+        for switch in SWITCHES[request.param]:
+            switch()
+        yield
+
+
+@pytest.mark.usefixtures("switched")
+@pytest.mark.parametrize(("precision", "older"), [("ieee", "highest"), ("tf32", "high")])
+def test_what_was_set_comes_back(precision: Any, older: str) -> None:
+    before = set_in_torch()
+    with float32_products(precision):
+        assert _read() == [precision] * 2
+        assert torch.get_float32_matmul_precision() == older
+        assert torch.backends.cuda.matmul.allow_tf32 is (precision == "tf32")
+        assert float32_is_coarse() is (precision == "tf32")
+        with float32_products("ieee"):
+            assert not float32_is_coarse()
+        assert _read() == [precision] * 2
+    assert set_in_torch() == before
+    with pytest.raises(KeyError), float32_products(precision):
+        raise KeyError
+    assert set_in_torch() == before
+
+
+@pytest.mark.usefixtures("switched")
+def test_products_are_those_of_float32() -> None:
+    a, b = (torch.randn(128, 128, generator=torch.Generator().manual_seed(i)) for i in (0, 1))
+    with float32_products("ieee"):
+        error = (a @ b - (a.double() @ b.double())).abs().max()
+    assert error < 5e-5  # numbers rounded to 11 bits are 100 times further off
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("later", ["legacy", "backends"])
+def test_each_switch_works_afterwards(name: str, later: str) -> None:
+    with as_torch_begins():
+        for switch in SWITCHES[name]:
+            switch()
+        with float32_products("ieee"):
+            pass
+        if later == "legacy":
+            torch.set_float32_matmul_precision("high")
+            assert torch.get_float32_matmul_precision() == "high"
+        else:
+            BACKENDS.mkldnn.matmul.fp32_precision = "ieee"
+            BACKENDS.cuda.matmul.fp32_precision = "tf32"
+        assert _read()[0] == "tf32"
+
+
+def test_a_backend_that_follows_all_of_torch_still_does() -> None:
+    with as_torch_begins():
+        BACKENDS.fp32_precision = "tf32"
+        with float32_products("ieee"):
+            pass
+        assert float32_is_coarse()
+        BACKENDS.fp32_precision = "ieee"
+        assert not float32_is_coarse()
+
+
+def test_where_flags_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with as_torch_begins():
+        BACKENDS.cuda.matmul.fp32_precision = "tf32"
+        before = set_in_torch()
+        with monkeypatch.context() as patch:
+            inside = torch.backends.flags_frozen.__globals__  # no public way leads back
+            patch.setitem(inside, "__allow_nonbracketed_mutation_flag", False)
+            assert torch.backends.flags_frozen()
+            with float32_products("ieee"):
+                assert not float32_is_coarse()
+        assert set_in_torch() == before
