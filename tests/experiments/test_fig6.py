@@ -61,7 +61,7 @@ class TestTakingOver:
         run = Run.create(name, {}, out=folder / name)
         request = EXPERIMENTS[name].request(scale="tiny", seed=seed)
         others = {"fig6": "fig8", "fig8": "fig6"}
-        _train.train_group(run, "depth-5", _data.load(size), request, (others[name],))
+        _train.train_groups(run, ["depth-5"], _data.load(size), request, (others[name],))
         return Run.open(run.path / "groups" / "depth-5")
 
     def test_either_takes_over_what_the_other_has(self, tmp_path):
@@ -98,12 +98,12 @@ def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_numbers(tmp_path, smalles
     with monkeypatch.context() as stopped:
         stopped.setattr(_train.GroupWork, "look", stop)
         with pytest.raises(KeyboardInterrupt):
-            _train.train_group(runs[0], "depth-2", text, request, ())
+            _train.train_groups(runs[0], ["depth-2"], text, request, ())
     assert not collect(runs[0], text.setting, ["depth-2"])
     assert Run.open(runs[0].path / "groups" / "depth-2").checkpoints.latest().checkpoint is not None
     logs = []
     for run in runs:
-        _train.train_group(run, "depth-2", text, request, ())
+        _train.train_groups(run, ["depth-2"], text, request, ())
         log = Run.open(run.path / "groups" / "depth-2").metrics.read()
         logs.append([log[key] for key in ("step", "name", "layer", "member", "value")])
     for one, two in zip(*logs, strict=True):
@@ -131,7 +131,7 @@ def test_comparison_of_the_full_size_keeps_numbers_alone(tmp_path, monkeypatch):
     text = _data.load(SIZE)
     full = dataclasses.replace(text, setting=FULL)
     monkeypatch.setattr(_data, "load", lambda size: full)
-    monkeypatch.setattr(_figure, "train_group", lambda *_: None)
+    monkeypatch.setattr(_figure, "train_groups", lambda *_: None)
     monkeypatch.setattr(_figure, "collect", lambda *_: depths())
     run = Run.create("fig6", {}, out=tmp_path / "fig6")
     folder = write_reference(tmp_path / "r", depths())

@@ -122,7 +122,7 @@ def test_a_network_is_measured_as_by_hand(run: Run):
 
 
 def test_done_groups_are_not_done_again(run: Run, monkeypatch):
-    monkeypatch.setattr(_trained, "fit", None)  # would fail if it were called
+    monkeypatch.setattr(_trained, "fit_together", None)  # would fail if it were called
     before = {path: path.read_bytes() for path in run.path.rglob("*.parquet")}
     outcome = EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="tiny"))
     assert outcome.agrees

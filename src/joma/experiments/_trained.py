@@ -1,7 +1,7 @@
 """What trained experiments share: training in groups, hidden nodes and NCorr's controls."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from joma.experiments._experiment import Request
 from joma.probes import held_out, shuffled
 from joma.runs import Run
 from joma.runs._write import write_bytes
-from joma.train import Ensemble, fit
+from joma.train import Ensemble, Training, fit_together
 
 _CHECKPOINT_SECONDS = {"cpu": 120.0, "cuda": 240.0}
 """How often a group is saved: on a GPU there are gigabytes to save, and less to make again."""
@@ -57,65 +57,101 @@ class Size(Protocol):
         ...
 
 
-def train_group(
-    run: Run,
-    group: str,
-    cells: Sequence[Cell],
-    size: Size,
-    request: Request,
-    prepare: Callable[[Run], Work],
-    elsewhere: Callable[[Run], Run | None] = lambda own: None,
-) -> None:
-    """Trains a group's networks in a run folder of its own, unless they are done already.
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Networks that are trained together.
 
-    Args:
-        run: of the experiment; the group's run is in its folder, `groups/GROUP`.
-        group: its name.
+    Attributes:
+        name: of the group.
         cells: its networks, cell by cell in the order of the ensemble's members.
-        size: of the experiment; with the members, all that decides the group's numbers, kept as
-            the configuration of its run.
-        request: what was asked of the experiment.
         prepare: makes the networks, given the group's run.
         elsewhere: finds another run in which the very same networks are trained already, given the
             group's; its metrics are then taken over.
     """
-    folder = run.path / "groups" / group
+
+    name: str
+    cells: Sequence[Cell]
+    prepare: Callable[[Run], Work]
+    elsewhere: Callable[[Run], Run | None] = lambda own: None
+
+
+def train_groups(run: Run, groups: Sequence[Group], size: Size, request: Request) -> None:
+    """Trains groups, each in a run folder of its own, unless they are done already.
+
+    On a GPU they are trained at the same time, elsewhere one after the other.
+
+    Args:
+        run: of the experiment; a group's run is in its folder, `groups/GROUP`.
+        groups: their networks.
+        size: of the experiment; with the members, all that decides a group's numbers, kept as the
+            configuration of its run.
+        request: what was asked of the experiment.
+    """
+    opened = [(group, _open(run, group, size, request)) for group in groups]
+    left = [(group, own) for group, own in opened if own is not None]
+    for together in [left] if request.device == "cuda" else [[one] for one in left]:
+        _train(together, size, request)
+
+
+def _open(run: Run, group: Group, size: Size, request: Request) -> Run | None:
+    """The group's run, if anything is left to be trained in it."""
     settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
     members = [
         {"cell": cell.name, "seed": seed}
-        for cell in cells
+        for cell in group.cells
         for seed in cell.seeds(request.seed, size.seeds)
     ]
-    config = {**settings, "looks": size.looks, "members": members, "group": group}
+    config = {**settings, "looks": size.looks, "members": members, "group": group.name}
+    folder = run.path / "groups" / group.name
     own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
-    if is_done(run, group):
+    if is_done(run, group.name):
         own.checkpoints.clear()  # in case it was killed just before it did
-        return
-    if (other := elsewhere(own)) is not None and _take_over(own, other):
+        return None
+    other = group.elsewhere(own)
+    return None if other is not None and _take_over(own, other) else own
+
+
+def _train(groups: Sequence[tuple[Group, Run]], size: Size, request: Request) -> None:
+    if not groups:
         return
     if request.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    work = prepare(own)
-    ended = fit(
-        work.ensemble,
-        own,
-        size.looks[-1],
-        look=work.look,
-        look_at=size.looks,
-        checkpoint_seconds=_CHECKPOINT_SECONDS[request.device],
-        progress=lambda done, total: request.progress(f"train {group}", done, total),
-    )
-    own.write_json(
-        "outcome",
-        {
-            "status": "done",
-            "device": request.device,
-            "precision": work.ensemble.precision,
-            "peak_gib": peak_memory(request.device),
-            **asdict(ended),
-        },
-    )
-    own.checkpoints.clear()  # they serve to go on with, and are large
+    names = ", ".join(group.name for group, _ in groups)
+    done = dict.fromkeys((group.name for group, _ in groups), 0)
+
+    def told(name: str) -> Callable[[int, int], None]:
+        def tell(step: int, steps: int) -> None:
+            done[name] = step
+            request.progress(f"train {names}", sum(done.values()), len(done) * steps)
+
+        return tell
+
+    works = [group.prepare(own) for group, own in groups]
+    trainings = [
+        Training(
+            work.ensemble,
+            own,
+            size.looks[-1],
+            look=work.look,
+            look_at=size.looks,
+            checkpoint_seconds=_CHECKPOINT_SECONDS[request.device],
+            progress=told(group.name),
+        )
+        for (group, own), work in zip(groups, works, strict=True)
+    ]
+    for (_, own), work, ended in zip(groups, works, fit_together(trainings), strict=True):
+        own.write_json(
+            "outcome",
+            {
+                "status": "done",
+                "device": request.device,
+                "precision": work.ensemble.precision,
+                "peak_gib": peak_memory(request.device),
+                "together": len(groups),
+                **asdict(ended),
+            },
+        )
+        own.checkpoints.clear()  # they serve to go on with, and are large
 
 
 def _take_over(own: Run, other: Run) -> bool:

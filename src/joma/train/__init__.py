@@ -6,6 +6,6 @@ live in `joma.optim`, what is measured in `joma.probes`. `monitor` watches any t
 """
 
 from joma.train.ensemble import PRECISIONS, Ensemble
-from joma.train.fit import Fit, fit
+from joma.train.fit import Fit, Training, fit, fit_together
 
-__all__ = ["PRECISIONS", "Ensemble", "Fit", "fit"]
+__all__ = ["PRECISIONS", "Ensemble", "Fit", "Training", "fit", "fit_together"]

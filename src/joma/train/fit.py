@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,40 @@ class Fit:
     refused: tuple[str, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What `fit` is told.
+
+    Attributes:
+        ensemble: the networks and their data; untrained if the run has no checkpoint.
+        run: where metrics and checkpoints go, and where an earlier part of this training is. A
+            checkpoint of other networks or with other settings of the optimizer is refused.
+        steps: the last step.
+        look: is called at the steps of `look_at`, 0 for the untrained networks.
+        look_at: when to look, once each; later ones than `steps` wait for a larger `steps`.
+        checkpoint_seconds: about how long a kill may throw the training back.
+        keep_last: whether a checkpoint is saved at the end, to go on from with more steps.
+        progress: is told the step and `steps` now and then.
+    """
+
+    ensemble: Ensemble
+    run: Run
+    steps: int
+    look: Look | None = None
+    look_at: Collection[int] = ()
+    checkpoint_seconds: float = 120.0
+    keep_last: bool = False
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.steps % 1:
+            raise ValueError(f"steps must be a whole number ≥ 0, got {self.steps}")
+        if not self.checkpoint_seconds >= 0:
+            raise ValueError(f"checkpoint_seconds must be ≥ 0, got {self.checkpoint_seconds}")
+        if odd := [at for at in self.look_at if at < 0 or at % 1]:
+            raise ValueError(f"look_at must be whole numbers ≥ 0, got {odd[0]}")
+
+
 def fit(
     ensemble: Ensemble,
     run: Run,
@@ -67,32 +101,75 @@ def fit(
     checkpoints of a training that has ended must remember that it has. With a checkpoint of the
     last step nothing is done again, and a larger `steps` goes on from there.
 
-    Args:
-        ensemble: the networks and their data; untrained if the run has no checkpoint.
-        run: where metrics and checkpoints go, and where an earlier part of this training is. A
-            checkpoint of other networks or with other settings of the optimizer is refused.
-        steps: the last step.
-        look: is called at the steps of `look_at`, 0 for the untrained networks.
-        look_at: when to look, once each; later ones than `steps` wait for a larger `steps`.
-        checkpoint_seconds: about how long a kill may throw the training back.
-        keep_last: whether a checkpoint is saved at the end, to go on from with more steps.
-        progress: is told the step and `steps` now and then.
+    The arguments are those of `Training`.
     """
-    looks = _checked_looks(steps, look_at, checkpoint_seconds)
-    with run.locked():  # a second process would log all of it again
-        return _fit(ensemble, run, steps, look, looks, checkpoint_seconds, keep_last, progress)
+    rest = look, look_at, checkpoint_seconds, keep_last, progress
+    return fit_together([Training(ensemble, run, steps, *rest)])[0]
 
 
-def _fit(
-    ensemble: Ensemble,
-    run: Run,
-    steps: int,
-    look: Look | None,
-    looks: Collection[int],
-    checkpoint_seconds: float,
-    keep_last: bool,
-    progress: Callable[[int, int], None],
-) -> Fit:
+def fit_together(trainings: Sequence[Training]) -> list[Fit]:
+    """`fit` of several trainings in turns, of which on a GPU each has its own stream.
+
+    Small networks leave most of a GPU idle; several trainings fill it. What each does is what it
+    would do alone. An error of one ends all; Ctrl-C saves a checkpoint of each.
+    """
+    paths = [training.run.path.resolve() for training in trainings]
+    if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
+        raise ValueError(f"trainings must each have a run of their own, got {twice[0]} twice")
+    with contextlib.ExitStack() as around:
+        for training in trainings:  # a second process would log all of it again
+            around.enter_context(training.run.locked())
+        interrupted = around.enter_context(interrupts_held())
+        turns = [
+            around.enter_context(contextlib.closing(_turns(training, interrupted)))
+            for training in trainings
+        ]
+        return _in_turns(turns, _streams(trainings))
+
+
+class _StoppedError(Exception):
+    """A training was asked to stop, and has saved where it is."""
+
+
+Turns = Generator[None, None, Fit]
+"""A training that gives others a turn whenever it has set the device to work."""
+
+
+def _in_turns(
+    turns: Sequence[Turns], streams: Sequence[contextlib.AbstractContextManager[Any]]
+) -> list[Fit]:
+    ended: dict[int, Fit] = {}
+    going, stopped = dict(enumerate(turns)), False
+    while going:
+        for number, turn in list(going.items()):
+            try:
+                with streams[number]:
+                    next(turn)
+            except StopIteration as end:
+                ended[number] = end.value
+                del going[number]
+            except _StoppedError:
+                stopped = True
+                del going[number]
+    if stopped:
+        raise KeyboardInterrupt
+    return [ended[number] for number in range(len(turns))]
+
+
+def _streams(
+    trainings: Sequence[Training],
+) -> Sequence[contextlib.AbstractContextManager[Any]]:
+    """One for each, where several are on a GPU; what was set to work before is waited for."""
+    devices = [training.ensemble.device for training in trainings]
+    if len(trainings) < 2 or any(device.type != "cuda" for device in devices):
+        return [contextlib.nullcontext()] * len(trainings)
+    torch.cuda.synchronize()
+    return [torch.cuda.stream(torch.cuda.Stream(device)) for device in devices]
+
+
+def _turns(training: Training, interrupted: Callable[[], bool]) -> Turns:
+    ensemble, run, steps = training.ensemble, training.run, training.steps
+    look, looks = training.look, frozenset(training.look_at)
     found = run.checkpoints.latest()
     unlogged = _go_back(ensemble, run, found.checkpoint, steps)
     begun = ensemble.step
@@ -102,20 +179,21 @@ def _fit(
         _logger.warning(sentence)
     with contextlib.ExitStack() as around:
         around.callback(run.metrics.flush)
-        interrupted = around.enter_context(interrupts_held())
         if look is not None and found.checkpoint is None and 0 in looks:
             look(0)
         while ensemble.step < steps:
             before = time.monotonic()
             ensemble.advance(_until(ensemble.step, piece, steps, looks) - ensemble.step)
+            yield
             _log(ensemble, run, unlogged)
             quick = time.monotonic() - before < _PIECE_SECONDS
             piece = min(2 * piece, KEPT) if quick else max(piece // 2, 1)
             if look is not None and ensemble.step in looks:
                 look(ensemble.step)
-            progress(ensemble.step, steps)
+            training.progress(ensemble.step, steps)
             now = time.monotonic()
-            due = ensemble.step < steps and (now - saved >= checkpoint_seconds or interrupted())
+            late = now - saved >= training.checkpoint_seconds
+            due = ensemble.step < steps and (late or interrupted())
             if due or now - flushed >= FLUSH_SECONDS:
                 run.metrics.flush()  # first: a checkpoint says that all before it is on disk
                 flushed = now
@@ -123,28 +201,15 @@ def _fit(
                 _save(ensemble, run)
                 saved = time.monotonic()
             if due and interrupted():
-                raise KeyboardInterrupt
+                raise _StoppedError
         if interrupted():  # in the last piece or look, which then need not be made again
             run.metrics.flush()
             _save(ensemble, run)
-            raise KeyboardInterrupt
-    if keep_last and (found.checkpoint is None or ensemble.step > begun):
+            raise _StoppedError
+    if training.keep_last and (found.checkpoint is None or ensemble.step > begun):
         _save(ensemble, run)
     run.metrics.compact()
     return Fit(begun, ensemble.step, time.monotonic() - start, found.refused)
-
-
-def _checked_looks(
-    steps: int, look_at: Collection[int], checkpoint_seconds: float
-) -> frozenset[int]:
-    if steps < 0 or steps % 1:
-        raise ValueError(f"steps must be a whole number ≥ 0, got {steps}")
-    if not checkpoint_seconds >= 0:
-        raise ValueError(f"checkpoint_seconds must be ≥ 0, got {checkpoint_seconds}")
-    looks = frozenset(look_at)
-    if odd := [at for at in looks if at < 0 or at % 1]:
-        raise ValueError(f"look_at must be whole numbers ≥ 0, got {odd[0]}")
-    return looks
 
 
 def _go_back(ensemble: Ensemble, run: Run, checkpoint: Checkpoint | None, steps: int) -> int:

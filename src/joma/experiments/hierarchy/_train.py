@@ -32,9 +32,8 @@ def train_group(run: Run, name: str, size: Size, request: Request) -> None:
     "H1" …); then accuracy and loss on fresh samples, and once the best accuracy there can be.
     """
     group = GROUPS[name]
-    _trained.train_group(
-        run, name, [group], size, request, lambda own: GroupWork(own, group, size, request)
-    )
+    own = _trained.Group(name, [group], lambda own: GroupWork(own, group, size, request))
+    _trained.train_groups(run, [own], size, request)
 
 
 class Sequences:

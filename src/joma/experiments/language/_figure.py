@@ -12,7 +12,7 @@ from joma.experiments.language._curves import Curves, Key, collect
 from joma.experiments.language._groups import SIZES, WIKITEXT_2, Setting, Size, sized
 from joma.experiments.language._reference import Pair
 from joma.experiments.language._summary import Check
-from joma.experiments.language._train import train_group
+from joma.experiments.language._train import train_groups
 from joma.runs import Run
 
 Shown = dict[Key, Curves]
@@ -59,8 +59,7 @@ def reproduce(run: Run, request: Request, of: Figures) -> Outcome:
     """Trains the groups asked for that are not done, and says what all that are show."""
     recorded = {} if request.reference is None else _reference.read(request.reference)
     text = _data.load(size_of(request))
-    for name in request.groups or of.groups:
-        train_group(run, name, text, request, of.beside)
+    train_groups(run, request.groups or of.groups, text, request, of.beside)
     curves = of.select(collect(run, text.setting, of.groups), text.setting)
     outcome = of.judge(curves, text.setting)
     summary: dict[str, Any] = {}

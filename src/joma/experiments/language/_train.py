@@ -26,35 +26,34 @@ _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
 
 
-def train_group(run: Run, name: str, text: Text, request: Request, beside: Sequence[str]) -> None:
-    """Trains a group in a run folder of its own, unless it is done already.
+def train_groups(
+    run: Run, names: Sequence[str], text: Text, request: Request, beside: Sequence[str]
+) -> None:
+    """Trains groups, each in a run folder of its own, unless they are done already.
 
-    Its metrics hold each member's loss at every update and, at the looks, under the number of
+    Their metrics hold each member's loss at every update and, at the looks, under the number of
     updates before them: `validation_loss`; by layer `attention_entropy` of one validation window,
     `attention_entropy_mean` of all, and `stable_rank` of the lower layer of the MLP.
 
     Args:
         run: of the experiment.
-        name: of the group.
+        names: of the groups.
         text: to train on.
         request: what was asked of the experiment.
         beside: experiments with the same groups; what a run of theirs in a folder beside this one
             has done is not done again.
     """
-    setting, cells = text.setting, text.setting.size.cells(GROUPS[name])
-
-    def prepare(own: Run) -> GroupWork:
-        return GroupWork(own, name, text.to(request.device), request)
-
-    _trained.train_group(
-        run,
-        name,
-        cells,
-        setting,
-        request,
-        prepare,
-        elsewhere=lambda own: _done_beside(run, own, name, beside),
-    )
+    text = text.to(request.device)
+    groups = [
+        _trained.Group(
+            name,
+            text.setting.size.cells(GROUPS[name]),
+            lambda own, name=name: GroupWork(own, name, text, request),
+            lambda own, name=name: _done_beside(run, own, name, beside),
+        )
+        for name in names
+    ]
+    _trained.train_groups(run, groups, text.setting, request)
 
 
 def _done_beside(run: Run, own: Run, name: str, beside: Sequence[str]) -> Run | None:

@@ -28,9 +28,8 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     (`layer` is s), and the accuracy.
     """
     cells = GROUPS[group]
-    _trained.train_group(
-        run, group, cells, size, request, lambda own: GroupWork(own, cells, size, request)
-    )
+    own = _trained.Group(group, cells, lambda own: GroupWork(own, cells, size, request))
+    _trained.train_groups(run, [own], size, request)
 
 
 def largest_possible(cells: Sequence[Cell], size: Size, seed: int) -> np.ndarray:

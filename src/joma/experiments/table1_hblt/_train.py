@@ -35,9 +35,8 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     controls (`layer` is s); at step 0 also what a perfect observer of the sequences gets.
     """
     cells = GROUPS[group]
-    _trained.train_group(
-        run, group, cells, size, request, lambda own: GroupWork(own, cells, size, request)
-    )
+    own = _trained.Group(group, cells, lambda own: GroupWork(own, cells, size, request))
+    _trained.train_groups(run, [own], size, request)
 
 
 class GroupWork:
