@@ -203,3 +203,13 @@ def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
     monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
     setting = _data.load(_figure.size_of(asked("wikitext-2"))).setting
     assert setting.words == SIZE.vocabulary
+
+
+def test_groups_of_two_texts_make_no_figure(tmp_path, texts) -> None:
+    run = Run.create("fig6", {}, out=tmp_path / "fig6")
+    fig6.reproduce(run, asked(texts, groups=["depth-1"]))
+    with open(texts / "train.txt", "a") as file:
+        file.write("a b c\n")
+    with pytest.raises(ValueError, match="depth-1 was trained on another text"):
+        fig6.reproduce(run, asked(texts, groups=["depth-2"]))
+    assert not (run.path / "groups" / "depth-2").exists()

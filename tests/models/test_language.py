@@ -163,3 +163,21 @@ def test_bad_configurations_are_refused(change: dict) -> None:
 def test_sequences_that_are_too_long_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 9 positions, got 10"):
         make()(words(1, 10))
+
+
+def test_measured_is_what_losses_and_attention_are() -> None:
+    model, tokens, targets = make(), words(4, 9), words(4, 9).flip(0)
+    weights = torch.rand(4, 9, dtype=torch.float64)
+    rows = []
+
+    def watch(name: str, layer: int, x: torch.Tensor) -> None:
+        if name == "attention":
+            rows.append(-(x * x.clamp(min=1e-300).log()).sum(-1).mean(2))
+
+    expected = model.losses(tokens, targets, weights_BT=weights, watch=watch)
+    losses, entropies = model.measured(tokens, targets, weights)
+    torch.testing.assert_close(losses, expected.detach())
+    for layer, own in enumerate(rows):
+        torch.testing.assert_close(entropies[layer], (own.detach() * weights).sum((1, 2)))
+    with pytest.raises(ValueError, match="at most"):
+        model.measured(words(2, 99), words(2, 99), torch.ones(2, 99))

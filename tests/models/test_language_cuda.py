@@ -123,6 +123,17 @@ def test_measured() -> None:
         torch.testing.assert_close(ours.cpu().double(), theirs, atol=2e-3, rtol=1e-3)  # of tf32
 
 
+def test_measured_of_too_long_or_diverged_networks() -> None:
+    model = LanguageModel(CONFIG, SEEDS, device="cuda").requires_grad_(False)
+    long = torch.zeros(2, CONFIG.length + 1, dtype=torch.int64, device="cuda")
+    with pytest.raises(ValueError, match="at most 9 positions, got 10"):
+        model.measured(long, long, torch.ones_like(long))
+    model.blocks[1].get_parameter("queries_keys_values.weight")[1] = torch.nan
+    losses, entropies = model.measured(long[:, :9], long[:, :9], torch.ones_like(long[:, :9]))
+    assert losses.isnan().tolist() == [False, True]
+    assert entropies.isnan().tolist() == [[False, False], [False, True]]
+
+
 def test_an_ensemble_learns_the_same_in_bfloat16() -> None:
     streams = torch.randint(1100, (6, 100), generator=torch.Generator().manual_seed(2))
 

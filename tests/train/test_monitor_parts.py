@@ -1,6 +1,7 @@
 """The monitor's parts one by one: when to look, Theorem 1 on a layer, ranks of Q·K, held inputs."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from joma.train.monitor._cadence import Cadence
 from joma.train.monitor._held import Held, bare, undisturbed
 from joma.train.monitor._parts import Heads, parts_of
 from joma.train.monitor._reading import predicted_growth, residual, same_rows, seen_keys
-from joma.train.monitor._weights import StableRanks, scores_spectra
+from joma.train.monitor._weights import StableRanks, batches, scores_spectra
 from tests.train._watched import encoder
 
 
@@ -144,18 +145,24 @@ def test_warm_stable_ranks_are_within_tolerance_of_cold_ones() -> None:
 def test_stable_ranks_of_all_weights(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    shapes = {"a": (250, 400), "b": (250, 400), "c": (20, 30)}
-    weights = {
-        name: normal(*shape, seed=number).to(device)
-        for number, (name, shape) in enumerate(shapes.items())
-    }
+    shapes = [(250, 400), (250, 400), (20, 30)]
+    matrices = [normal(*shape, seed=number).to(device) for number, shape in enumerate(shapes)]
     ranks = StableRanks(1e-2, 0)
     for _ in range(2):
-        found = ranks.of_all(weights)
-        assert list(found) == list(weights)
-        for name, matrix in weights.items():
+        for matrix, found in zip(matrices, ranks.of_all("abc", matrices), strict=True):
             true = stable_rank(matrix, method="exact").value
-            assert abs(found[name].value - true) <= found[name].bound <= 1e-2 * true
+            assert abs(found.value - true) <= found.bound <= 1e-2 * true
+
+
+def test_large_weights_are_gathered_one_by_one() -> None:
+    def sized(numbers: int) -> Any:  # what is asked of a weight on a GPU
+        return SimpleNamespace(is_cuda=numbers > 0, numel=lambda: abs(numbers))
+
+    small, large = 2**21, 2**23
+    assert batches([large, large], sized) == [[large], [large]]
+    assert batches([-9, -9], sized) == [[-9], [-9]]
+    assert batches([small, small, large, small], sized) == [[small, small], [large], [small]]
+    assert [len(of) for of in batches([small] * 70, sized)] == [32, 32, 6]
 
 
 def test_parts_of_torchs_own_layers() -> None:

@@ -413,7 +413,8 @@ def _draw(
 def _called(name: str) -> str:
     """What a series is called: the run, where it is the folder in which one keeps its models."""
     path = Path(name)
-    return path.parent.name if path.name == "series" and path.parent.name else path.name
+    whole = path.absolute().resolve() if path.name == "series" else path
+    return whole.parent.name if whole.name == "series" and whole.parent.name else path.name
 
 
 def _sentence(words: str) -> str:

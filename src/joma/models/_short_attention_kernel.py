@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joma.models._dropping_kernel import Drop, kept
+from joma.models._float32 import float32_is_coarse
 
 
 class _Attended(torch.autograd.Function):
@@ -22,7 +23,7 @@ class _Attended(torch.autograd.Function):
         _attended[(B, E)](
             joined, bias, out, out, seeds_E, step, stream, share, 1 / (1 - share), D**-0.5,
             T=T, D=D, BLOCK_T=64, BLOCK_D=triton.next_power_of_2(D), DROP=share > 0,
-            ENTROPY=False, num_warps=4,
+            ENTROPY=False, PRODUCTS="tf32", num_warps=4,
         )  # fmt: skip
         ctx.save_for_backward(joined, bias, seeds_E, step)
         ctx.stream, ctx.share = stream, share
@@ -58,6 +59,8 @@ def attended(joined: Tensor, bias: Tensor, drop: Drop, place: str) -> Tensor:
 def attended_measured(joined: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """`attended` with nothing dropped and no gradients, and the entropy of each row, (E, B, T).
 
+    Products of float32 are as exact as the process has them.
+
     Args:
         joined: queries, keys and values side by side, (E, B, T, 3·width), without their biases.
         bias: theirs, (E, 1, 3·width).
@@ -69,16 +72,17 @@ def attended_measured(joined: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     entropy = torch.empty(E, B, T, dtype=torch.float32, device=joined.device)
     _attended[(B, E)](
         joined, bias, out, entropy, bias, bias, 0, 0.0, 1.0, D**-0.5, T=T, D=D, BLOCK_T=64,
-        BLOCK_D=triton.next_power_of_2(D), DROP=False, ENTROPY=True, num_warps=8,
+        BLOCK_D=triton.next_power_of_2(D), DROP=False, ENTROPY=True,
+        PRODUCTS="tf32" if float32_is_coarse() else "ieee", num_warps=8,
     )  # fmt: skip
     return out, entropy
 
 
 @triton.jit
-def _weights(q, k, scale, T: tl.constexpr, BLOCK_T: tl.constexpr):
+def _weights(q, k, scale, T: tl.constexpr, BLOCK_T: tl.constexpr, PRODUCTS: tl.constexpr):
     """Softmax over the keys up to the query's own place."""
     row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_T)[None, :]
-    scores = tl.dot(q, tl.trans(k)) * scale
+    scores = tl.dot(q, tl.trans(k), input_precision=PRODUCTS) * scale
     scores = tl.where((place <= row) & (place < T), scores, float("-inf"))
     share = tl.exp(scores - tl.max(scores, 1)[:, None])
     return share / tl.sum(share, 1)[:, None]
@@ -104,7 +108,7 @@ def _part(joined, bias, at, which, member, inside, D: tl.constexpr, BLOCK_D: tl.
 def _attended(
     joined, bias, out, entropy, seeds, step, stream, share, scale, rate,
     T: tl.constexpr, D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    DROP: tl.constexpr, ENTROPY: tl.constexpr,
+    DROP: tl.constexpr, ENTROPY: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1)
     row, place = tl.arange(0, BLOCK_T)[:, None], tl.arange(0, BLOCK_D)[None, :]
@@ -113,14 +117,14 @@ def _attended(
     at = (first + row) * (3 * D) + place
     q = _part(joined, bias, at, 0, member, inside, D, BLOCK_D)
     k = _part(joined, bias, at, 1, member, inside, D, BLOCK_D)
-    p = _weights(q, k, rate, T, BLOCK_T)
+    p = _weights(q, k, rate, T, BLOCK_T, PRODUCTS)
     if ENTROPY:
-        each, rows = tl.where(p > 0, -p * tl.log(p), 0.0), tl.arange(0, BLOCK_T)
+        each, rows = tl.where(p == 0, 0.0, -p * tl.log(p)), tl.arange(0, BLOCK_T)
         tl.store(entropy + first + rows, tl.sum(each, 1), mask=rows < T)
     if DROP:
         p = tl.where(_kept_weights(seeds, member, step, stream, share, T, BLOCK_T), p * scale, 0.0)
     v = _part(joined, bias, at, 2, member, inside, D, BLOCK_D)
-    y = tl.dot(p.to(v.dtype), v)
+    y = tl.dot(p.to(v.dtype), v, input_precision=PRODUCTS)
     tl.store(out + (first + row) * D + place, y.to(out.dtype.element_ty), mask=inside)
 
 
@@ -148,7 +152,7 @@ def _attended_backward(
     # What is needed again is read again: two programs then fit where one would.
     q = _part(joined, bias, at, 0, member, inside, D, BLOCK_D)
     k = _part(joined, bias, at, 1, member, inside, D, BLOCK_D)
-    p = _weights(q, k, rate, T, BLOCK_T)
+    p = _weights(q, k, rate, T, BLOCK_T, "tf32")
     dropped, keep = p, p >= 0
     if DROP:
         keep = _kept_weights(seeds, member, step, stream, share, T, BLOCK_T)

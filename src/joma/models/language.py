@@ -183,13 +183,8 @@ class LanguageModel(nn.Module):
         fetch: Fetch | None = None,
     ) -> Tensor:
         """What the output layer reads, (E, B, T, width); arguments as of `forward`."""
-        length, most = tokens_BT.shape[-1], self.config.length
-        if length > most:
-            raise ValueError(f"tokens must have at most {most} positions, got {length}")
-        if fetch is None:
-            x = self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
-        else:
-            x = fetch(tokens_BT)
+        length = tokens_BT.shape[-1]
+        x = self._embedded(tokens_BT, fetch)
         if self._fuses(tokens_BT) and watch is None:
             return self._fused_states(x, step)
         drop = _keep if step is None else Dropout(self.seeds_E, step, self.config.dropout)
@@ -241,8 +236,8 @@ class LanguageModel(nn.Module):
         if self._fits(tokens_BT):
             from joma.models import _language_kernels as kernels
 
-            x = self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
-            x = self._fused_states(x, None, rows_LEBT).to(self._output_type)
+            x = self._fused_states(self._embedded(tokens_BT, None), None, rows_LEBT)
+            x = x.to(self._output_type)
             losses_E = kernels.cross_entropies(
                 self.output.product(x).flatten(1, 2),
                 _bias(self.output),
@@ -312,6 +307,15 @@ class LanguageModel(nn.Module):
             d_x = torch.bmm(logits, weight.mT).view_as(x)
         x.backward(d_x)
         return losses_E
+
+    def _embedded(self, tokens_BT: Tensor, fetch: Fetch | None) -> Tensor:
+        """Embeddings of tokens, (E, B, T, width); more tokens than there are places are refused."""
+        length, most = tokens_BT.shape[-1], self.config.length
+        if length > most:
+            raise ValueError(f"tokens must have at most {most} positions, got {length}")
+        if fetch is not None:
+            return fetch(tokens_BT)
+        return self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
 
     def _fuses(self, tokens_BT: Tensor) -> bool:
         """Whether the kernels for a GPU do the work of training."""

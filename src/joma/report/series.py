@@ -122,7 +122,8 @@ def _values_axis(ax: Axes, values_SL: NDArray[np.float64]) -> None:
     if finite.max() <= LOGARITHMIC_VALUES_FROM * finite.min():
         return
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    few = finite.max() <= 1000 * finite.min()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

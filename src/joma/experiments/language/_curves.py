@@ -90,15 +90,29 @@ def collapse(steps: tuple[int, ...], values: np.ndarray, layer: int) -> Finding 
     return attention_collapse(steps, values, UNIFORM, layer=layer)
 
 
+def done(run: Run, setting: Setting, groups: Iterable[str]) -> dict[str, Run]:
+    """The runs of those groups that are done, by name.
+
+    Raises:
+        ValueError: one of them was trained on another text.
+    """
+    found = {name: Run.open(run.path / "groups" / name) for name in groups if is_done(run, name)}
+    for own in found.values():
+        if own.config["digests"] != setting.digests:
+            raise ValueError(
+                f"{own.path} was trained on another text than there is now; put that text back, or "
+                "give another folder with --out"
+            )
+    return found
+
+
 def collect(run: Run, setting: Setting, groups: Iterable[str]) -> dict[Key, Curves]:
     """Reads the metrics of those groups that are done."""
-    found: dict[Key, Curves] = {}
-    for name in groups:
-        if is_done(run, name):
-            own = Run.open(run.path / "groups" / name)
-            for curves in _read(own, GROUPS[name], setting):
-                found[curves.depth, curves.rate] = curves
-    return found
+    return {
+        (curves.depth, curves.rate): curves
+        for name, own in done(run, setting, groups).items()
+        for curves in _read(own, GROUPS[name], setting)
+    }
 
 
 def _read(own: Run, depth: int, setting: Setting) -> Iterable[Curves]:

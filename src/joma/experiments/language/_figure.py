@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from joma.experiments._experiment import Outcome, Request, publish
 from joma.experiments.language import _data, _reference, _summary
-from joma.experiments.language._curves import Curves, Key, collect
+from joma.experiments.language._curves import Curves, Key, collect, done
 from joma.experiments.language._groups import SIZES, WIKITEXT_2, Setting, Size, sized
 from joma.experiments.language._reference import Pair
 from joma.experiments.language._summary import Check
@@ -59,6 +59,7 @@ def reproduce(run: Run, request: Request, of: Figures) -> Outcome:
     """Trains the groups asked for that are not done, and says what all that are show."""
     recorded = {} if request.reference is None else _reference.read(request.reference)
     text = _data.load(size_of(request))
+    done(run, text.setting, of.groups)  # before anything is trained that would not go with it
     train_groups(run, request.groups or of.groups, text, request, of.beside)
     curves = of.select(collect(run, text.setting, of.groups), text.setting)
     outcome = of.judge(curves, text.setting)

@@ -14,7 +14,7 @@ _RANGE = 0.1
 
 def torch_seeds(seed: int, count: int) -> list[int]:
     """Those of the networks of each cell; seed 0 has the recorded ones."""
-    return [FIRST_SEED + seed * count + number for number in range(count)]
+    return [(FIRST_SEED + seed * count + number) % 2**63 for number in range(count)]
 
 
 @torch.no_grad()
@@ -36,14 +36,15 @@ def begin(model: LanguageModel, seeds: Sequence[int]) -> None:
 def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
     """The parameters of one network by name, drawn in the order of the usual script."""
     config = model.config
+    kind = {"device": "cpu", "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layer = nn.TransformerEncoderLayer(config.width, config.heads, config.hidden)
-        embedding = nn.Embedding(config.vocabulary, config.width)
-        output = nn.Linear(config.width, config.vocabulary)
+        torch.default_generator.manual_seed(seed)  # that of the CPU alone, as manual_seed does it
+        layer = nn.TransformerEncoderLayer(config.width, config.heads, config.hidden, **kind)
+        embedding = nn.Embedding(config.vocabulary, config.width, **kind)
+        output = nn.Linear(config.width, config.vocabulary, **kind)
         embedding.weight.uniform_(-_RANGE, _RANGE)
         output.weight.uniform_(-_RANGE, _RANGE)
-    weight = torch.zeros(config.width, config.columns)
+    weight = torch.zeros(config.width, config.columns, **kind)
     weight[:, : config.vocabulary] = output.weight.T
     block = _block(layer)
     blocks = {
@@ -55,7 +56,7 @@ def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
         "embedding.weight": embedding.weight,
         **blocks,
         "output.weight": weight,
-        "output.bias": torch.zeros(1, config.columns),
+        "output.bias": torch.zeros(1, config.columns, **kind),
     }
 
 

@@ -1,7 +1,7 @@
 """One look at a model: which measures, in which order, and what to do where one fails."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,11 +84,11 @@ class Looks:
         named = named_parameters(model)
         if "stable_rank" not in self.metrics:
             return rows
-        matrices = {
-            weight.module: weight.read(whole(named[weight.name].detach()))
-            for weight in self.parts.ranked
-        }
-        rows += self._tried("stable_rank", lambda: self._stable_rows(matrices))
+        for weights in _weights.batches(self.parts.ranked, lambda weight: named[weight.name]):
+            matrices = [weight.read(whole(named[weight.name].detach())) for weight in weights]
+            rows += self._tried(
+                "stable_rank", lambda w=weights, m=matrices: self._stable_rows(w, m)
+            )
         return rows + self._scores(named, ("stable_rank",))
 
     def dear(self, model: nn.Module, *, stepped: bool) -> list[Row]:
@@ -160,17 +160,11 @@ class Looks:
             ],
         )
 
-    def _stable_rows(self, matrices: Mapping[str, Tensor]) -> list[Row]:
-        found = self._stable.of_all(matrices)
+    def _stable_rows(self, weights: Sequence[Weight], matrices: Sequence[Tensor]) -> list[Row]:
+        found = self._stable.of_all([weight.module for weight in weights], matrices)
         return [
-            Row(
-                "stable_rank",
-                found[weight.module].value,
-                weight.module,
-                weight.layer,
-                bound=found[weight.module].bound,
-            )
-            for weight in self.parts.ranked
+            Row("stable_rank", rank.value, weight.module, weight.layer, bound=rank.bound)
+            for weight, rank in zip(weights, found, strict=True)
         ]
 
     def _effective_rows(self, weight: Weight, matrix: Tensor) -> list[Row]:

@@ -1,7 +1,8 @@
 """What weights, gradients and updates show: ranks, energies, overlap."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,33 @@ PAIRS = 2**14
 _SMALL = 192
 _TOGETHER = 2**22
 """Numbers of a matrix below which those of one shape are worked on together on a GPU."""
+_BATCH = 2**26
+"""Numbers of matrices that are held at a time to be worked on together."""
+
+W = TypeVar("W")
+
+
+def batches(weights: Iterable[W], tensor: Callable[[W], Tensor]) -> list[list[W]]:
+    """Weights that are measured together: on a GPU small ones, others one by one.
+
+    Args:
+        weights: in order.
+        tensor: gives that of a weight, sharded or not.
+    """
+    found: list[list[W]] = []
+    left = 0
+    for weight in weights:
+        size = tensor(weight).numel() if _is_small(tensor(weight)) else _BATCH + 1
+        if size > left:
+            found.append([])
+            left = _BATCH
+        found[-1].append(weight)
+        left -= size
+    return found
+
+
+def _is_small(matrix: Tensor) -> bool:
+    return matrix.is_cuda and matrix.numel() < _TOGETHER
 
 
 class StableRanks:
@@ -32,16 +60,11 @@ class StableRanks:
         self._tolerance, self._seed = tolerance, seed
         self._last: dict[str, StableRank] = {}
 
-    def of_all(self, weights: Mapping[str, Tensor]) -> dict[str, StableRank]:
-        """Of weights by name; on a GPU small ones of one shape together, each time anew."""
-        small = {
-            name: matrix
-            for name, matrix in weights.items()
-            if matrix.is_cuda and matrix.numel() < _TOGETHER
-        }
-        settings = {"tolerance": self._tolerance, "seed": self._seed}
-        found = dict(zip(small, stable_ranks(list(small.values()), **settings), strict=True))
-        return {name: found.get(name) or self.of(name, matrix) for name, matrix in weights.items()}
+    def of_all(self, names: Sequence[str], matrices: Sequence[Tensor]) -> list[StableRank]:
+        """Of several weights; on a GPU small ones of one shape together, each time anew."""
+        if not all(map(_is_small, matrices)):
+            return [self.of(name, matrix) for name, matrix in zip(names, matrices, strict=True)]
+        return stable_ranks(matrices, tolerance=self._tolerance, seed=self._seed)
 
     def of(self, name: str, matrix: Tensor) -> StableRank:
         """Of one weight."""
