@@ -102,7 +102,23 @@ def test_a_training_that_has_ended_is_made_longer():
         for folder in ("run", "straight")
     ]
     assert weights[0] == weights[1]
-    assert "training.steps 12, not 8" in sentence(joma("train", "config.toml", "--out", "run"))
+    refused = sentence(joma("train", "config.toml", "--out", "run"))
+    assert "training.steps must be at least 12, which the run has made, got 8" in refused
+    assert Run.open("run").config["training"]["steps"] == 12
+
+
+def test_a_training_that_is_refused_keeps_its_settings():
+    command = ("train", "config.toml", "--out", "run")
+    joma(*command)
+    text = Path("text/train.txt")
+    before = text.read_text()
+    text.write_text(f"{before}the cat.\n")
+    refused = joma(*command, "--set", "training.steps=12")
+    assert "was trained on; mend it" in sentence(refused)
+    text.write_text(before)
+    again = joma(*command)
+    assert again.exit_code == 0, again.output
+    assert "nothing is left to train" in again.stdout
 
 
 def test_a_training_with_an_end_in_its_schedule_is_not():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from joma.runs import Run
-from joma.train.language import Config, Trained, growing, series_folder, train
+from joma.train.language import Config, Trained, changing, series_folder, train
 
 STEPS = 12
 SIZES: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ def make(text: Path, kind: str = "gpt_neox", **sections: dict[str, Any]) -> Conf
 
 
 def begin(config: Config, folder: Path, **options: Any) -> Trained:
-    run = Run.resume("train", config.sections(), out=folder, growing=growing(config))
+    run = Run.resume("train", config.sections(), out=folder, changing=changing(config))
     return train(config, run, **options)
 
 

@@ -15,8 +15,9 @@ from joma.train.language import (
     Config,
     Processes,
     _export,
-    check_longer,
-    growing,
+    _loop,
+    changing,
+    check_length,
     series_folder,
     train,
 )
@@ -79,21 +80,81 @@ def test_one_that_has_ended_is_made_longer(text: Path, tmp_path: Path, kind: str
     assert longer[2:] == straight[2:]
     assert dict(zip(steps, losses, strict=True)).items() >= measured.items()
     assert set(steps) - set(measured) == {first} - set(measured)  # its former end was looked at
-    with pytest.raises(ValueError, match=r"training\.steps 20, but training\.steps 16 was asked"):
+    with pytest.raises(ValueError, match=r"steps must be at least 20, which .* made, got 16"):
         begin(lasting(16), tmp_path / "run")
+    assert Run.open(tmp_path / "run").config["training"]["steps"] == 20
+
+
+def constant(text: Path, steps: int) -> Config:
+    return make(text, training={"steps": steps}, optimizer={"schedule": "constant"})
+
+
+@pytest.fixture
+def stepwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something else is thought of after each step."""
+    monkeypatch.setattr(_loop, "LONGEST_PIECE", 1)
+
+
+@pytest.mark.usefixtures("stepwise")
+@pytest.mark.parametrize(("stop", "end"), [(7, 7), (5, 5), (8, 8), (7, 10)])
+def test_one_that_was_stopped_is_made_shorter(text: Path, tmp_path: Path, stop: int, end: int):
+    folder = tmp_path / "run"
+    begin(constant(text, end), tmp_path / "straight")
+    with pytest.raises(Stop):
+        begin(constant(text, 1000), folder, progress=stop_after(stop))
+    few = rf"steps must be at least {stop}, which .* made, got {stop - 1}"
+    with pytest.raises(ValueError, match=few):
+        begin(constant(text, stop - 1), folder)
+    assert Run.open(folder).config["training"]["steps"] == 1000
+    assert begin(constant(text, end), folder).step == end
+    assert Run.open(folder).config == Run.open(tmp_path / "straight").config
+    assert ended(folder) == ended(tmp_path / "straight")
+    assert begin(constant(text, end), folder).begun_at == end
+    assert ended(folder) == ended(tmp_path / "straight")
+
+
+@pytest.mark.usefixtures("stepwise")
+def test_models_past_the_new_end_are_removed(text: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        begin(constant(text, STEPS), folder, progress=stop_after(8))
+    (folder / "checkpoints" / "step-000000008.safetensors").unlink()  # as if none had been due
+    assert series_folder(folder, 8).is_dir()
+    assert begin(constant(text, 7), folder).begun_at == 7
+    names = sorted(path.name for path in (folder / "series").iterdir())
+    assert names == ["step-000000", "step-000004", "step-000007"]
+
+
+def test_what_is_refused_leaves_the_number_of_steps(text: Path, tmp_path: Path):
+    folder, train_text = tmp_path / "run", text / "train.txt"
+    before = train_text.read_text()
+    begin(constant(text, 6), folder)
+    left = ended(folder)
+    train_text.write_text(f"{before}the cat.\n")
+    with pytest.raises(ValueError, match=r"is not what .* was trained on"):
+        begin(constant(text, 10), folder)
+    train_text.write_text(before)
+    assert Run.open(folder).config["training"]["steps"] == 6
+    assert begin(constant(text, 6), folder).begun_at == 6
+    assert ended(folder) == left
+    assert begin(constant(text, 10), folder).step == 10
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_where_rates_follow_from_the_number_of_steps_it_is_not(text: Path, schedule: str):
-    config = make(text, optimizer={"schedule": schedule})
-    longer = make(text, optimizer={"schedule": schedule}, training={"steps": 20})
-    assert growing(config) is None
-    before = {"name": "train", **config.sections()}
-    with pytest.raises(ValueError, match=f"must stay 12 with the schedule {schedule}.* got 20;"):
-        check_longer(longer, before)
-    check_longer(config, before)
-    check_longer(make(text, optimizer={"schedule": schedule}, training={"steps": 8}), before)
-    check_longer(make(text, training={"steps": 20, "seed": 1}), before)  # another training anyway
+def test_where_rates_follow_from_the_number_of_steps_it_is_not(
+    text: Path, tmp_path: Path, schedule: str
+):
+    def asked(**training: int) -> Config:
+        return make(text, optimizer={"schedule": schedule}, training=training)
+
+    assert changing(asked()) is None
+    run = Run.create("train", asked().sections(), out=tmp_path / "run")
+    for steps in (8, 20):
+        said = f"must stay 12 with the schedule {schedule}.* got {steps};"
+        with pytest.raises(ValueError, match=said):
+            check_length(asked(steps=steps), run)
+    check_length(asked(), run)
+    check_length(asked(steps=20, seed=1), run)  # another training anyway
 
 
 def test_ctrl_c_saves_first(text: Path, tmp_path: Path):

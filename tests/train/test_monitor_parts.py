@@ -17,8 +17,14 @@ from joma.theory.block import Block
 from joma.theory.invariants import softmax_logits
 from joma.train.monitor._cadence import Cadence
 from joma.train.monitor._held import Held, bare, undisturbed
-from joma.train.monitor._parts import Heads, parts_of
-from joma.train.monitor._reading import predicted_growth, residual, same_rows, seen_keys
+from joma.train.monitor._parts import Heads, Parts, parts_of
+from joma.train.monitor._reading import (
+    Theorem1,
+    predicted_growth,
+    residual,
+    same_rows,
+    seen_keys,
+)
 from joma.train.monitor._weights import StableRanks, batches, scores_spectra
 from tests.train._watched import encoder
 
@@ -210,6 +216,32 @@ def test_a_look_leaves_nothing_behind() -> None:
     assert torch.equal(torch.rand(2), expected)
     assert np.random.rand() == number  # noqa: NPY002
     assert torch.is_grad_enabled()
+
+
+def seen_twice(autocast: bool) -> tuple[list[Tensor], float]:
+    """The scores and the residual of two looks at a layer, in a model that runs in autocast."""
+    model = nn.Sequential(nn.Identity())
+    parts = Parts(None, (), (), (), {0: "0"}, {})
+    theorem, scores, values = Theorem1(0), [], []
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        for look in range(2):
+            query, key = (normal(1, 2, 12, 16, seed=2 * look + k) for k in range(2))
+            with theorem.watching(model, parts):
+                model(normal(1, 12, 8))
+                theorem.see(AttentionCall("0", 0, query, key))
+            assert theorem._scores_HTS is not None
+            expected = (query[0].double() @ key[0].double().mT / 4).float()
+            torch.testing.assert_close(theorem._scores_HTS, expected, rtol=1e-5, atol=1e-6)
+            scores.append(theorem._scores_HTS)
+            values += [row.value for row in theorem.rows(normal(5, 8, seed=9 + look))]
+        (value,) = values
+    return scores, value
+
+
+def test_theorem_1_is_measured_in_float32_whatever_the_autocast() -> None:
+    plain, half = seen_twice(False), seen_twice(True)
+    assert all(map(torch.equal, plain[0], half[0]))
+    assert plain[1] == half[1]
 
 
 def test_a_look_inside_autocast_leaves_weights_uncached() -> None:

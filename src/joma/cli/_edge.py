@@ -164,7 +164,7 @@ def checked_out(out: Path | None, name: str) -> Path | None:
 
 
 def same_settings(
-    folder: Path | None, name: str, config: Mapping[str, Any], *, growing: str | None = None
+    folder: Path | None, name: str, config: Mapping[str, Any], *, changing: str | None = None
 ) -> None:
     """Refuses to go on with run `name` in the folder given with --out under other settings.
 
@@ -172,13 +172,13 @@ def same_settings(
         folder: given with --out.
         name: of the run.
         config: its settings.
-        growing: one that may be larger than before.
+        changing: one that may be another number than before.
     """
     from joma.runs import Run, differing, is_run
 
     if folder is None or not is_run(folder) or not (folder / "config.json").is_file():
         return
-    other = differing(Run.open(folder).config, {"name": name, **config}, growing=growing)
+    other = differing(Run.open(folder).config, {"name": name, **config}, changing=changing)
     if other:
         changes = ", ".join(f"{key} {there}, not {here}" for key, (there, here) in other.items())
         raise ValueError(

@@ -67,11 +67,11 @@ def train(
 
     The run folder has what was measured, checkpoints to go on from, and in series/ the models of
     the schedule for joma probe --series. It goes on where it was stopped when --out is its folder,
-    and with the schedule constant also for more steps than it was begun with.
+    and with the schedule constant also for more steps than it was begun with, or fewer.
     On several processes: torchrun --nproc-per-node N -m joma train CONFIG.
     """
     with _quiet_but_for_the_first():
-        from joma.train.language import growing, read_config
+        from joma.train.language import changing, read_config
 
         if config is None:
             raise ValueError(f"say what to train: a TOML file, or one of {', '.join(PRESETS)}")
@@ -83,7 +83,7 @@ def train(
         asked.words.extend([NAME, config, *flags, *(["--json"] if json else [])])
         checked_out(out, NAME)
         _check_length(out, settings)
-        same_settings(out, NAME, settings.sections(), growing=growing(settings))
+        same_settings(out, NAME, settings.sections(), changing=changing(settings))
         if dry_run:
             _estimate(asked)
         else:
@@ -119,17 +119,17 @@ class _Asked:
 
 
 def _check_length(out: Path | None, config: "Config") -> None:
-    """Refuses more steps where the run in the folder cannot have them."""
+    """Refuses another number of steps where the run in the folder cannot have it."""
     from joma.runs import Run, is_run
-    from joma.train.language import check_longer
+    from joma.train.language import check_length
 
     if out is not None and is_run(out) and (out / "config.json").is_file():
-        check_longer(config, Run.open(out).config)
+        check_length(config, Run.open(out))
 
 
 def _train(asked: _Asked) -> None:
     from joma.runs import Run
-    from joma.train.language import growing, joined
+    from joma.train.language import changing, joined
 
     with (
         interruptible(asked.begun, lambda: f"Continue with: {asked.command()}"),
@@ -144,7 +144,7 @@ def _train(asked: _Asked) -> None:
                 asked.config.sections(),
                 out=asked.out,
                 device=asked.device,
-                growing=growing(asked.config),
+                changing=changing(asked.config),
             )
 
         run = processes.first(begin)

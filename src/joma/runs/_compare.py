@@ -36,15 +36,14 @@ class TableDifference:
 
 
 def differing(
-    first: Mapping[str, Any], second: Mapping[str, Any], *, growing: str | None = None
+    first: Mapping[str, Any], second: Mapping[str, Any], *, changing: str | None = None
 ) -> dict[str, tuple[Any, Any]]:
     """The entries that differ, nested ones under "outer.inner"; None stands for a missing one.
 
     Args:
         first: entries by name.
         second: others.
-        growing: the name of an entry that does not count where it is a number in both, and larger
-            in the second.
+        changing: the name of an entry that does not count where it is a number in both.
     """
     one, two = _flat(first), _flat(second)
     found = {
@@ -52,8 +51,8 @@ def differing(
         for key in [*one, *(key for key in two if key not in one)]
         if one.get(key) != two.get(key)
     }
-    if growing in found and _grows(*found[growing]):
-        del found[growing]
+    if changing in found and all(isinstance(value, int | float) for value in found[changing]):
+        del found[changing]
     return found
 
 
@@ -79,10 +78,6 @@ def compare_metrics(first: "Run", second: "Run") -> TableDifference | None:
         for column, label in (("value", name), ("bound", f"{name} bound")):
             largest[label] = _largest(one[column][rows], two[column][rows])
     return TableDifference("metrics", True, largest)
-
-
-def _grows(one: Any, two: Any) -> bool:
-    return all(isinstance(number, int | float) for number in (one, two)) and one < two
 
 
 def _in_order(log: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Run:
         *,
         out: Path | str | None,
         device: str = "cpu",
-        growing: str | None = None,
+        changing: str | None = None,
     ) -> "Run":
         """Opens the run in `out` to go on with it, or makes it as `create` does if there is none.
 
@@ -94,21 +94,22 @@ class Run:
             config: as for `create`; must be what the run in `out` was made with.
             out: the folder; if not given, a new one is made.
             device: what the run computes on from now on.
-            growing: an entry of the configuration that may be a larger number than the run in `out`
-                was made with, "outer.inner" for a nested one; the run has the larger from then on.
+            changing: an entry of the configuration that may be another number than the run in
+                `out` has, "outer.inner" for a nested one; `config.json` keeps what it has until
+                `write_config`.
         """
         settings = _settings(check_name("name", name), config)
         if out is None or not (check_out(Path(out), name) / CONFIG).exists():
             return cls.create(name, config, out=out, device=device)
         with locked(Path(out)):
-            return cls._go_on(Path(out), name, settings, device, growing)
+            return cls._go_on(Path(out), name, settings, device, changing)
 
     @classmethod
     def _go_on(
-        cls, out: Path, name: str, settings: dict[str, Any], device: str, growing: str | None
+        cls, out: Path, name: str, settings: dict[str, Any], device: str, changing: str | None
     ) -> "Run":
         run = cls.open(out)
-        if differences := differing(run.config, settings, growing=growing):
+        if differences := differing(run.config, settings, changing=changing):
             there = " and ".join(_entry(key, value) for key, (value, _) in differences.items())
             asked = " and ".join(_entry(key, value) for key, (_, value) in differences.items())
             raise ValueError(
@@ -119,10 +120,8 @@ class Run:
         remove_leftovers(run.path)
         around = _resumed(run.environment, _json.plain(environment(device)))
         _json.write(run.path / ENVIRONMENT, around)
-        if differing(run.config, settings):  # the one that has grown
-            _json.write(run.path / CONFIG, settings)
-            return cls(run.path, settings, around)
-        return cls(run.path, run.config, around)
+        changed = differing(run.config, settings)
+        return cls(run.path, settings if changed else run.config, around)
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
@@ -144,6 +143,11 @@ class Run:
         system or the file system has no locks, nothing is locked.
         """
         return locked(self.path)
+
+    def write_config(self) -> None:
+        """Writes `config.json`, of a run whose resuming changed a number, once it goes on."""
+        if differing(_json.read(self.path / CONFIG), self.config):
+            _json.write(self.path / CONFIG, self.config)
 
     @property
     def name(self) -> str:

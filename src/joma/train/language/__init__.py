@@ -18,7 +18,7 @@ from joma.train.language._config import (
 )
 from joma.train.language._estimate import Estimate, estimate
 from joma.train.language._export import SERIES, series_folder
-from joma.train.language._longer import check_longer, growing
+from joma.train.language._length import changing, check_length
 from joma.train.language._loop import Trained, train
 from joma.train.language._presets import PRESETS, read_config
 from joma.train.language._processes import FailedElsewhereError, Processes, joined
@@ -38,9 +38,9 @@ __all__ = [
     "Trained",
     "Training",
     "Validation",
-    "check_longer",
+    "changing",
+    "check_length",
     "estimate",
-    "growing",
     "joined",
     "read_config",
     "series_folder",

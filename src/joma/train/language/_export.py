@@ -85,6 +85,16 @@ def remove_leftovers(run: Path) -> None:
             _remove(path)
 
 
+def remove_after(run: Path, last: int) -> None:
+    """Removes the models of later steps, of a training that went back and is to end before them."""
+    for path in (run / SERIES).glob("step-*"):
+        if path.name[5:].isdecimal() and int(path.name[5:]) > last:
+            old = path.with_name(f".{path.name}.old")
+            _remove(old)
+            os.replace(path, old)  # so that none is ever there in part
+            _remove(old)
+
+
 def _replace(beside: Path, folder: Path) -> None:
     old = folder.with_name(f".{folder.name}.old")
     _remove(old)

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +17,8 @@ from joma.models._float32 import float32_products
 from joma.runs import Checkpoint, Run
 from joma.train._interrupt import interrupts_held
 from joma.train.language._config import Config
-from joma.train.language._export import remove_leftovers
+from joma.train.language._export import remove_after, remove_leftovers, series_folder
+from joma.train.language._length import check_made
 from joma.train.language._processes import Processes
 from joma.train.language._trainer import Trainer
 from joma.train.language._watch import Watch
@@ -89,7 +90,8 @@ def train(
         progress: is told now and then how it is doing.
 
     Raises:
-        ValueError: the configuration is wrong, or the run's checkpoint is of another text.
+        ValueError: the configuration is wrong, or the run's checkpoint is of another text or of a
+            later step than the last one asked for; `config.json` is then what it was.
         OSError: what the system has against writing; what was written before is whole.
     """
     processes = processes or Processes()
@@ -101,6 +103,23 @@ def train(
         around.enter_context(torch.random.fork_rng(devices=devices))
         around.enter_context(float32_products("ieee"))
         return _Loop(Trainer(config, processes), run, progress).run_through()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a training goes on.
+
+    Attributes:
+        unlogged: the first step whose loss is not logged.
+        validated: whether the validation loss of the model there is.
+        unfinished: whether it is the last step, but was not when it was made.
+        refused: what was said of checkpoints.
+    """
+
+    unlogged: int = 0
+    validated: bool = False
+    unfinished: bool = False
+    refused: tuple[str, ...] = ()
 
 
 class _Loop:
@@ -119,16 +138,17 @@ class _Loop:
 
     def run_through(self) -> Trained:
         """Makes the steps that are left."""
-        self.step, self.unlogged, refused = self._go_back()
+        place = self._go_back()
         begun, piece = self.step, 1
         with contextlib.ExitStack() as around:
             if self.run is not None:
                 around.callback(self.run.metrics.flush)
             self.watch = around.enter_context(Watch.on(self.trainer, self.run, begun))
             interrupted = around.enter_context(interrupts_held())
+            self.processes.first(self._accept)
             self.start = self.saved = self.flushed = time.monotonic()
-            if begun == 0:
-                self._look()
+            if begun == 0 or place.unfinished:
+                self._look(validated=place.validated)
             while self.step < self.steps:
                 before = time.monotonic()
                 self._advance(self._until(piece))
@@ -154,7 +174,7 @@ class _Loop:
             seconds=seconds,
             parameters=self.trainer.parameters,
             findings=findings,
-            refused=refused,
+            refused=place.refused,
         )
 
     def _advance(self, until: int) -> None:
@@ -177,12 +197,16 @@ class _Loop:
         tokens = (until - first) * self.config.data.batch * self.config.data.window
         self.speed = tokens / max(time.monotonic() - before, 1e-9)
 
-    def _look(self) -> None:
-        """What is due after this many steps: the validation loss, a model for the series."""
+    def _look(self, *, validated: bool = False) -> None:
+        """What is due after this many steps: the validation loss, a model for the series.
+
+        Args:
+            validated: whether that loss is logged already.
+        """
         every = self.config.validation.every
         if every and (self.step % every == 0 or self.step == self.steps):
             self.validation_loss = self.trainer.validation_loss()
-            if self.run is not None:
+            if self.run is not None and not validated:
                 self.run.metrics.append(self.step, "validation_loss", self.validation_loss)
         if self.step in self.exports:
             self.trainer.export(None if self.run is None else self.run.path, self.step)
@@ -205,13 +229,19 @@ class _Loop:
         if save:
             self.saved = time.monotonic()
 
-    def _go_back(self) -> tuple[int, int, tuple[str, ...]]:
+    def _accept(self) -> None:
+        """The run is from now on what was asked for: nothing stands against going on with it."""
+        assert self.run is not None, "the first process has one"
+        remove_after(self.run.path, self.steps)
+        self.run.write_config()
+
+    def _go_back(self) -> _Place:
         """Takes model and log to where they go on.
 
-        Gives that step, the first whose loss is not logged, and what was said of checkpoints.
+        Of that place the first process knows all, the others whether it is unfinished.
         """
 
-        def find() -> tuple[Checkpoint | None, int, tuple[str, ...]]:
+        def find() -> tuple[Checkpoint | None, _Place]:
             assert self.run is not None, "the first process has one"
             remove_leftovers(self.run.path)
             found = self.run.checkpoints.latest()
@@ -219,22 +249,31 @@ class _Loop:
                 _logger.warning(sentence)
             if found.checkpoint is None:
                 self.run.metrics.rewind(-1)
-                return None, 0, found.refused
+                return None, _Place(refused=found.refused)
             self._check(found.checkpoint)
             # What was logged after the checkpoint comes again. What was measured at its own step
             # was written before it and cannot; the loss of that step was logged after it.
             step = found.checkpoint.step
             self.run.metrics.rewind(step)
-            logged = step in self.run.metrics.read("loss")["step"]
-            return found.checkpoint, step + logged, found.refused
+            logged, validated = (
+                step in self.run.metrics.read(name)["step"] for name in ("loss", "validation_loss")
+            )
+            seen = validated or not self.config.validation.every
+            exported = series_folder(self.run.path, step).is_dir()
+            unfinished = step == self.steps and not (seen and exported)
+            return found.checkpoint, _Place(step + logged, validated, unfinished, found.refused)
 
-        checkpoint, unlogged, refused = self.processes.first(find) or (None, 0, ())
-        (step,) = self.processes.most(0 if checkpoint is None else checkpoint.step)
-        if step > 0:
-            self.trainer.load({} if checkpoint is None else checkpoint.arrays, step)
-        return step, unlogged, refused
+        checkpoint, place = self.processes.first(find) or (None, _Place())
+        self.step, unfinished = self.processes.most(
+            0 if checkpoint is None else checkpoint.step, int(place.unfinished)
+        )
+        self.unlogged = place.unlogged
+        if self.step > 0:
+            self.trainer.load({} if checkpoint is None else checkpoint.arrays, self.step)
+        return replace(place, unfinished=bool(unfinished))
 
     def _check(self, checkpoint: Checkpoint) -> None:
+        check_made(self.config, checkpoint.step)
         if checkpoint.about != self._about():
             raise ValueError(
                 f"the text of {self.config.data.corpus} or its tokenizer is not what "

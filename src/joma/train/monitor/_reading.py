@@ -150,7 +150,7 @@ class Theorem1:
         query_HTD, key_HSD = (x[0].float()[:, :KEYS] for x in (call.query, call.key))
         key_HSD = key_HSD.repeat_interleave(len(query_HTD) // len(key_HSD), 0)
         scale = query_HTD.shape[-1] ** -0.5 if call.scale is None else call.scale
-        with float32_products("ieee"):  # growth is a small difference
+        with _in_float32(query_HTD.device):  # growth is a small difference
             scores_HTS = scale * query_HTD @ key_HSD.mT
         self._scores_HTS, self._seen_HTS = scores_HTS, seen_keys(call).expand_as(scores_HTS)
         # (B, T, d), or (T, B, d) where sequences come second
@@ -165,8 +165,13 @@ class Theorem1:
         scores_HTS, seen_HTS = self._scores_HTS, self._seen_HTS
         if self._inputs_TD is None or scores_HTS is None or seen_HTS is None:
             return []
-        with float32_products("ieee"):
-            own_S = (self._inputs_TD @ lower_KD.float().mT).square().sum(-1)
+        with _in_float32(scores_HTS.device):
+            return self._residual(scores_HTS, seen_HTS, self._inputs_TD, lower_KD.float())
+
+    def _residual(
+        self, scores_HTS: Tensor, seen_HTS: Tensor, inputs_TD: Tensor, lower_KD: Tensor
+    ) -> list[Row]:
+        own_S = (inputs_TD @ lower_KD.mT).square().sum(-1)
         attention_HTS = scores_HTS.masked_fill(~seen_HTS, -torch.inf).softmax(-1)
         before, self._last = self._last, (own_S, attention_HTS)
         first_HTS = self._first_HTS
@@ -176,10 +181,17 @@ class Theorem1:
         assert self._predicted_HTS is not None, "begun with the first scores"
         mean_HTS = (before[1] + attention_HTS) / 2
         self._predicted_HTS += predicted_growth(
-            own_S - before[0], mean_HTS, seen_HTS, same_rows(self._inputs_TD)
+            own_S - before[0], mean_HTS, seen_HTS, same_rows(inputs_TD)
         )
         value = residual(scores_HTS - first_HTS, self._predicted_HTS, seen_HTS)
         return [] if value is None else [Row("theorem1_residual", value, self._module, self.layer)]
+
+
+@contextmanager
+def _in_float32(device: torch.device) -> Iterator[None]:
+    """Products of float32 as they are, in a model that may run in autocast."""
+    with torch.autocast(device.type, enabled=False), float32_products("ieee"):
+        yield
 
 
 def seen_keys(call: AttentionCall) -> Tensor:
