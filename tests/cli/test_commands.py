@@ -2,7 +2,7 @@
 
 import pytest
 
-from joma.cli import _plan, _reproduce, _show
+from joma.cli import _plan, _show
 from joma.cli._edge import unknown
 from joma.experiments import EXPERIMENTS, Choice
 from tests.cli._command import joma, sentence
@@ -36,7 +36,7 @@ def test_what_is_written_down_is_what_the_experiments_say():
         assert tuple(experiment.scales) == (_plan.SCALES if trained else ()), name
         assert experiment.default_scale == (_plan.DEFAULT_SCALE if trained else ""), name
         for option in experiment.options:
-            text = _reproduce.OPTIONS[option.name]
+            text = _plan.OPTIONS[option.name]
             assert name in text
             if isinstance(option, Choice):
                 assert all(word in text for word in option.choices)

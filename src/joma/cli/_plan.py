@@ -31,6 +31,8 @@ OPTIONS = {
     "learning-rate": "Of hierarchy, table1 and table1-hblt: learning rate; "
     "of table1 published 1e-5 and 1e-4",
     "hidden": "Of table1: hidden nodes of each layer, published 4096 and 400",
+    "corpus": "Of fig6: the text, wikitext-2, wikitext-103, embedded (prose that comes with "
+    "Python), hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
 }
 """The experiments' own options and what they are."""
 

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from joma.experiments import Request
 
 
-OPTIONS = {
-    **_plan.OPTIONS,
-    "corpus": "Of fig6: the text, wikitext-2, wikitext-103, embedded (prose that comes with "
-    "Python), hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
-}
-"""The experiments' own options and what they are."""
-
-
 def _names(incomplete: str) -> list[str]:
     return [name for name in _plan.NAMES if name.startswith(incomplete)]
 
@@ -80,7 +72,7 @@ def reproduce(
         typer.Option(
             "--corpus",  # written out: some versions of typer would take the metavar
             metavar="NAME",
-            help=f"{OPTIONS['corpus']}.",
+            help=f"{_plan.OPTIONS['corpus']}.",
         ),
     ] = None,
     group: Annotated[
