@@ -48,6 +48,20 @@ SWITCHES: dict[str, tuple[Callable[[], None], ...]] = {
         _set("fp32_precision", "tf32"),
         _set("cuda.matmul.fp32_precision", "tf32"),
     ),
+    "cudnn": (_set("cudnn.fp32_precision", "tf32"),),
+    "cudnn fine": (_set("cudnn.fp32_precision", "ieee"),),
+    "cudnn and cuda the same": (
+        _set("cudnn.fp32_precision", "tf32"),
+        _set("cuda.matmul.fp32_precision", "tf32"),
+    ),
+    "all of torch, but for cudnn": (
+        _set("fp32_precision", "tf32"),
+        _set("cudnn.fp32_precision", "ieee"),
+    ),
+    "all of torch and cudnn the same": (
+        _set("fp32_precision", "tf32"),
+        _set("cudnn.fp32_precision", "tf32"),
+    ),
     "legacy, then cuda": (_legacy("high"), _set("cuda.matmul.fp32_precision", "ieee")),
     "cuda, then legacy": (_set("cuda.matmul.fp32_precision", "tf32"), _legacy("medium")),
     "legacy, then mkldnn": (_legacy("medium"), _set("mkldnn.matmul.fp32_precision", "tf32")),
@@ -56,11 +70,16 @@ SWITCHES: dict[str, tuple[Callable[[], None], ...]] = {
 
 def set_in_torch() -> tuple[str, ...]:
     """All that is set, of torch, of backends, and of the older switch, even where these differ."""
-    seen = [BACKENDS.fp32_precision, *_read()]
+    everywhere, cudnn = BACKENDS.fp32_precision, BACKENDS.cudnn
+    seen = [everywhere, *_read()]
     for above in ("ieee", "tf32"):  # who follows what is set for all
         BACKENDS.fp32_precision = above
+        seen += [cudnn.fp32_precision, *_read()]
+    own = seen[-3] if seen[-3] == seen[-6] else "none"
+    for above in ("ieee", "tf32"):  # who follows what is set in between
+        cudnn.fp32_precision = above
         seen += _read()
-    BACKENDS.fp32_precision = seen[0]
+    cudnn.fp32_precision, BACKENDS.fp32_precision = own, everywhere
     try:
         seen.append(torch.get_float32_matmul_precision())
     except RuntimeError as error:
@@ -76,7 +95,8 @@ def _read() -> list[str]:
 def as_torch_begins() -> Iterator[None]:
     def reset() -> None:
         torch.set_float32_matmul_precision("highest")
-        for place in (BACKENDS, BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul):
+        places = (BACKENDS, BACKENDS.cudnn, BACKENDS.cuda.matmul, BACKENDS.mkldnn.matmul)
+        for place in places:
             place.fp32_precision = "none"
 
     reset()
@@ -145,6 +165,18 @@ def test_a_backend_that_follows_all_of_torch_still_does() -> None:
         assert float32_is_coarse()
         BACKENDS.fp32_precision = "ieee"
         assert not float32_is_coarse()
+
+
+def test_one_that_follows_cudnn_still_does() -> None:
+    with as_torch_begins():
+        BACKENDS.cudnn.fp32_precision = "tf32"
+        with float32_products("ieee"):
+            assert not float32_is_coarse()
+        assert _read() == ["tf32", "none"]
+        BACKENDS.cudnn.fp32_precision = "ieee"
+        assert _read() == ["ieee", "none"]
+        BACKENDS.cudnn.fp32_precision, BACKENDS.fp32_precision = "none", "tf32"
+        assert _read() == ["tf32", "tf32"]
 
 
 def test_where_flags_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class _Setting:
 
     Attributes:
         older: of the record for all backends.
-        own: of each backend; "none" where it follows what is set for all of torch.
+        own: of each backend; "none" where it follows what is set above it.
     """
 
     older: str
@@ -60,17 +60,21 @@ class _Setting:
 
 
 def _own() -> tuple[str, ...]:
-    """What is set of each backend itself: where it follows another, asking gives the other's."""
+    """What is set of each backend itself: where it follows another, asking gives the other's.
+
+    So nothing is set of those others while this asks. Another thread may see that: products that
+    follow them are then in full precision, convolutions as torch has them where nothing is set.
+    """
     if torch.backends.flags_frozen():
         return _read()
-    everywhere: Any = torch.backends
-    above = everywhere.fp32_precision
-    answers = []
-    for trial in ("ieee", "tf32"):
-        everywhere.fp32_precision = trial
-        answers.append(_read())
-    everywhere.fp32_precision = above
-    return tuple(one if one == other else "none" for one, other in zip(*answers, strict=True))
+    above = []
+    for place in _above():  # in this order, each is asked when it has nobody left to follow
+        above.append(place.fp32_precision)
+        place.fp32_precision = "none"
+    own = _read()
+    for place, value in zip(_above(), above, strict=True):
+        place.fp32_precision = value
+    return own
 
 
 def _read() -> tuple[str, ...]:
@@ -80,3 +84,9 @@ def _read() -> tuple[str, ...]:
 def _backends() -> tuple[Any, ...]:
     everywhere: Any = torch.backends
     return everywhere.cuda.matmul, everywhere.mkldnn.matmul
+
+
+def _above() -> tuple[Any, ...]:
+    """What backends follow, the topmost first; `torch.backends.mkldnn` sets the topmost too."""
+    everywhere: Any = torch.backends
+    return everywhere, everywhere.cudnn
