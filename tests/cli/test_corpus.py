@@ -85,7 +85,7 @@ def test_a_changed_text_is_refused(texts):
     joma(*ONE, "--corpus", str(texts), "--out", "here")
     (texts / "train.txt").write_text("other words in the same place\n" * 30)
     line = sentence(joma(*ONE, "--corpus", str(texts), "--out", "here"))
-    assert "digests.train" in line
+    assert "depth-1 was trained on another text than there is now" in line
 
 
 @pytest.mark.parametrize(
