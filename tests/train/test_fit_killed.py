@@ -248,8 +248,8 @@ def test_a_really_full_disk(straight: Path, small_disk: Path):
 # The real thing
 
 EAGER = """
-import joma.train
-joma.train.fit.__kwdefaults__["checkpoint_seconds"] = 0.0  # or none would be due in this short time
+from joma.experiments import _trained
+_trained._CHECKPOINT_SECONDS["cpu"] = 0.0  # or none would be due in this short time
 from joma.cli import main
 main()
 """
