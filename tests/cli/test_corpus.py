@@ -1,6 +1,7 @@
 """`joma reproduce fig6 --corpus`: what it says of the text, and that it is trained on."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,17 @@ def test_ctrl_c_says_how_to_go_on(texts, monkeypatch):
     assert result.exit_code == 130
     expected = "joma reproduce fig6 --scale tiny --device cpu --corpus 'my texts' --group depth-1"
     assert f"Continue with: {expected} --out here\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "text must not be empty"),
+        (b"\xff\xfe", "text must be UTF-8"),
+        (b"a b c\n", "train of text .* is too short: streams must have at least 2 words each"),
+    ],
+)
+def test_texts_of_ones_own_that_are_no_good_leave_no_folder(texts, content: bytes, expected: str):
+    (texts / "train.txt").write_bytes(content)
+    assert re.search(expected, sentence(joma(*ONE, "--corpus", str(texts), "--out", "here")))
+    assert not Path("here").exists()

@@ -48,7 +48,11 @@ def load(size: Size) -> Text:
         tokenizer = BasicEnglish(tokenizer.vocabulary[: size.vocabulary])
 
     def read(split: str, count: int, most: int | None) -> Windows:
-        return Windows(streams(encoded(source, tokenizer, split).tokens[:most], count))
+        tokens = encoded(source, tokenizer, split).tokens[:most]
+        try:
+            return Windows(streams(tokens, count))
+        except ValueError as error:
+            raise ValueError(f"{split} of text {size.corpus} is too short: {error}") from None
 
     train = read("train", size.streams, size.train_tokens)
     valid = read("valid", size.valid_streams, size.valid_tokens)
@@ -77,10 +81,7 @@ class Windows:
 
     def __init__(self, streams_SN: Tensor) -> None:
         if streams_SN.shape[1] < 2:
-            raise ValueError(
-                f"streams must have at least 2 words each, got {streams_SN.shape[1]}; "
-                "the text is too short"
-            )
+            raise ValueError(f"streams must have at least 2 words each, got {streams_SN.shape[1]}")
         self.streams_SN = streams_SN
         self._last = streams_SN.shape[1] - 1  # the last word is there to be foretold alone
         self.whole = self._last // LENGTH

@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 from joma.experiments._experiment import Outcome, Request, publish
 from joma.experiments.language import _data, _reference, _summary
 from joma.experiments.language._curves import Curves, Key, collect, done
-from joma.experiments.language._groups import SIZES, WIKITEXT_2, Setting, Size, sized
+from joma.experiments.language._groups import (
+    EMBEDDED,
+    SIZES,
+    TEXTS,
+    WIKITEXT_2,
+    Setting,
+    Size,
+    sized,
+)
 from joma.experiments.language._reference import Pair
 from joma.experiments.language._summary import Check
 from joma.experiments.language._train import train_groups
@@ -51,8 +59,12 @@ def size_of(request: Request) -> Size:
 
 
 def needs(request: Request) -> None:
-    """Raises a `ValueError` where the text is not there, which says where it was looked for."""
-    _data.find(size_of(request))
+    """Raises a `ValueError` where the text is not there or, being somebody's own, is no good."""
+    size = size_of(request)
+    if size.corpus in TEXTS or size.corpus == EMBEDDED:
+        _data.find(size)
+    else:
+        _data.load(size)
 
 
 def reproduce(run: Run, request: Request, of: Figures) -> Outcome:
