@@ -26,12 +26,12 @@ from joma.models._language_parts import (
 from joma.models.layers import Embedding, Linear
 from joma.models.transformer import Watch, sinusoids
 
-__all__ = ["Dropout", "LanguageBlock", "LanguageConfig", "LanguageModel"]
+__all__ = ["FIRST_RANGE", "Dropout", "LanguageBlock", "LanguageConfig", "LanguageModel"]
 
 Fetch = Callable[[Tensor], Tensor]
 """Gives the embeddings of tokens (B, T) for all members: (E, B, T, width)."""
 
-_FIRST_RANGE = 0.1
+FIRST_RANGE = 0.1
 """Embeddings and output weights begin uniform on ± this."""
 
 
@@ -295,11 +295,11 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def _draw(self) -> None:
-        draw_uniform(self.embedding.weight, "embedding.weight", self.seeds_E, _FIRST_RANGE)
+        draw_uniform(self.embedding.weight, "embedding.weight", self.seeds_E, FIRST_RANGE)
         self.output.weight.zero_()
         bias_of(self.output).zero_()
         words = self.output.weight[..., : self.config.vocabulary]
-        draw_uniform(words, "output.weight", self.seeds_E, _FIRST_RANGE)
+        draw_uniform(words, "output.weight", self.seeds_E, FIRST_RANGE)
         first = self.blocks[0]
         assert isinstance(first, LanguageBlock)
         first.draw(self.seeds_E)

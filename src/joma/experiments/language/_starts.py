@@ -7,9 +7,7 @@ from torch import Tensor, nn
 
 from joma.experiments.language._groups import FIRST_SEED
 from joma.models import LanguageModel
-
-_RANGE = 0.1
-"""Embeddings and output weights are drawn anew, uniform on ± this."""
+from joma.models.language import FIRST_RANGE
 
 
 def torch_seeds(seed: int, count: int) -> list[int]:
@@ -34,7 +32,10 @@ def begin(model: LanguageModel, seeds: Sequence[int]) -> None:
 
 
 def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
-    """The parameters of one network by name, drawn in the order of the usual script."""
+    """The parameters of one network by name, drawn in the order of the usual script.
+
+    Embeddings and output weights are drawn twice, the second time as they stay.
+    """
     config = model.config
     kind = {"device": "cpu", "dtype": torch.float32}
     with torch.random.fork_rng(devices=[]):
@@ -42,8 +43,8 @@ def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
         layer = nn.TransformerEncoderLayer(config.width, config.heads, config.hidden, **kind)
         embedding = nn.Embedding(config.vocabulary, config.width, **kind)
         output = nn.Linear(config.width, config.vocabulary, **kind)
-        embedding.weight.uniform_(-_RANGE, _RANGE)
-        output.weight.uniform_(-_RANGE, _RANGE)
+        embedding.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
+        output.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
     weight = torch.zeros(config.width, config.columns, **kind)
     weight[:, : config.vocabulary] = output.weight.T
     block = _block(layer)
