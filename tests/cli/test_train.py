@@ -208,12 +208,13 @@ def test_the_presets_of_the_help_are_those_there_are():
 def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
     def train(config: Any, run: Run, **options: Any) -> Trained:
         _loop._logger.warning("a checkpoint was damaged")
-        return Trained(2, 5, 1.5, float("nan"), 10.0, 1.0, 1000, ("Attention collapses.",), ())
+        return Trained(2, 5, 1.5, float("nan"), 10.0, 1.0, 0.1, 1000, ("Attention collapses.",), ())
 
     monkeypatch.setattr("joma.train.language.train", train)
     result = joma("train", "config.toml", "--out", "run")
     assert result.stdout.splitlines()[:2] == [
-        "Step 5, loss 1.500, went on from step 2. 0.001M parameters, 10 tokens/s, 1.0 s.",
+        "Step 5, loss 1.500, went on from step 2. 0.001M parameters, 10 tokens/s, 1.0 s, "
+        "of them 0.1 for the monitor.",
         "  Attention collapses.",
     ]
     assert "a checkpoint was damaged" in result.stderr

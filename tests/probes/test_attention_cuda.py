@@ -10,6 +10,12 @@ from joma.probes import attention_statistics
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
+
+@pytest.fixture(autouse=True)
+def _few_scores_are_the_kernels_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("joma.probes.attention.FEW", 0)
+
+
 SIGHTS: dict[str, dict[str, Any]] = {
     "causal": {},
     "bidirectional": {"causal": False},

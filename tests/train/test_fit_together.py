@@ -103,7 +103,7 @@ def test_streams_of_a_gpu(tmp_path: Path) -> None:
     def trained(names: list[str], folder: Path) -> None:
         made = [
             Training(
-                ensemble(SEEDS[name], device="cuda"),
+                ensemble(SEEDS[name], device="cuda", precision="float32"),
                 Run.resume(name, {}, out=folder / name),
                 300,
                 keep_last=True,

@@ -37,26 +37,32 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 @given(
     every=st.integers(1, 300),
     share=st.floats(0.001, 0.1),
+    first=st.floats(0, 100),
     seconds=st.floats(0, 10),
     step_seconds=st.floats(1e-4, 1),
 )
 def test_looks_come_on_the_cadence_and_never_cost_more_than_their_share(
-    every: int, share: float, seconds: float, step_seconds: float
+    every: int, share: float, first: float, seconds: float, step_seconds: float
 ) -> None:
     cadence = Cadence(every, share)
-    cadence.looked(1, 1e9, step_seconds)  # the first is not counted
+    cadence.looked(1, first, step_seconds)  # puts nothing off
     assert cadence.due == (2 if every == 1 else every)
-    spent = 0.0
-    for _ in range(5):
-        step = cadence.due
-        cadence.looked(step, seconds, step_seconds)
-        spent += seconds
+    begun, spent = cadence.due, first
+    for _ in range(50):
+        step, trained = cadence.due, step_seconds * cadence.due
+        cadence.looked(step, seconds, trained)
+        wait = cadence.due - step
         assert cadence.due % every == 0
-        assert cadence.due - step >= every
-        assert seconds <= share * step_seconds * (cadence.due - step) * (1 + 1e-9)
+        assert wait >= every
+        earned = share * step_seconds * wait
+        assert seconds <= earned * (1 + 1e-9)
+        assert earned <= 2 * seconds + 2 * every * step_seconds * share  # twice as rare at most
+        spent += seconds
+    if first <= 49 * seconds:  # the first is paid, and all looks have taken their share
+        assert spent <= share * step_seconds * (cadence.due - begun) * (1 + 1e-9)
     free = Cadence(every, None)
     for step in (1, every, 2 * every):
-        free.looked(step, 1e9, step_seconds)
+        free.looked(step, 1e9, step_seconds * step)
         assert free.due == (step // every + 1) * every
 
 

@@ -260,7 +260,8 @@ def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
     went_on = f", went on from step {trained.begun_at}" if trained.begun_at else ""
     typer.echo(
         f"{_show.sentence(_finding(trained))}{went_on}. {trained.parameters / 1e6:.3g}M "
-        f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s."
+        f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s, "
+        f"of them {trained.monitor_seconds:.1f} for the monitor."
     )
     for sentence in trained.findings:
         typer.echo(f"  {sentence}")
@@ -282,6 +283,7 @@ def _record(run: "Run", trained: "Trained", series: Path) -> dict[str, Any]:
         "validation_loss": finite(trained.validation_loss),
         "tokens_per_second": round(trained.tokens_per_second, 1),
         "seconds": round(trained.seconds, 2),
+        "monitor_seconds": round(trained.monitor_seconds, 2),
         "findings": list(trained.findings),
         "refused": list(trained.refused),
     }

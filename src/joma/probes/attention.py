@@ -20,6 +20,9 @@ from torch import Tensor
 
 from joma.probes import _attention_blocked, _checks
 
+FEW = 2**22
+"""So few scores take a GPU less time than a kernel for them takes to be compiled or loaded."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionStatistics:
@@ -255,7 +258,8 @@ def _statistics(
         "received": received,
     }
     with torch.no_grad(), torch.autocast(query_BHTD.device.type, enabled=False):
-        if query_BHTD.is_cuda and mask_BHTS is None and softcap is None:
+        scores = query_BHTD.shape[:3].numel() * key_BHSD.shape[2]
+        if query_BHTD.is_cuda and mask_BHTS is None and softcap is None and scores > FEW:
             kernel = _kernel()
             if kernel is not None and kernel.takes(query_BHTD, key_BHSD):
                 return kernel.statistics(query_BHTD, key_BHSD, **options)

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from joma.probes import _checks
-from joma.probes.spectrum import Energy, StableRank, singular_values, stable_rank
+from joma.probes.spectrum import (
+    Energy,
+    SingularValues,
+    StableRank,
+    singular_values,
+    stable_rank,
+)
 
 RANKS = (1, 8, 32, 128)
 
@@ -75,13 +81,14 @@ def gradient_rank(
     found = {}
     for (name, parameter), gradient in zip(chosen.items(), gradients, strict=True):
         matrix = torch.zeros_like(parameter) if gradient is None else gradient
-        found[name] = _measure(name, matrix, ranks, tolerance, seed)
+        found[name] = measured(name, matrix, ranks, tolerance, seed)
     return found
 
 
-def _measure(
-    name: str, gradient: Tensor, ranks: tuple[int, ...], tolerance: float, seed: int
+def measured(
+    name: str, gradient: Tensor, ranks: Iterable[int], tolerance: float, seed: int
 ) -> GradientRank:
+    """`gradient_rank` of one gradient that is there already."""
     matrix = gradient.detach()
     matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
     if matrix.dtype != torch.float64:
@@ -94,28 +101,34 @@ def _measure(
     matrix = matrix / scale  # squares of very small gradients leave float32's range
     norm = float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
     fitting = [rank for rank in ranks if rank <= min(rows, columns)]
-    return GradientRank(
-        name=name,
-        shape=(rows, columns),
-        norm=scale * norm,
-        stable_rank=stable_rank(matrix, tolerance=tolerance, seed=seed),
-        energy=_energies(matrix, norm, fitting, tolerance, seed),
-    )
+    top = None
+    if fitting and norm > 0:
+        top = singular_values(matrix, max(fitting), tolerance=tolerance, seed=seed)
+    if top is not None and top.certain:
+        stable = _stable_rank(top, norm)
+    else:
+        stable = stable_rank(matrix, tolerance=tolerance, seed=seed)
+    energy = _energies(top, norm, fitting)
+    return GradientRank(name, (rows, columns), scale * norm, stable, energy)
 
 
-def _energies(
-    matrix: Tensor, norm: float, ranks: list[int], tolerance: float, seed: int
-) -> dict[int, Energy]:
+def _stable_rank(top: SingularValues, norm: float) -> StableRank:
+    """From all singular values, of which none can have been passed over."""
+    largest, bound = float(top.values[0]), float(top.bounds[0])
+    value = (norm / largest) ** 2
+    relative = (1 - bound / largest) ** -2 - 1 + 1e-12  # the norm is a sum in float64
+    return StableRank(value, relative * value, True, largest, norm, 0)
+
+
+def _energies(top: SingularValues | None, norm: float, ranks: list[int]) -> dict[int, Energy]:
     """`joma.probes.spectrum.energy` of every rank, from one look at the spectrum."""
-    if not ranks or norm == 0:
+    if top is None:
         return {rank: Energy(0.0, 0.0, True) for rank in ranks}
-    top = singular_values(matrix, max(ranks), tolerance=tolerance, seed=seed)
     squares = top.values.square()
-    shares = squares.cumsum(0) / norm**2
-    spreads = ((top.values + top.bounds).square() - squares).cumsum(0) / norm**2
+    shares = (squares.cumsum(0) / norm**2).tolist()
+    spreads = (((top.values + top.bounds).square() - squares).cumsum(0) / norm**2).tolist()
     return {
-        rank: Energy(min(float(shares[rank - 1]), 1.0), float(spreads[rank - 1]), top.certain)
-        for rank in ranks
+        rank: Energy(min(shares[rank - 1], 1.0), spreads[rank - 1], top.certain) for rank in ranks
     }
 
 

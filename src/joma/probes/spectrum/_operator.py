@@ -118,7 +118,9 @@ class _Plain(ABC):
     def _factors(self) -> tuple[Tensor, Tensor]:
         norm_L11 = self.frobenius().clamp(min=1e-300)[:, None, None]
         least, most = (-60, 110) if self.dtype == torch.float32 else (-900, 900)
-        power = torch.exp2((-norm_L11.log2()).round().clamp(least, most))
+        exponent = (-norm_L11.log2()).round().clamp(least, most)
+        # 2ⁿ by its bits: exp2 and ldexp are not exact everywhere, and exp2 is compiled first.
+        power = (exponent.long() + 1023 << 52).view(torch.float64)
         return power.to(self.dtype), (1 / (power * norm_L11)).to(self.dtype)
 
 
@@ -156,6 +158,8 @@ class _Dense(_Plain):
     def _norm(self) -> Tensor:
         turned = self._matrices if self._matrices.is_contiguous() else self._matrices.mT
         if turned.dtype != torch.float64 and turned.is_contiguous():
+            if turned.is_cuda and turned[0].numel() < _DITHER_FROM:
+                return torch.linalg.vector_norm(turned.flatten(1), dim=-1, dtype=torch.float64)
             if turned.is_cuda:
                 from joma.probes.spectrum import _dither_kernel  # Triton comes with CUDA builds
 

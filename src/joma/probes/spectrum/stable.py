@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from joma.probes.spectrum import _certificate, _refresh
+from joma.probes.spectrum import _certificate, _refresh, _squaring
 from joma.probes.spectrum._arithmetic import plain_arithmetic
+from joma.probes.spectrum._given import as_matrix, check_method, check_tolerance
 from joma.probes.spectrum._krylov import Krylov
 from joma.probes.spectrum._operator import Operator, dither_slack, operator
 
@@ -22,7 +23,8 @@ _TINY = 1e-25
 """Matrices of smaller norms are worked on in float64 on a GPU."""
 _SMALL = 192
 """Shorter sides up to this are solved whole."""
-_METHODS = ("auto", "lanczos", "exact")
+_SQUARED = 1024
+"""On a GPU shorter sides below this are squared: products of all matrices of a shape at once."""
 _STEPS = 12
 _MISS = 0.08
 """Share of the tolerance by which the top eigenvalue within the basis may be missed."""
@@ -79,7 +81,8 @@ def stable_rank(
 
     `"lanczos"` iterates until the bound is at most `tolerance` of the value; it holds with
     probability 1 − 1e-6 over the random start, for every matrix. `"exact"` factorises
-    the Gram matrix in float64 and gives a certificate. `"auto"` solves small matrices exactly.
+    the Gram matrix in float64 and gives a certificate. `"auto"` takes the certificate of small
+    matrices, on a GPU by squaring Gram matrices, and iterates on others.
 
     Args:
         matrix: (m, n), any floating-point type, on any device, whole or a DTensor (every rank then
@@ -129,37 +132,6 @@ def stable_ranks(
     return [results[i] for i in range(len(checked))]
 
 
-def check_method(method: str) -> None:
-    """Refuses a method there is not."""
-    if method not in _METHODS:
-        raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
-
-
-def check_tolerance(tolerance: float) -> None:
-    """Refuses a tolerance no method can be asked for."""
-    if not 1e-7 <= tolerance < 1:
-        raise ValueError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
-
-
-def as_matrix(matrix: Tensor) -> Tensor:
-    """The matrix, checked and cut from its graph; whole numbers become float64."""
-    if not isinstance(matrix, Tensor):
-        try:
-            matrix = torch.as_tensor(matrix)
-        except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
-                f"matrix must be a torch.Tensor, got a {type(matrix).__name__}"
-            ) from None
-    if matrix.ndim != 2 or matrix.numel() == 0:
-        raise ValueError(f"matrix must have two axes, none empty, got shape {tuple(matrix.shape)}")
-    if matrix.is_complex():
-        raise ValueError(f"matrix must be real numbers, got {matrix.dtype}")
-    matrix = matrix.detach()
-    if matrix.is_floating_point() and matrix.itemsize == 1:  # float8 has no arithmetic of its own
-        matrix = matrix.float()
-    return matrix if matrix.is_floating_point() else matrix.to(torch.float64)
-
-
 def _alike(matrices: list[Tensor]) -> list[list[int]]:
     """Which matrices can be stacked: on a GPU those of one shape and type, elsewhere none."""
     groups: dict[object, list[int]] = {}
@@ -179,7 +151,11 @@ def _solve(
 ) -> list[StableRank]:
     if not len(stacked):
         return []
-    small = min(stacked.shape[-2:]) <= _SMALL
+    side = min(stacked.shape[-2:])
+    whole = stacked.is_cuda and not isinstance(stacked, DTensor)
+    if method == "auto" and whole and side < _SQUARED and not keep:
+        return _squared(stacked, tolerance)
+    small = side <= _SMALL
     if method == "exact" or (small and method == "auto"):
         return [_exact(matrix, keep, seed) for matrix in stacked]
     if (found := _by_graph(stacked, tolerance, keep, seed)) is not None:
@@ -364,6 +340,22 @@ def _anchored(
     ceilings = [result.frobenius / math.sqrt(result.value - result.bound) for result in found]
     anchors = _refresh.anchors(linear, top_LS, ceilings, seed)
     return [replace(r, anchor=anchor) for r, anchor in zip(found, anchors, strict=True)]
+
+
+def _squared(stacked: Tensor, tolerance: float) -> list[StableRank]:
+    """From bounds on both sides of σ₁² that a quarter of the tolerance separates."""
+    numbers = torch.stack(_squaring.tops(stacked, tolerance / 4)).tolist()  # one wait
+    found = []
+    for floor, ceiling, norm in zip(*numbers, strict=True):
+        if not math.isfinite(norm):
+            raise ValueError("matrix must be finite, got NaN or infinity")
+        if norm == 0:
+            found.append(StableRank(0.0, 0.0, True, 0.0, 0.0, 1))
+            continue
+        value = 2 / (floor + ceiling)
+        bound = max(1 / floor - value, value - 1 / ceiling) if floor > 0 else math.inf
+        found.append(StableRank(value, bound, True, norm * floor**0.5, norm, 1))
+    return found
 
 
 def _exact(matrix: Tensor, keep: bool, seed: int, near: Tensor | None = None) -> StableRank:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from joma.probes.spectrum._arithmetic import plain_arithmetic
 from joma.probes.spectrum._certificate import gram_matrix
+from joma.probes.spectrum._given import as_matrix, check_method, check_tolerance
 from joma.probes.spectrum._krylov import Krylov
 from joma.probes.spectrum._operator import Operator, operator
-from joma.probes.spectrum.stable import as_matrix, check_method, check_tolerance
 
 _LARGE = 2048
 """Shorter sides beyond this are not solved whole unless asked."""
@@ -99,7 +99,7 @@ def effective_rank(matrix: Tensor) -> EffectiveRank:
         return EffectiveRank(0.0, 0.0)
     total = values.sum()
     share = values / total
-    entropy = float(torch.special.entr(share).sum())
+    entropy = -float(torch.xlogy(share, share).sum())  # entr is compiled at its first call
     # To first order an error e of σ_i moves the entropy by e·(|ln p_i| + entropy)/Σσ.
     wide = (values + bounds).clamp(min=1e-300) / total
     move = float((bounds / total * (wide.log().abs() + entropy)).sum())

@@ -52,6 +52,7 @@ class Trained:
         validation_loss: the last, NaN where there was none.
         tokens_per_second: all processes together, looks and checkpoints included.
         seconds: it took, from `begun_at` on.
+        monitor_seconds: that the monitor's looks took of it.
         parameters: of the model.
         findings: what the monitor saw, in plain words.
         refused: a sentence for each checkpoint that was damaged and not used.
@@ -63,6 +64,7 @@ class Trained:
     validation_loss: float
     tokens_per_second: float
     seconds: float
+    monitor_seconds: float
     parameters: int
     findings: tuple[str, ...]
     refused: tuple[str, ...]
@@ -172,6 +174,7 @@ class _Loop:
             validation_loss=self.validation_loss,
             tokens_per_second=tokens / seconds if tokens else 0.0,
             seconds=seconds,
+            monitor_seconds=self.watch.seconds,
             parameters=self.trainer.parameters,
             findings=findings,
             refused=place.refused,

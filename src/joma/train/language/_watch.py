@@ -44,6 +44,11 @@ class Watch:
         if self._monitor is not None:  # the loop logs the loss, of all processes
             self._monitor.step(learning_rate=rate)
 
+    @property
+    def seconds(self) -> float:
+        """That looks have taken."""
+        return 0.0 if self._monitor is None else self._monitor.seconds
+
     def findings(self) -> tuple[str, ...]:
         """What was seen, in plain words."""
         found = [] if self._monitor is None else self._monitor.findings()

@@ -10,7 +10,9 @@ class Cadence:
 
     Looks are due at multiples of `every`. After a look that took longer than its share of the time
     until the next one, that next one is put off until training has gone on long enough. The first
-    look makes things ready for all and is not counted.
+    look makes things ready for all and takes long, while what comes soon after it is worth seeing:
+    it puts nothing off by itself, but is owed, and later looks wait up to twice as long until it is
+    paid. From then on all looks together, the first among them, have taken their share at most.
 
     Args:
         every: steps between looks.
@@ -21,20 +23,26 @@ class Cadence:
     every: int
     share: float | None
     due: int = 1
-    _looks: int = field(default=0, repr=False)
+    _last: tuple[int, float] | None = field(default=None, repr=False)
+    _owed: float = field(default=0.0, repr=False)
 
-    def looked(self, step: int, seconds: float, step_seconds: float) -> None:
+    def looked(self, step: int, seconds: float, trained: float) -> None:
         """Sets when the next look is due.
 
         Args:
             step: of the look just made.
             seconds: it took.
-            step_seconds: that a step of training takes.
+            trained: seconds of training until this look, looks left out.
         """
-        self._looks += 1
-        wait = self.every
-        if self.share and self._looks > 1 and step_seconds > 0:
-            wait = max(wait, math.ceil(seconds / (self.share * step_seconds)))
-        self.due = math.ceil((step + wait) / self.every) * self.every
-        if wait == self.every:
-            self.due = (step // self.every + 1) * self.every
+        last, self._last = self._last, (step, trained)
+        self.due = (step // self.every + 1) * self.every
+        if self.share is None:
+            return
+        if last is not None:
+            steps, since = step - last[0], trained - last[1]
+            self._owed = max(self._owed - self.share * since, 0.0)
+            earned = self.share * since / max(steps, 1)  # by a step
+            wait = (seconds + min(self._owed, seconds)) / earned if earned > 0 else 0.0
+            if wait > self.every:
+                self.due = math.ceil((step + wait) / self.every) * self.every
+        self._owed += seconds

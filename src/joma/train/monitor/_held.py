@@ -82,8 +82,25 @@ class Held:
             args = _each(args, lambda tensor: tensor.to(device))
             kwargs = {name: _each(v, lambda t: t.to(device)) for name, v in kwargs.items()}
             # A cast weight that was cached without a graph would be used by training.
-            with torch.autocast(device.type, dtype, enabled=on, cache_enabled=False):
+            autocast = torch.autocast(device.type, dtype, enabled=on, cache_enabled=False)
+            with autocast, _attention_without_plans():
                 target(*args, **_taken(target, kwargs))
+
+
+@contextlib.contextmanager
+def _attention_without_plans() -> Iterator[None]:
+    """Attention by other kernels than cuDNN's, which are planned anew for every shape of inputs.
+
+    A plan takes half a second, more than twenty looks need.
+    """
+    cuda = torch.backends.cuda
+    others = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.math_sdp_enabled()
+    planned = cuda.cudnn_sdp_enabled()
+    cuda.enable_cudnn_sdp(planned and not others)
+    try:
+        yield
+    finally:
+        cuda.enable_cudnn_sdp(planned)
 
 
 @contextlib.contextmanager

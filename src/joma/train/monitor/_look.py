@@ -208,20 +208,21 @@ class Looks:
         bytes_of_copies = sum(
             named[m.name].numel() * named[m.name].element_size() for m in self.parts.matrices
         )
-        for matrix in self.parts.matrices:
-            now = named[matrix.name].detach()
-            before = self._copies.pop(matrix.name, None)
-            if before is not None:
-                change = whole(now - before.to(now.device))
-                rows += self._tried(
-                    "update_stable_rank",
-                    lambda m=matrix, c=change: [
-                        _weights.update_row(m, c, self.tolerance, self.seed)
-                    ],
-                    for_good=False,
-                )
-            far = now.is_cuda and bytes_of_copies > _COPIES_ON_THE_GPU
-            self._copies[matrix.name] = now.cpu() if far else now.clone()
+        for matrices in _weights.batches(self.parts.matrices, lambda matrix: named[matrix.name]):
+            moved, changes = [], []
+            for matrix in matrices:
+                now = named[matrix.name].detach()
+                before = self._copies.pop(matrix.name, None)
+                if before is not None:
+                    moved.append(matrix)
+                    changes.append(whole(now - before.to(now.device)))
+                far = now.is_cuda and bytes_of_copies > _COPIES_ON_THE_GPU
+                self._copies[matrix.name] = now.cpu() if far else now.clone()
+            rows += self._tried(
+                "update_stable_rank",
+                lambda m=moved, c=changes: _weights.update_rows(m, c, self.tolerance, self.seed),
+                for_good=False,
+            )
         return rows
 
     def _tried(

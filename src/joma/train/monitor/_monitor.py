@@ -115,7 +115,8 @@ class Monitor:
             Cadence(apart, share, due=1 if step == 0 else (step // apart + 1) * apart)
             for apart in (every, DEAR * every)
         )
-        self._begun = self._step = self._looked = step
+        self._begun = self._step = step
+        self._trained = self._seconds = 0.0
         self._ended = perf_counter()
         self._losses: list[tuple[int, Tensor | float]] = []
         self._rate: float | None = None
@@ -147,6 +148,11 @@ class Monitor:
     def run(self) -> Run | None:
         """The run written to; None in processes that do not write."""
         return self._run
+
+    @property
+    def seconds(self) -> float:
+        """That looks have taken so far."""
+        return self._seconds
 
     def __enter__(self) -> "Monitor":
         if self._held is not None and self._step == 0 and self._processes.looks:
@@ -205,7 +211,12 @@ class Monitor:
         if self._run is None:
             return ""
         found = self.findings()
-        lines = [f"{self._step} steps watched; numbers in {self._run.path}"]
+        trained = self._trained if self._closed else self._trained + perf_counter() - self._ended
+        share = self._seconds / max(trained, 1e-9)
+        lines = [
+            f"{self._step} steps watched, looks took {self._seconds:.1f} s, {share:.1%} of the "
+            f"training's time; numbers in {self._run.path}"
+        ]
         lines += [f"- step {one.step}: {one.sentence}" for one in found]
         if not found:
             lines.append("- nothing out of the ordinary was found")
@@ -217,6 +228,7 @@ class Monitor:
         if self._closed:
             return
         self._closed = True
+        self._trained += perf_counter() - self._ended
         try:
             if self._run is not None:
                 found = self.findings()
@@ -240,9 +252,8 @@ class Monitor:
             self._held = Held.seen(self._bare, args, kwargs, self._processes.device.type)
 
     def _look(self, *, dear: bool) -> None:
-        began, waited = self._synchronised(), self._ended
-        steps = self._step - self._looked
-        step_seconds = (began - waited) / steps if steps else 0.0
+        began = self._synchronised()
+        self._trained += began - self._ended
         self._settle()
         rows: list[Row] = []
         with undisturbed(self._bare):
@@ -262,11 +273,12 @@ class Monitor:
         ended = self._synchronised()
         seconds = (middle - began, ended - middle + self._moving) if dear else (ended - began,)
         for cadence, took in zip(self._cadences, seconds, strict=False):
-            cadence.looked(self._step, took, step_seconds)
+            cadence.looked(self._step, took, self._trained)
         due = self._processes.agree([cadence.due for cadence in self._cadences])
         for cadence, when in zip(self._cadences, due, strict=True):
             cadence.due = when
-        self._looked, self._ended = self._step, perf_counter()
+        self._ended = perf_counter()
+        self._seconds += self._ended - began
 
     def _settle(self) -> None:
         """Ends the watch for inputs once there are some; all processes take those of the first."""
@@ -282,6 +294,7 @@ class Monitor:
         self._moved_at = None
         self._record(rows, losses=False)
         self._moving = perf_counter() - began
+        self._seconds += self._moving
         self._ended += self._moving  # no time of training
 
     def _prepared(self) -> Looks:

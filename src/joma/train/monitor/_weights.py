@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from joma.probes import embedding_overlap, stable_rank, stable_ranks
-from joma.probes.spectrum import EffectiveRank, StableRank, effective_rank, singular_values
+from joma.probes.gradient import measured
+from joma.probes.spectrum import EffectiveRank, StableRank, effective_rank
 from joma.train.monitor._parts import Heads, Matrix
 from joma.train.monitor._row import Row
 
@@ -117,7 +118,8 @@ def scores_rows(of: Heads, values_HD: Tensor, metrics: Sequence[str]) -> list[Ro
     squares = values_HD.square()
     stable = squares.sum(-1) / squares[:, 0].clamp(min=1e-300)
     share = values_HD / values_HD.sum(-1, keepdim=True).clamp(min=1e-300)
-    effective = torch.special.entr(share).sum(-1).exp() * (values_HD[:, 0] > 0)
+    entropy = -torch.xlogy(share, share).sum(-1)  # entr is compiled at its first call
+    effective = entropy.exp() * (values_HD[:, 0] > 0)
     for name, ranks in (("stable_rank", stable), ("effective_rank", effective)):
         if name not in metrics:
             continue
@@ -147,40 +149,34 @@ def gradient_rows(
     Raises:
         ValueError: it is not finite.
     """
-    matrix = gradient.float() if gradient.dtype != torch.float64 else gradient
-    largest = float(matrix.abs().max())
-    if not math.isfinite(largest):
-        raise ValueError(f"the gradient of {of.name} is not finite")
+    fitting = [rank for rank in ranks if 2 * rank <= min(gradient.shape)]
+    found = measured(of.name, gradient, fitting, tolerance, seed)
     where = {"module": of.module, "layer": of.layer}
-    if largest == 0:
-        return [Row("gradient_norm", 0.0, **where), Row("gradient_stable_rank", 0.0, **where)]
-    matrix = matrix / largest  # squares of very small gradients leave float32's range
-    fitting = [rank for rank in ranks if 2 * rank <= min(matrix.shape)]
-    rank = stable_rank(matrix, tolerance=tolerance, seed=seed)
+    stable = found.stable_rank
     rows = [
-        Row("gradient_norm", largest * rank.frobenius, **where),
-        Row("gradient_stable_rank", rank.value, **where, bound=rank.bound),
+        Row("gradient_norm", found.norm, **where),
+        Row("gradient_stable_rank", stable.value, **where, bound=stable.bound),
     ]
-    if fitting:
-        top = singular_values(matrix, max(fitting), tolerance=tolerance, seed=seed)
-        shares = top.values.square().cumsum(0) / rank.frobenius**2
-        spread = ((top.values + top.bounds).square() - top.values.square()).cumsum(0)
-        rows += [
-            Row(
-                f"gradient_energy_{r}",
-                min(float(shares[r - 1]), 1.0),
-                **where,
-                bound=float(spread[r - 1]) / rank.frobenius**2,
-            )
-            for r in fitting
-        ]
-    return rows
+    return rows + [
+        Row(f"gradient_energy_{rank}", energy.value, **where, bound=energy.bound)
+        for rank, energy in found.energy.items()
+        if found.norm > 0
+    ]
 
 
-def update_row(of: Matrix, change: Tensor, tolerance: float, seed: int) -> Row:
-    """Stable rank of how a weight moved."""
+def update_rows(
+    of: Sequence[Matrix], changes: Sequence[Tensor], tolerance: float, seed: int
+) -> list[Row]:
+    """Stable ranks of how weights moved."""
+    found = stable_ranks([_scaled(change) for change in changes], tolerance=tolerance, seed=seed)
+    return [
+        Row("update_stable_rank", rank.value, matrix.module, matrix.layer, bound=rank.bound)
+        for matrix, rank in zip(of, found, strict=True)
+    ]
+
+
+def _scaled(change: Tensor) -> Tensor:
+    """Divided by its largest number: squares of very small ones leave float32's range."""
     change = change.float() if change.dtype != torch.float64 else change
     largest = float(change.abs().max())
-    scaled = change / largest if largest > 0 and math.isfinite(largest) else change
-    found = stable_rank(scaled, tolerance=tolerance, seed=seed)
-    return Row("update_stable_rank", found.value, of.module, of.layer, bound=found.bound)
+    return change / largest if largest > 0 and math.isfinite(largest) else change

@@ -1,0 +1,37 @@
+"""What the spectra are given, checked."""
+
+import torch
+from torch import Tensor
+
+_METHODS = ("auto", "lanczos", "exact")
+
+
+def check_method(method: str) -> None:
+    """Refuses a method there is not."""
+    if method not in _METHODS:
+        raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Refuses a tolerance no method can be asked for."""
+    if not 1e-7 <= tolerance < 1:
+        raise ValueError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
+
+
+def as_matrix(matrix: Tensor) -> Tensor:
+    """The matrix, checked and cut from its graph; whole numbers become float64."""
+    if not isinstance(matrix, Tensor):
+        try:
+            matrix = torch.as_tensor(matrix)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"matrix must be a torch.Tensor, got a {type(matrix).__name__}"
+            ) from None
+    if matrix.ndim != 2 or matrix.numel() == 0:
+        raise ValueError(f"matrix must have two axes, none empty, got shape {tuple(matrix.shape)}")
+    if matrix.is_complex():
+        raise ValueError(f"matrix must be real numbers, got {matrix.dtype}")
+    matrix = matrix.detach()
+    if matrix.is_floating_point() and matrix.itemsize == 1:  # float8 has no arithmetic of its own
+        matrix = matrix.float()
+    return matrix if matrix.is_floating_point() else matrix.to(torch.float64)
