@@ -1,14 +1,17 @@
 """`fit_together`: each training does what it does alone, and none is lost when one ends."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
+from joma.models import LanguageConfig, LanguageModel
+from joma.optim import StackedAdam
 from joma.runs import Run
-from joma.train import Training, fit, fit_together
+from joma.train import Ensemble, Training, fit, fit_together
+from joma.train.fit import _different
 from tests.runs._log import rows
 from tests.train._small import ensemble
 
@@ -98,23 +101,47 @@ def test_a_run_cannot_be_in_it_twice(tmp_path: Path) -> None:
         fit_together(pair)
 
 
+def words(seeds: tuple[int, ...], layers: int) -> Ensemble:
+    """Language models as wide as those of Fig. 6, whose products need scratch memory."""
+    text = torch.randint(3000, (20, 3501), generator=torch.Generator().manual_seed(0)).cuda()
+    weights = torch.full((20, 35), 1 / 700, device="cuda")
+    places = torch.arange(36, device="cuda")
+    model = LanguageModel(LanguageConfig(3000, layers), seeds, device="cuda")
+    return Ensemble(
+        model,
+        StackedAdam(model.named_parameters(), 1e-3, clip=0.5),
+        lambda step: text.index_select(1, places + 35 * (step % 100)),
+        loss=lambda model, window, step: model.descend(
+            window[:, :-1], window[:, 1:], weights, step
+        ),
+        precision="bfloat16",
+    )
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_streams_of_a_gpu(tmp_path: Path) -> None:
-    def trained(names: list[str], folder: Path) -> None:
-        made = [
-            Training(
-                ensemble(SEEDS[name], device="cuda", precision="float32"),
-                Run.resume(name, {}, out=folder / name),
-                300,
-                keep_last=True,
-            )
-            for name in names
-        ]
-        fit_together(made)
+    made: dict[str, Callable[[], Ensemble]] = {
+        "small": lambda: ensemble(SEEDS["one"], device="cuda", precision="float32"),
+        "one": lambda: words((1, 2, 3), 1),
+        "two": lambda: words((4, 5, 6), 2),
+        "three": lambda: words((7, 8, 9), 2),
+    }
 
-    trained(["one", "two", "three"], tmp_path / "together")
-    for name in STEPS:
-        trained([name], tmp_path / "alone")
-        runs = (Run.open(tmp_path / folder / name) for folder in ("together", "alone"))
-        one, two = (run.metrics.read("loss")["value"] for run in runs)
-        assert one.tolist() == pytest.approx(two.tolist(), rel=1e-6)
+    def trained(names: Iterable[str], folder: str) -> dict[str, list[float]]:
+        paths = {name: tmp_path / folder / name for name in names}
+        runs = {name: Run.resume(name, {}, out=path) for name, path in paths.items()}
+        fit_together([Training(made[name](), run, 600) for name, run in runs.items()])
+        return {name: run.metrics.read("loss")["value"].tolist() for name, run in runs.items()}
+
+    together = trained(made, "together")
+    for name in made:
+        assert trained([name], "alone")[name] == together[name]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_streams_are_all_different() -> None:
+    device = torch.device("cuda")
+    streams = _different([device] * 20)
+    assert len({stream.cuda_stream for stream in streams}) == 20
+    with pytest.raises(ValueError, match="trainings of one GPU must be 32 at most"):
+        _different([device] * 33)

@@ -67,18 +67,20 @@ class Group:
         prepare: makes the networks, given the group's run.
         elsewhere: finds another run in which the very same networks are trained already, given the
             group's; its metrics are then taken over.
+        light: its networks leave most of a GPU idle.
     """
 
     name: str
     cells: Sequence[Cell]
     prepare: Callable[[Run], Work]
     elsewhere: Callable[[Run], Run | None] = lambda own: None
+    light: bool = False
 
 
 def train_groups(run: Run, groups: Sequence[Group], size: Size, request: Request) -> None:
     """Trains groups, each in a run folder of its own, unless they are done already.
 
-    On a GPU they are trained at the same time, elsewhere one after the other.
+    One after the other, but on a GPU light ones at the same time.
 
     Args:
         run: of the experiment; a group's run is in its folder, `groups/GROUP`.
@@ -89,7 +91,8 @@ def train_groups(run: Run, groups: Sequence[Group], size: Size, request: Request
     """
     opened = [(group, _open(run, group, size, request)) for group in groups]
     left = [(group, own) for group, own in opened if own is not None]
-    for together in [left] if request.device == "cuda" else [[one] for one in left]:
+    light = [one for one in left if one[0].light and request.device == "cuda"]
+    for together in [light, *([one] for one in left if one not in light)]:
         _train(together, size, request)
 
 

@@ -192,17 +192,24 @@ class Ensemble(Generic[N]):
         return loss_E.detach().double()
 
     def _capture(self) -> Callable[[], None]:
-        """Captures a step without making one: what warms up must not move a parameter."""
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
+        """Captures a step without making one: what warms up must not move a parameter.
+
+        Graphs captured on one stream share the scratch memory of its matrix products, so that two
+        of them replayed at the same time spoil each other's: where the current stream is not the
+        one all work is on by default, the graph is of that stream, and otherwise of a new one.
+        """
+        current = torch.cuda.current_stream()
+        usual = current == torch.cuda.default_stream()
+        beside = torch.cuda.Stream() if usual else current
+        beside.wait_stream(current)
         with torch.cuda.stream(beside):
             for _ in range(_WARM_UPS):
                 self._backward()
             self.optimizer.warm_up()
-        torch.cuda.current_stream().wait_stream(beside)
+        current.wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=beside):
             self._one_step()
         self.optimizer.captured()
         self._replay = graph.replay

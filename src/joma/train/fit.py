@@ -18,6 +18,8 @@ _logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 5.0
 """About how long what was logged waits to be written."""
 
+_STREAMS = 32
+"""How many streams torch has of a device."""
 _PIECE_SECONDS = 1.0  # about how long steps are made before anything else is thought of
 
 Look = Callable[[int], None]
@@ -164,7 +166,22 @@ def _streams(
     if len(trainings) < 2 or any(device.type != "cuda" for device in devices):
         return [contextlib.nullcontext()] * len(trainings)
     torch.cuda.synchronize()
-    return [torch.cuda.stream(torch.cuda.Stream(device)) for device in devices]
+    return [torch.cuda.stream(stream) for stream in _different(devices)]
+
+
+def _different(devices: Sequence[torch.device]) -> list[torch.cuda.Stream]:
+    """A stream each, of which none is another's: torch gives out those it has in turn."""
+    streams: list[torch.cuda.Stream] = []
+    for device in devices:
+        drawn = (torch.cuda.Stream(device) for _ in range(_STREAMS))
+        other = next((stream for stream in drawn if stream not in streams), None)
+        if other is None:
+            raise ValueError(
+                f"trainings of one GPU must be {_STREAMS} at most to be made together, got "
+                f"{len(devices)}"
+            )
+        streams.append(other)
+    return streams
 
 
 def _turns(training: Training, interrupted: Callable[[], bool]) -> Turns:

@@ -50,6 +50,7 @@ def train_groups(
             text.setting.size.cells(GROUPS[name]),
             lambda own, name=name: GroupWork(own, name, text, request),
             lambda own, name=name: _done_beside(run, own, name, beside),
+            light=len(text.setting.size.cells(GROUPS[name])) == 1,
         )
         for name in names
     ]
