@@ -82,7 +82,7 @@ class TestMadeForGpu:
         assert result.exit_code == 0
         first = result.stderr.splitlines()[0]
         assert first == (
-            "table1 at scale full was made for a GPU; on this CPU it may take days; "
+            "table1 at scale full was made for a GPU; on this CPU what is not done may take days; "
             "--scale small takes about 80 s"
         )
         assert json.loads(result.stdout)[0]["finding"] == "trained full cpu C20."

@@ -69,7 +69,10 @@ def warn(requests: "Mapping[str, Request]") -> None:
             continue
         if _kind(experiment.scales[request.scale]) == "cpu":
             continue
-        words = f"{name} at scale {request.scale} was made for a GPU; on this CPU it may take days"
+        words = (
+            f"{name} at scale {request.scale} was made for a GPU; on this CPU what is not done may "
+            "take days"
+        )
         fitting = [scale for scale, it in experiment.scales.items() if _kind(it) == "cpu"]
         if fitting:  # the largest of them
             seconds = experiment.takes(request)[fitting[-1]].seconds * _share(experiment, request)

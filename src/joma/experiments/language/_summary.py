@@ -259,14 +259,18 @@ def _row(
         row["published" if what == "layers" else "recorded"] = published[value]
     return {
         **row,
-        "layer 0 starts": round(float(own.mean[0][0]), 3),
-        "lowest": round(low, 3),
+        "layer 0 starts": _rounded(own.mean[0][0]),
+        "lowest": _rounded(low),
         "at step": step,
-        "ends": round(float(own.mean[0][-1]), 3),
+        "ends": _rounded(own.mean[0][-1]),
         "bounces": _of(own.bounced, own),
         "collapses": _of(own.collapsed, own),
         "stable rank, layer 0": _course(own.stable_rank[0].mean(-1)),
     }
+
+
+def _rounded(entropy: float) -> float:
+    return round(float(entropy), 3) + 0.0  # rounding may have left −0
 
 
 def _paragraphs(shown: Iterable[Curves], what: str) -> tuple[str, ...]:
