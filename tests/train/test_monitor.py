@@ -98,6 +98,26 @@ def test_updates_are_measured_since_the_last_look(tmp_path: Path) -> None:
     assert steps == [2]
 
 
+def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, now = encoder(), [100.0]
+    monkeypatch.setattr("joma.train.monitor._monitor.perf_counter", lambda: now[0])
+    for kind, seconds in (("forward", 1.0), ("cheap", 2.0), ("dear", 4.0), ("moved", 0.5)):
+
+        def slow(*args: Any, seconds: float = seconds, **options: Any) -> list[Any]:
+            now[0] += seconds
+            return []
+
+        monkeypatch.setattr(f"joma.train.monitor._look.Looks.{kind}", slow)
+    held = next(batches())
+    with joma.Monitor(model, every=2, run=tmp_path / "run", held=held, budget=None) as monitor:
+        for _ in range(3):  # looks at 0, 1 (at everything) and 2, after which the move is seen
+            now[0] += 10
+            monitor.step()
+    assert monitor.seconds == pytest.approx(3 + 7 + 3 + 0.5)
+    now[0] += 1000  # closed
+    assert "3 steps watched, looks took 13.5 s, 45.0% of the training's" in monitor.summary()
+
+
 def test_a_collapse_is_said_in_plain_words(tmp_path: Path) -> None:
     model = encoder()
     with joma.Monitor(

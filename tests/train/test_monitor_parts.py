@@ -10,14 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from joma.models.architectures import Place, Weight
 from joma.probes import AttentionCall, stable_rank
 from joma.theory.block import Block
 from joma.theory.invariants import softmax_logits
 from joma.train.monitor._cadence import Cadence
-from joma.train.monitor._held import Held, bare, undisturbed
-from joma.train.monitor._parts import Heads, Parts, parts_of
+from joma.train.monitor._held import Held, _attention_without_plans, bare, undisturbed
+from joma.train.monitor._parts import Heads, Matrix, Parts, parts_of
 from joma.train.monitor._reading import (
     Theorem1,
     predicted_growth,
@@ -25,7 +26,7 @@ from joma.train.monitor._reading import (
     same_rows,
     seen_keys,
 )
-from joma.train.monitor._weights import StableRanks, batches, scores_spectra
+from joma.train.monitor._weights import StableRanks, batches, scores_spectra, update_rows
 from tests.train._watched import encoder
 
 
@@ -47,7 +48,7 @@ def test_looks_come_on_the_cadence_and_never_cost_more_than_their_share(
     cadence = Cadence(every, share)
     cadence.looked(1, first, step_seconds)  # puts nothing off
     assert cadence.due == (2 if every == 1 else every)
-    begun, spent = cadence.due, first
+    spent = first
     for _ in range(50):
         step, trained = cadence.due, step_seconds * cadence.due
         cadence.looked(step, seconds, trained)
@@ -59,11 +60,48 @@ def test_looks_come_on_the_cadence_and_never_cost_more_than_their_share(
         assert earned <= 2 * seconds + 2 * every * step_seconds * share  # twice as rare at most
         spent += seconds
     if first <= 49 * seconds:  # the first is paid, and all looks have taken their share
-        assert spent <= share * step_seconds * (cadence.due - begun) * (1 + 1e-9)
+        assert spent <= share * step_seconds * (cadence.due - 1) * (1 + 1e-9)
     free = Cadence(every, None)
     for step in (1, every, 2 * every):
         free.looked(step, 1e9, step_seconds * step)
         assert free.due == (step // every + 1) * every
+
+
+def test_looks_before_they_are_due_put_nothing_off() -> None:
+    cadence = Cadence(100, 0.005)
+    cadence.looked(0, 1.0, 0.0)  # of what was there before training
+    cadence.looked(1, 0.1, 0.01)
+    assert cadence.due == 100
+    cadence.looked(100, 0.05, 2.0)
+    due = cadence.due
+    assert due == 1100  # twice .05 s at 0.1 ms a step
+    for trained in (2.0, 2.00001, 10.0):  # by hand, and beside a look of the other kind
+        cadence.looked(100 + 50 * (trained > 5), 0.05, trained)
+        assert cadence.due == due
+    cadence.looked(due, 0.05, 22.0)
+    assert cadence.due == due + 1000
+
+
+def test_cudnn_makes_no_plans_for_a_look() -> None:
+    cuda = torch.backends.cuda
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
+        with _attention_without_plans():
+            assert not cuda.cudnn_sdp_enabled()
+        assert cuda.cudnn_sdp_enabled()
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), _attention_without_plans():
+        assert cuda.cudnn_sdp_enabled()  # there is nothing else
+    with sdpa_kernel(SDPBackend.MATH), _attention_without_plans():
+        assert not cuda.cudnn_sdp_enabled()
+
+
+def test_updates_that_are_not_finite_take_no_others_with_them() -> None:
+    matrices = [Matrix(number, f"w{number}", f"m{number}") for number in range(3)]
+    changes = [normal(6, 9, seed=number) * 1e-30 for number in range(3)]
+    ranks = [stable_rank(change.double()).value for change in changes]
+    changes[1][2, 3] = math.inf
+    rows = update_rows(matrices, changes, 1e-3, 0)
+    assert [row.module for row in rows] == ["m0", "m2"]
+    assert [row.value for row in rows] == pytest.approx([ranks[0], ranks[2]], rel=1e-6)
 
 
 def test_what_theorem_1_predicts_is_what_the_theory_room_does() -> None:

@@ -258,10 +258,11 @@ def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
         _show.as_json(_record(run, trained, series))
         return
     went_on = f", went on from step {trained.begun_at}" if trained.begun_at else ""
+    looks = trained.monitor_seconds
     typer.echo(
         f"{_show.sentence(_finding(trained))}{went_on}. {trained.parameters / 1e6:.3g}M "
-        f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s, "
-        f"of them {trained.monitor_seconds:.1f} for the monitor."
+        f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s"
+        f"{f', of them {looks:.1f} for the monitor' if looks else ''}."
     )
     for sentence in trained.findings:
         typer.echo(f"  {sentence}")

@@ -91,33 +91,49 @@ def measured(
     """`gradient_rank` of one gradient that is there already."""
     matrix = gradient.detach()
     matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
-    if matrix.dtype != torch.float64:
-        matrix = matrix.float()
-    largest = float(matrix.abs().max())
-    if not math.isfinite(largest):
+    matrix, scale = unit_sized(matrix)
+    if not math.isfinite(scale):
         raise ValueError(f"the gradient of {name} must be finite, got NaN or infinity")
     rows, columns = matrix.shape
-    scale = largest or 1.0
-    matrix = matrix / scale  # squares of very small gradients leave float32's range
     norm = float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
     fitting = [rank for rank in ranks if rank <= min(rows, columns)]
     top = None
     if fitting and norm > 0:
         top = singular_values(matrix, max(fitting), tolerance=tolerance, seed=seed)
     if top is not None and top.certain:
-        stable = _stable_rank(top, norm)
+        stable = _stable_rank(top, norm, matrix.numel())
     else:
         stable = stable_rank(matrix, tolerance=tolerance, seed=seed)
     energy = _energies(top, norm, fitting)
     return GradientRank(name, (rows, columns), scale * norm, stable, energy)
 
 
-def _stable_rank(top: SingularValues, norm: float) -> StableRank:
-    """From all singular values, of which none can have been passed over."""
+def unit_sized(matrix: Tensor) -> tuple[Tensor, float]:
+    """The matrix over a power of two, so that its largest entry is from 1 to 2, and that power.
+
+    Squares of very small numbers leave float32's range. The power is 1 for a matrix of zeros, and
+    NaN or ∞ where an entry is; nothing is rounded but what float64 has more of.
+    """
+    matrix = matrix.float() if matrix.dtype != torch.float64 else matrix
+    largest = float(matrix.abs().max())
+    if largest == 0 or not math.isfinite(largest):
+        return matrix, largest or 1.0
+    power = math.ldexp(1.0, math.frexp(largest)[1] - 1)
+    return matrix / power, power
+
+
+def _stable_rank(top: SingularValues, norm: float, entries: int) -> StableRank:
+    """From all singular values, of which none can have been passed over.
+
+    Args:
+        top: the greatest ones.
+        norm: of the matrix, a sum in float64.
+        entries: of the matrix.
+    """
     largest, bound = float(top.values[0]), float(top.bounds[0])
     value = (norm / largest) ** 2
-    relative = (1 - bound / largest) ** -2 - 1 + 1e-12  # the norm is a sum in float64
-    return StableRank(value, relative * value, True, largest, norm, 0)
+    relative = (1 - bound / largest) ** -2 - 1 + 1.1 * entries * 2.0**-53
+    return StableRank(value, relative * value, True, largest - bound, norm, 0)
 
 
 def _energies(top: SingularValues | None, norm: float, ranks: list[int]) -> dict[int, Energy]:

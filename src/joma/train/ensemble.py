@@ -109,6 +109,8 @@ class Ensemble(Generic[N]):
         self._losses = torch.zeros(KEPT, self.members, dtype=torch.float64, device=self.device)
         self._fetched = 0
         self._replay: Callable[[], None] | None = None
+        self.captured_on: torch.cuda.Stream | None = None
+        """The stream whose scratch memory the captured step uses."""
 
     def advance(self, steps: int) -> None:
         """Makes `steps` steps; at most `KEPT` between two calls of `losses`."""
@@ -212,7 +214,7 @@ class Ensemble(Generic[N]):
         with torch.cuda.graph(graph, stream=beside):
             self._one_step()
         self.optimizer.captured()
-        self._replay = graph.replay
+        self._replay, self.captured_on = graph.replay, beside
         return graph.replay
 
 

@@ -166,15 +166,20 @@ def _streams(
     if len(trainings) < 2 or any(device.type != "cuda" for device in devices):
         return [contextlib.nullcontext()] * len(trainings)
     torch.cuda.synchronize()
-    return [torch.cuda.stream(stream) for stream in _different(devices)]
+    taken = [training.ensemble.captured_on for training in trainings]
+    taken.append(torch.cuda.graph.default_capture_stream)  # of graphs that others capture
+    streams = _different(devices, [stream for stream in taken if stream is not None])
+    return [torch.cuda.stream(stream) for stream in streams]
 
 
-def _different(devices: Sequence[torch.device]) -> list[torch.cuda.Stream]:
-    """A stream each, of which none is another's: torch gives out those it has in turn."""
+def _different(
+    devices: Sequence[torch.device], taken: Sequence[torch.cuda.Stream] = ()
+) -> list[torch.cuda.Stream]:
+    """A stream each that is no other's and not taken: torch gives out those it has in turn."""
     streams: list[torch.cuda.Stream] = []
     for device in devices:
         drawn = (torch.cuda.Stream(device) for _ in range(_STREAMS))
-        other = next((stream for stream in drawn if stream not in streams), None)
+        other = next((own for own in drawn if own not in (*streams, *taken)), None)
         if other is None:
             raise ValueError(
                 f"trainings of one GPU must be {_STREAMS} at most to be made together, got "

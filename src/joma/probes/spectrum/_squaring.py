@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 _CHUNK = 1 << 22
+_PIECE = 1 << 24
+"""Numbers of matrices that are worked on at a time."""
 _EPS = 2.0**-53
 
 
@@ -41,24 +43,31 @@ def tops(matrices_LMN: Tensor, tolerance: float) -> Tops:
         matrices_LMN: of one shape, on one device; NaN and infinity give NaN.
         tolerance: the bounds lie no further apart than this share.
     """
-    gram_LSS, scale_L = _grams(matrices_LMN)
-    side, inner = gram_LSS.shape[-1], max(matrices_LMN.shape[1:])
-    total_L = gram_LSS.diagonal(dim1=-2, dim2=-1).sum(-1)
-    size_L = _norms(gram_LSS)
-    power_LSS = gram_LSS / size_L.clamp(min=1e-300)[:, None, None]
+    count = max(1, _PIECE // matrices_LMN[0].numel())
+    pieces = [_tops(piece_LMN, tolerance) for piece_LMN in matrices_LMN.split(count)]
+    return Tops(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
+
+
+def _tops(matrices_LMN: Tensor, tolerance: float) -> Tops:
+    power_LSS, scale_L = _grams(matrices_LMN)
+    side, inner = power_LSS.shape[-1], max(matrices_LMN.shape[1:])
+    total_L = power_LSS.diagonal(dim1=-2, dim2=-1).sum(-1)
+    size_L = _norms(power_LSS)
+    power_LSS /= size_L.clamp(min=1e-300)[:, None, None]
     log_L = torch.zeros_like(size_L)
     squarings = max(1, math.ceil(math.log2(math.log(side + 1) / tolerance)))
     for j in range(squarings):
         power_LSS = power_LSS @ power_LSS
         n_L = _norms(power_LSS).clamp(min=1e-300)
-        power_LSS = power_LSS / n_L[:, None, None]
+        power_LSS /= n_L[:, None, None]
         log_L += n_L.log() * 2.0 ** (-j - 1)
     trace_L = power_LSS.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(1.0, side**0.5)
     ceiling_L = size_L / total_L.clamp(min=1e-300) * log_L.exp()
     floor_L = ceiling_L * trace_L ** -(2.0**-squarings)
-    # |fl(AAᵀ) − AAᵀ| ≤ n·eps·|A||A|ᵀ, of norm n·eps·‖A‖_F² at most. |fl(P²) − P²| ≤ s·eps·|P|², of
-    # norm s·eps, beside λ(P²) ≥ 1/s; that of the j-th squaring counts 2^{−j−1}.
-    rounding = 1.1 * inner * _EPS + ceiling_L * (4 * side * side + 64) * _EPS
+    # |fl(AAᵀ) − AAᵀ| ≤ n·eps·|A||A|ᵀ, of norm n·eps·‖A‖_F² at most, and its trace, ‖A‖_F², is off
+    # by n·eps, too. |fl(P²) − P²| ≤ s·eps·|P|², of norm s·eps, beside λ(P²) ≥ 1/s; that of the j-th
+    # squaring counts 2^{−j−1}.
+    rounding = (1.1 * inner * (1 + ceiling_L) + ceiling_L * (4 * side * side + 64)) * _EPS
     return Tops(
         (floor_L - rounding).clamp(min=0) * (total_L > 0),
         (ceiling_L + rounding) * (total_L > 0),

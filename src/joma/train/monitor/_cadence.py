@@ -13,6 +13,7 @@ class Cadence:
     look makes things ready for all and takes long, while what comes soon after it is worth seeing:
     it puts nothing off by itself, but is owed, and later looks wait up to twice as long until it is
     paid. From then on all looks together, the first among them, have taken their share at most.
+    Looks made before they were due, by hand or beside another kind, are owed in the same way.
 
     Args:
         every: steps between looks.
@@ -34,15 +35,16 @@ class Cadence:
             seconds: it took.
             trained: seconds of training until this look, looks left out.
         """
-        last, self._last = self._last, (step, trained)
-        self.due = (step // self.every + 1) * self.every
-        if self.share is None:
+        last = self._last
+        if last is not None and step < self.due:
+            self._owed += seconds
             return
-        if last is not None:
-            steps, since = step - last[0], trained - last[1]
-            self._owed = max(self._owed - self.share * since, 0.0)
-            earned = self.share * since / max(steps, 1)  # by a step
-            wait = (seconds + min(self._owed, seconds)) / earned if earned > 0 else 0.0
-            if wait > self.every:
-                self.due = math.ceil((step + wait) / self.every) * self.every
+        self._last = (step, trained)
+        self.due = (step // self.every + 1) * self.every
+        if last is not None and self.share is not None:
+            earned = self.share * (trained - last[1])
+            self._owed = max(self._owed - earned, 0.0)
+            wait = (seconds + min(self._owed, seconds)) * (step - last[0])
+            if wait > self.every * earned > 0:
+                self.due = math.ceil((step + wait / earned) / self.every) * self.every
         self._owed += seconds

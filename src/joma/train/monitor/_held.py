@@ -91,12 +91,12 @@ class Held:
 def _attention_without_plans() -> Iterator[None]:
     """Attention by other kernels than cuDNN's, which are planned anew for every shape of inputs.
 
-    A plan takes half a second, more than twenty looks need.
+    A plan takes half a second, as long as ten looks. Plain products, which take every shape, must
+    be allowed in its place.
     """
     cuda = torch.backends.cuda
-    others = cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.math_sdp_enabled()
     planned = cuda.cudnn_sdp_enabled()
-    cuda.enable_cudnn_sdp(planned and not others)
+    cuda.enable_cudnn_sdp(planned and not cuda.math_sdp_enabled())
     try:
         yield
     finally:

@@ -53,7 +53,8 @@ class Monitor:
     effective ranks, overlap of embeddings, rank and energy of gradients and rank of updates. Each
     kind may take half of the `budget` of the training's time: where looks take more, they come
     more rarely, at multiples of `every`. The first look of a kind, which makes things ready, is
-    not counted. What a model does not have is left out, and why is logged once, to "joma.monitor".
+    paid back by later ones, which wait up to twice as long until it is. What a model does not have
+    is left out, and why is logged once, to "joma.monitor".
 
     With several processes each makes a monitor and calls `step`; the first one writes, and the
     losses recorded are its own. With DDP it measures alone; with FSDP2 (`fully_shard`) all take
@@ -288,7 +289,7 @@ class Monitor:
             self._settled = True
 
     def _look_at_the_move(self) -> None:
-        began = perf_counter()
+        began = self._synchronised()
         with undisturbed(self._bare):
             rows = self._looks.moved(self._bare)
         self._moved_at = None

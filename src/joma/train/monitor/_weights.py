@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from joma.probes import embedding_overlap, stable_rank, stable_ranks
-from joma.probes.gradient import measured
+from joma.probes.gradient import measured, unit_sized
 from joma.probes.spectrum import EffectiveRank, StableRank, effective_rank
 from joma.train.monitor._parts import Heads, Matrix
 from joma.train.monitor._row import Row
@@ -167,16 +167,11 @@ def gradient_rows(
 def update_rows(
     of: Sequence[Matrix], changes: Sequence[Tensor], tolerance: float, seed: int
 ) -> list[Row]:
-    """Stable ranks of how weights moved."""
-    found = stable_ranks([_scaled(change) for change in changes], tolerance=tolerance, seed=seed)
+    """Stable ranks of how weights moved; those that are not finite any more have none."""
+    pairs = zip(of, map(unit_sized, changes), strict=True)
+    finite = [(matrix, *sized) for matrix, sized in pairs if math.isfinite(sized[1])]
+    found = stable_ranks([change for _, change, _ in finite], tolerance=tolerance, seed=seed)
     return [
         Row("update_stable_rank", rank.value, matrix.module, matrix.layer, bound=rank.bound)
-        for matrix, rank in zip(of, found, strict=True)
+        for (matrix, _, _), rank in zip(finite, found, strict=True)
     ]
-
-
-def _scaled(change: Tensor) -> Tensor:
-    """Divided by its largest number: squares of very small ones leave float32's range."""
-    change = change.float() if change.dtype != torch.float64 else change
-    largest = float(change.abs().max())
-    return change / largest if largest > 0 and math.isfinite(largest) else change
