@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from joma.experiments import EXPERIMENTS, fig6, fig8
-from joma.experiments.language import _data, _figure, _groups, _train
+from joma.experiments.language import _curves, _data, _figure, _groups, _train
 from joma.experiments.language._curves import collect
 from joma.experiments.language._groups import DEPTHS, SIZES, UNIFORM, Size
 from joma.runs import Run, compare_metrics
@@ -108,6 +108,20 @@ def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_numbers(tmp_path, smalles
         logs.append([log[key] for key in ("step", "name", "layer", "member", "value")])
     for one, two in zip(*logs, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+def test_updates_at_which_networks_are_apart_are_counted(tmp_path, smallest, monkeypatch):
+    run = Run.create("fig6", {}, out=tmp_path / "fig6")
+    fig6.reproduce(run, fig6.EXPERIMENT.request(scale="tiny", groups=["depth-5"]))
+    log = Run.open(run.path / "groups" / "depth-5").metrics.read("loss")
+    seen = {
+        (s, m): v for s, m, v in zip(*(log[k] for k in ("step", "member", "value")), strict=True)
+    }
+    updates = sorted({step for step, _ in seen})
+    far = [abs(seen[step, 2] - seen[step, 3]) / 2 for step in updates]  # from the middle of two
+    monkeypatch.setattr(_curves, "APART", sorted(far)[2])
+    found = collect(run, _data.load(SIZE).setting, ["depth-5"])[5, SIZE.learning_rates[1]]
+    assert found.apart == pytest.approx((len(far) - 3) / len(far))
 
 
 def test_recorded_curves_are_read_before_anything_is_trained(tmp_path, smallest):

@@ -39,6 +39,17 @@ class TestVerdict:
         flat = curves(5, loss=5.169, low=1.4, end=1.4)
         assert _summary.judge_depths(depths(d5=flat), FULL).agrees
 
+    @pytest.mark.parametrize("judge", [_summary.judge_depths, _summary.judge_rates])
+    def test_spoiled_arithmetic_is_said(self, judge):
+        every = {**depths(), **rates()}
+        odd = dataclasses.replace(every[5, 1e-4], apart=0.0115)
+        outcome = judge({**every, (5, 1e-4): odd}, FULL)
+        assert not outcome.agrees
+        assert "with 5 layers at learning rate 1e-4 the training loss of one" in outcome.finding
+        assert "at 1.1% of the updates" in outcome.finding or "at 1.2% of" in outcome.finding
+        rare = dataclasses.replace(odd, apart=0.0009)
+        assert judge({**every, (5, 1e-4): rare}, FULL).agrees
+
     def test_what_is_missing_is_named(self):
         some = {key: own for key, own in depths().items() if key[0] < 5}
         outcome = _summary.judge_depths(some, FULL)

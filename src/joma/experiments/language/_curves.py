@@ -13,6 +13,9 @@ from joma.train.findings import Finding, attention_bounce, attention_collapse
 Key = tuple[int, float]
 """Depth and learning rate."""
 
+APART = 0.3
+"""How far losses of networks on the same words may lie apart: of 30 sound ones none ever did."""
+
 
 def _nothing() -> np.ndarray:
     return np.zeros((0, 0, 0))
@@ -30,6 +33,8 @@ class Curves:
         loss: on the validation text, (looks, seeds).
         entropy_mean: of the attention on all validation windows; none where it was not recorded.
         stable_rank: of each lower layer; none where it was not recorded.
+        apart: share of the updates at which the training loss of one network is more than `APART`
+            from the middle of all, which read the same words.
     """
 
     depth: int
@@ -39,6 +44,7 @@ class Curves:
     loss: np.ndarray
     entropy_mean: np.ndarray = field(default_factory=_nothing)
     stable_rank: np.ndarray = field(default_factory=_nothing)
+    apart: float = 0.0
 
     @property
     def seeds(self) -> int:
@@ -131,6 +137,11 @@ def _read(own: Run, depth: int, setting: Setting) -> Iterable[Curves]:
     by_layer = [
         read(name, depth) for name in ("attention_entropy", "attention_entropy_mean", "stable_rank")
     ]
-    for i, cell in enumerate(cells):
+    log = own.metrics.read("loss")
+    trained = np.full((setting.looks[-1], members), np.nan)
+    trained[log["step"], log["member"]] = log["value"]
+    for i, (cell, own_loss) in enumerate(zip(cells, np.split(trained, len(cells), 1), strict=True)):
         entropy, mean, rank = (values[:, :, i] for values in by_layer)
-        yield Curves(depth, cell.rate, setting.counted, entropy, loss[:, i], mean, rank)
+        off = np.abs(own_loss - np.median(own_loss, 1, keepdims=True))
+        apart = float((off > APART).any(1).mean())
+        yield Curves(depth, cell.rate, setting.counted, entropy, loss[:, i], mean, rank, apart)
