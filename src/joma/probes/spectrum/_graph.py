@@ -122,6 +122,9 @@ class Plan:
         self._partial = torch.empty(triton.cdiv(side, _ROWS), 4 * b * b, **wide)
         self._total = torch.empty(4 * b * b, **wide)
         self._beside = torch.cuda.Stream(device)
+        # Graphs use the scratch memory of the stream they were captured on, which torch may take
+        # back with any of them: no plan's graphs are on another's.
+        self._captured = torch.cuda.Stream(device)
         self.likely = 0
         """Where the last matrix of this shape was done: where to look first at the next."""
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
@@ -177,13 +180,13 @@ class Plan:
 
     def _replay(self, key: object, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         if key not in self._graphs:
-            stream = torch.cuda.Stream()
+            stream = self._captured
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 work()  # kernels are compiled and libraries set up outside the capture
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 out = work()
             self._graphs[key] = graph, out
         graph, out = self._graphs[key]
