@@ -175,3 +175,9 @@ def test_small_run(tmp_path, name: str):
     run = Run.create(name, {}, out=tmp_path / name)
     outcome = EXPERIMENTS[name].reproduce(run, EXPERIMENTS[name].request(scale="small"))
     assert outcome.agrees, outcome.finding
+
+
+def test_which_networks_leave_a_gpu_idle():
+    assert [_train._is_light(FULL, depth) for depth in DEPTHS] == [True, True, False, True]
+    wide = dataclasses.replace(FULL, words=226_000)
+    assert not any(_train._is_light(wide, depth) for depth in DEPTHS)

@@ -10,7 +10,7 @@ from torch import Tensor
 from joma.experiments import _trained
 from joma.experiments._experiment import Request
 from joma.experiments.language._data import Text
-from joma.experiments.language._groups import GROUPS, LENGTH, WATCHED
+from joma.experiments.language._groups import GROUPS, LENGTH, WATCHED, Setting
 from joma.experiments.language._starts import begin, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
 from joma.optim import StackedAdam
@@ -22,6 +22,8 @@ _TABLE = "embedding.weight"
 CLIP = 0.5
 """The greatest norm of a gradient."""
 
+_LIGHT = 100_000
+"""Words over which networks that train together may choose, those of all added up, to be light."""
 _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
 
@@ -50,11 +52,16 @@ def train_groups(
             text.setting.size.cells(GROUPS[name]),
             lambda own, name=name: GroupWork(own, name, text, request),
             lambda own, name=name: _done_beside(run, own, name, beside),
-            light=len(text.setting.size.cells(GROUPS[name])) == 1,
+            light=_is_light(text.setting, GROUPS[name]),
         )
         for name in names
     ]
     _trained.train_groups(run, groups, text.setting, request)
+
+
+def _is_light(setting: Setting, depth: int) -> bool:
+    """Whether the networks of a depth leave most of a GPU idle: their outputs are most of them."""
+    return len(setting.size.cells(depth)) * setting.seeds * setting.words <= _LIGHT
 
 
 def _done_beside(run: Run, own: Run, name: str, beside: Sequence[str]) -> Run | None:
