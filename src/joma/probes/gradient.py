@@ -6,7 +6,6 @@ how much a rank of r costs on this batch, and the stable rank ‖G‖_F²/‖G�
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,13 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from joma.probes import _checks
-from joma.probes.spectrum import (
-    Energy,
-    SingularValues,
-    StableRank,
-    singular_values,
-    stable_rank,
-)
+from joma.probes.spectrum import Energy, StableRank, singular_values, stable_rank
 
 RANKS = (1, 8, 32, 128)
 
@@ -91,61 +84,17 @@ def measured(
     """`gradient_rank` of one gradient that is there already."""
     matrix = gradient.detach()
     matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
-    matrix, scale = unit_sized(matrix)
-    if not math.isfinite(scale):
+    if not bool(matrix.isfinite().all()):
         raise ValueError(f"the gradient of {name} must be finite, got NaN or infinity")
     rows, columns = matrix.shape
-    norm = float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
     fitting = [rank for rank in ranks if rank <= min(rows, columns)]
-    top = None
-    if fitting and norm > 0:
+    energy, stable = {}, None
+    if fitting:
         top = singular_values(matrix, max(fitting), tolerance=tolerance, seed=seed)
-    if top is not None and top.certain:
-        stable = _stable_rank(top, norm, matrix.numel())
-    else:
-        stable = stable_rank(matrix, tolerance=tolerance, seed=seed)
-    energy = _energies(top, norm, fitting)
-    return GradientRank(name, (rows, columns), scale * norm, stable, energy)
-
-
-def unit_sized(matrix: Tensor) -> tuple[Tensor, float]:
-    """The matrix over a power of two, so that its largest entry is from 1 to 2, and that power.
-
-    Squares of very small numbers leave float32's range. The power is 1 for a matrix of zeros, and
-    NaN or ∞ where an entry is; nothing is rounded but what float64 has more of.
-    """
-    matrix = matrix.float() if matrix.dtype != torch.float64 else matrix
-    largest = float(matrix.abs().max())
-    if largest == 0 or not math.isfinite(largest):
-        return matrix, largest or 1.0
-    power = math.ldexp(1.0, math.frexp(largest)[1] - 1)
-    return matrix / power, power
-
-
-def _stable_rank(top: SingularValues, norm: float, entries: int) -> StableRank:
-    """From all singular values, of which none can have been passed over.
-
-    Args:
-        top: the greatest ones.
-        norm: of the matrix, a sum in float64.
-        entries: of the matrix.
-    """
-    largest, bound = float(top.values[0]), float(top.bounds[0])
-    value = (norm / largest) ** 2
-    relative = (1 - bound / largest) ** -2 - 1 + 1.1 * entries * 2.0**-53
-    return StableRank(value, relative * value, True, largest - bound, norm, 0)
-
-
-def _energies(top: SingularValues | None, norm: float, ranks: list[int]) -> dict[int, Energy]:
-    """`joma.probes.spectrum.energy` of every rank, from one look at the spectrum."""
-    if top is None:
-        return {rank: Energy(0.0, 0.0, True) for rank in ranks}
-    squares = top.values.square()
-    shares = (squares.cumsum(0) / norm**2).tolist()
-    spreads = (((top.values + top.bounds).square() - squares).cumsum(0) / norm**2).tolist()
-    return {
-        rank: Energy(min(shares[rank - 1], 1.0), spreads[rank - 1], top.certain) for rank in ranks
-    }
+        energy = {rank: top.energy(rank) for rank in fitting}
+        stable = top.stable_rank() if top.certain else None
+    stable = stable or stable_rank(matrix, tolerance=tolerance, seed=seed)
+    return GradientRank(name, (rows, columns), stable.frobenius, stable, energy)
 
 
 def _chosen(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:

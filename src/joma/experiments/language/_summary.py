@@ -29,7 +29,6 @@ NEAR = 0.03
 SOUND = 1e-3
 """Share of the updates at which losses of networks on the same words may lie apart."""
 
-
 SAME_BEGIN = 1e-3
 """Nats by which entropies of one network may differ: the record has four digits, a GPU tf32."""
 

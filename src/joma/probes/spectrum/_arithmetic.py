@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import Tensor
 
 from joma.models._float32 import float32_is_coarse, float32_products
 
@@ -24,3 +25,11 @@ def plain_arithmetic(device: torch.device) -> Iterator[None]:
         if float32_is_coarse():
             around.enter_context(float32_products("ieee"))
         yield
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """2ⁿ in float64 for whole n from −1022 to 1023, by its bits.
+
+    exp2 and ldexp are not exact on every device, and the former is compiled at its first call.
+    """
+    return (exponent.long() + 1023 << 52).view(torch.float64)

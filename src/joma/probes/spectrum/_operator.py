@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
+from joma.probes.spectrum._arithmetic import power_of_two
+
 _CHUNK = 1 << 20
 _PIECE = 1024
 """Entries of a half-precision matrix widened at a time on a CPU."""
@@ -118,9 +120,7 @@ class _Plain(ABC):
     def _factors(self) -> tuple[Tensor, Tensor]:
         norm_L11 = self.frobenius().clamp(min=1e-300)[:, None, None]
         least, most = (-60, 110) if self.dtype == torch.float32 else (-900, 900)
-        exponent = (-norm_L11.log2()).round().clamp(least, most)
-        # 2ⁿ by its bits: exp2 and ldexp are not exact everywhere, and exp2 is compiled first.
-        power = (exponent.long() + 1023 << 52).view(torch.float64)
+        power = power_of_two((-norm_L11.log2()).round().clamp(least, most))
         return power.to(self.dtype), (1 / (power * norm_L11)).to(self.dtype)
 
 

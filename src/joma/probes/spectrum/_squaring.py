@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from joma.probes.spectrum._arithmetic import power_of_two
+
 _CHUNK = 1 << 22
 _PIECE = 1 << 24
 """Numbers of matrices that are worked on at a time."""
@@ -79,8 +81,7 @@ def _grams(matrices_LMN: Tensor) -> tuple[Tensor, Tensor]:
     """A·Aᵀ/c² on the shorter side, (L, S, S), and c, a power of two near the largest entry."""
     low_L, high_L = torch.aminmax(matrices_LMN.flatten(1), dim=-1)
     most_L = torch.maximum(high_L.double(), -low_L.double())
-    exponent_L = most_L.clamp(1e-300, 1e300).log2().floor()
-    scale_L = (exponent_L.long() + 1023 << 52).view(torch.float64) + 0 * most_L  # NaN stays
+    scale_L = power_of_two(most_L.clamp(1e-300, 1e300).log2().floor()) + 0 * most_L  # NaN stays
     if matrices_LMN.shape[1] > matrices_LMN.shape[2]:
         matrices_LMN = matrices_LMN.mT
     count, side, _ = matrices_LMN.shape

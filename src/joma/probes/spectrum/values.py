@@ -11,26 +11,13 @@ from joma.probes.spectrum._certificate import gram_matrix
 from joma.probes.spectrum._given import as_matrix, check_method, check_tolerance
 from joma.probes.spectrum._krylov import Krylov
 from joma.probes.spectrum._operator import Operator, operator
+from joma.probes.spectrum.stable import StableRank
 
 _LARGE = 2048
 """Shorter sides beyond this are not solved whole unless asked."""
 _EPS = 2.0**-53
-
-
-@dataclass(frozen=True, eq=False)
-class SingularValues:
-    """The greatest singular values of a matrix, in descending order.
-
-    Attributes:
-        values: (k,), float64.
-        bounds: (k,), float64: within this of each value lies a singular value of the matrix.
-        certain: True where all singular values were computed, so that none can have been passed
-            over; False where the iteration found these, as it does from almost every start.
-    """
-
-    values: Tensor
-    bounds: Tensor
-    certain: bool
+_ADDED_UP = 2e-5
+"""By how much of itself a square of a norm may be off that is added up in float32."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +33,45 @@ class Energy:
     value: float
     bound: float
     certain: bool
+
+
+@dataclass(frozen=True, eq=False)
+class SingularValues:
+    """The greatest singular values of a matrix, in descending order.
+
+    Attributes:
+        values: (k,), float64.
+        bounds: (k,), float64: within this of each value lies a singular value of the matrix.
+        certain: True where all singular values were computed, so that none can have been passed
+            over; False where the iteration found these, as it does from almost every start.
+        frobenius: ‖A‖_F.
+        rounding: by how much of itself ‖A‖_F² may be off.
+    """
+
+    values: Tensor
+    bounds: Tensor
+    certain: bool
+    frobenius: float
+    rounding: float
+
+    def energy(self, r: int) -> Energy:
+        """Share of ‖A‖_F² in the top r of these directions."""
+        if self.frobenius == 0:
+            return Energy(0.0, 0.0, True)
+        values, bounds = self.values[:r] / self.frobenius, self.bounds[:r] / self.frobenius
+        share = float(values.square().sum())
+        spread = float(((values + bounds).square() - values.square()).sum())
+        return Energy(min(share, 1.0), spread + self.rounding * share, self.certain)
+
+    def stable_rank(self) -> StableRank:
+        """‖A‖_F²/σ₁²; only where these are certain to be the greatest."""
+        assert self.certain, "a greater one may have been passed over"
+        if self.frobenius == 0:
+            return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
+        top, bound = float(self.values[0]), float(self.bounds[0])
+        value = (self.frobenius / top) ** 2
+        share = (1 - bound / top) ** -2 * (1 + self.rounding) - 1
+        return StableRank(value, value * share, True, top - bound, self.frobenius, 1)
 
 
 @dataclass(frozen=True)
@@ -74,20 +100,28 @@ def singular_values(
             `"auto"` iterates on matrices whose shorter side is above 2,048.
         seed: of the random start.
     """
-    values, bounds, _, certain = _top(matrix, k, tolerance, method, seed)
-    return SingularValues(values, bounds, certain)
+    matrix = as_matrix(matrix)
+    check_method(method)
+    check_tolerance(tolerance)
+    side = min(matrix.shape)
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= side:
+        raise ValueError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
+    with plain_arithmetic(matrix.device):
+        if method == "lanczos" or (method == "auto" and side > _LARGE):
+            found = _iterated(operator(matrix.unsqueeze(0), None), k, tolerance, seed)
+            if found is not None:
+                values, bounds, norm = found
+                return SingularValues(values, bounds, False, norm, _ADDED_UP)
+        values, bounds, norm = _all(matrix)
+    return SingularValues(values[:k], bounds[:k], True, norm, 1.1 * matrix.numel() * _EPS)
 
 
 def energy(
     matrix: Tensor, r: int, *, tolerance: float = 1e-3, method: str = "auto", seed: int = 0
 ) -> Energy:
     """Share of ‖A‖_F² in the top r singular directions; arguments as of `singular_values`."""
-    values, bounds, norm, certain = _top(matrix, r, tolerance, method, seed)
-    if norm == 0:
-        return Energy(0.0, 0.0, True)
-    share = values.square().sum() / norm**2
-    spread = ((values + bounds).square() - values.square()).sum() / norm**2
-    return Energy(min(float(share), 1.0), float(spread), certain)
+    found = singular_values(matrix, r, tolerance=tolerance, method=method, seed=seed)
+    return found.energy(r)
 
 
 def effective_rank(matrix: Tensor) -> EffectiveRank:
@@ -104,24 +138,6 @@ def effective_rank(matrix: Tensor) -> EffectiveRank:
     wide = (values + bounds).clamp(min=1e-300) / total
     move = float((bounds / total * (wide.log().abs() + entropy)).sum())
     return EffectiveRank(math.exp(entropy), math.exp(entropy) * math.expm1(2 * move))
-
-
-def _top(
-    matrix: Tensor, k: int, tolerance: float, method: str, seed: int
-) -> tuple[Tensor, Tensor, float, bool]:
-    matrix = as_matrix(matrix)
-    check_method(method)
-    check_tolerance(tolerance)
-    side = min(matrix.shape)
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= side:
-        raise ValueError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
-    with plain_arithmetic(matrix.device):
-        if method == "lanczos" or (method == "auto" and side > _LARGE):
-            found = _iterated(operator(matrix.unsqueeze(0), None), k, tolerance, seed)
-            if found is not None:
-                return *found, False
-        values, bounds, norm = _all(matrix)
-    return values[:k], bounds[:k], norm, True
 
 
 def _all(matrix: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -1,6 +1,5 @@
 """What weights, gradients and updates show: ranks, energies, overlap."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joma.probes import embedding_overlap, stable_rank, stable_ranks
-from joma.probes.gradient import measured, unit_sized
+from joma.probes.gradient import measured
 from joma.probes.spectrum import EffectiveRank, StableRank, effective_rank
 from joma.train.monitor._parts import Heads, Matrix
 from joma.train.monitor._row import Row
@@ -168,10 +167,9 @@ def update_rows(
     of: Sequence[Matrix], changes: Sequence[Tensor], tolerance: float, seed: int
 ) -> list[Row]:
     """Stable ranks of how weights moved; those that are not finite any more have none."""
-    pairs = zip(of, map(unit_sized, changes), strict=True)
-    finite = [(matrix, *sized) for matrix, sized in pairs if math.isfinite(sized[1])]
-    found = stable_ranks([change for _, change, _ in finite], tolerance=tolerance, seed=seed)
+    pairs = [pair for pair in zip(of, changes, strict=True) if bool(pair[1].isfinite().all())]
+    found = stable_ranks([change for _, change in pairs], tolerance=tolerance, seed=seed)
     return [
         Row("update_stable_rank", rank.value, matrix.module, matrix.layer, bound=rank.bound)
-        for (matrix, _, _), rank in zip(finite, found, strict=True)
+        for (matrix, _), rank in zip(pairs, found, strict=True)
     ]
