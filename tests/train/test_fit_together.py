@@ -102,11 +102,11 @@ def test_a_run_cannot_be_in_it_twice(tmp_path: Path) -> None:
 
 
 def words(seeds: tuple[int, ...], layers: int) -> Ensemble:
-    """Language models as wide as those of Fig. 6, whose products need scratch memory."""
-    text = torch.randint(3000, (20, 3501), generator=torch.Generator().manual_seed(0)).cuda()
+    """Language models of Fig. 6: with fewer words their products would need no scratch memory."""
+    text = torch.randint(28782, (20, 3501), generator=torch.Generator().manual_seed(0)).cuda()
     weights = torch.full((20, 35), 1 / 700, device="cuda")
     places = torch.arange(36, device="cuda")
-    model = LanguageModel(LanguageConfig(3000, layers), seeds, device="cuda")
+    model = LanguageModel(LanguageConfig(28782, layers), seeds, device="cuda")
     return Ensemble(
         model,
         StackedAdam(model.named_parameters(), 1e-3, clip=0.5),

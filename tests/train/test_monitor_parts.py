@@ -34,52 +34,65 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     every=st.integers(1, 300),
-    share=st.floats(0.001, 0.1),
+    budget=st.floats(0.001, 0.1),
     first=st.floats(0, 100),
-    seconds=st.floats(0, 10),
+    usual=st.floats(1e-3, 10),
+    dear=st.floats(1e-3, 10),
     step_seconds=st.floats(1e-4, 1),
 )
 def test_looks_come_on_the_cadence_and_never_cost_more_than_their_share(
-    every: int, share: float, first: float, seconds: float, step_seconds: float
+    every: int, budget: float, first: float, usual: float, dear: float, step_seconds: float
 ) -> None:
-    cadence = Cadence(every, share)
-    cadence.looked(1, first, step_seconds)  # puts nothing off
-    assert cadence.due == (2 if every == 1 else every)
-    spent = first
-    for _ in range(50):
-        step, trained = cadence.due, step_seconds * cadence.due
-        cadence.looked(step, seconds, trained)
-        wait = cadence.due - step
-        assert cadence.due % every == 0
-        assert wait >= every
-        earned = share * step_seconds * wait
-        assert seconds <= earned * (1 + 1e-9)
-        assert earned <= 2 * seconds + 2 * every * step_seconds * share  # twice as rare at most
-        spent += seconds
-    if first <= 49 * seconds:  # the first is paid, and all looks have taken their share
-        assert spent <= share * step_seconds * (cadence.due - 1) * (1 + 1e-9)
-    free = Cadence(every, None)
-    for step in (1, every, 2 * every):
-        free.looked(step, 1e9, step_seconds * step)
-        assert free.due == (step // every + 1) * every
+    share = budget / 2
+    kinds = {Cadence(every, share): usual, Cadence(10 * every, share): dear}
+    spent, paid = first, set()
+    for kind in kinds:
+        kind.looked(1, first / 2, step_seconds, spent - budget * step_seconds)
+        assert kind.due == (2 if kind.every == 1 else kind.every)  # the first puts nothing off
+    for _ in range(200):
+        step = min(kind.due for kind in kinds)
+        trained = step * step_seconds
+        due = [kind for kind in kinds if kind.due == step]
+        spent += sum(kinds[kind] for kind in due)
+        owed = spent - budget * trained
+        if len(paid) == len(kinds):  # from then on
+            assert owed <= 0.5 * max(usual, dear)
+        for kind in due:
+            kind.looked(step, kinds[kind], trained, owed)
+            assert kind.due % kind.every == 0
+            earned = share * step_seconds * (kind.due - step)
+            assert earned >= kinds[kind] * (1 - 1e-9)
+            assert earned <= 3 * kinds[kind] + 2 * share * step_seconds * kind.every
+            if owed <= 0:
+                paid.add(kind)
+    assert owed <= max(usual, dear) or first > 30 * min(usual, dear)
+
+
+def test_without_a_limit_looks_are_always_on_the_cadence() -> None:
+    free = Cadence(7, None)
+    for step in (1, 7, 14):
+        free.looked(step, 1e9, step, 1e9)
+        assert free.due == (step // 7 + 1) * 7
 
 
 def test_looks_before_they_are_due_put_nothing_off() -> None:
     cadence = Cadence(100, 0.005)
-    cadence.looked(0, 1.0, 0.0)  # of what was there before training
-    cadence.looked(1, 0.1, 0.01)
+    cadence.looked(0, 1.0, 0.0, 1.0)  # of what was there before training
+    cadence.looked(1, 0.1, 0.01, 1.1)
     assert cadence.due == 100
-    cadence.looked(100, 0.05, 2.0)
+    cadence.looked(100, 0.049, 2.0, 1.1)
     due = cadence.due
-    assert due == 1100  # twice .05 s at 0.1 ms a step
+    assert due == 1600  # three times .049 s at 0.1 ms a step, rounded up
     for trained in (2.0, 2.00001, 10.0):  # by hand, and beside a look of the other kind
-        cadence.looked(100 + 50 * (trained > 5), 0.05, trained)
+        cadence.looked(100 + 50 * (trained > 5), 0.049, trained, 2.0)
         assert cadence.due == due
-    cadence.looked(due, 0.05, 22.0)
-    assert cadence.due == due + 1000
+    cadence.looked(due, 0.049, 32.0, 2.0)
+    assert cadence.due == due + 1500
+    cadence.looked(due + 1500, 0.049, 62.0, -0.1)  # all is paid
+    assert cadence.due == due + 2000
 
 
 def test_cudnn_makes_no_plans_for_a_look() -> None:

@@ -52,7 +52,7 @@ EXPERIMENT = Experiment(
     scales={
         "tiny": Scale(seconds=9, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=50, device="2 CPU cores", memory="1 GB"),
-        "full": Scale(seconds=380, device="one H200", memory="20 GB of GPU memory"),
+        "full": Scale(seconds=340, device="one H200", memory="20 GB of GPU memory"),
     },
     default_scale="small",
     groups=(GROUP,),

@@ -145,12 +145,14 @@ class _Loop:
         with contextlib.ExitStack() as around:
             if self.run is not None:
                 around.callback(self.run.metrics.flush)
-            self.watch = around.enter_context(Watch.on(self.trainer, self.run, begun))
+            watch = contextlib.closing(Watch(self.trainer, self.run, begun))
+            self.watch = around.enter_context(watch)
             interrupted = around.enter_context(interrupts_held())
             self.processes.first(self._accept)
             self.start = self.saved = self.flushed = time.monotonic()
             if begun == 0 or place.unfinished:
                 self._look(validated=place.validated)
+            self.watch.begin()  # after it: what every first pass over a model takes is not its cost
             while self.step < self.steps:
                 before = time.monotonic()
                 self._advance(self._until(piece))

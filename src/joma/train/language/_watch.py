@@ -1,7 +1,7 @@
 """The monitor of a training, or nothing where it is off."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from statistics import fmean
 
 from joma.runs import Run
@@ -10,34 +10,50 @@ from joma.train.monitor import Monitor
 
 
 class Watch:
-    """What the loop asks of a monitor."""
+    """What the loop asks of a monitor.
 
-    def __init__(self) -> None:
-        self._monitor: Monitor | None = None
+    Args:
+        trainer: of the model that is watched.
+        run: where to; None on other processes than the first.
+        begun: the step it goes on from.
+
+    Raises:
+        ValueError: for settings that do not fit the model.
+    """
+
+    def __init__(self, trainer: Trainer, run: Run | None, begun: int) -> None:
         self.entropy: float | None = None
         """The mean attention entropy of the last look that saw it, in nats."""
-
-    @classmethod
-    @contextlib.contextmanager
-    def on(cls, trainer: Trainer, run: Run | None, begun: int) -> Iterator["Watch"]:
-        """Watches a model from a step on, for the block."""
-        watch, settings = cls(), trainer.config.monitor
+        self._monitor: Monitor | None = None
+        self._watching = contextlib.ExitStack()
+        settings = trainer.config.monitor
         if settings.off:
-            yield watch
             return
-        with Monitor(
-            trainer.model,
-            every=settings.every,
-            run=run,
-            held=[{"input_ids": trainer.held(settings.windows)}],
-            metrics=settings.metrics,
-            theorem1=settings.theorem1,
-            seed=trainer.config.training.seed,
-            loggers=(watch._hear,),
-            budget=settings.budget or None,
-            step=begun,
-        ) as watch._monitor:
-            yield watch
+        self._monitor = self._watching.enter_context(
+            contextlib.closing(
+                Monitor(
+                    trainer.model,
+                    every=settings.every,
+                    run=run,
+                    held=[{"input_ids": trainer.held(settings.windows)}],
+                    metrics=settings.metrics,
+                    theorem1=settings.theorem1,
+                    seed=trainer.config.training.seed,
+                    loggers=(self._hear,),
+                    budget=settings.budget or None,
+                    step=begun,
+                )
+            )
+        )
+
+    def begin(self) -> None:
+        """Looks at what the model is before it learns."""
+        if self._monitor is not None:
+            self._watching.enter_context(self._monitor)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._watching.close()
 
     def step(self, rate: float) -> None:
         """Tells of an update, while the gradients that made it are there."""

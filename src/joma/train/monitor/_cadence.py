@@ -3,21 +3,24 @@
 import math
 from dataclasses import dataclass, field
 
+_PATIENCE = 2
+"""Of what all looks owe, how many times its own cost one of them waits for."""
 
-@dataclass
+
+@dataclass(eq=False)
 class Cadence:
     """Steps at which one kind of look is due.
 
-    Looks are due at multiples of `every`. After a look that took longer than its share of the time
-    until the next one, that next one is put off until training has gone on long enough. The first
-    look makes things ready for all and takes long, while what comes soon after it is worth seeing:
-    it puts nothing off by itself, but is owed, and later looks wait up to twice as long until it is
-    paid. From then on all looks together, the first among them, have taken their share at most.
-    Looks made before they were due, by hand or beside another kind, are owed in the same way.
+    Looks are due at multiples of `every`, but one that takes more than its share of the time since
+    the one before is put off until training has gone on long enough to pay for it; what it will
+    take is what the last one took. The first makes things ready for all and takes long, while what
+    comes soon after it is worth seeing: it puts nothing off by itself, but whatever looks of all
+    kinds owe makes later ones wait, up to three times as long, until it is paid. From then on all
+    together, the first among them, have taken their share at most, give or take half a look.
 
     Args:
         every: steps between looks.
-        share: of the time, that looks may take; None for no limit.
+        share: of the time, that looks of this kind may take; None for no limit.
         due: step of the next look.
     """
 
@@ -25,26 +28,24 @@ class Cadence:
     share: float | None
     due: int = 1
     _last: tuple[int, float] | None = field(default=None, repr=False)
-    _owed: float = field(default=0.0, repr=False)
 
-    def looked(self, step: int, seconds: float, trained: float) -> None:
-        """Sets when the next look is due.
+    def looked(self, step: int, seconds: float, trained: float, owed: float) -> None:
+        """Sets when the next look is due; one made before it was due changes nothing.
 
         Args:
             step: of the look just made.
             seconds: it took.
             trained: seconds of training until this look, looks left out.
+            owed: seconds that looks of all kinds, this one among them, have taken beyond their
+                share of `trained`; below 0 where they have taken less.
         """
         last = self._last
         if last is not None and step < self.due:
-            self._owed += seconds
             return
         self._last = (step, trained)
         self.due = (step // self.every + 1) * self.every
         if last is not None and self.share is not None:
             earned = self.share * (trained - last[1])
-            self._owed = max(self._owed - earned, 0.0)
-            wait = (seconds + min(self._owed, seconds)) * (step - last[0])
+            wait = (seconds + min(max(owed, 0.0), _PATIENCE * seconds)) * (step - last[0])
             if wait > self.every * earned > 0:
                 self.due = math.ceil((step + wait / earned) / self.every) * self.every
-        self._owed += seconds

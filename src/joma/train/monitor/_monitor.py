@@ -53,8 +53,8 @@ class Monitor:
     effective ranks, overlap of embeddings, rank and energy of gradients and rank of updates. Each
     kind may take half of the `budget` of the training's time: where looks take more, they come
     more rarely, at multiples of `every`. The first look of a kind, which makes things ready, is
-    paid back by later ones, which wait up to twice as long until it is. What a model does not have
-    is left out, and why is logged once, to "joma.monitor".
+    paid back by later ones of both, which wait up to three times as long until it is. What a model
+    does not have is left out, and why is logged once, to "joma.monitor".
 
     With several processes each makes a monitor and calls `step`; the first one writes, and the
     losses recorded are its own. With DDP it measures alone; with FSDP2 (`fully_shard`) all take
@@ -273,8 +273,9 @@ class Monitor:
         self._record(rows)
         ended = self._synchronised()
         seconds = (middle - began, ended - middle + self._moving) if dear else (ended - began,)
+        owed = self._seconds + ended - began - (self._settings["budget"] or 0.0) * self._trained
         for cadence, took in zip(self._cadences, seconds, strict=False):
-            cadence.looked(self._step, took, self._trained)
+            cadence.looked(self._step, took, self._trained, owed)
         due = self._processes.agree([cadence.due for cadence in self._cadences])
         for cadence, when in zip(self._cadences, due, strict=True):
             cadence.due = when
