@@ -102,7 +102,7 @@ def test_a_run_cannot_be_in_it_twice(tmp_path: Path) -> None:
 
 
 def words(seeds: tuple[int, ...], layers: int) -> Ensemble:
-    """Language models of Fig. 6: with fewer words their products would need no scratch memory."""
+    """Language models of Fig. 6: with few words this would not fail where graphs share a stream."""
     text = torch.randint(28782, (20, 3501), generator=torch.Generator().manual_seed(0)).cuda()
     weights = torch.full((20, 35), 1 / 700, device="cuda")
     places = torch.arange(36, device="cuda")

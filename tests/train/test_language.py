@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from joma.train.language import Processes
 from joma.train.language._text import Feed, first_windows, read_tokens
 from joma.train.language._trainer import Trainer
+from joma.train.monitor import Monitor
 from tests.models.test_float32 import as_torch_begins, set_in_torch
 from tests.train._language import begin, logged, make, write_text
 
@@ -131,6 +132,29 @@ def test_a_text_without_validation(text: Path, tmp_path: Path):
     result = begin(make(text, validation={"every": 0}), tmp_path / "other")
     assert np.isnan(result.validation_loss)
     assert np.isfinite(result.loss)
+
+
+def test_the_first_look_comes_after_the_first_validation(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What any first pass over a model takes is no cost of the monitor's, and all of it is told."""
+    order, now = [], [0.0]
+    monkeypatch.setattr("joma.train.language._loop.time.monotonic", lambda: now[0])
+    for what, place in (
+        ("validated", "_trainer.Trainer.validation_loss"),
+        ("looked", "_watch.Monitor._look"),
+    ):
+        does = getattr(Trainer if what == "validated" else Monitor, place.rsplit(".", 1)[1])
+
+        def told(*args: Any, what: str = what, does: Any = does, **options: Any) -> Any:
+            order.append(what)
+            now[0] += 10
+            return does(*args, **options)
+
+        monkeypatch.setattr(f"joma.train.language.{place}", told)
+    config = make(text, training={"steps": 2}, monitor={"off": False})
+    assert begin(config, tmp_path / "run").seconds == 10 * len(order)
+    assert order[:2] == ["validated", "looked"]
 
 
 def test_products_are_those_of_float32_whichever_switch_was_used(text: Path, tmp_path: Path):

@@ -1,6 +1,7 @@
 """What the monitor writes: numbers that are right, reasons where there are none, findings."""
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,29 @@ def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert monitor.seconds == pytest.approx(3 + 7 + 3 + 0.5)
     now[0] += 1000  # closed
     assert "3 steps watched, looks took 13.5 s, 45.0% of the training's" in monitor.summary()
+
+
+def test_all_looks_the_first_too_take_their_share_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, now, looks = encoder(), [0.0], []
+    monkeypatch.setattr("joma.train.monitor._monitor.perf_counter", lambda: now[0])
+    for kind, seconds in (("forward", 0.05), ("cheap", 0.0), ("dear", 0.2), ("moved", 0.0)):
+
+        def slow(*args: Any, kind: str = kind, seconds: float = seconds, **options: Any) -> list:
+            now[0] += seconds + 3.0 * (kind == "forward" and not looks)
+            looks.extend([now[0]] * (kind == "forward"))
+            return []
+
+        monkeypatch.setattr(f"joma.train.monitor._look.Looks.{kind}", slow)
+    with joma.Monitor(model, every=10, run=tmp_path / "run", held=next(batches())) as monitor:
+        for _ in range(8000):
+            now[0] += 0.1
+            monitor.step()
+    assert 0.008 < monitor.seconds / 800 <= 0.01
+    apart = [later - one for one, later in pairwise(looks)]
+    assert max(apart[:12]) > 25  # while the first is paid, of 3 seconds
+    assert max(apart[-12:]) < 25  # and then as often as looks of .05 s can be
 
 
 def test_a_collapse_is_said_in_plain_words(tmp_path: Path) -> None:

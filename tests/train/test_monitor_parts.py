@@ -47,27 +47,27 @@ def test_looks_come_on_the_cadence_and_never_cost_more_than_their_share(
     every: int, budget: float, first: float, usual: float, dear: float, step_seconds: float
 ) -> None:
     share = budget / 2
-    kinds = {Cadence(every, share): usual, Cadence(10 * every, share): dear}
-    spent, paid = first, set()
-    for kind in kinds:
+    kinds = ((Cadence(every, share), usual), (Cadence(10 * every, share), dear))
+    spent, owed, paid = first, first, set()
+    for kind, _ in kinds:
         kind.looked(1, first / 2, step_seconds, spent - budget * step_seconds)
         assert kind.due == (2 if kind.every == 1 else kind.every)  # the first puts nothing off
     for _ in range(200):
-        step = min(kind.due for kind in kinds)
+        step = min(kind.due for kind, _ in kinds)
         trained = step * step_seconds
-        due = [kind for kind in kinds if kind.due == step]
-        spent += sum(kinds[kind] for kind in due)
+        due = [(kind, seconds) for kind, seconds in kinds if kind.due == step]
+        spent += sum(seconds for _, seconds in due)
         owed = spent - budget * trained
         if len(paid) == len(kinds):  # from then on
             assert owed <= 0.5 * max(usual, dear)
-        for kind in due:
-            kind.looked(step, kinds[kind], trained, owed)
+        for kind, seconds in due:
+            kind.looked(step, seconds, trained, owed)
             assert kind.due % kind.every == 0
             earned = share * step_seconds * (kind.due - step)
-            assert earned >= kinds[kind] * (1 - 1e-9)
-            assert earned <= 3 * kinds[kind] + 2 * share * step_seconds * kind.every
+            assert earned >= seconds * (1 - 1e-9)
+            assert earned <= 3 * seconds + 2 * share * step_seconds * kind.every
             if owed <= 0:
-                paid.add(kind)
+                paid.add(kind.every)
     assert owed <= max(usual, dear) or first > 30 * min(usual, dear)
 
 
@@ -93,6 +93,8 @@ def test_looks_before_they_are_due_put_nothing_off() -> None:
     assert cadence.due == due + 1500
     cadence.looked(due + 1500, 0.049, 62.0, -0.1)  # all is paid
     assert cadence.due == due + 2000
+    cadence.looked(due + 2000, 60.0, 72.0, 59.0)  # held up: paid by those after it, not at once
+    assert cadence.due == due + 3500
 
 
 def test_cudnn_makes_no_plans_for_a_look() -> None:

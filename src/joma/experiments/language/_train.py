@@ -60,7 +60,7 @@ def train_groups(
 
 
 def _is_light(setting: Setting, depth: int) -> bool:
-    """Whether the networks of a depth leave most of a GPU idle: their outputs are most of them."""
+    """Whether the networks of a depth do not fill a GPU: their outputs are most of their work."""
     return len(setting.size.cells(depth)) * setting.seeds * setting.words <= _LIGHT
 
 

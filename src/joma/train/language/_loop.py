@@ -152,7 +152,7 @@ class _Loop:
             self.start = self.saved = self.flushed = time.monotonic()
             if begun == 0 or place.unfinished:
                 self._look(validated=place.validated)
-            self.watch.begin()  # after it: what every first pass over a model takes is not its cost
+            self.watch.begin()  # last, so that the model's first pass is not charged to it
             while self.step < self.steps:
                 before = time.monotonic()
                 self._advance(self._until(piece))
