@@ -99,16 +99,28 @@ def test_updates_are_measured_since_the_last_look(tmp_path: Path) -> None:
     assert steps == [2]
 
 
-def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, now = encoder(), [100.0]
+def clocked(
+    monkeypatch: pytest.MonkeyPatch, first: float = 0.0, **seconds: float
+) -> tuple[list[float], list[float]]:
+    """Looks that measure nothing and take so long, the first one longer: the time, and theirs."""
+    now, looks = [100.0], []
     monkeypatch.setattr("joma.train.monitor._monitor.perf_counter", lambda: now[0])
-    for kind, seconds in (("forward", 1.0), ("cheap", 2.0), ("dear", 4.0), ("moved", 0.5)):
+    for kind in ("forward", "cheap", "dear", "moved"):
 
-        def slow(*args: Any, seconds: float = seconds, **options: Any) -> list[Any]:
-            now[0] += seconds
+        def slow(*args: Any, kind: str = kind, **options: Any) -> list[Any]:
+            now[0] += seconds.get(kind, 0.0)
+            if kind == "forward":
+                now[0] += 0.0 if looks else first
+                looks.append(now[0])
             return []
 
         monkeypatch.setattr(f"joma.train.monitor._look.Looks.{kind}", slow)
+    return now, looks
+
+
+def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = encoder()
+    now, _ = clocked(monkeypatch, forward=1.0, cheap=2.0, dear=4.0, moved=0.5)
     held = next(batches())
     with joma.Monitor(model, every=2, run=tmp_path / "run", held=held, budget=None) as monitor:
         for _ in range(3):  # looks at 0, 1 (at everything) and 2, after which the move is seen
@@ -122,16 +134,8 @@ def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_all_looks_the_first_too_take_their_share_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, now, looks = encoder(), [0.0], []
-    monkeypatch.setattr("joma.train.monitor._monitor.perf_counter", lambda: now[0])
-    for kind, seconds in (("forward", 0.05), ("cheap", 0.0), ("dear", 0.2), ("moved", 0.0)):
-
-        def slow(*args: Any, kind: str = kind, seconds: float = seconds, **options: Any) -> list:
-            now[0] += seconds + 3.0 * (kind == "forward" and not looks)
-            looks.extend([now[0]] * (kind == "forward"))
-            return []
-
-        monkeypatch.setattr(f"joma.train.monitor._look.Looks.{kind}", slow)
+    model = encoder()
+    now, looks = clocked(monkeypatch, forward=0.05, dear=0.2, first=3.0)
     with joma.Monitor(model, every=10, run=tmp_path / "run", held=next(batches())) as monitor:
         for _ in range(8000):
             now[0] += 0.1

@@ -85,7 +85,7 @@ def test_looks_before_they_are_due_put_nothing_off() -> None:
     assert cadence.due == 100
     cadence.looked(100, 0.049, 2.0, 1.1)
     due = cadence.due
-    assert due == 1600  # three times .049 s at 0.1 ms a step, rounded up
+    assert due == 1600  # three times .049 s at 20 ms a step and half a percent, rounded up
     for trained in (2.0, 2.00001, 10.0):  # by hand, and beside a look of the other kind
         cadence.looked(100 + 50 * (trained > 5), 0.049, trained, 2.0)
         assert cadence.due == due

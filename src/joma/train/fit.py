@@ -112,9 +112,9 @@ def fit(
 def fit_together(trainings: Sequence[Training]) -> list[Fit]:
     """`fit` of several trainings in turns, of which on a GPU each has its own stream.
 
-    While one is looked at or saved the others go on; that they are faster otherwise is not said:
-    small kernels of one wait where another's fill the GPU. What each does is what it would do
-    alone, to the bit. An error of one ends all; Ctrl-C saves a checkpoint of each.
+    While one is looked at or saved the others go on; steps themselves become no faster, for small
+    kernels of one wait where another's fill the GPU. What each does is what it would do alone, to
+    the bit. An error of one ends all; Ctrl-C saves a checkpoint of each.
     """
     paths = [training.run.path.resolve() for training in trainings]
     if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:

@@ -1,6 +1,5 @@
 """The monitor of a training, or nothing where it is off."""
 
-import contextlib
 from collections.abc import Mapping
 from statistics import fmean
 
@@ -25,35 +24,30 @@ class Watch:
         self.entropy: float | None = None
         """The mean attention entropy of the last look that saw it, in nats."""
         self._monitor: Monitor | None = None
-        self._watching = contextlib.ExitStack()
         settings = trainer.config.monitor
-        if settings.off:
-            return
-        self._monitor = self._watching.enter_context(
-            contextlib.closing(
-                Monitor(
-                    trainer.model,
-                    every=settings.every,
-                    run=run,
-                    held=[{"input_ids": trainer.held(settings.windows)}],
-                    metrics=settings.metrics,
-                    theorem1=settings.theorem1,
-                    seed=trainer.config.training.seed,
-                    loggers=(self._hear,),
-                    budget=settings.budget or None,
-                    step=begun,
-                )
+        if not settings.off:
+            self._monitor = Monitor(
+                trainer.model,
+                every=settings.every,
+                run=run,
+                held=[{"input_ids": trainer.held(settings.windows)}],
+                metrics=settings.metrics,
+                theorem1=settings.theorem1,
+                seed=trainer.config.training.seed,
+                loggers=(self._hear,),
+                budget=settings.budget or None,
+                step=begun,
             )
-        )
 
     def begin(self) -> None:
         """Looks at what the model is before it learns."""
         if self._monitor is not None:
-            self._watching.enter_context(self._monitor)
+            self._monitor.begin()
 
     def close(self) -> None:
         """Writes what is left."""
-        self._watching.close()
+        if self._monitor is not None:
+            self._monitor.close()
 
     def step(self, rate: float) -> None:
         """Tells of an update, while the gradients that made it are there."""

@@ -156,8 +156,7 @@ class Monitor:
         return self._seconds
 
     def __enter__(self) -> "Monitor":
-        if self._held is not None and self._step == 0 and self._processes.looks:
-            self._look(dear=False)  # what the model was before it learned
+        self.begin()
         return self
 
     def __exit__(
@@ -167,6 +166,11 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def begin(self) -> None:
+        """Looks at what the model is before it learns, if `held` was given; `with` does it too."""
+        if self._held is not None and self._step == 0 and self._processes.looks:
+            self._look(dear=False)
 
     def step(
         self, loss: Tensor | float | None = None, *, learning_rate: float | None = None
