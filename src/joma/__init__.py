@@ -8,6 +8,8 @@ used.
 
 from typing import TYPE_CHECKING, Any
 
+from joma.errors import JomaError
+
 if TYPE_CHECKING:
     from joma import (
         data,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "JomaError",
     "Monitor",
     "__version__",
     "citation",
@@ -43,7 +46,7 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = frozenset(__all__) - {"Monitor", "__version__", "citation"}
+_ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation"}
 
 _PAPERS = """\
 @inproceedings{tian2024joma,

@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
+
 __all__ = ["integers", "normal", "uniform", "words"]
 
 _ROUNDS = 10
@@ -63,7 +65,7 @@ def uniform(
         return _converted(seeds_E, stream, step, n, dtype, 1, _uniform_single)
     if dtype == torch.float64:
         return _converted(seeds_E, stream, step, n, dtype, 2, _uniform_double)
-    raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    raise JomaError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
 
 
 def normal(
@@ -82,7 +84,7 @@ def normal(
         Shape (E, n).
     """
     if not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type, got {dtype}")
+        raise JomaError(f"dtype must be a floating-point type, got {dtype}")
     return _converted(seeds_E, stream, step, n, dtype, 1, _box_muller)
 
 
@@ -99,7 +101,7 @@ def integers(
         Shape (E, n), int64.
     """
     if not 1 <= below < 2**31:
-        raise ValueError(f"below must be from 1 to 2**31 - 1, got {below}")
+        raise JomaError(f"below must be from 1 to 2**31 - 1, got {below}")
     drawn = words(seeds_E, stream, step, n)
     drawn *= below
     drawn >>= 32
@@ -224,17 +226,17 @@ def _philox(
 
 def _check(seeds_E: Tensor, step: int | Tensor, n: int) -> None:
     if seeds_E.dtype != torch.int64 or seeds_E.ndim != 1 or seeds_E.shape[0] == 0:
-        raise ValueError(
+        raise JomaError(
             "seeds_E must be an int64 tensor of one axis with at least one seed, "
             f"got {seeds_E.dtype} of shape {tuple(seeds_E.shape)}"
         )
     if isinstance(step, Tensor):
         if step.dtype != torch.int64 or step.ndim != 0 or step.device != seeds_E.device:
-            raise ValueError(
+            raise JomaError(
                 f"step must be an int64 tensor without axes on {seeds_E.device}, "
                 f"got {step.dtype} of shape {tuple(step.shape)} on {step.device}"
             )
     elif not 0 <= step < 2**63:
-        raise ValueError(f"step must be from 0 to 2**63 - 1, got {step}")
+        raise JomaError(f"step must be from 0 to 2**63 - 1, got {step}")
     if not 1 <= n <= 2**33:
-        raise ValueError(f"n must be from 1 to 2**33, got {n}")
+        raise JomaError(f"n must be from 1 to 2**33, got {n}")

@@ -14,6 +14,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from joma.errors import JomaError
+
 BAD_INPUT = 2
 INTERRUPTED = 130
 READER_GONE = 141
@@ -147,7 +149,7 @@ def writing_to(out: Path | None) -> Iterator[None]:
     except OSError as error:
         if out is None:
             raise
-        raise ValueError(f"cannot write to --out {out}: {reason(error)}") from error
+        raise JomaError(f"cannot write to --out {out}: {reason(error)}") from error
 
 
 def checked_out(out: Path | None, name: str) -> Path | None:
@@ -160,7 +162,7 @@ def checked_out(out: Path | None, name: str) -> Path | None:
         try:
             return check_out(out, name)
         except ValueError as error:
-            raise ValueError(f"--{error}") from error  # the library calls its argument `out`
+            raise JomaError(f"--{error}") from error  # the library calls its argument `out`
 
 
 def same_settings(
@@ -181,7 +183,7 @@ def same_settings(
     other = differing(Run.open(folder).config, {"name": name, **config}, changing=changing)
     if other:
         changes = ", ".join(f"{key} {there}, not {here}" for key, (there, here) in other.items())
-        raise ValueError(
+        raise JomaError(
             f"--out {folder} holds a {name} run with other settings ({changes}); "
             "give those, or another folder"
         )
@@ -203,10 +205,10 @@ def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = 
     names = sorted(available, key=distance)
     if all_of_them:
         closest = ", ".join(names[:CLOSEST])
-        return ValueError(
+        return JomaError(
             f"there is no {what} {given!r}; the closest are {closest}; `{all_of_them}` lists all"
         )
-    return ValueError(f"there is no {what} {given!r}; available: {', '.join(names)}")
+    return JomaError(f"there is no {what} {given!r}; available: {', '.join(names)}")
 
 
 def _left(folder: Path) -> str:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from joma.errors import JomaError
+
 
 def whole(least: int) -> Callable[[str | int], int]:
     """A parser of whole numbers from `least` on, whose error says what was given."""
@@ -109,5 +111,5 @@ def chosen_device(asked: str) -> str:
 
     found = "cuda" if torch.cuda.is_available() else "cpu"
     if asked == "cuda" and found == "cpu":
-        raise ValueError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
+        raise JomaError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
     return found if asked == "auto" else asked

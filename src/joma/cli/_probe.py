@@ -25,6 +25,7 @@ from joma.cli._options import (
     whole,
 )
 from joma.cli._progress import reports
+from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.experiments._probing import Probed, Probing
@@ -178,7 +179,7 @@ def probe(
 
             _series.measure(asked, series, schedule, jobs, dry_run)
         elif model is None:
-            raise ValueError("say what to measure: joma probe MODEL, or joma probe --series SERIES")
+            raise JomaError("say what to measure: joma probe MODEL, or joma probe --series SERIES")
         elif dry_run:
             _probe_plan.show(asked, checked_out(out, NAME))
         else:
@@ -231,7 +232,7 @@ def _said_of_options() -> Iterator[None]:
     except ValueError as error:
         first = str(error).split(" ", 1)[0]
         if first in _OPTIONS:
-            raise ValueError(f"--{error}") from error
+            raise JomaError(f"--{error}") from error
         raise
 
 

@@ -21,6 +21,7 @@ from joma.cli._edge import (
 )
 from joma.cli._options import Json, Out, Seed, one_of, positive, whole
 from joma.cli._progress import reports
+from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.experiments import Request
@@ -210,7 +211,7 @@ def _mendable(name: str, work: _Work) -> Iterator[None]:
             raise
         where = error.filename or work.begun[name]
         commands = " and then ".join(f"`{command}`" for command in work.commands())
-        raise ValueError(
+        raise JomaError(
             f"{name} stopped, {where}: {reason(error)}; when that is mended, go on with {commands}"
         ) from error
 
@@ -219,7 +220,7 @@ def _chosen(names: Sequence[str] | None) -> list[str]:
     from joma.experiments import EXPERIMENTS
 
     if not names:
-        raise ValueError(f"say what to reproduce; available: {', '.join(EXPERIMENTS)}")
+        raise JomaError(f"say what to reproduce; available: {', '.join(EXPERIMENTS)}")
     for name in names:
         if name not in EXPERIMENTS:
             raise unknown("experiment", name, EXPERIMENTS)
@@ -236,7 +237,7 @@ def _requests(names: Sequence[str], asked: Mapping[str, Any], device: str) -> di
             for name in names
         }
     except ValueError as error:
-        raise ValueError(f"--{error}") from error  # begins with the name of what was given
+        raise JomaError(f"--{error}") from error  # begins with the name of what was given
 
 
 def _on_device(requests: Mapping[str, "Request"], device: str) -> dict[str, "Request"]:
@@ -247,7 +248,7 @@ def _on_device(requests: Mapping[str, "Request"], device: str) -> dict[str, "Req
 
     found = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and found == "cpu":
-        raise ValueError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
+        raise JomaError("--device must be cpu or auto where torch sees no GPU, got 'cuda'")
     return {
         name: dataclasses.replace(request, device=found) if request.scale else request
         for name, request in requests.items()

@@ -8,6 +8,7 @@ import typer
 from joma.cli import _show
 from joma.cli._edge import OneSentenceGroup, PlainCommand
 from joma.cli._options import Json
+from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.runs import TableDifference
@@ -43,7 +44,7 @@ def list_(
     from joma.runs import list_runs
 
     if root is not None and not root.is_dir():
-        raise ValueError(f"DIR {root} {'is not a folder' if root.exists() else 'does not exist'}")
+        raise JomaError(f"DIR {root} {'is not a folder' if root.exists() else 'does not exist'}")
     folder = root or Path("runs")
     summaries = list_runs(folder) if folder.is_dir() else []
     if json:

@@ -19,6 +19,7 @@ from joma.cli._edge import (
 )
 from joma.cli._options import Json
 from joma.cli._progress import reports
+from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.cli._probe import _Asked
@@ -92,12 +93,12 @@ def measure(
     if asked.model is not None:
         names, revisions = [asked.model], ",".join(names)
         if Path(asked.model).exists():
-            raise ValueError(
+            raise JomaError(
                 f"MODEL must be a hub id where --series names its revisions, got {asked.model}; "
                 f"a folder of checkpoints is given as --series {asked.model}"
             )
         if asked.revision is not None:
-            raise ValueError(
+            raise JomaError(
                 f"--revision has no effect where --series names the revisions of MODEL, got "
                 f"{asked.revision!r}"
             )
@@ -175,7 +176,7 @@ def _named(names: Sequence[str], revisions: str | None, schedule: str | None) ->
     from joma.models.series import Series
 
     if len(names) > 1 and any("@" in name and not Path(name).exists() for name in names):
-        raise ValueError("several series must be folders, got " + " and ".join(names))
+        raise JomaError("several series must be folders, got " + " and ".join(names))
     return Series.of(names if len(names) > 1 else names[0], revisions=revisions, schedule=schedule)
 
 

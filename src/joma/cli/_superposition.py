@@ -16,6 +16,7 @@ from joma.cli._edge import checked_out, interruptible, same_again, writing_to
 from joma.cli._options import Device, Json, Model, Out, Seed, Text, Tokenizer, chosen_device, whole
 from joma.cli._progress import Report, reports
 from joma.cli._superposition_print import sentence, verdict
+from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,7 +142,7 @@ def _load(asked: _Asked, device: str) -> "tuple[Loaded, Tensor]":
     loaded = load(asked.model, revision=asked.revision, tokenizer=asked.tokenizer, device=device)
     tokens = loaded.encode(text)
     if asked.window is not None and asked.window > len(tokens):
-        raise ValueError(
+        raise JomaError(
             f"--window must be at most {len(tokens)}, as many tokens as the text has, got "
             f"{asked.window}"
         )
@@ -150,7 +151,7 @@ def _load(asked: _Asked, device: str) -> "tuple[Loaded, Tensor]":
     try:
         check(loaded, read, layers=asked.layers, nodes=asked.nodes)
     except ValueError as error:
-        raise ValueError(f"--{error}") from error  # begins with the name of what was given
+        raise JomaError(f"--{error}") from error  # begins with the name of what was given
     return loaded, read
 
 
@@ -290,6 +291,6 @@ def _enough_memory() -> Iterator[None]:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
-        raise ValueError(
+        raise JomaError(
             "the GPU has too little memory free for this model; --device cpu needs none of it"
         ) from error

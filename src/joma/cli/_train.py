@@ -24,6 +24,7 @@ from joma.cli._edge import (
 )
 from joma.cli._options import Device, Json, Out, chosen_device
 from joma.cli._progress import reports
+from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.runs import Run
@@ -74,7 +75,7 @@ def train(
         from joma.train.language import changing, read_config
 
         if config is None:
-            raise ValueError(f"say what to train: a TOML file, or one of {', '.join(PRESETS)}")
+            raise JomaError(f"say what to train: a TOML file, or one of {', '.join(PRESETS)}")
         changes = change or []
         settings = read_config(config, changes)
         asked = _Asked(settings, chosen_device(device), out, json)
@@ -207,7 +208,7 @@ def _mendable(asked: _Asked) -> Iterator[None]:
         folder = asked.begun[0]
         steps = Run.open(folder).checkpoints.steps
         kept = f"what was learned up to step {steps[0]} is safe" if steps else "nothing is lost yet"
-        raise ValueError(
+        raise JomaError(
             f"training stopped, {error.filename or folder}: {reason(error)}; {kept}, and when that "
             f"is mended `{asked.command()}` goes on from there"
         ) from error

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma.errors import JomaError
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
@@ -66,7 +68,7 @@ def reproduce_experiment(
         except RuntimeError as error:
             if type(error).__name__ != "OutOfMemoryError":
                 raise
-            raise ValueError(
+            raise JomaError(
                 f"the GPU has too little memory free for {name}; a smaller --scale or --hidden "
                 "needs less, and --device cpu none of it"
             ) from error

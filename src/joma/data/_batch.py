@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -28,25 +30,25 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 3:
-            raise ValueError(
+            raise JomaError(
                 f"tokens must have the shape (members, batch, positions), "
                 f"got {tuple(self.tokens.shape)}"
             )
         rows = self.tokens.shape[:2]
         for name, value in (("labels", self.labels), ("weights", self.weights)):
             if value is not None and value.shape != rows:
-                raise ValueError(
+                raise JomaError(
                     f"{name} must have the shape {tuple(rows)} of the tokens' sequences, "
                     f"got {tuple(value.shape)}"
                 )
         for level, value in enumerate(self.latents):
             if value.ndim != 3 or value.shape[:2] != rows or value.dtype != torch.bool:
-                raise ValueError(
+                raise JomaError(
                     f"latents of level {level} must be bool of shape {(*rows, 'latents')}, "
                     f"got {value.dtype} of shape {tuple(value.shape)}"
                 )
         if self.leading < 1:
-            raise ValueError(f"leading must be at least 1, got {self.leading}")
+            raise JomaError(f"leading must be at least 1, got {self.leading}")
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on a device."""

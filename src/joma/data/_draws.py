@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from joma import random
+from joma.errors import JomaError
 
 
 def seed_tensor(seeds: Sequence[int], device: torch.device | str) -> Tensor:
     """One seed for each member, shape (E,)."""
     if len(seeds) == 0:
-        raise ValueError("seeds must hold at least one seed, got none")
+        raise JomaError("seeds must hold at least one seed, got none")
     for seed in seeds:
         if int(seed) != seed or not -(2**63) <= seed < 2**63:
-            raise ValueError(f"seeds must be whole, from -2**63 to 2**63 - 1, got {seed}")
+            raise JomaError(f"seeds must be whole, from -2**63 to 2**63 - 1, got {seed}")
     return torch.tensor([int(seed) for seed in seeds], dtype=torch.int64, device=device)
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from joma.errors import JomaError
 from joma.runs import _json
 from joma.runs._write import replacing
 
@@ -24,7 +25,7 @@ def downloaded(source: str, folder: Path) -> Path:
         ValueError: the dataset cannot be had, or has no text.
     """
     if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", source):
-        raise ValueError(
+        raise JomaError(
             f"corpus must be 'hub:NAME' or 'hub:NAME:CONFIG', such as "
             f"hub:Salesforce/wikitext:wikitext-103-v1, got {source!r}"
         )
@@ -41,25 +42,25 @@ def _load(source: str, name: str, config: list[str]) -> Any:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
-        raise ValueError(f"corpus {source} needs datasets: pip install datasets") from error
+        raise JomaError(f"corpus {source} needs datasets: pip install datasets") from error
     try:
         return datasets.load_dataset(name, *config)
     except Exception as error:  # no network, no such name, no such config: each in its own way
         told = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise ValueError(f"corpus {source} cannot be had from the hub ({told})") from error
+        raise JomaError(f"corpus {source} cannot be had from the hub ({told})") from error
 
 
 def _write(dataset: Any, folder: Path, source: str) -> list[str]:
     """Writes the splits that are known, one line or more a row, and says which."""
     found = [split for split in _SPLITS if split in dataset]
     if not found:
-        raise ValueError(
+        raise JomaError(
             f"corpus {source} must have a split train, validation or test, it has "
             f"{', '.join(dataset) or 'none'}"
         )
     for split in found:
         if "text" not in dataset[split].column_names:
-            raise ValueError(
+            raise JomaError(
                 f"corpus {source} must have a column text, it has "
                 f"{', '.join(dataset[split].column_names)}"
             )

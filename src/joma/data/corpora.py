@@ -13,6 +13,7 @@ from pathlib import Path
 
 from joma.data import _hub
 from joma.data._cache import cache_folder
+from joma.errors import JomaError
 
 SPLITS = ("train", "valid", "test")
 """What a corpus may be split into."""
@@ -41,10 +42,10 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise ValueError(f"parts must hold at least one of {', '.join(SPLITS)}, got none")
+            raise JomaError(f"parts must hold at least one of {', '.join(SPLITS)}, got none")
         for split in self.parts:
             if split not in SPLITS:
-                raise ValueError(f"parts must be of {', '.join(SPLITS)}, got {split!r}")
+                raise JomaError(f"parts must be of {', '.join(SPLITS)}, got {split!r}")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -67,7 +68,7 @@ class Corpus:
         try:
             return part.read_bytes()
         except OSError as error:
-            raise ValueError(f"text {part} cannot be read: {error.strerror}") from error
+            raise JomaError(f"text {part} cannot be read: {error.strerror}") from error
 
     def digest(self, split: str) -> str:
         """The SHA-256 of a split's bytes, in hexadecimal."""
@@ -78,7 +79,7 @@ class Corpus:
             with open(part, "rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise ValueError(f"text {part} cannot be read: {error.strerror}") from error
+            raise JomaError(f"text {part} cannot be read: {error.strerror}") from error
 
     def where(self, split: str) -> str:
         """What a split's text is called in a sentence: its file, or the corpus's name."""
@@ -90,11 +91,11 @@ class Corpus:
         if part is not None:
             return part
         if split not in SPLITS:
-            raise ValueError(f"split must be one of {', '.join(self.splits)}, got {split!r}")
+            raise JomaError(f"split must be one of {', '.join(self.splits)}, got {split!r}")
         first = self.parts[self.splits[0]]
         if isinstance(first, Path):
-            raise ValueError(f"text {first.parent} has no {split}.txt in it")
-        raise ValueError(f"text {self.name} has no split {split}, only {', '.join(self.splits)}")
+            raise JomaError(f"text {first.parent} has no {split}.txt in it")
+        raise JomaError(f"text {self.name} has no split {split}, only {', '.join(self.splits)}")
 
 
 def corpus(source: str | Path) -> Corpus:
@@ -126,13 +127,13 @@ def corpus(source: str | Path) -> Corpus:
         return Corpus(name, _files(folder))
     folder = Path(name)
     if not folder.is_dir():
-        raise ValueError(
+        raise JomaError(
             f"corpus must be a folder with train.txt, 'embedded', {_listed(NAMED)} or "
             f"'hub:NAME', got {name!r}, which is none of them"
         )
     files = _files(folder)
     if not files:
-        raise ValueError(f"text {folder} has no train.txt, no valid.txt and no test.txt in it")
+        raise JomaError(f"text {folder} has no train.txt, no valid.txt and no test.txt in it")
     return Corpus(name, files)
 
 
@@ -150,11 +151,11 @@ def decoded(data: bytes, what: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise ValueError(
+        raise JomaError(
             f"text must be UTF-8, but {what} has the byte 0x{byte:02x} at {error.start}"
         ) from error
     if not text.strip():
-        raise ValueError(f"text must not be empty: there is none in {what}")
+        raise JomaError(f"text must not be empty: there is none in {what}")
     return text
 
 
@@ -173,7 +174,7 @@ def _named(name: str) -> Corpus:
         if files:
             return Corpus(name, files)
     given = f"{shared!r}" if shared else "not set"
-    raise ValueError(
+    raise JomaError(
         f"text {name} needs the environment variable {SHARED} ({given}), the folder with "
         f"data/{name} in it, as there is no valid.txt in {cached}; or give a folder with "
         f"train.txt, valid.txt and test.txt, or {NAMED[name]}"

@@ -13,6 +13,7 @@ from joma.data._cache import CACHE, cache_folder
 from joma.data._pieces import pieces
 from joma.data.corpora import Corpus, decoded
 from joma.data.tokenizing import TextTokenizer, digest_of
+from joma.errors import JomaError
 from joma.runs import _json
 from joma.runs._write import replacing
 
@@ -121,14 +122,14 @@ def _encode(text: str, tokenizer: TextTokenizer, size: int, where: str) -> np.nd
     for piece in pieces(text):
         part = np.asarray(tokenizer.encode(piece))
         if part.size and not 0 <= part.min() <= part.max() < size:
-            raise ValueError(
+            raise JomaError(
                 f"tokenizer must give tokens from 0 to {size - 1}, its size less one, "
                 f"got {part.min()} to {part.max()} in {where}"
             )
         parts.append(part.astype(dtype))
     tokens = np.concatenate(parts)
     if not tokens.size:
-        raise ValueError(f"text must have tokens: the tokenizer finds none in {where}")
+        raise JomaError(f"text must have tokens: the tokenizer finds none in {where}")
     tokens.setflags(write=False)
     return tokens
 

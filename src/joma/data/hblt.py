@@ -9,6 +9,7 @@ from torch import Tensor
 from joma import random
 from joma.data._batch import Batch
 from joma.data._draws import seed_tensor, spread_codes
+from joma.errors import JomaError
 from joma.theory.hblt import Tree
 
 _WORD = 0xFFFFFFFF
@@ -98,14 +99,14 @@ class HBLT:
         """
         for name, value in (("depth", depth), ("branching", branching), ("classes", classes)):
             if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise JomaError(f"{name} must be at least 1, got {value}")
         if not 0 <= off <= 1:
-            raise ValueError(f"off must be a probability, got {off}")
+            raise JomaError(f"off must be a probability, got {off}")
         rhos = [float(value) for value in np.atleast_1d(np.asarray(rho, dtype=float))]
         if np.ndim(rho) == 0:
             rhos *= len(seeds)
         if len(rhos) != len(seeds):
-            raise ValueError(f"rho must be one number or {len(seeds)}, one a seed, got {rho}")
+            raise JomaError(f"rho must be one number or {len(seeds)}, one a seed, got {rho}")
         uniform = np.full(classes, 1 / classes)
         trees = []
         for seed, own_rho in zip(seeds, rhos, strict=True):
@@ -122,7 +123,7 @@ class HBLT:
             step: see `joma.random.words`.
         """
         if batch < 1:
-            raise ValueError(f"batch must be at least 1, got {batch}")
+            raise JomaError(f"batch must be at least 1, got {batch}")
         labels_EB, levels = self._draw(batch, step)
         *latents, leaves = levels
         one_hot = labels_EB.unsqueeze(-1) == self._labels
@@ -181,13 +182,13 @@ def _heights(tree: Tree) -> np.ndarray:
 
 def _check_alike(trees: tuple[Tree, ...], members: int) -> None:
     if len(trees) != members:
-        raise ValueError(
+        raise JomaError(
             f"tree must be one, or one for each of the {members} seeds, got {len(trees)}"
         )
     for member, tree in enumerate(trees):
         same = tree.class_probs.size == trees[0].class_probs.size and tree.sizes == trees[0].sizes
         if not same or not all(map(np.array_equal, tree.parents, trees[0].parents)):
-            raise ValueError(
+            raise JomaError(
                 "tree must have the same classes, levels and parents for all members, "
                 f"got another shape for member {member} than for member 0"
             )

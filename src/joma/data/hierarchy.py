@@ -10,6 +10,7 @@ from torch import Tensor
 from joma import random
 from joma.data._batch import Batch
 from joma.data._draws import distinct_sets, seed_tensor
+from joma.errors import JomaError
 
 
 class LatentHierarchy:
@@ -133,7 +134,7 @@ class Joined:
             (part.classes, part.vocabulary, part.length, part.seeds_E.device) for part in parts
         }
         if len(kinds) != 1:
-            raise ValueError(
+            raise JomaError(
                 "parts must be at least one, alike in classes, tokens, length and device, got "
                 f"{len(kinds)} kinds"
             )
@@ -155,7 +156,7 @@ class Joined:
 
 def _labels(seeds_E: Tensor, classes: int, batch: int, step: int | Tensor) -> Tensor:
     if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
+        raise JomaError(f"batch must be at least 1, got {batch}")
     return random.integers(seeds_E, "labels", step, batch, classes)
 
 
@@ -179,7 +180,7 @@ def _sequences(on_ECK: Tensor, length: int, seeds: Sequence[int]) -> tuple[Tenso
     largest = int(counts_EC.max())
     if largest > length:
         member, label = divmod(int(counts_EC.argmax()), counts_EC.shape[1])
-        raise ValueError(
+        raise JomaError(
             f"length must be at least {largest}, the number of tokens of class {label} of the "
             f"member with seed {seeds[member]}, got {length}"
         )
@@ -193,14 +194,14 @@ def _check(classes: int, children: int, latents: Sequence[int], tokens: int, len
     counts |= {f"latents of level {level}": count for level, count in enumerate(latents)}
     for name, value in counts.items():
         if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+            raise JomaError(f"{name} must be at least 1, got {value}")
     if len(latents) == 0:
-        raise ValueError("latents must hold the size of at least one level, got none")
+        raise JomaError("latents must hold the size of at least one level, got none")
     names = [*(f"latents of level {level}" for level in range(len(latents))), "classes"]
     for name, (below, count) in zip(names, pairwise((tokens, *latents, classes)), strict=True):
         sets = math.comb(below, children)
         if count > sets:
-            raise ValueError(
+            raise JomaError(
                 f"{name} must be at most {sets}, the number of different sets of {children} of "
                 f"the {below} one level below, got {count}"
             )

@@ -15,6 +15,7 @@ from joma.data.tokenizing import (
     digest_of,
     write_tokenizer_config,
 )
+from joma.errors import JomaError
 from joma.runs import _json
 from joma.runs._write import write_bytes
 
@@ -44,7 +45,7 @@ class ByteBPE:
                 text has no further pair that comes twice.
         """
         if size < 256:
-            raise ValueError(f"size must be at least 256, as many as there are bytes, got {size}")
+            raise JomaError(f"size must be at least 256, as many as there are bytes, got {size}")
         library = _tokenizers()
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,14 +69,14 @@ class ByteBPE:
         path = Path(folder) / TOKENIZER_FILE
         content = _json.read(path)
         if not _is_byte_bpe(content):
-            raise ValueError(
+            raise JomaError(
                 f"{path} must be a byte-level BPE with GPT-2's rules, it is another tokenizer; "
                 "HuggingFace takes any"
             )
         try:
             return cls(_tokenizers().Tokenizer.from_str(json.dumps(content)))
         except Exception as error:  # the library raises nothing more precise
-            raise ValueError(f"{path} is no tokenizer ({error})") from error
+            raise JomaError(f"{path} is no tokenizer ({error})") from error
 
     def save(self, folder: str | Path) -> None:
         """Writes the tokenizer into a folder, whole, in the layout of transformers."""
@@ -180,5 +181,5 @@ def _tokenizers() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.trainers
     except ImportError as error:
-        raise ValueError("byte-level BPE needs tokenizers: pip install 'joma[hf]'") from error
+        raise JomaError("byte-level BPE needs tokenizers: pip install 'joma[hf]'") from error
     return tokenizers

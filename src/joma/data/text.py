@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from joma.data.corpora import NAMED, SPLITS, corpus, decoded, embedded_text
+from joma.errors import JomaError
 
 
 def read_text(source: str | Path) -> str:
@@ -44,7 +45,7 @@ def read_text(source: str | Path) -> str:
     try:
         return decoded(path.read_bytes(), str(path))
     except OSError as error:
-        raise ValueError(f"text {path} cannot be read: {error.strerror}") from error
+        raise JomaError(f"text {path} cannot be read: {error.strerror}") from error
 
 
 def windows(
@@ -67,13 +68,13 @@ def windows(
     """
     for argument, value in (("length", length), ("count", count), ("most", most)):
         if value is not None and value < 1:
-            raise ValueError(f"{argument} must be at least 1, got {value}")
+            raise JomaError(f"{argument} must be at least 1, got {value}")
     if len(tokens) == 0:
-        raise ValueError("tokens must not be empty: the text has none")
+        raise JomaError("tokens must not be empty: the text has none")
     if length is None:
         length = min(most, len(tokens))
     if length > len(tokens):
-        raise ValueError(
+        raise JomaError(
             f"length must be at most {len(tokens)}, as many tokens as the text has, got {length}"
         )
     number = len(tokens) // length
@@ -96,9 +97,9 @@ def streams(tokens: Sequence[int] | np.ndarray, count: int) -> Tensor:
         ValueError: there are more rows than tokens.
     """
     if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
+        raise JomaError(f"count must be at least 1, got {count}")
     if count > len(tokens):
-        raise ValueError(
+        raise JomaError(
             f"count must be at most {len(tokens)}, as many tokens as the text has, got {count}"
         )
     length = len(tokens) // count
@@ -112,7 +113,7 @@ def _split(name: str) -> str:
         source, split = name, "valid"
     known = source == "embedded" or source in NAMED or source.startswith("hub:")
     if not known and not Path(source).is_dir():
-        raise ValueError(
+        raise JomaError(
             f"text must be a file, a folder with valid.txt, 'embedded', 'wikitext-2' or '-' "
             f"for the standard input, got {name!r}, which is none of them"
         )

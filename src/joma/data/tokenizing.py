@@ -16,6 +16,7 @@ import numpy as np
 
 from joma.data._pieces import pieces
 from joma.data.corpora import Corpus
+from joma.errors import JomaError
 from joma.runs import _json
 
 UNKNOWN = "<unk>"
@@ -78,13 +79,13 @@ class BasicEnglish:
 
     def __post_init__(self) -> None:
         if self.vocabulary[:1] != (UNKNOWN,):
-            raise ValueError(
+            raise JomaError(
                 f"vocabulary must be a tuple that begins with {UNKNOWN}, "
                 f"got {self.vocabulary[:1]!r}"
             )
         if len(self._numbers) < len(self.vocabulary):
             repeated = Counter(self.vocabulary).most_common(1)[0][0]
-            raise ValueError(f"vocabulary must hold each word once, got {repeated!r} again")
+            raise JomaError(f"vocabulary must hold each word once, got {repeated!r} again")
 
     @classmethod
     def of(cls, corpus: Corpus) -> "BasicEnglish":
@@ -113,7 +114,7 @@ class BasicEnglish:
         except (KeyError, TypeError):
             words = ()
         if content != _word_level({word: number for number, word in enumerate(words)}):
-            raise ValueError(f"{path} must be words by basic_english, it is another tokenizer")
+            raise JomaError(f"{path} must be words by basic_english, it is another tokenizer")
         return cls(words)
 
     def save(self, folder: str | Path) -> None:
@@ -186,7 +187,7 @@ def checked_tokens(tokens: Sequence[int] | np.ndarray, size: int) -> list[int]:
     numbers = np.asarray(tokens, dtype=np.int64)
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < size:
         outside = numbers[(numbers < 0) | (numbers >= size)][0]
-        raise ValueError(f"tokens must be from 0 to {size - 1}, got {outside}")
+        raise JomaError(f"tokens must be from 0 to {size - 1}, got {outside}")
     return numbers.tolist()
 
 

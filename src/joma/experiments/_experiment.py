@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from joma.errors import JomaError
 from joma.report import figures
 from joma.runs import Run
 
@@ -35,7 +36,7 @@ class Scale:
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds!r}")
+            raise JomaError(f"seconds must be positive, got {self.seconds!r}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Option:
     def checked(self, value: Any) -> float:
         """`value` as a number of this option's kind."""
         whole = " whole" if self.kind is int else ""
-        refused = ValueError(f"{self.name} must be a positive{whole} number, got {value!r}")
+        refused = JomaError(f"{self.name} must be a positive{whole} number, got {value!r}")
         try:
             number = self.kind(value)
         except (TypeError, ValueError, OverflowError):
@@ -100,7 +101,7 @@ class Choice:
     def __post_init__(self) -> None:
         for value in self.defaults.values():
             if value not in self.choices:
-                raise ValueError(
+                raise JomaError(
                     f"defaults must be among {', '.join(self.choices)} for {self.name}, "
                     f"got {value!r}"
                 )
@@ -114,7 +115,7 @@ class Choice:
         if value in self.choices:
             return value
         if self.other is None or not isinstance(value, str):
-            raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
+            raise JomaError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
         return self.other(value)
 
 
@@ -146,7 +147,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
+            raise JomaError(f"device must be cpu or cuda, got {self.device!r}")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class Outcome:
     def __post_init__(self) -> None:
         for row in self.table:
             if list(row) != list(self.table[0]):
-                raise ValueError(
+                raise JomaError(
                     f"table must have rows of equal keys, got {list(self.table[0])} and {list(row)}"
                 )
 
@@ -218,7 +219,7 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.default_scale not in (self.scales or ("",)):
             available = ", ".join(self.scales) or "empty"
-            raise ValueError(f"default_scale must be {available}, got {self.default_scale!r}")
+            raise JomaError(f"default_scale must be {available}, got {self.default_scale!r}")
 
     def request(
         self,
@@ -233,7 +234,7 @@ class Experiment:
     ) -> Request:
         """A request that this experiment can meet, with its defaults for what is not given."""
         if device == "cuda" and not self.scales:
-            raise ValueError(
+            raise JomaError(
                 f"device must be cpu for {self.name}, which has no use for another, got 'cuda'"
             )
         if reference is not None:
@@ -263,7 +264,7 @@ class Experiment:
         for name, value in given.items():
             if name not in named:
                 has = f"has {', '.join(named)}" if named else "has no options"
-                raise ValueError(
+                raise JomaError(
                     f"{name} must not be given for {self.name}, which {has}, got {value!r}"
                 )
         return {
@@ -273,21 +274,21 @@ class Experiment:
 
     def _check_reference(self, given: Path) -> None:
         if not self.comparable:
-            raise ValueError(
+            raise JomaError(
                 f"reference must not be given for {self.name}, which has no recorded results to "
                 f"compare with, got '{given}'"
             )
         if not given.is_dir():
-            raise ValueError(f"reference must be a folder with recorded results, got '{given}'")
+            raise JomaError(f"reference must be a folder with recorded results, got '{given}'")
 
     def _check(self, what: str, given: str, available: Iterable[str]) -> None:
         names = ", ".join(available)
         if not names:
-            raise ValueError(
+            raise JomaError(
                 f"{what} must not be given for {self.name}, which has no {what}s, got {given!r}"
             )
         if given not in available:
-            raise ValueError(f"{what} must be one of {names} for {self.name}, got {given!r}")
+            raise JomaError(f"{what} must be one of {names} for {self.name}, got {given!r}")
 
 
 def publish(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from joma.data.text import windows
+from joma.errors import JomaError
 from joma.models.architectures import architecture_of, weights
 from joma.models.loading import Loaded, load
 from joma.models.weight_files import WeightFiles
@@ -62,12 +63,12 @@ class Probing:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+            raise JomaError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.metrics is not None:
             checked_metrics(self.metrics)
             needing = [metric for metric in self.metrics if metric not in WEIGHT_METRICS]
             if self.low_memory and needing:
-                raise ValueError(
+                raise JomaError(
                     f"metrics must be among {', '.join(WEIGHT_METRICS)} where only weights are "
                     f"read (low memory), got {needing[0]!r}"
                 )
@@ -172,7 +173,7 @@ def measure(
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
-        raise ValueError(
+        raise JomaError(
             f"the GPU has too little memory free for {source}; a smaller batch or window needs "
             "less, and the CPU none of it"
         ) from error
@@ -221,7 +222,7 @@ def _measure_files(
     files = WeightFiles(source, revision=revision)
     config = files.config()
     if config is None:
-        raise ValueError(f"{source} has no config.json, which says what its weights are")
+        raise JomaError(f"{source} has no config.json, which says what its weights are")
     architecture = architecture_of(config)
     heads = architecture.head_counts(config)[0]
     found = probe_weights(
@@ -255,14 +256,14 @@ def text_windows(
     """
     longest = loaded.context
     if window is not None and longest is not None and window > longest:
-        raise ValueError(
+        raise JomaError(
             f"window must be at most {longest}, the longest that {loaded.source} takes, got "
             f"{window}"
         )
     usual = min(WINDOW, longest or WINDOW)
     tokens = _encoded(loaded, text, (window or usual) * count)
     if window is not None and window > len(tokens):
-        raise ValueError(
+        raise JomaError(
             f"window must be at most {len(tokens)}, as many tokens as the text has, got {window}"
         )
     shown = windows(tokens, window, count, most=usual)

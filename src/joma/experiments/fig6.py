@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from joma.errors import JomaError
 from joma.experiments._experiment import Choice, Experiment, Outcome, Request, Scale
 from joma.experiments.language._groups import (
     EMBEDDED,
@@ -68,13 +69,13 @@ def folder_or_hub(given: str) -> str:
     if given.startswith("hub:"):
         return given
     if not given or not folder.is_dir():
-        raise ValueError(
+        raise JomaError(
             "corpus must be wikitext-2, wikitext-103, embedded, hub:NAME or a folder with "
             f"train.txt and valid.txt, got {given!r}, which is none of them"
         )
     missing = [name for name in ("train.txt", "valid.txt") if not (folder / name).is_file()]
     if missing:
-        raise ValueError(
+        raise JomaError(
             "corpus must be a folder with train.txt and valid.txt, "
             f"got {given!r}, which has no {' and no '.join(missing)}"
         )

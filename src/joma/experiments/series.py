@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joma.errors import JomaError
 from joma.experiments._probing import Probing, measure
 from joma.models.series import (
     Checkpoint,
@@ -163,7 +164,7 @@ def probe_series(
             notes.append(said["note"])
     done = tuple(step for step in series.steps if step not in failed)
     if not done:
-        raise ValueError(f"nothing of {series.name} could be measured; {failed[min(failed)]}")
+        raise JomaError(f"nothing of {series.name} could be measured; {failed[min(failed)]}")
     progress("draw", len(work), len(work))
     curves = _collect(run, done)
     bad: dict[int, str] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from joma.errors import JomaError
 from joma.runs import Run, is_run
 from joma.train.monitor import Monitor
 
@@ -18,7 +19,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known.remove("step")  # what the trainer knows
     for name in options:
         if name not in known:
-            raise ValueError(f"options must be among {', '.join(known)}, got {name!r}")
+            raise JomaError(f"options must be among {', '.join(known)}, got {name!r}")
     return dict(options)
 
 
@@ -37,7 +38,7 @@ class Watch:
     def monitor(self) -> Monitor:
         """Of the training that runs, or ran last."""
         if self._monitor is None:
-            raise ValueError("monitor is there once a training has begun, not before")
+            raise JomaError("monitor is there once a training has begun, not before")
         return self._monitor
 
     @property

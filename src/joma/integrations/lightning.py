@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.integrations._watch import Watch
 from joma.train.monitor import Monitor
 
@@ -73,7 +74,7 @@ class MonitorCallback(Callback):
         model = _watched(pl_module, self._module)
         # What DDP calls the LightningModule with are the arguments of training_step.
         if model is pl_module and trainer.model is not pl_module and not self._watch.holds:
-            raise ValueError(
+            raise JomaError(
                 "held must be what the LightningModule is called with, or module the name of the "
                 f"submodule to watch, since {type(trainer.model).__name__} calls it here"
             )
@@ -132,7 +133,7 @@ def _watched(whole: nn.Module, name: str | None) -> nn.Module:
             return whole.get_submodule(name)
         except AttributeError as error:
             names = ", ".join(child for child, _ in whole.named_children())
-            raise ValueError(
+            raise JomaError(
                 f"module must be the name of a submodule, one of {names} or one inside them, "
                 f"got {name!r}"
             ) from error

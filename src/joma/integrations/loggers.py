@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from joma.errors import JomaError
+
 _STEP = "joma/step"
 _Log = Callable[[int, Mapping[str, float]], None]
 _Close = Callable[[], None]
@@ -118,4 +120,4 @@ def _need(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f"logging to {what} needs {module}: pip install 'joma[track]'") from error
+        raise JomaError(f"logging to {what} needs {module}: pip install 'joma[track]'") from error

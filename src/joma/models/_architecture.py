@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from joma.errors import JomaError
+
 ROLES = ("embedding", "query", "key", "mlp_lower", "mlp_up")
 """The weights a map may name. In a gated MLP `mlp_lower` is the gate, `mlp_up` its partner."""
 
@@ -31,7 +33,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
-            raise ValueError(f"a Part needs 0 <= index < of, got index {self.index} of {self.of}")
+            raise JomaError(f"a Part needs 0 <= index < of, got index {self.index} of {self.of}")
 
     def rows(self, matrix: Tensor, heads: int | None) -> Tensor:
         """The part of an (out, in) matrix; a view unless it goes by head."""
@@ -41,7 +43,7 @@ class Part:
             groups *= heads
         out, inputs = matrix.shape
         if out % groups:
-            raise ValueError(
+            raise JomaError(
                 f"a fused matrix of {self.of} parts"
                 + (f" by {heads} heads" if self.by_head else "")
                 + f" needs a number of rows divisible by {groups}, got {out}"
@@ -105,14 +107,14 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if not self.prefixes:
-            raise ValueError('prefixes must name at least one, "" for none, got ()')
+            raise JomaError('prefixes must name at least one, "" for none, got ()')
         if LAYER in self.embedding.name:
-            raise ValueError(f"embedding must not have {LAYER}, got {self.embedding.name!r}")
+            raise JomaError(f"embedding must not have {LAYER}, got {self.embedding.name!r}")
         inside = {role: place.name for role, place in self.places() if role != "embedding"}
         inside |= {"layer": self.layer, "attention": self.attention, "mlp_down": self.mlp_down}
         for argument, path in inside.items():
             if path.count(LAYER) != 1:
-                raise ValueError(f"{argument} must have {LAYER} once, got {path!r}")
+                raise JomaError(f"{argument} must have {LAYER} once, got {path!r}")
 
     def places(self, roles: Iterable[str] = ROLES) -> list[tuple[str, Place]]:
         """The places of the given roles, in the order given; roles it does not have left out."""
@@ -153,7 +155,7 @@ class Weight:
     def read(self, tensor: Tensor) -> Tensor:
         """The (out, in) matrix of this weight, from the tensor stored under `name`."""
         if tensor.ndim != 2:
-            raise ValueError(f"{self.name} must be a matrix, got shape {tuple(tensor.shape)}")
+            raise JomaError(f"{self.name} must be a matrix, got shape {tuple(tensor.shape)}")
         matrix = tensor.T if self.place.transposed else tensor
         part = self.place.part
         return matrix if part is None else part.rows(matrix, self.heads)
@@ -176,11 +178,11 @@ def get(config: Config, attribute: str) -> Any:
 def _number(attribute: str | int, config: Config) -> int:
     number = attribute if isinstance(attribute, int) else get(config, attribute)
     if not isinstance(number, int) or number < 1:
-        raise ValueError(f"the configuration's {attribute} must be a number of heads, got {number}")
+        raise JomaError(f"the configuration's {attribute} must be a number of heads, got {number}")
     return number
 
 
 def _known_role(role: str) -> str:
     if role not in ROLES:
-        raise ValueError(f"roles must be among {', '.join(ROLES)}, got {role!r}")
+        raise JomaError(f"roles must be among {', '.join(ROLES)}, got {role!r}")
     return role

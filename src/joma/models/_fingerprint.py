@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.models._hub import is_tokenizer_file, local_folder
 from joma.models.weight_files import WeightFiles
 from joma.runs._write import replacing
@@ -73,7 +74,7 @@ def fingerprint(source: str | Path, *, revision: str | None = None) -> Fingerpri
             continue
         square += _add(tensor, name, sketch)
         if not np.isfinite(square):
-            raise ValueError(f"{stored.tensors[name].file} holds NaN or infinity in {name}")
+            raise JomaError(f"{stored.tensors[name].file} holds NaN or infinity in {name}")
     return Fingerprint(
         files={str(path.relative_to(stored.folder)): sha256(path) for path in stored.files},
         shapes={name: tensor.shape for name, tensor in stored.tensors.items()},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.models._quiet import first_line, quietly
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def read_gguf(path: Path) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
     try:
         import gguf  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"reading {path} needs gguf: pip install 'joma[hf]'") from error
+        raise JomaError(f"reading {path} needs gguf: pip install 'joma[hf]'") from error
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -35,7 +36,7 @@ def read_gguf(path: Path) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
                 str(path), return_tensors=True, model_to_load=_Named(model)
             )
     except Exception as error:  # the reader checks little and fails in many ways
-        raise ValueError(
+        raise JomaError(
             f"{path} is cut short, damaged or not a GGUF file transformers reads "
             f"({first_line(error)})"
         ) from error

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from joma.errors import JomaError
 from joma.models._quiet import first_line, need_transformers
 
 WEIGHTS = (
@@ -30,11 +31,11 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
     path = Path(source)
     if path.is_dir():
         if revision is not None:
-            raise ValueError(f"revision goes with a hub id, got {revision!r} for the folder {path}")
+            raise JomaError(f"revision goes with a hub id, got {revision!r} for the folder {path}")
         return path
     name = str(source)
     if path.exists() or not _HUB_ID.fullmatch(name):
-        raise ValueError(f"{name} is neither a folder nor a hub id such as EleutherAI/pythia-70m")
+        raise JomaError(f"{name} is neither a folder nor a hub id such as EleutherAI/pythia-70m")
     need_transformers(f"loading {name} from the Hugging Face hub")
     return _downloaded(name, revision)
 
@@ -59,18 +60,18 @@ def _downloaded(name: str, revision: str | None) -> Path:
         wanted = _wanted(file.rfilename for file in files)
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except GatedRepoError as error:
-        raise ValueError(f"{which} is gated: log in with `hf auth login` to use it") from error
+        raise JomaError(f"{which} is gated: log in with `hf auth login` to use it") from error
     except RevisionNotFoundError as error:
-        raise ValueError(f"{name} has no revision {revision!r} on the Hugging Face hub") from error
+        raise JomaError(f"{name} has no revision {revision!r} on the Hugging Face hub") from error
     except RepositoryNotFoundError as error:
-        raise ValueError(
+        raise JomaError(
             f"no folder and no model on the Hugging Face hub is named {name}, or it is private"
         ) from error
     except Exception as error:  # offline, a proxy, a full disk: what was downloaded before may do
         try:
             return Path(snapshot_download(name, revision=revision, local_files_only=True))
         except Exception:
-            raise ValueError(
+            raise JomaError(
                 f"{which} is no folder here, was not downloaded before, and the Hugging Face hub "
                 f"cannot be asked ({first_line(error)})"
             ) from error

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joma import random
+from joma.errors import JomaError
 from joma.models.layers import LayerNorm, Linear
 from joma.models.transformer import Watch
 
@@ -45,13 +46,13 @@ class LanguageConfig:
         for name in ("vocabulary", "layers", "width", "hidden", "heads", "length"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+                raise JomaError(f"{name} must be a whole number from 1 on, got {value!r}")
         if self.width % 2 or self.width % self.heads:
-            raise ValueError(
+            raise JomaError(
                 f"width must be even and a multiple of the {self.heads} heads, got {self.width}"
             )
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout!r}")
+            raise JomaError(f"dropout must lie in [0, 1), got {self.dropout!r}")
 
 
 class Dropout:

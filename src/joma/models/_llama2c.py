@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.models._llama2c_tokenizer import Llama2cTokenizer
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ class Header:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not 0 < (abs(value) if name == "vocab_size" else value) <= _MOST:
-                raise ValueError(f"{name} cannot be {value}")
+                raise JomaError(f"{name} cannot be {value}")
         if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
-            raise ValueError(f"{self.n_heads} heads cannot share a width of {self.dim}")
+            raise JomaError(f"{self.n_heads} heads cannot share a width of {self.dim}")
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"{self.n_heads} heads cannot share {self.n_kv_heads} keys")
+            raise JomaError(f"{self.n_heads} heads cannot share {self.n_kv_heads} keys")
 
     @property
     def tied(self) -> bool:
@@ -83,20 +84,20 @@ def read_header(path: Path) -> Header:
     with open(path, "rb") as file:
         start = file.read(_HEADER.size)
     if len(start) < _HEADER.size:
-        raise ValueError(f"{path} is no llama2.c checkpoint: it has {size} bytes")
+        raise JomaError(f"{path} is no llama2.c checkpoint: it has {size} bytes")
     if struct.unpack_from("<I", start)[0] == _LATER_VERSIONS:
-        raise ValueError(
+        raise JomaError(
             f"{path} is a llama2.c checkpoint of version {struct.unpack_from('<i', start, 4)[0]}; "
             "export it with version 0 to have it read"
         )
     try:
         header = Header(*_HEADER.unpack(start))
     except ValueError as error:
-        raise ValueError(
+        raise JomaError(
             f"{path} is no llama2.c checkpoint, folder, .gguf or .safetensors file: {error}"
         ) from error
     if size < header.bytes:
-        raise ValueError(
+        raise JomaError(
             f"{path} is cut short or no llama2.c checkpoint: by its header it should have "
             f"{header.bytes} bytes and it has {size}"
         )
@@ -154,7 +155,7 @@ def read_tokenizer(path: Path, header: Header) -> Llama2cTokenizer | None:
         try:
             tokenizer = Llama2cTokenizer.from_bytes(rest, "what follows")
         except ValueError as error:
-            raise ValueError(
+            raise JomaError(
                 f"{path} should have {header.bytes} bytes by its header, or a tokenizer after "
                 f"them, and it has {size}: {error}"
             ) from error
@@ -164,7 +165,7 @@ def read_tokenizer(path: Path, header: Header) -> Llama2cTokenizer | None:
     else:
         return None
     if tokenizer.size != abs(header.vocab_size):
-        raise ValueError(
+        raise JomaError(
             f"the tokenizer is not that of {path}: it has {tokenizer.size} tokens, and the model "
             f"has embeddings for {abs(header.vocab_size)}"
         )

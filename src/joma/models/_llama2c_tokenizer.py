@@ -6,6 +6,8 @@ import struct
 from collections.abc import Sequence
 from functools import cached_property
 
+from joma.errors import JomaError
+
 _BOS, _BYTES = 1, 3  # ids: the text's beginning, and the first of 256 single bytes
 
 
@@ -20,7 +22,7 @@ class Llama2cTokenizer:
 
     def __init__(self, pieces: Sequence[bytes], scores: Sequence[float]) -> None:
         if len(pieces) != len(scores) or len(pieces) <= _BYTES:
-            raise ValueError(
+            raise JomaError(
                 f"a tokenizer needs a score for each piece and more than {_BYTES} pieces, got "
                 f"{len(pieces)} pieces and {len(scores)} scores"
             )
@@ -41,11 +43,11 @@ class Llama2cTokenizer:
         pieces, scores, at = [], [], 4
         while at < len(data):
             if at + 8 > len(data):
-                raise ValueError(f"{source} is cut short: it ends within token {len(pieces)}")
+                raise JomaError(f"{source} is cut short: it ends within token {len(pieces)}")
             score, length = struct.unpack_from("<fi", data, at)
             at += 8
             if not 0 <= length <= len(data) - at or not math.isfinite(score):
-                raise ValueError(
+                raise JomaError(
                     f"{source} is cut short or no llama2.c tokenizer: token {len(pieces)} should "
                     f"have {length} bytes and the score {score}"
                 )
@@ -53,7 +55,7 @@ class Llama2cTokenizer:
             scores.append(score)
             at += length
         if len(pieces) <= _BYTES:
-            raise ValueError(f"{source} is no llama2.c tokenizer: it has {len(pieces)} tokens")
+            raise JomaError(f"{source} is no llama2.c tokenizer: it has {len(pieces)} tokens")
         return cls(pieces, scores)
 
     @property
@@ -76,7 +78,7 @@ class Llama2cTokenizer:
         data, begins = bytearray(), False
         for token in tokens:
             if not 0 <= token < self.size:
-                raise ValueError(f"tokens must be below {self.size}, got {token}")
+                raise JomaError(f"tokens must be below {self.size}, got {token}")
             if token >= _BYTES:
                 piece = self._pieces[token]
                 if token < self._first_piece:

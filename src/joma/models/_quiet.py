@@ -5,11 +5,13 @@ import importlib.util
 import warnings
 from collections.abc import Iterator
 
+from joma.errors import JomaError
+
 
 def need_transformers(what: str) -> None:
     """Says how to install transformers where it is missing; `what` is what needs it."""
     if importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"{what} needs transformers: pip install 'joma[hf]'")
+        raise JomaError(f"{what} needs transformers: pip install 'joma[hf]'")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from joma.errors import JomaError
 from joma.models._architecture import (
     LAYER,
     ROLES,
@@ -75,13 +76,13 @@ def weights(
     ]
     for weight in whole + blocks:
         if weight.name not in names:
-            raise ValueError(
+            raise JomaError(
                 f"the map of {architecture.name} has the {weight.role} at {weight.name}, which the "
                 f"model does not have; its names look like {_some(names)}"
             )
     by_head = any(place.part is not None and place.part.by_head for _, place in places)
     if by_head and (heads is None or heads < 1):
-        raise ValueError(
+        raise JomaError(
             f"heads must be the model's number of heads, got {heads}: {architecture.name} stores "
             "queries and keys in one matrix, head by head"
         )
@@ -96,7 +97,7 @@ def prefix_of(names: Iterable[str], architecture: Architecture) -> str:
         inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         if any(pattern.fullmatch(name) for pattern in patterns for name in inside):
             return prefix
-    raise ValueError(
+    raise JomaError(
         f"no parameter is named as the map of {architecture.name} has it, such as "
         f"{architecture.prefixes[-1]}{architecture.mlp_lower.name}; names look like {_some(names)}"
     )
@@ -117,7 +118,7 @@ def number_of_layers(names: Iterable[str], architecture: Architecture) -> int:
     layers = {int(match[1]) for name in names if (match := start.match(name))}
     missing = sorted(set(range(max(layers, default=0) + 1)) - layers)
     if missing:
-        raise ValueError(
+        raise JomaError(
             f"the model has blocks {sorted(layers)} but none numbered {missing[0]}: "
             "a part of the checkpoint is missing"
         )
@@ -153,12 +154,12 @@ def module_path(
     if architecture is None:
         architecture = architecture_of(model)
     if (LAYER in path) != (layer is not None):
-        raise ValueError(f"layer must be given where the path has {LAYER}, got {layer} and {path}")
+        raise JomaError(f"layer must be given where the path has {LAYER}, got {layer} and {path}")
     names = (name for name, _ in model.named_parameters(remove_duplicate=False))
     return prefix_of(names, architecture) + path.replace(LAYER, str(layer))
 
 
-class UnknownArchitectureError(ValueError):
+class UnknownArchitectureError(JomaError):
     """No map for an architecture; the message has lines: the module tree, and a map to fill in."""
 
     verbatim = True

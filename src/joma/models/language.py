@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma.errors import JomaError
 from joma.models._language_parts import (
     Dropout,
     LanguageBlock,
@@ -64,7 +65,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         if not seeds:
-            raise ValueError("seeds must name at least one member, got none")
+            raise JomaError("seeds must name at least one member, got none")
         self.config = config
         self.compute: torch.dtype | None = None
         self.seeds = tuple(int(seed) for seed in seeds)
@@ -241,7 +242,7 @@ class LanguageModel(nn.Module):
         """Embeddings of tokens, (E, B, T, width); more tokens than there are places are refused."""
         length, most = tokens_BT.shape[-1], self.config.length
         if length > most:
-            raise ValueError(f"tokens must have at most {most} positions, got {length}")
+            raise JomaError(f"tokens must have at most {most} positions, got {length}")
         if fetch is not None:
             return fetch(tokens_BT)
         return self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joma import random
+from joma.errors import JomaError
 
 
 class Linear(nn.Module):
@@ -77,7 +78,7 @@ class Embedding(nn.Module):
             and tokens_EN.numel()
             and not 0 <= tokens_EN.min() <= tokens_EN.max() < tokens
         ):
-            raise ValueError(
+            raise JomaError(
                 f"tokens must lie from 0 to {tokens - 1}, got some from {int(tokens_EN.min())} to "
                 f"{int(tokens_EN.max())}"
             )

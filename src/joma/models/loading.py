@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.models import _llama2c, tokenizers
 from joma.models._hub import local_folder
 from joma.models._quiet import first_line, need_transformers, quietly
@@ -49,7 +50,7 @@ class Loaded:
             ValueError: there is no tokenizer, or it is another model's.
         """
         if self.tokenizer is None:
-            raise ValueError(
+            raise JomaError(
                 f"{self.source} has no tokenizer: give one with --tokenizer PATH, or "
                 "--tokenizer bytes to take every byte as a token"
             )
@@ -88,14 +89,14 @@ def load(
     path = Path(source)
     need_transformers(f"loading {source}")
     if path.is_file() and revision is not None:
-        raise ValueError(f"revision goes with a hub id, got {revision!r} for the file {path}")
+        raise JomaError(f"revision goes with a hub id, got {revision!r} for the file {path}")
     given = None if tokenizer is None else load_tokenizer(tokenizer)
     if not path.is_file():
         loaded = _from_folder(local_folder(source, revision), given, dtype)
     elif _starts_with(path, b"GGUF") or path.suffix == ".gguf":
         loaded = _from_gguf(path, given, dtype)
     elif path.suffix == ".safetensors" or _starts_with(path, b"PK"):
-        raise ValueError(f"{path} holds weights alone: give the folder it is in with a config.json")
+        raise JomaError(f"{path} holds weights alone: give the folder it is in with a config.json")
     else:
         loaded = _from_llama2c(path, given, dtype)
     loaded.model.to(device)
@@ -124,7 +125,7 @@ def check_tokens(tokens: list[int], vocabulary: int, *, source: str = "the model
         ValueError: it does not: the tokenizer is another model's.
     """
     if tokens and max(tokens) >= vocabulary:
-        raise ValueError(
+        raise JomaError(
             f"the tokenizer is not that of {source}: it gave token {max(tokens)}, and the model "
             f"has embeddings for {vocabulary}"
         )
@@ -134,7 +135,7 @@ def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | Non
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is not a model's folder: it has no config.json")
+        raise JomaError(f"{folder} is not a model's folder: it has no config.json")
     contents = read_config(folder)
     architecture = architecture_of(contents)
     try:
@@ -143,7 +144,7 @@ def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | Non
                 str(folder), local_files_only=True, trust_remote_code=False
             )
     except Exception as error:  # checks of values differ from class to class
-        raise ValueError(f"{folder}/config.json cannot be used ({first_line(error)})") from error
+        raise JomaError(f"{folder}/config.json cannot be used ({first_line(error)})") from error
     files = WeightFiles(folder)
     tokenizer = given if given is not None else tokenizers.from_folder(folder)
     model = _made(config, files.mapped(), architecture, str(folder), dtype)
@@ -191,7 +192,7 @@ def _made(
             options["add_pooling_layer"] = False
             model, info = _filled(model_class, config, weights, options)
     except Exception as error:  # what a model's class says to values it cannot be made of
-        raise ValueError(
+        raise JomaError(
             f"{what} cannot be made a {model_class.__name__} ({first_line(error)})"
         ) from error
     _check_complete(info, architecture, what, model_class.__name__)
@@ -227,12 +228,12 @@ def class_of(config: "PreTrainedConfig") -> Any:
 def _check_complete(info: dict[str, Any], architecture: Architecture, what: str, name: str) -> None:
     if mismatched := sorted(info["mismatched_keys"], key=str):
         weight, stored, expected = mismatched[0]
-        raise ValueError(
+        raise JomaError(
             f"{what} does not fit its configuration: {weight} has shape {tuple(stored)} and should "
             f"have {tuple(expected)}"
         )
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(
+        raise JomaError(
             f"{what} lacks {_counted(missing)} of a {name}: random numbers would have been measured"
         )
     # Heads for other tasks do no harm; a matrix in a block says that the model is another one.
@@ -242,9 +243,7 @@ def _check_complete(info: dict[str, Any], architecture: Architecture, what: str,
         for weight in info["unexpected_keys"]
         if weight.endswith(".weight") and block.search(weight)
     ):
-        raise ValueError(
-            f"{what} has weights its configuration does not tell of: {_counted(extra)}"
-        )
+        raise JomaError(f"{what} has weights its configuration does not tell of: {_counted(extra)}")
 
 
 def _counted(names: list[str]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from joma.errors import JomaError
 from joma.models._fingerprint import Fingerprint, fingerprint, kept_fingerprint, settings_hashes
 from joma.models._hub import WEIGHTS
 from joma.models._integrity import Finding, Integrity, Neighbours, judge
@@ -55,7 +56,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if self.step < 0:
-            raise ValueError(f"step must be a whole number from 0 on, got {self.step}")
+            raise JomaError(f"step must be a whole number from 0 on, got {self.step}")
 
     @property
     def missing(self) -> str | None:
@@ -81,15 +82,15 @@ class Series:
 
     def __post_init__(self) -> None:
         if not self.checkpoints:
-            raise ValueError(f"checkpoints must not be empty, but {self.name} has none")
+            raise JomaError(f"checkpoints must not be empty, but {self.name} has none")
         for one, two in pairwise(self.checkpoints):
             if one.step == two.step:
-                raise ValueError(
+                raise JomaError(
                     f"checkpoints must be of different steps, but {_which(one)} and {_which(two)} "
                     f"are both of step {one.step}"
                 )
             if one.step > two.step:
-                raise ValueError(
+                raise JomaError(
                     f"checkpoints must be in the order of their steps, got {one.step} before "
                     f"{two.step}"
                 )
@@ -127,15 +128,13 @@ class Series:
         path = Path(source)
         if path.is_dir():
             if revisions is not None:
-                raise ValueError(
-                    f"revisions go with a hub id, but were given for the folder {path}"
-                )
+                raise JomaError(f"revisions go with a hub id, but were given for the folder {path}")
             return _of_folder(path, expected)
         name, at, behind = str(source).partition("@")
         if at and revisions is None:
             revisions = behind
         if revisions is None:
-            raise ValueError(
+            raise JomaError(
                 f"{source} is no folder; a series is a folder of checkpoint folders, several such "
                 "folders, or a hub id with its revisions, as in EleutherAI/pythia-70m@pythia"
             )
@@ -183,7 +182,7 @@ def check_some(series: Series, readable: Iterable[int], reasons: dict[int, str])
     """Refuses a series of which nothing can be read."""
     if not any(True for _ in readable):
         first = min(reasons)
-        raise ValueError(
+        raise JomaError(
             f"none of the {len(series.checkpoints)} checkpoints of {series.name} can be read; of "
             f"step {first}, {reasons[first]}"
         )
@@ -220,12 +219,12 @@ def _of_folder(folder: Path, schedule: tuple[int, ...] | None) -> Series:
     steps = [path for path in inside if step_of(path.name) is not None and _meant(path)]
     if not steps:
         if any((folder / name).exists() for name in WEIGHTS):
-            raise ValueError(
+            raise JomaError(
                 f"{folder} holds one checkpoint; a series is a folder of such folders, named by "
                 "their steps"
             )
         names = ", ".join(path.name for path in inside[:5]) or "none"
-        raise ValueError(
+        raise JomaError(
             f"{folder} must hold checkpoint folders named by their steps, such as step1000 or "
             f"checkpoint-500; its folders are {names}"
         )
@@ -240,7 +239,7 @@ def _meant(path: Path) -> bool:
 
 def _of_folders(folders: Sequence[Path], schedule: tuple[int, ...] | None) -> Series:
     if not folders:
-        raise ValueError("a series must have checkpoints, got no folder")
+        raise JomaError("a series must have checkpoints, got no folder")
     name = f"{folders[0]} … {folders[-1]}"
     return Series(name, _sorted(_at(path) for path in folders), schedule)
 
@@ -248,7 +247,7 @@ def _of_folders(folders: Sequence[Path], schedule: tuple[int, ...] | None) -> Se
 def _at(path: Path) -> Checkpoint:
     step = step_of(path.name)
     if step is None:
-        raise ValueError(
+        raise JomaError(
             f"folder {path} must have its step in its name, such as step1000 or checkpoint-500"
         )
     return Checkpoint(step, str(path))
@@ -264,13 +263,13 @@ def _of_revisions(
     for revision in (word.strip() for word in revisions):
         step = step_of(revision)
         if step is None:
-            raise ValueError(
+            raise JomaError(
                 f"revisions must have their step in their names, as in step0,step1000, or be one "
                 f"of {', '.join(SCHEDULES)}, got {revision!r}"
             )
         checkpoints.append(Checkpoint(step, name, revision))
     if len(checkpoints) == 0:
-        raise ValueError(f"revisions of {name} must be named, got none")
+        raise JomaError(f"revisions of {name} must be named, got none")
     steps = tuple(sorted(checkpoint.step for checkpoint in checkpoints))
     return Series(name, _sorted(checkpoints), steps if schedule is None else schedule)
 
@@ -284,13 +283,13 @@ def _schedule(given: str | Iterable[int] | None) -> tuple[int, ...] | None:
         try:
             given = [int(step) for step in given.split(",")]
         except ValueError:
-            raise ValueError(
+            raise JomaError(
                 f"schedule must be steps such as 0,500,1000 or one of {', '.join(SCHEDULES)}, got "
                 f"{given!r}"
             ) from None
     steps = tuple(sorted(set(given)))
     if not steps or steps[0] < 0:
-        raise ValueError(f"schedule must be steps from 0 on, got {list(steps)}")
+        raise JomaError(f"schedule must be steps from 0 on, got {list(steps)}")
     return steps
 
 

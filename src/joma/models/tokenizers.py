@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from joma.errors import JomaError
 from joma.models._hub import is_tokenizer_file, local_folder
 from joma.models._llama2c_tokenizer import Llama2cTokenizer
 from joma.models._quiet import first_line, need_transformers, quietly
@@ -83,7 +84,7 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
     folder = local_folder(source, revision)
     tokenizer = from_folder(folder)
     if tokenizer is None:
-        raise ValueError(f"{folder} has no tokenizer: no tokenizer.json or the like is in it")
+        raise JomaError(f"{folder} has no tokenizer: no tokenizer.json or the like is in it")
     return tokenizer
 
 
@@ -107,7 +108,7 @@ def _from_json(path: Path) -> Tokenizer:
         with quietly():
             return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_file=str(path)))
     except Exception as error:  # the tokenizers library raises plain exceptions
-        raise ValueError(f"{path} is no tokenizer ({first_line(error)})") from error
+        raise JomaError(f"{path} is no tokenizer ({first_line(error)})") from error
 
 
 def _wrapped(what: str, folder: str, **options: str) -> Tokenizer:
@@ -119,12 +120,12 @@ def _wrapped(what: str, folder: str, **options: str) -> Tokenizer:
                 folder, local_files_only=True, trust_remote_code=False, **options
             )
     except Exception as error:  # every tokenizer class fails in its own way
-        raise ValueError(
+        raise JomaError(
             f"the tokenizer of {what} cannot be read ({first_line(error)}); give another with "
             "--tokenizer PATH or --tokenizer bytes"
         ) from error
     if not tokenizer.vocab_size:
-        raise ValueError(
+        raise JomaError(
             f"the tokenizer of {what} is empty: files of it are missing; give another with "
             "--tokenizer PATH or --tokenizer bytes"
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma.errors import JomaError
 from joma.models.layers import Embedding, LayerNorm, Linear
 
 AttentionKind = Literal["softmax", "exp", "linear"]
@@ -69,25 +70,25 @@ class TransformerConfig:
         for name in ("vocabulary", "outputs", "layers", "width", "hidden", "heads"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+                raise JomaError(f"{name} must be a whole number from 1 on, got {value!r}")
         for name in ("causal", "projection"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise JomaError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.width % self.heads:
-            raise ValueError(f"heads must divide the width {self.width}, got {self.heads}")
+            raise JomaError(f"heads must divide the width {self.width}, got {self.heads}")
         for name, kinds in _CHOICES.items():
             if getattr(self, name) not in get_args(kinds):
-                raise ValueError(
+                raise JomaError(
                     f"{name} must be one of {', '.join(get_args(kinds))}, "
                     f"got {getattr(self, name)!r}"
                 )
         if self.positions != "none" and (self.length is None or self.length < 1):
-            raise ValueError(
+            raise JomaError(
                 f"length must say the longest sequence when positions are {self.positions}, "
                 f"got {self.length!r}"
             )
         if self.positions == "sinusoidal" and self.width % 2:
-            raise ValueError(f"width must be even for sinusoidal positions, got {self.width}")
+            raise JomaError(f"width must be even for sinusoidal positions, got {self.width}")
 
 
 _CHOICES = {
@@ -129,12 +130,12 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         if not seeds:
-            raise ValueError("seeds must name at least one member, got none")
+            raise JomaError("seeds must name at least one member, got none")
         _check_depths(depths, len(seeds), config.layers)
         self.config = config
         self.compute: torch.dtype | None = None
         if any(int(seed) != seed or not -(2**63) <= seed < 2**63 for seed in seeds):
-            raise ValueError(f"seeds must be whole numbers of at most 64 bits, got {list(seeds)}")
+            raise JomaError(f"seeds must be whole numbers of at most 64 bits, got {list(seeds)}")
         self.seeds = tuple(int(seed) for seed in seeds)
         self.depths = None if depths is None else tuple(depths)
         members = len(self.seeds)
@@ -201,9 +202,9 @@ class Transformer(nn.Module):
 
     def _embedded(self, tokens_EBT: Tensor, leading: int) -> Tensor:
         if leading < 1:
-            raise ValueError(f"leading must be at least 1, got {leading}")
+            raise JomaError(f"leading must be at least 1, got {leading}")
         if leading > 1 and (self.config.attention != "softmax" or self.config.positions != "none"):
-            raise ValueError(
+            raise JomaError(
                 "leading must be 1 unless attention is softmax and there are no positions, "
                 f"got {leading}"
             )
@@ -212,7 +213,7 @@ class Transformer(nn.Module):
             return x
         length = tokens_EBT.shape[-1]
         if length > (self.config.length or 0):
-            raise ValueError(
+            raise JomaError(
                 f"tokens must have at most {self.config.length} positions, got {length}"
             )
         if self.position is not None:
@@ -349,6 +350,6 @@ def _check_depths(depths: Sequence[int] | None, members: int, layers: int) -> No
     if depths is None:
         return
     if len(depths) != members:
-        raise ValueError(f"depths must name one for each of the {members} members, got {depths}")
+        raise JomaError(f"depths must name one for each of the {members} members, got {depths}")
     if not all(1 <= depth <= layers for depth in depths):
-        raise ValueError(f"depths must lie between 1 and the {layers} layers, got {depths}")
+        raise JomaError(f"depths must lie between 1 and the {layers} layers, got {depths}")

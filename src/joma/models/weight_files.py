@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.models._hub import WEIGHTS, local_folder
 from joma.models._quiet import first_line
 
@@ -82,7 +83,7 @@ class WeightFiles:
         path = Path(source)
         if path.is_file():
             if path.suffix != ".safetensors":
-                raise ValueError(
+                raise JomaError(
                     f"{path} must be a .safetensors file or a folder to be read tensor by tensor"
                 )
             self.folder, first = path.parent, path.name
@@ -115,7 +116,7 @@ class WeightFiles:
     def read(self, name: str) -> Tensor:
         """One tensor, in memory of its own: nothing else of the file stays in memory."""
         if name not in self.tensors:
-            raise ValueError(f"name must be one of the {len(self.tensors)} stored, got {name!r}")
+            raise JomaError(f"name must be one of the {len(self.tensors)} stored, got {name!r}")
         tensor = self.tensors[name]
         if tensor.offset is None:
             return load_pickled(tensor.file)[name].clone()
@@ -123,7 +124,7 @@ class WeightFiles:
         with open(tensor.file, "rb", buffering=0) as file:
             file.seek(tensor.offset)
             if _fill(file, data) != len(data):
-                raise ValueError(f"{tensor.file} was cut short while it was read")
+                raise JomaError(f"{tensor.file} was cut short while it was read")
         if not data:
             return torch.empty(tensor.shape, dtype=tensor.dtype)
         return torch.frombuffer(data, dtype=tensor.dtype).reshape(tensor.shape)
@@ -147,9 +148,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     config = _json(path)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ValueError(f"{path} must be a model's configuration with a model_type")
+        raise JomaError(f"{path} must be a model's configuration with a model_type")
     if config.get("quantization_config") is not None:
-        raise ValueError(
+        raise JomaError(
             f"{folder} holds quantized weights, which are not read: give the original, or a .gguf"
         )
     return config
@@ -165,19 +166,19 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
             )
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))
-        raise ValueError(
+        raise JomaError(
             f"{path} asks for {asked[1] if asked else 'more than tensors'} when it is opened, "
             "which could run code and is refused; ask for the weights as safetensors"
         ) from error
     except Exception as error:  # whatever a damaged file makes the unpickler stumble over
-        raise ValueError(
+        raise JomaError(
             f"{path} is damaged, cut short or not a PyTorch checkpoint ({first_line(error)})"
         ) from error
     if not isinstance(loaded, dict) or not loaded:
-        raise ValueError(f"{path} must hold tensors by name, got a {type(loaded).__name__}")
+        raise JomaError(f"{path} must hold tensors by name, got a {type(loaded).__name__}")
     for name, value in loaded.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise ValueError(
+            raise JomaError(
                 f"{path} must hold tensors by name, but {name!r} is a {type(value).__name__}"
             )
     return loaded
@@ -187,7 +188,7 @@ def _weights_of(folder: Path) -> str:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return name
-    raise ValueError(f"{folder} has no weights: none of {', '.join(WEIGHTS)} is in it")
+    raise JomaError(f"{folder} has no weights: none of {', '.join(WEIGHTS)} is in it")
 
 
 def _tensors(folder: Path, first: str) -> dict[str, StoredTensor]:
@@ -197,17 +198,17 @@ def _tensors(folder: Path, first: str) -> dict[str, StoredTensor]:
     where = _json(index)
     where = where.get("weight_map") if isinstance(where, dict) else None
     if not isinstance(where, dict) or not all(_plain(name) for name in where.values()):
-        raise ValueError(f"{index} must tell for each weight which file beside it holds it")
+        raise JomaError(f"{index} must tell for each weight which file beside it holds it")
     shards = {name: _in_file(folder / name) for name in dict.fromkeys(where.values())}
     for weight, name in where.items():
         if weight not in shards[name]:
-            raise ValueError(f"{index} has {weight} in {name}, which does not hold it")
+            raise JomaError(f"{index} has {weight} in {name}, which does not hold it")
     return {weight: shards[name][weight] for weight, name in where.items()}
 
 
 def _in_file(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
-        raise ValueError(f"{path} is missing: the model's index names it as one of its parts")
+        raise JomaError(f"{path} is missing: the model's index names it as one of its parts")
     if path.suffix == ".safetensors":
         return _safetensors_header(path)
     return {
@@ -222,9 +223,9 @@ def _safetensors_header(path: Path) -> dict[str, StoredTensor]:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise ValueError(f"{path} is cut short or not a safetensors file: it has {size} bytes")
+            raise JomaError(f"{path} is cut short or not a safetensors file: it has {size} bytes")
         if length > _MOST_HEADER:
-            raise ValueError(f"{path} is not a safetensors file: its header has {length} bytes")
+            raise JomaError(f"{path} is not a safetensors file: its header has {length} bytes")
         raw = file.read(length)
     try:
         header = json.loads(raw)
@@ -237,12 +238,12 @@ def _safetensors_header(path: Path) -> dict[str, StoredTensor]:
         end = 0
         for tensor, begin, stop in tensors:
             if begin != end or stop - begin != tensor.bytes:
-                raise ValueError(f"the place of {tensor.name} does not fit its shape")
+                raise JomaError(f"the place of {tensor.name} does not fit its shape")
             end = stop
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a sound safetensors file ({first_line(error)})") from error
+        raise JomaError(f"{path} is not a sound safetensors file ({first_line(error)})") from error
     if 8 + length + end != size:
-        raise ValueError(
+        raise JomaError(
             f"{path} is {'cut short' if size < 8 + length + end else 'damaged'}: it should have "
             f"{8 + length + end} bytes and has {size}"
         )
@@ -252,9 +253,9 @@ def _safetensors_header(path: Path) -> dict[str, StoredTensor]:
 def _stored(name: str, entry: Mapping[str, Any], path: Path, data: int) -> StoredTensor:
     shape = tuple(entry["shape"])
     if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
-        raise ValueError(f"the shape of {name} is {shape}")
+        raise JomaError(f"the shape of {name} is {shape}")
     if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"{name} has the unknown type {entry['dtype']}")
+        raise JomaError(f"{name} has the unknown type {entry['dtype']}")
     begin = entry["data_offsets"][0]
     return StoredTensor(name, shape, _DTYPES[entry["dtype"]], path, data + begin)
 
@@ -275,4 +276,4 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be a JSON file ({first_line(error)})") from error
+        raise JomaError(f"{path} must be a JSON file ({first_line(error)})") from error

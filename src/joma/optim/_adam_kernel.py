@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joma.errors import JomaError
+
 BLOCK = 2048
 _EVEN = 8
 """Numbers of which members' parts must be multiples for several to be read at once: 16 bytes."""
@@ -39,9 +41,7 @@ class Table:
     def __init__(self, parts: Sequence[Part]) -> None:
         for part in parts:
             if part.original.dtype != torch.float32:
-                raise ValueError(
-                    f"parameters must be float32 on the GPU, got {part.original.dtype}"
-                )
+                raise JomaError(f"parameters must be float32 on the GPU, got {part.original.dtype}")
         self.parts = list(parts)
         self.device, self.members = parts[0].original.device, len(parts[0].original)
         sizes = [part.original[0].numel() for part in parts]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.optim.lazy_rows import LazyRows, Settings
 
 
@@ -46,18 +47,18 @@ class StackedAdam:
     ) -> None:
         self.parameters = {name: p for name, p in parameters if p.requires_grad}
         if not self.parameters:
-            raise ValueError("parameters must hold at least one that wants a gradient, got none")
+            raise JomaError("parameters must hold at least one that wants a gradient, got none")
         first = next(iter(self.parameters.values()))
         members = first.shape[0]
         if any(p.shape[0] != members or not p.is_contiguous() for p in self.parameters.values()):
-            raise ValueError(f"parameters must all be contiguous and have {members} members")
+            raise JomaError(f"parameters must all be contiguous and have {members} members")
         for name, beta in zip(("first", "second"), betas, strict=True):
             if not 0 <= beta < 1:
-                raise ValueError(f"the {name} of betas must lie in [0, 1), got {beta}")
+                raise JomaError(f"the {name} of betas must lie in [0, 1), got {beta}")
         if not epsilon > 0:
-            raise ValueError(f"epsilon must be positive, got {epsilon}")
+            raise JomaError(f"epsilon must be positive, got {epsilon}")
         if clip is not None and not clip > 0:
-            raise ValueError(f"clip must be positive, got {clip}")
+            raise JomaError(f"clip must be positive, got {clip}")
         self.betas, self.epsilon, self.clip = betas, epsilon, clip
         self.learning_rates = _each("learning_rates", learning_rates, members, first.device)
         self.weight_decays = _each("weight_decays", weight_decays, members, first.device)
@@ -76,7 +77,7 @@ class StackedAdam:
         }
         """Tables of which a step sees a few rows, by name."""
         if self.rows and bool(self.weight_decays.any()):
-            raise ValueError("weight_decays must be 0 where there are lazy tables")
+            raise JomaError("weight_decays must be 0 where there are lazy tables")
         self._known_table: Any = None
         self._halved: dict[str, Tensor] = {}  # the float32 originals of parameters in bfloat16
 
@@ -260,7 +261,7 @@ class StackedAdam:
 def _dense(gradient: Tensor) -> Tensor:
     """The gradient, whose parts must be contiguous and in float32 or bfloat16."""
     if not gradient[0].is_contiguous() or gradient.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(
+        raise JomaError(
             f"gradients must be contiguous in float32 or bfloat16, got {gradient.dtype}"
         )
     return gradient
@@ -270,7 +271,7 @@ def _each(name: str, given: float | Sequence[float], members: int, device: torch
     """(E,) in float64, from one number or one for each member."""
     values = torch.as_tensor(given, dtype=torch.float64, device=device)
     if values.ndim > 1 or (values.ndim == 1 and len(values) != members):
-        raise ValueError(f"{name} must be one number or {members}, got {given}")
+        raise JomaError(f"{name} must be one number or {members}, got {given}")
     if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
-        raise ValueError(f"{name} must be finite and not negative, got {given}")
+        raise JomaError(f"{name} must be finite and not negative, got {given}")
     return values.expand(members).clone()

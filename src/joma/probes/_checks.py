@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
+
 
 class Rows(NamedTuple):
     """Latents (..., S, N), activations (..., S, H) and weights (..., S) in float64.
@@ -34,24 +36,22 @@ def rows(latents: Tensor, activations: Tensor, weights: Tensor | None) -> Rows:
     latents, activations = numbers["latents"], numbers["activations"]
     samples = latents.shape[-2]
     if activations.shape[-2] != samples:
-        raise ValueError(
+        raise JomaError(
             f"activations must have the {samples} rows of latents, got shape "
             f"{tuple(activations.shape)}"
         )
     if 0 in (samples, latents.shape[-1], activations.shape[-1]):
-        raise ValueError(
+        raise JomaError(
             "latents and activations must have at least one row, one latent and one node, got "
             f"shapes {tuple(latents.shape)} and {tuple(activations.shape)}"
         )
     weights = numbers.get("weights", latents.new_ones(samples))
     if weights.shape[-1] != samples:
-        raise ValueError(
-            f"weights must be {samples}, one per row, got shape {tuple(weights.shape)}"
-        )
+        raise JomaError(f"weights must be {samples}, one per row, got shape {tuple(weights.shape)}")
     if (weights < 0).any():
-        raise ValueError(f"weights must be ≥ 0, got {weights.min().item():g}")
+        raise JomaError(f"weights must be ≥ 0, got {weights.min().item():g}")
     if not (weights.sum(-1) > 0).all():
-        raise ValueError("weights must be > 0 in at least one row, got rows that all count nothing")
+        raise JomaError("weights must be > 0 in at least one row, got rows that all count nothing")
     lead = together(
         latents=latents.shape[:-2], activations=activations.shape[:-2], weights=weights.shape[:-1]
     )
@@ -65,18 +65,18 @@ def rows(latents: Tensor, activations: Tensor, weights: Tensor | None) -> Rows:
 def tensor(name: str, value: Tensor, axes: int) -> Tensor:
     """`value` if it is a tensor of at least that many axes, cut from its graph."""
     if not isinstance(value, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor, got a {type(value).__name__}")
+        raise JomaError(f"{name} must be a torch.Tensor, got a {type(value).__name__}")
     if value.ndim < axes:
-        raise ValueError(f"{name} must have at least {axes} axes, got shape {tuple(value.shape)}")
+        raise JomaError(f"{name} must have at least {axes} axes, got shape {tuple(value.shape)}")
     return value.detach()
 
 
 def _numbers(name: str, value: Tensor) -> Tensor:
     """`value` as a float64 tensor without NaN or infinity."""
     if value.is_complex():
-        raise ValueError(f"{name} must be real numbers, got {value.dtype}")
+        raise JomaError(f"{name} must be real numbers, got {value.dtype}")
     if value.is_floating_point() and not value.isfinite().all():
-        raise ValueError(f"{name} must be finite, got NaN or infinity")
+        raise JomaError(f"{name} must be finite, got NaN or infinity")
     return value.to(torch.float64)
 
 
@@ -84,7 +84,7 @@ def integers(name: str, value: Tensor, axes: int) -> Tensor:
     """`value` as an int64 tensor; numbers of another kind are refused, not rounded."""
     value = tensor(name, value, axes)
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        raise ValueError(f"{name} must be integers, got {value.dtype}")
+        raise JomaError(f"{name} must be integers, got {value.dtype}")
     return value.to(torch.int64)
 
 
@@ -95,9 +95,9 @@ def whole(name: str, value: int, low: int) -> int:
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be a whole number ≥ {low}, got {value!r}") from None
+        raise JomaError(f"{name} must be a whole number ≥ {low}, got {value!r}") from None
     if not low <= number < 2**63:
-        raise ValueError(f"{name} must be a whole number from {low} below 2**63, got {number}")
+        raise JomaError(f"{name} must be a whole number from {low} below 2**63, got {number}")
     return number
 
 
@@ -107,11 +107,11 @@ def together(**shapes: torch.Size) -> torch.Size:
         return torch.broadcast_shapes(*shapes.values())
     except RuntimeError:
         given = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-        raise ValueError(f"leading axes must broadcast together, got {given}") from None
+        raise JomaError(f"leading axes must broadcast together, got {given}") from None
 
 
 def one_device(**tensors: Tensor) -> None:
     """Refuses tensors that lie on different devices."""
     if len({tensor.device for tensor in tensors.values()}) > 1:
         given = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
-        raise ValueError(f"{', '.join(tensors)} must lie on one device, got {given}")
+        raise JomaError(f"{', '.join(tensors)} must lie on one device, got {given}")

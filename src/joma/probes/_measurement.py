@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from joma.errors import JomaError
+
 METRICS: Mapping[str, str] = {
     "attention_entropy": "mean entropy of attention rows in nats, by head and by layer",
     "attention_first": "mean attention on the first token, by head and by layer",
@@ -74,7 +76,7 @@ class Measurement:
     def __post_init__(self) -> None:
         for name, number in (("value", self.value), ("bound", self.bound)):
             if number is not None and not math.isfinite(number):
-                raise ValueError(
+                raise JomaError(
                     f"{self.metric} of {self.module or 'the model'} came out with {name} {number}: "
                     "the model's weights or what it computes from the text are not finite"
                 )
@@ -93,8 +95,8 @@ def checked_metrics(
         ValueError: there are none, or one is not available.
     """
     if isinstance(metrics, str) or not metrics:
-        raise ValueError(f"metrics must be a list of {', '.join(available)}, got {metrics!r}")
+        raise JomaError(f"metrics must be a list of {', '.join(available)}, got {metrics!r}")
     for metric in metrics:
         if metric not in available:
-            raise ValueError(f"metrics must be among {', '.join(available)}, got {metric!r}")
+            raise JomaError(f"metrics must be among {', '.join(available)}, got {metric!r}")
     return tuple(dict.fromkeys(metrics))

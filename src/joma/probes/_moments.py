@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes._checks import Rows
 
 
@@ -57,7 +58,7 @@ def centre(values: Tensor, weights: Tensor) -> tuple[Tensor, Spread]:
     columns -= mean
     squares = weights @ columns.square()
     if not squares.isfinite().all():
-        raise ValueError(
+        raise JomaError(
             "latents and activations must be small enough for their squares to be added up, got "
             f"{values.abs().max().item():.3g}"
         )

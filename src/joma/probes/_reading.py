@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.models.architectures import Architecture, module_path, number_of_layers
 from joma.probes import _checks
 from joma.probes._measurement import LAST, VECTORS_COMPARED, Measurement, Progress
@@ -80,7 +81,7 @@ class Reading:
             try:
                 overlap = residual.compute().mean
             except ValueError as error:
-                raise ValueError(
+                raise JomaError(
                     "residual_overlap needs a text with two different tokens at least; leave it "
                     "out of the metrics"
                 ) from error

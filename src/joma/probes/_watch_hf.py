@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.probes._watch_call import AttentionCall, Watch, layer_of
 
 _Attention = Callable[..., Any]
@@ -127,7 +128,7 @@ def _call(
     """What the implementation takes the softmax of, given these arguments."""
     for argument, why in _REFUSED.items():
         if given.get(argument) is not None:
-            raise ValueError(f"model cannot be watched: {path} {why}")
+            raise JomaError(f"model cannot be watched: {path} {why}")
     query, key = query.detach(), key.detach()
     flash = "flash" in implementation
     causal, padding, window = False, None, None

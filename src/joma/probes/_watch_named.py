@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.models.architectures import Part
 from joma.probes import _checks
 from joma.probes._watch_call import AttentionCall, Watch
@@ -51,14 +52,14 @@ class AttentionMap:
     def __post_init__(self) -> None:
         for name in ("query", "key"):
             if getattr(self, name).count(_LAYER) != 1:
-                raise ValueError(f"{name} must have {_LAYER} once, got {getattr(self, name)!r}")
+                raise JomaError(f"{name} must have {_LAYER} once, got {getattr(self, name)!r}")
         _checks.whole("heads", self.heads, 1)
         if self.key_heads is not None and self.heads % _checks.whole(
             "key_heads", self.key_heads, 1
         ):
-            raise ValueError(f"key_heads must divide heads = {self.heads}, got {self.key_heads}")
+            raise JomaError(f"key_heads must divide heads = {self.heads}, got {self.key_heads}")
         if self.query == self.key and self.query_part == self.key_part:
-            raise ValueError(
+            raise JomaError(
                 f"query_part and key_part must say which parts of {self.query!r} queries and keys "
                 f"are, got {self.query_part} for both"
             )
@@ -69,7 +70,7 @@ def watching(model: nn.Module, names: AttentionMap, watch: Watch) -> Iterator[No
     """Tells the watch of queries and keys as soon as both of a layer are there."""
     queries, keys = _modules(model, names.query), _modules(model, names.key)
     if not queries or queries.keys() != keys.keys():
-        raise ValueError(
+        raise JomaError(
             f"names must find queries and keys of the same layers, got {_found(queries)} at "
             f"{names.query!r} and {_found(keys)} at {names.key!r}; the model has "
             f"{', '.join(name for name, _ in list(model.named_modules())[1:9])} …"
@@ -100,7 +101,7 @@ def watching(model: nn.Module, names: AttentionMap, watch: Watch) -> Iterator[No
         yield
     if half:
         layer, role = next(iter(half))
-        raise ValueError(f"names must find queries and keys, got only the {role} of layer {layer}")
+        raise JomaError(f"names must find queries and keys, got only the {role} of layer {layer}")
 
 
 def _modules(model: nn.Module, template: str) -> dict[int, nn.Module]:
@@ -119,7 +120,7 @@ def _heads(names: AttentionMap, role: str, output: Any) -> Tensor:
     heads = names.heads if role == "query" else names.key_heads or names.heads
     part: Part | None = getattr(names, f"{role}_part")
     if not isinstance(output, Tensor):
-        raise ValueError(f"{role} must name a module that returns a tensor, {template!r} does not")
+        raise JomaError(f"{role} must name a module that returns a tensor, {template!r} does not")
     output = output.detach()
     if part is not None:
         columns = part.rows(output.flatten(0, -2).mT, heads)
@@ -129,7 +130,7 @@ def _heads(names: AttentionMap, role: str, output: Any) -> Tensor:
     if output.ndim == 2:
         output = output.unsqueeze(0)
     if output.ndim != 3 or output.shape[-1] % heads:
-        raise ValueError(
+        raise JomaError(
             f"{role} must name a module that returns (B, T, {heads} · D) or (B, {heads}, T, D), "
             f"{template!r} returned {tuple(output.shape)}"
         )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from joma.errors import JomaError
 from joma.probes._watch_call import HOW, AttentionCall, Watch, layer_of
 
 
@@ -68,7 +69,7 @@ class _Attention:
     def __init__(self, path: str, order: int, module: nn.MultiheadAttention, watch: Watch) -> None:
         extra = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
         if any(extra.values()):
-            raise ValueError(
+            raise JomaError(
                 f"model cannot be watched: {path or 'it'} has a key of its own besides those of "
                 f"the sequence ({', '.join(name for name, on in extra.items() if on)})"
             )
@@ -156,7 +157,7 @@ class _Layer:
             f"{type(self.attention).__name__} in a way of its own: {HOW}"
         )
         if not inner:
-            raise ValueError(self._unseen)
+            raise JomaError(self._unseen)
         for one in inner:  # a number behind the layer's, inside what wraps it, is none of a layer
             one.layer = layer_of(path, module, one.layer)
         self._inner = inner
@@ -169,7 +170,7 @@ class _Layer:
         if [one.calls for one in self._inner] == inside:
             fused = None if self._calls > before else self._fused()
             if fused is None:
-                raise ValueError(self._unseen)
+                raise JomaError(self._unseen)
             given = inspect.signature(forward).bind(*args, **kwargs).arguments
             with torch.no_grad():
                 inputs = self.module.norm1(given["src"]) if self.module.norm_first else given["src"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes import _checks
 
 NEAR = 0.01
@@ -94,11 +95,11 @@ class ActivationStatisticsAccumulator:
     def __init__(self, *, near: float = NEAR, top: Sequence[float] = TOP) -> None:
         self._near = float(near)
         if not 0 <= self._near < math.inf:
-            raise ValueError(f"near must be a number from 0 on, got {near!r}")
+            raise JomaError(f"near must be a number from 0 on, got {near!r}")
         self._top = tuple(float(share) for share in top)
         for share in self._top:
             if not 0 < share <= 1:
-                raise ValueError(f"top must be shares above 0 up to 1, got {share:g}")
+                raise JomaError(f"top must be shares above 0 up to 1, got {share:g}")
         self._sums: _Sums | None = None
 
     def update(self, activations: Tensor, *, counted: Tensor | None = None) -> None:
@@ -111,7 +112,7 @@ class ActivationStatisticsAccumulator:
     def merge(self, other: "ActivationStatisticsAccumulator") -> None:
         """Adds the tokens another accumulator has seen, which itself stays as it is."""
         if (self._near, self._top) != (other._near, other._top):
-            raise ValueError(
+            raise JomaError(
                 f"other must have near {self._near:g} and top {self._top}, got {other._near:g} "
                 f"and {other._top}"
             )
@@ -121,7 +122,7 @@ class ActivationStatisticsAccumulator:
     def compute(self) -> ActivationStatistics:
         """The statistics of all tokens so far."""
         if self._sums is None or self._sums.tokens == 0:
-            raise ValueError("compute needs tokens that count: call update first")
+            raise JomaError("compute needs tokens that count: call update first")
         sums = self._sums
         moments, loud = sums.moments, sums.tokens - sums.silent
         second, fourth = moments.squares / moments.count, moments.fourths / moments.count
@@ -150,7 +151,7 @@ class ActivationStatisticsAccumulator:
             self._sums = new
             return
         if have.active.shape != new.active.shape or have.active.device != new.active.device:
-            raise ValueError(
+            raise JomaError(
                 f"activations must have {len(have.active)} nodes on {have.active.device} as "
                 f"before, got {len(new.active)} on {new.active.device}"
             )
@@ -225,7 +226,7 @@ def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _Sums:
     sizes = rows.abs()
     largest = sizes.amax(-1, keepdim=True)
     if not largest.isfinite().all():
-        raise ValueError("activations must be finite, got NaN or infinity")
+        raise JomaError("activations must be finite, got NaN or infinity")
     silent = largest == 0
     # By the largest first: squares of very large or small activations leave float32's range.
     shares = (sizes / largest.where(~silent, 1)).square_()
@@ -268,14 +269,14 @@ def _rows(activations: Tensor, counted: Tensor | None) -> Tensor:
     """The activations of tokens that count, (n, H)."""
     activations = _checks.tensor("activations", activations, 1)
     if not activations.is_floating_point():
-        raise ValueError(f"activations must be floating-point numbers, got {activations.dtype}")
+        raise JomaError(f"activations must be floating-point numbers, got {activations.dtype}")
     if activations.shape[-1] == 0:
-        raise ValueError(f"activations must have nodes, got shape {tuple(activations.shape)}")
+        raise JomaError(f"activations must have nodes, got shape {tuple(activations.shape)}")
     rows = activations.reshape(-1, activations.shape[-1])
     if counted is not None:
         counted = _checks.tensor("counted", counted, 0)
         if counted.dtype != torch.bool or counted.shape != activations.shape[:-1]:
-            raise ValueError(
+            raise JomaError(
                 f"counted must be bool of shape {tuple(activations.shape[:-1])}, one for each "
                 f"token, got {counted.dtype} of shape {tuple(counted.shape)}"
             )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes import _attention_blocked, _checks
 
 FEW = 2**22
@@ -192,22 +193,22 @@ class AttentionAccumulator:
     def compute(self) -> AttentionMeans:
         """The means over all rows so far."""
         if not self._sums:
-            raise ValueError("compute needs rows: call update first")
+            raise JomaError("compute needs rows: call update first")
         rows = self._sums["rows"]
         if not (rows > 0).all():
-            raise ValueError("compute needs a row that sees a key in every head, got none so far")
+            raise JomaError("compute needs a row that sees a key in every head, got none so far")
         means = {name: value / rows for name, value in self._sums.items() if name != "rows"}
         return AttentionMeans(rows=rows.to(torch.int64), **means)
 
     def _add(self, new: dict[str, Tensor]) -> None:
         have = self._sums or new
         if have.keys() != new.keys():
-            raise ValueError(
+            raise JomaError(
                 f"statistics must hold {', '.join(have)} as before, got {', '.join(new)}"
             )
         shapes = [(tuple(sums["rows"].shape), sums["rows"].device) for sums in (have, new)]
         if shapes[0] != shapes[1]:
-            raise ValueError(
+            raise JomaError(
                 f"statistics must have {shapes[0][0][0]} heads on {shapes[0][1]} as before, got "
                 f"{shapes[1][0][0]} on {shapes[1][1]}"
             )
@@ -281,14 +282,14 @@ def _fitting(q: Tensor, k: Tensor) -> torch.Size:
     """The common leading shape of queries (..., H, T, D) and keys (..., Hk, S, D)."""
     for name, value in (("q", q), ("k", k)):
         if not value.is_floating_point():
-            raise ValueError(f"{name} must be floating-point numbers, got {value.dtype}")
+            raise JomaError(f"{name} must be floating-point numbers, got {value.dtype}")
     if q.ndim < 3 or k.ndim < 3 or q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
-        raise ValueError(
+        raise JomaError(
             "q and k must be (..., H, T, D) and (..., Hk, S, D) of one D, or both (T, D), got "
             f"shapes {tuple(q.shape)} and {tuple(k.shape)}"
         )
     if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
-        raise ValueError(
+        raise JomaError(
             f"q must have a multiple of the heads of k, got {q.shape[-3]} heads and {k.shape[-3]}"
         )
     return _checks.together(q=q.shape[:-3], k=k.shape[:-3])
@@ -297,11 +298,11 @@ def _fitting(q: Tensor, k: Tensor) -> torch.Size:
 def _padding(padding: Tensor, shape: tuple[int, ...]) -> Tensor:
     padding = _checks.tensor("padding", padding, 1)
     if padding.dtype != torch.bool:
-        raise ValueError(f"padding must be bool, True for a real key, got {padding.dtype}")
+        raise JomaError(f"padding must be bool, True for a real key, got {padding.dtype}")
     try:
         return padding.expand(shape).reshape(math.prod(shape[:-1]), shape[-1])
     except RuntimeError:
-        raise ValueError(
+        raise JomaError(
             f"padding must broadcast to {shape}, one per key, got shape {tuple(padding.shape)}"
         ) from None
 
@@ -310,13 +311,13 @@ def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The mask as (B, H, T, S), where axes but the last may be 1."""
     mask = _checks.tensor("mask", mask, 0)
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(
+        raise JomaError(
             f"mask must be bool, True where a key is seen, or numbers to add, got {mask.dtype}"
         )
     try:
         mask.expand(shape)
     except RuntimeError:
-        raise ValueError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}") from None
+        raise JomaError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}") from None
     mask = mask[(None,) * (len(shape) - mask.ndim)]
     lead = shape[:-3] if math.prod(mask.shape[:-3]) != 1 else mask.shape[:-3]
     mask = mask.expand(*lead, *mask.shape[-3:-1], shape[-1])
@@ -330,5 +331,5 @@ def _number(name: str, value: float, *, above: float = -math.inf) -> float:
         number = math.nan
     if not (math.isfinite(number) and number > above):
         least = "" if above == -math.inf else f" above {above:g}"
-        raise ValueError(f"{name} must be a finite number{least}, got {value!r}")
+        raise JomaError(f"{name} must be a finite number{least}, got {value!r}")
     return number

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes import _checks
 
 
@@ -88,7 +89,7 @@ class AttentionByHeightAccumulator:
     def compute(self) -> AttentionByHeight:
         """`attention_by_height` of all batches so far."""
         if self._sums is None:
-            raise ValueError("compute needs batches: call update first")
+            raise JomaError("compute needs batches: call update first")
         return _mean(self._sums)
 
     def _add(self, new: "_Sums") -> None:
@@ -97,7 +98,7 @@ class AttentionByHeightAccumulator:
             return
         have, given = self._sums.mass, new.mass
         if have.shape != given.shape or have.device != given.device:
-            raise ValueError(
+            raise JomaError(
                 f"attention must make sums of shape {tuple(have.shape)} on {have.device} as "
                 f"before, got {tuple(given.shape)} on {given.device}"
             )
@@ -117,7 +118,7 @@ class _Sums:
 
 def _mean(sums: _Sums) -> AttentionByHeight:
     if not (sums.queries > 0).all():
-        raise ValueError(
+        raise JomaError(
             "tokens must hold a query that counts, one with a height ≥ 0 to some token, in every "
             "member; got only padding"
         )
@@ -128,11 +129,11 @@ def _mean(sums: _Sums) -> AttentionByHeight:
 def _table(heights: Tensor, levels: int | None) -> tuple[Tensor, int]:
     heights = _checks.integers("heights", heights, 2)
     if heights.ndim != 2 or heights.shape[0] != heights.shape[1] or heights.numel() == 0:
-        raise ValueError(f"heights must be a square table, got shape {tuple(heights.shape)}")
+        raise JomaError(f"heights must be a square table, got shape {tuple(heights.shape)}")
     low, high = int(heights.min()), int(heights.max())
     levels = high + 1 if levels is None else _checks.whole("levels", levels, 1)
     if low < -1 or high < 0 or high >= levels:
-        raise ValueError(
+        raise JomaError(
             f"heights must lie from -1 below levels = {levels}, one of them at least 0, got "
             f"{low} to {high}"
         )
@@ -150,13 +151,13 @@ def _sums(
     attention = _checks.tensor("attention", attention, 3)
     lead, length = attention.shape[:-2], attention.shape[-1]
     if not attention.is_floating_point() or attention.shape[-2] != length or 0 in attention.shape:
-        raise ValueError(
+        raise JomaError(
             "attention must be floating-point numbers of shape (..., B, T, T), no axis empty, got "
             f"{attention.dtype} of shape {tuple(attention.shape)}"
         )
     tokens = _expanded("tokens", _checks.integers("tokens", tokens, 1), (*lead, length))
     if tokens.min() < 0 or tokens.max() >= heights.shape[0]:
-        raise ValueError(
+        raise JomaError(
             f"tokens must lie from 0 to {heights.shape[0] - 1}, as heights has rows, got "
             f"{int(tokens.min())} to {int(tokens.max())}"
         )
@@ -164,7 +165,7 @@ def _sums(
         visible = torch.ones(length, length, dtype=torch.bool, device=attention.device).tril()
     visible = _checks.tensor("visible", visible, 2)
     if visible.dtype != torch.bool:
-        raise ValueError(f"visible must be bool, got {visible.dtype}")
+        raise JomaError(f"visible must be bool, got {visible.dtype}")
     _checks.one_device(attention=attention, tokens=tokens, heights=heights, visible=visible)
     visible = _expanded("visible", visible, tuple(attention.shape))
 
@@ -193,12 +194,12 @@ def _rows_that_count(attention: Tensor, visible: Tensor, queries: Tensor) -> Ten
     # Written so that NaN, which is neither far from nor near to 1, is refused too.
     good = (attention.sum(-1) - 1).abs() <= tolerance
     if not (good | ~queries).all():
-        raise ValueError(
+        raise JomaError(
             f"attention must have rows that sum to 1 within {tolerance:g}, got one that sums to "
             f"{attention.sum(-1)[queries & ~good][0].item():g}"
         )
     if (attention < 0).any() or (attention.masked_fill(visible, 0.0) > 0).any():
-        raise ValueError("attention must be ≥ 0, and 0 on keys that are not visible")
+        raise JomaError("attention must be ≥ 0, and 0 on keys that are not visible")
     return attention
 
 
@@ -206,6 +207,6 @@ def _expanded(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor:
     try:
         return value.expand(shape)
     except RuntimeError:
-        raise ValueError(
+        raise JomaError(
             f"{name} of shape {tuple(value.shape)} must broadcast to {shape}, as attention has it"
         ) from None

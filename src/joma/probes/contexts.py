@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes import _checks
 
 _AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
@@ -103,7 +104,7 @@ class TopContextsAccumulator:
         first = self._windows if first is None else _checks.whole("first", first, 0)
         best = self._best
         if best is not None and (hidden != self._hidden or activations.device != best.nodes.device):
-            raise ValueError(
+            raise JomaError(
                 f"activations must have {self._hidden} nodes on {best.nodes.device} as before, got "
                 f"{hidden} on {activations.device}"
             )
@@ -131,7 +132,7 @@ class TopContextsAccumulator:
         if self._best is None:
             self._best = _cut(_padded(other._best, self._k), self._k)
         elif not torch.equal(self._best.nodes, other._best.nodes):
-            raise ValueError(
+            raise JomaError(
                 f"other must have the same {len(self._best.nodes)} nodes, got others or "
                 f"{len(other._best.nodes)}"
             )
@@ -143,14 +144,14 @@ class TopContextsAccumulator:
     def compute(self) -> TopContexts:
         """The top contexts of all windows so far."""
         if self._best is None:
-            raise ValueError("compute needs windows: call update first")
+            raise JomaError("compute needs windows: call update first")
         return self._best
 
     def _chosen(self, hidden: int, device: torch.device) -> Tensor:
         if self._nodes is None:
             return torch.arange(hidden, device=device)
         if int(self._nodes.max()) >= hidden:
-            raise ValueError(f"nodes must lie from 0 to {hidden - 1}, got {int(self._nodes.max())}")
+            raise JomaError(f"nodes must lie from 0 to {hidden - 1}, got {int(self._nodes.max())}")
         return self._nodes.to(device)
 
 
@@ -233,27 +234,27 @@ def _padded(contexts: TopContexts, k: int) -> TopContexts:
 def _node_numbers(nodes: Sequence[int] | Tensor) -> Tensor:
     numbers = nodes if isinstance(nodes, Tensor) else torch.tensor(list(nodes))
     if numbers.numel() == 0 or numbers.ndim != 1:
-        raise ValueError(f"nodes must be a list of at least one node, got {nodes!r}")
+        raise JomaError(f"nodes must be a list of at least one node, got {nodes!r}")
     numbers = _checks.integers("nodes", numbers, 1)
     if int(numbers.min()) < 0:
-        raise ValueError(f"nodes must be from 0 on, got {int(numbers.min())}")
+        raise JomaError(f"nodes must be from 0 on, got {int(numbers.min())}")
     return numbers
 
 
 def _checked(activations: Tensor) -> Tensor:
     activations = _checks.tensor("activations", activations, 3)
     if activations.ndim != 3 or 0 in activations.shape:
-        raise ValueError(
+        raise JomaError(
             "activations must be of shape (B, T, H), none of them 0, got "
             f"{tuple(activations.shape)}"
         )
     if not activations.is_floating_point():
-        raise ValueError(f"activations must be floating-point numbers, got {activations.dtype}")
+        raise JomaError(f"activations must be floating-point numbers, got {activations.dtype}")
     if activations.shape[0] * activations.shape[1] >= 2**32:
-        raise ValueError("activations must have fewer than 2**32 positions in one update")
+        raise JomaError("activations must have fewer than 2**32 positions in one update")
     activations = activations.float()
     if not (activations.sum().isfinite() or activations.isfinite().all()):  # the sum is quicker
-        raise ValueError("activations must be finite, got NaN or infinity")
+        raise JomaError("activations must be finite, got NaN or infinity")
     return activations
 
 
@@ -263,7 +264,7 @@ def _counted(counted: Tensor | None, activations: Tensor) -> Tensor:
         return torch.ones(shape, dtype=torch.bool, device=activations.device)
     counted = _checks.tensor("counted", counted, 1).to(activations.device)
     if counted.dtype != torch.bool or counted.shape not in (shape, shape[1:]):
-        raise ValueError(
+        raise JomaError(
             f"counted must be bool of shape {tuple(shape)} or {tuple(shape[1:])}, got "
             f"{counted.dtype} of shape {tuple(counted.shape)}"
         )

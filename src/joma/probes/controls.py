@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes import _checks
 from joma.probes._moments import Moments, against, centre, moments
 
@@ -80,7 +81,7 @@ def held_out(
     rows = _checks.rows(latents, activations, weights)
     grouping = _Grouping.of(rows.weights, groups)
     if (grouping.sizes < 2).any():
-        raise ValueError("groups must hold at least 2 groups that count, got only 1")
+        raise JomaError("groups must hold at least 2 groups that count, got only 1")
     means, counts = [], []
     for order in grouping.orders(repeats, seed):
         first = (order.argsort(-1) < grouping.sizes.unsqueeze(-1) // 2).gather(-1, grouping.labels)
@@ -121,7 +122,7 @@ def shuffled(
     members = grouping.members.gather(-1, grouping.labels).to(rows.latents.device)
     alike = (_take(rows.latents, members) == rows.latents).all(-1) | (rows.weights == 0)
     if not alike.all():
-        raise ValueError(
+        raise JomaError(
             "latents must be equal in all rows of a group to be permuted over groups, got "
             f"{int((~alike).sum())} rows that differ from the first row of their group"
         )
@@ -157,13 +158,13 @@ class _Grouping:
             groups = rows
         groups = _checks.integers("groups", groups, 1).cpu()
         if groups.shape[-1] != rows.numel():
-            raise ValueError(
+            raise JomaError(
                 f"groups must be {rows.numel()}, one per row, got shape {tuple(groups.shape)}"
             )
         try:
             groups = groups.expand(counts.shape)
         except RuntimeError:
-            raise ValueError(
+            raise JomaError(
                 f"groups must have shape {tuple(counts.shape[-1:])} or {tuple(counts.shape)}, got "
                 f"{tuple(groups.shape)}"
             ) from None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes import _checks
 
 QUANTILES = (0.5, 0.9, 0.99)
@@ -84,13 +85,13 @@ def embedding_overlap(
     """
     vectors, labels = _vectors(embeddings, tokens)
     if embeddings.ndim != 2:
-        raise ValueError(f"embeddings must have two axes, got shape {tuple(embeddings.shape)}")
+        raise JomaError(f"embeddings must have two axes, got shape {tuple(embeddings.shape)}")
     exact_up_to = _checks.whole("exact_up_to", exact_up_to, 2)
     pairs = _checks.whole("pairs", pairs, 2)
     seed = _checks.whole("seed", seed, 0)
     shares = _shares(quantiles)
     if matrix and len(vectors) > MATRIX_AT_MOST:
-        raise ValueError(
+        raise JomaError(
             f"matrix must be False for more than {MATRIX_AT_MOST} vectors, got {len(vectors)}"
         )
     kept = _not_zero(vectors)
@@ -160,7 +161,7 @@ class EmbeddingOverlapAccumulator:
     def compute(self) -> EmbeddingOverlap:
         """The overlap of all vectors so far."""
         if self._sample is None:
-            raise ValueError("compute needs vectors: call update first")
+            raise JomaError("compute needs vectors: call update first")
         sample = self._sample
         sums = _all_pairs(sample.units, sample.tokens)
         rows, all_rows = len(sample.units), self._seen - self._zeros
@@ -182,9 +183,9 @@ class EmbeddingOverlapAccumulator:
             self._sample = new
             return
         if (have.tokens is None) != (new.tokens is None):
-            raise ValueError("tokens must be given in every update or in none")
+            raise JomaError("tokens must be given in every update or in none")
         if have.units.shape[1:] != new.units.shape[1:] or have.units.device != new.units.device:
-            raise ValueError(
+            raise JomaError(
                 f"vectors must have {have.units.shape[1]} components on {have.units.device} as "
                 f"before, got {new.units.shape[1]} on {new.units.device}"
             )
@@ -310,7 +311,7 @@ def _some_pairs(
 def _summary(sums: _Sums, shares: tuple[float, ...], seen: int) -> dict[str, Any]:
     """What all pairs say together."""
     if sums.pairs == 0:
-        raise ValueError(
+        raise JomaError(
             "embeddings must hold two vectors that are not zero and stand for different tokens, "
             f"got none among {seen}"
         )
@@ -338,14 +339,14 @@ def _vectors(vectors: Tensor, tokens: Tensor | None) -> tuple[Tensor, Tensor | N
     """Vectors as (n, d) and the token of each as (n,), checked."""
     vectors = _checks.tensor("embeddings", vectors, 2)
     if not vectors.is_floating_point():
-        raise ValueError(f"embeddings must be floating-point numbers, got {vectors.dtype}")
+        raise JomaError(f"embeddings must be floating-point numbers, got {vectors.dtype}")
     if vectors.shape[-1] == 0:
-        raise ValueError(f"embeddings must have components, got shape {tuple(vectors.shape)}")
+        raise JomaError(f"embeddings must have components, got shape {tuple(vectors.shape)}")
     labels = None
     if tokens is not None:
         labels = _checks.integers("tokens", tokens, 1)
         if labels.shape != vectors.shape[:-1]:
-            raise ValueError(
+            raise JomaError(
                 f"tokens must have shape {tuple(vectors.shape[:-1])}, one for each vector, got "
                 f"{tuple(labels.shape)}"
             )
@@ -357,7 +358,7 @@ def _not_zero(vectors: Tensor) -> Tensor:
     """Places of the vectors that are not zero."""
     largest = torch.linalg.vector_norm(vectors, torch.inf, dim=-1)
     if not largest.isfinite().all():
-        raise ValueError("embeddings must be finite, got NaN or infinity")
+        raise JomaError("embeddings must be finite, got NaN or infinity")
     return largest.nonzero().squeeze(-1)
 
 
@@ -374,5 +375,5 @@ def _shares(quantiles: Sequence[float]) -> tuple[float, ...]:
     shares = tuple(float(share) for share in quantiles)
     for share in shares:
         if not 0 <= share <= 1:
-            raise ValueError(f"quantiles must lie from 0 to 1, got {share:g}")
+            raise JomaError(f"quantiles must lie from 0 to 1, got {share:g}")
     return shares

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.probes import _checks
 from joma.probes.spectrum import Energy, StableRank, singular_values, stable_rank
 
@@ -85,7 +86,7 @@ def measured(
     matrix = gradient.detach()
     matrix = matrix.to_dense() if matrix.layout != torch.strided else matrix
     if not bool(matrix.isfinite().all()):
-        raise ValueError(f"the gradient of {name} must be finite, got NaN or infinity")
+        raise JomaError(f"the gradient of {name} must be finite, got NaN or infinity")
     rows, columns = matrix.shape
     fitting = [rank for rank in ranks if rank <= min(rows, columns)]
     energy, stable = {}, None
@@ -106,21 +107,21 @@ def _chosen(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Param
     }
     if names is None:
         if not matrices:
-            raise ValueError("model must have a matrix that trains, got none")
+            raise JomaError("model must have a matrix that trains, got none")
         return matrices
     names = [names] if isinstance(names, str) else list(names)
     for name in names:
         if name not in there:
             some = ", ".join(list(matrices)[:5])
-            raise ValueError(f"parameters must be among the model's ({some} …), got {name!r}")
+            raise JomaError(f"parameters must be among the model's ({some} …), got {name!r}")
         if name not in matrices:
-            raise ValueError(
+            raise JomaError(
                 f"parameters must be matrices that train, got {name!r} of shape "
                 f"{tuple(there[name].shape)}"
                 + ("" if there[name].requires_grad else ", which does not")
             )
     if not names:
-        raise ValueError("parameters must name at least one, got none")
+        raise JomaError("parameters must name at least one, got none")
     return {name: matrices[name] for name in names}
 
 
@@ -132,7 +133,7 @@ def _gradients(
     with _as_found(model), torch.enable_grad():
         value = loss()
         if not isinstance(value, Tensor):
-            raise ValueError(f"loss must give a torch.Tensor, got a {type(value).__name__}")
+            raise JomaError(f"loss must give a torch.Tensor, got a {type(value).__name__}")
         return _differentiated(value, parameters, keep_graph=False)
 
 
@@ -140,7 +141,7 @@ def _differentiated(
     loss: Tensor, parameters: list[nn.Parameter], keep_graph: bool
 ) -> Sequence[Tensor | None]:
     if loss.numel() != 1 or not loss.requires_grad:
-        raise ValueError(
+        raise JomaError(
             "loss must be one number that depends on the model's parameters, got shape "
             f"{tuple(loss.shape)}{'' if loss.requires_grad else ' without a graph'}"
         )

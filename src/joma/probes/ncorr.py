@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes._checks import rows
 from joma.probes._moments import Moments, combine, moments
 
@@ -76,7 +77,7 @@ class NCorrAccumulator:
     def compute(self) -> NCorr:
         """`ncorr` of all rows so far."""
         if self._moments is None:
-            raise ValueError("compute needs rows: call update first")
+            raise JomaError("compute needs rows: call update first")
         return _best(self._moments)
 
     def _add(self, new: Moments) -> None:
@@ -85,7 +86,7 @@ class NCorrAccumulator:
             return
         have, given = self._moments.products, new.products
         if have.shape != given.shape or have.device != given.device:
-            raise ValueError(
+            raise JomaError(
                 f"latents and activations must make correlations of shape {tuple(have.shape)} on "
                 f"{have.device} as before, got {tuple(given.shape)} on {given.device}"
             )

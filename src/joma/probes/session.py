@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.models.architectures import ROLES, Architecture, Weight, architecture_of, weights
 from joma.models.weight_files import WeightFiles
 from joma.probes import _checks, spectrum
@@ -136,7 +137,7 @@ def probe_weights(
     if architecture is None:
         if config is None:
             assert isinstance(source, WeightFiles)
-            raise ValueError(
+            raise JomaError(
                 f"{source.source} has no config.json, so that it is not known which weights are "
                 "what; give architecture"
             )
@@ -159,7 +160,7 @@ def probe_weights(
     for name, parts in by_name.items():
         tensor = read(name)
         if tensor.dtype not in _TYPES:
-            raise ValueError(
+            raise JomaError(
                 f"{name} is stored as {tensor.dtype}: quantized weights are not read, give the "
                 "original"
             )
@@ -169,7 +170,7 @@ def probe_weights(
             try:
                 found += _of_weight(weight, tensor, ranks, tolerance, seed)
             except ValueError as error:
-                raise ValueError(f"{weight.module} cannot be measured: {error}") from error
+                raise JomaError(f"{weight.module} cannot be measured: {error}") from error
             done += 1
         del tensor  # before the next is read
     return sorted(found, key=lambda one: chosen.index(one.metric))
@@ -200,9 +201,9 @@ def _windows(windows: Tensor | Sequence[Sequence[int]]) -> Tensor:
     try:
         tokens = torch.as_tensor(windows)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"windows must be of one length, tokens in each ({error})") from None
+        raise JomaError(f"windows must be of one length, tokens in each ({error})") from None
     if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point():
-        raise ValueError(
+        raise JomaError(
             f"windows must be whole numbers (number, length), got {tokens.dtype} of shape "
             f"{tuple(tokens.shape)}"
         )

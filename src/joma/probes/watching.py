@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
+from joma.errors import JomaError
 from joma.probes import _watch_hf, _watch_named, _watch_torch
 from joma.probes._watch_call import HOW, AttentionCall, Watch
 from joma.probes._watch_named import AttentionMap
@@ -40,7 +41,7 @@ def watch_attention(
         ValueError: the model is of no kind that can be watched, or nothing was seen by the end.
     """
     if any(_is_compiled(module) for module in model.modules()):
-        raise ValueError(
+        raise JomaError(
             "model must not be compiled to be watched: run one that is not now and then"
         )
     watch = Watch(see)
@@ -50,7 +51,7 @@ def watch_attention(
         else:
             kinds = [kind for kind in (_watch_hf, _watch_torch) if kind.is_watchable(model)]
             if not kinds:
-                raise ValueError(
+                raise JomaError(
                     f"model must be a Hugging Face model or hold nn.MultiheadAttention to be "
                     f"watched, got {type(model).__name__}: {HOW}"
                 )
@@ -58,7 +59,7 @@ def watch_attention(
                 stack.enter_context(kind.watching(model, watch))
         yield watch
     if not watch.calls:
-        raise ValueError(
+        raise JomaError(
             f"no attention of {type(model).__name__} was seen: either it did not run, or it "
             f"computes attention in a way of its own: {HOW}"
         )

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from joma.errors import JomaError
 from joma.report import figures
 
 Record = Mapping[str, Any]
@@ -49,7 +50,7 @@ def draw_verdicts(
         width: inches of one column; with very many claims there are two.
     """
     if not verdicts:
-        raise ValueError("verdicts must hold at least one record, got none")
+        raise JomaError("verdicts must hold at least one record, got none")
     columns = _columns(_grouped(verdicts, topics))
     rows = max(_rows(groups) for groups in columns)
     figure, _ = figures.new(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joma.errors import JomaError
 from joma.runs._json import plain
 from joma.runs._write import replacing, sync_folder
 
@@ -109,9 +110,9 @@ class Checkpoints:
             keep: how many checkpoints stay, this one included.
         """
         if not isinstance(step, int | np.integer) or step < 0:
-            raise ValueError(f"step must be a whole number ≥ 0, got {step!r}")
+            raise JomaError(f"step must be a whole number ≥ 0, got {step!r}")
         if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
+            raise JomaError(f"keep must be at least 1, got {keep}")
         ordered = _ordered(arrays)
         before, after = _header(int(step), ordered, about)
         checksum = hashlib.sha256(before)
@@ -172,7 +173,7 @@ class Checkpoints:
             sync_folder(self.folder)
 
 
-class _RefusedError(ValueError):
+class _RefusedError(JomaError):
     """Why a file is not used, as the end of a sentence."""
 
 
@@ -190,10 +191,10 @@ def _ordered(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The arrays as they lie in the file: row by row, little-endian, each at a fit address."""
     for name, array in arrays.items():
         if not isinstance(name, str) or name == "__metadata__":
-            raise ValueError(f"arrays must have words as names, but not __metadata__, got {name!r}")
+            raise JomaError(f"arrays must have words as names, but not __metadata__, got {name!r}")
         if not isinstance(array, np.ndarray) or array.dtype.name not in _DTYPES:
             given = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise ValueError(
+            raise JomaError(
                 f"arrays[{name!r}] must be a NumPy array of {', '.join(_DTYPES)}, got {given}"
             )
     laid = {
@@ -227,7 +228,7 @@ def _header(
     assert text.startswith(_BEGIN)
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _LARGEST_HEADER:
-        raise ValueError(
+        raise JomaError(
             f"about and the names of arrays must fit in {_LARGEST_HEADER} bytes, "
             f"but take {len(text)}"
         )

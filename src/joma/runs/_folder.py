@@ -7,6 +7,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
+from joma.errors import JomaError
 from joma.runs._lock import locked
 from joma.runs._write import is_temporary, remove_temporaries, sync_folder
 
@@ -40,17 +41,17 @@ def check_out(out: Path, name: str) -> Path:
     A folder that was killed before it knew its name may be used by any run.
     """
     if out.exists() and not out.is_dir():
-        raise ValueError(f"out {out} is a file, but must be a folder")
+        raise JomaError(f"out {out} is a file, but must be a folder")
     if not out.is_dir() or all(is_temporary(path) for path in out.iterdir()):
         return out
     if not is_run(out):
-        raise ValueError(
+        raise JomaError(
             f"out {out} has other things in it, but must be a new folder, an empty one or "
             f"that of an earlier {name} run"
         )
     there = _name_of(out)
     if there not in (None, name):
-        raise ValueError(
+        raise JomaError(
             f"out {out} holds a {there} run, but must be a new folder, an empty one or "
             f"that of an earlier {name} run"
         )
@@ -108,7 +109,7 @@ def _name_of(folder: Path) -> str | None:
 def check_name(what: str, name: str) -> str:
     """`name` if it is good as a file name."""
     if not _NAME.fullmatch(name):
-        raise ValueError(
+        raise JomaError(
             f"{what} must be letters, digits and . + - _ beginning with a letter or digit, "
             f"got {name!r}"
         )

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from joma.errors import JomaError
 from joma.runs._write import write_bytes
 
 
@@ -31,7 +32,7 @@ def plain(value: Any, *, finite: bool = True) -> Any:
         return str(value)
     if hasattr(value, "tolist"):  # NumPy arrays and scalars, without importing NumPy
         return plain(value.tolist(), finite=finite)
-    raise ValueError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
+    raise JomaError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
 
 
 def write(path: Path, value: Any) -> None:
@@ -45,6 +46,6 @@ def read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist") from None
+        raise JomaError(f"{path} does not exist") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+        raise JomaError(f"{path} is not valid JSON: {error}") from error

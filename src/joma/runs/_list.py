@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joma.errors import JomaError
 from joma.runs._folder import CONFIG, OUTCOME_FILE, OWN_FOLDERS, is_run
 from joma.runs._run import Run
 
@@ -63,7 +64,7 @@ def list_runs(root: Path | str) -> list[RunSummary]:
     """The runs in `root` and in the folders below it, oldest first; unreadable ones left out."""
     root = Path(root)
     if not root.is_dir():
-        raise ValueError(f"root must be a folder, but {root} is none")
+        raise JomaError(f"root must be a folder, but {root} is none")
     summaries: list[RunSummary] = []
     for folder in _folders(root, _DEPTH):
         if is_run(folder) and (folder / CONFIG).is_file():

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from joma.errors import JomaError
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -64,7 +66,7 @@ def _lock(folder: Path) -> int | None:
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
-            raise ValueError(
+            raise JomaError(
                 f"run folder {folder} is in use by another process; "
                 "wait for it or use another folder"
             ) from None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.runs import _parts
 from joma.runs._parts import Part
 
@@ -27,9 +28,9 @@ class _Labels(NamedTuple):
     def of(cls, name: str, module: str | None, layer: int | None, head: int | None) -> "_Labels":
         # Printable is also what can be written: a row that cannot would block every flush.
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise ValueError(f"name must be a word, got {name!r}")
+            raise JomaError(f"name must be a word, got {name!r}")
         if module is not None and not (isinstance(module, str) and module.isprintable()):
-            raise ValueError(f"module must be a module's name or None, got {module!r}")
+            raise JomaError(f"module must be a module's name or None, got {module!r}")
         return cls(name, module or None, _place("layer", layer), _place("head", head))
 
 
@@ -98,7 +99,7 @@ class Metrics:
         labels = _Labels.of(name, module, layer, head)
         held = _numbers("values", values)
         if held.ndim > 1:
-            raise ValueError(
+            raise JomaError(
                 f"values must be a number or one for each member, got shape {held.shape}"
             )
         self._hold(labels, _steps("step", [step]), held.reshape(1, -1), bound, time)
@@ -130,10 +131,10 @@ class Metrics:
         labels = _Labels.of(name, module, layer, head)
         values = _numbers("values_SE", values_SE)
         if values.ndim != 2:
-            raise ValueError(f"values_SE must have axes (steps, members), got shape {values.shape}")
+            raise JomaError(f"values_SE must have axes (steps, members), got shape {values.shape}")
         held = _steps("steps", steps)
         if len(held) != len(values):
-            raise ValueError(
+            raise JomaError(
                 f"values_SE must have a row for each of {len(held)} steps, got {len(values)}"
             )
         self._hold(labels, held, values, bound, time)
@@ -186,7 +187,7 @@ class Metrics:
             step: the last one that is kept; -1 forgets all.
         """
         if not isinstance(step, int | np.integer) or step < -1:
-            raise ValueError(f"step must be a whole number ≥ 0, or -1 for none, got {step!r}")
+            raise JomaError(f"step must be a whole number ≥ 0, or -1 for none, got {step!r}")
         self.flush()
         count, covered = _parts.counting(self._folder)
         _parts.remove(covered)  # first: they would count again if what covers them went
@@ -280,7 +281,7 @@ def _numbers(what: str, given: ArrayLike) -> NDArray[np.float64]:
     except ValueError:
         array = np.empty(0)
     if array.dtype.kind not in "fiub" or array.size == 0:
-        raise ValueError(f"{what} must be one or more real numbers, got {given!r}")
+        raise JomaError(f"{what} must be one or more real numbers, got {given!r}")
     return array.astype(np.float64)
 
 
@@ -291,7 +292,7 @@ def _steps(what: str, given: ArrayLike) -> NDArray[np.int64]:
         array = np.empty(0)
     whole = array.dtype.kind in "iu" and array.ndim == 1 and array.size > 0
     if not whole or array.min() < 0 or array.max() > _INT64:
-        raise ValueError(f"{what} must be whole and ≥ 0, got {given!r}")
+        raise JomaError(f"{what} must be whole and ≥ 0, got {given!r}")
     return array.astype(np.int64)
 
 
@@ -302,7 +303,7 @@ def _spread(what: str, given: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.f
     try:
         return np.broadcast_to(array, shape)
     except ValueError:
-        raise ValueError(
+        raise JomaError(
             f"{what} must be one number or fit what it is of, of shape {shape}, "
             f"got shape {array.shape}"
         ) from None
@@ -312,5 +313,5 @@ def _place(what: str, given: int | None) -> int:
     if given is None:
         return -1
     if not isinstance(given, int | np.integer) or not 0 <= given <= _INT32:
-        raise ValueError(f"{what} must be a whole number ≥ 0 or None, got {given!r}")
+        raise JomaError(f"{what} must be a whole number ≥ 0 or None, got {given!r}")
     return int(given)

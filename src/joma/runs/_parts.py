@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joma.errors import JomaError
 from joma.runs._write import replacing, sync_folder
 
 _NAME = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
@@ -61,7 +62,7 @@ def counting(folder: Path) -> tuple[list[Part], list[Part]]:
         elif part.last <= count[-1].last:
             covered.append(part)
         else:
-            raise ValueError(
+            raise JomaError(
                 f"{part.path} and {count[-1].path.name} hold the same parts in part, "
                 f"which no metrics log has; one of them is not of this run"
             )
@@ -117,10 +118,10 @@ def read(part: Part) -> Any:
         table = pyarrow.parquet.ParquetFile(content, page_checksum_verification=True).read()
         table.validate(full=True)
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # Arrow's words for damage
-        raise ValueError(f"{part.path} is damaged or not a metrics log: {error}") from error
+        raise JomaError(f"{part.path} is damaged or not a metrics log: {error}") from error
     if not table.schema.equals(schema()):
         columns = ", ".join(table.schema.names)
-        raise ValueError(f"{part.path} is not a metrics log: its columns are {columns}")
+        raise JomaError(f"{part.path} is not a metrics log: its columns are {columns}")
     return table
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.runs import _json, _tables
 from joma.runs._checkpoints import Checkpoints
 from joma.runs._compare import differing
@@ -112,7 +113,7 @@ class Run:
         if differences := differing(run.config, settings, changing=changing):
             there = " and ".join(_entry(key, value) for key, (value, _) in differences.items())
             asked = " and ".join(_entry(key, value) for key, (_, value) in differences.items())
-            raise ValueError(
+            raise JomaError(
                 f"out {out} holds a {name} run with {there}, but {asked} "
                 f"{'was' if len(differences) == 1 else 'were'} asked for; out must be a new "
                 f"folder, an empty one or that of a {name} run with the same settings"
@@ -128,7 +129,7 @@ class Run:
         """Reads an existing run folder."""
         path = Path(path)
         if not is_run(path):
-            raise ValueError(f"{path} is not a run folder")
+            raise JomaError(f"{path} is not a run folder")
         config = _json.read(path / CONFIG)
         around = _json.read(path / ENVIRONMENT)
         _check_config(path / CONFIG, config)
@@ -176,7 +177,7 @@ class Run:
         path = self._table(name)
         if not path.is_file():
             known = ", ".join(self.tables) or "no tables"
-            raise ValueError(f"{self.path} has no table {name!r}; it has {known}")
+            raise JomaError(f"{self.path} has no table {name!r}; it has {known}")
         return _tables.read(path)
 
     def write_figure(self, filename: str, data: bytes) -> Path:
@@ -211,28 +212,28 @@ class Run:
     def _json(self, name: str) -> Path:
         file = f"{check_name('name', name)}.json"
         if file in (CONFIG, ENVIRONMENT):
-            raise ValueError(f"name must not be {name!r}, which the run folder keeps itself")
+            raise JomaError(f"name must not be {name!r}, which the run folder keeps itself")
         return self.path / file
 
 
 def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration as `config.json` has it."""
     if config.get("name", name) != name:
-        raise ValueError(f"config says name {config['name']!r}, but the run's is {name!r}")
+        raise JomaError(f"config says name {config['name']!r}, but the run's is {name!r}")
     return _json.plain({"name": name, **config})
 
 
 def _check_config(file: Path, config: Any) -> None:
     if not isinstance(config, dict) or not isinstance(config.get("name"), str):
-        raise ValueError(f'{file} must hold the settings of a run by name, with a word as "name"')
+        raise JomaError(f'{file} must hold the settings of a run by name, with a word as "name"')
 
 
 def _check_environment(file: Path, around: Any) -> None:
     if not isinstance(around, dict):
-        raise ValueError(f"{file} must hold what a run ran on, by name")
+        raise JomaError(f"{file} must hold what a run ran on, by name")
     resumed = around.get("resumed", [])
     if not isinstance(resumed, list) or not all(isinstance(again, dict) for again in resumed):
-        raise ValueError(
+        raise JomaError(
             f'{file} must hold as "resumed" a list with a record for each time the run was gone on '
             f"with, got {resumed!r}"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.runs._write import replacing
 
 
@@ -19,7 +20,7 @@ def write(path: Path, columns: Mapping[str, ArrayLike]) -> None:
     try:
         table = pyarrow.table({name: pyarrow.array(array) for name, array in arrays.items()})
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as e:
-        raise ValueError(f"columns must hold numbers, text, dates or truth values: {e}") from e
+        raise JomaError(f"columns must hold numbers, text, dates or truth values: {e}") from e
     with replacing(path) as file:
         pyarrow.parquet.write_table(table, file)
 
@@ -32,20 +33,20 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
     try:
         table = pyarrow.parquet.ParquetFile(path).read()
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from error
+        raise JomaError(f"{path} is not a Parquet file: {error}") from error
     return {name: _to_numpy(table.column(name)) for name in table.column_names}
 
 
 def _checked(columns: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
     if not columns:
-        raise ValueError("columns must name at least one column, got none")
+        raise JomaError("columns must name at least one column, got none")
     arrays = {name: np.asarray(values) for name, values in columns.items()}
     for name, array in arrays.items():
         if array.ndim != 1:
-            raise ValueError(f"column {name!r} must have one axis, got shape {array.shape}")
+            raise JomaError(f"column {name!r} must have one axis, got shape {array.shape}")
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"columns must have equal lengths, got {lengths}")
+        raise JomaError(f"columns must have equal lengths, got {lengths}")
     return arrays
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks as checks
 from joma.theory.functions import ACTIVATIONS, Activation, leaky_relu
 
@@ -74,17 +75,17 @@ class CDAG:
         weights = checks.shape("weights", checks.finite("weights", self.weights), (n, n))
         for name, mask in (("trained", self.trained), ("residual", self.residual)):
             if mask.shape != (n, n) or mask.dtype != np.bool_:
-                raise ValueError(f"{name} must be a boolean array of shape ({n}, {n})")
+                raise JomaError(f"{name} must be a boolean array of shape ({n}, {n})")
             if np.any(np.triu(mask)) or np.any(mask[: self.inputs]):
-                raise ValueError(
+                raise JomaError(
                     f"{name} must lead from a later node to an earlier one, and never from an input"
                 )
         if np.any(self.trained & self.residual):
-            raise ValueError("residual and trained must not share an edge")
+            raise JomaError("residual and trained must not share an edge")
         if np.any(weights[self.residual] != 1):
-            raise ValueError("weights must be 1 on residual edges")
+            raise JomaError("weights must be 1 on residual edges")
         if np.any(weights[~(self.trained | self.residual)] != 0):
-            raise ValueError("weights must be 0 where there is no edge")
+            raise JomaError("weights must be 0 where there is no edge")
 
     @classmethod
     def layered(
@@ -107,9 +108,9 @@ class CDAG:
         """
         sizes = checks.integers("widths", widths, 1)
         if sizes.ndim != 1 or sizes.size < 2:
-            raise ValueError(f"widths must name at least two layers, got {widths}")
+            raise JomaError(f"widths must name at least two layers, got {widths}")
         if len(nonlinearities) != sizes.size - 1:
-            raise ValueError(f"nonlinearities must be one per layer after the inputs of {widths}")
+            raise JomaError(f"nonlinearities must be one per layer after the inputs of {widths}")
         checks.non_negative("scale", scale)
         generator = checks.generator(rng)
         starts = np.concatenate([[0], np.cumsum(sizes)])

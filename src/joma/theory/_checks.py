@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
+
 T = TypeVar("T")
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -23,9 +25,9 @@ def finite(name: str, value: ArrayLike) -> Array:
             raise TypeError(given.dtype)
         array = given.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array of real numbers, got {value!r}") from error
+        raise JomaError(f"{name} must be an array of real numbers, got {value!r}") from error
     if not np.all(np.isfinite(array)):
-        raise ValueError(f"{name} must be finite, got {_first(array, ~np.isfinite(array))}")
+        raise JomaError(f"{name} must be finite, got {_first(array, ~np.isfinite(array))}")
     return array
 
 
@@ -33,7 +35,7 @@ def non_negative(name: str, value: ArrayLike) -> Array:
     """`value` as an array of finite numbers ≥ 0."""
     array = finite(name, value)
     if np.any(array < 0):
-        raise ValueError(f"{name} must be ≥ 0, got {_first(array, array < 0)}")
+        raise JomaError(f"{name} must be ≥ 0, got {_first(array, array < 0)}")
     return array
 
 
@@ -41,7 +43,7 @@ def positive(name: str, value: ArrayLike) -> Array:
     """`value` as an array of finite numbers > 0."""
     array = finite(name, value)
     if np.any(array <= 0):
-        raise ValueError(f"{name} must be > 0, got {_first(array, array <= 0)}")
+        raise JomaError(f"{name} must be > 0, got {_first(array, array <= 0)}")
     return array
 
 
@@ -55,7 +57,7 @@ def within(name: str, value: ArrayLike, low: float, high: float) -> Array:
     array = finite(name, value)
     outside = (array < low) | (array > high)
     if np.any(outside):
-        raise ValueError(f"{name} must lie in [{low:g}, {high:g}], got {_first(array, outside)}")
+        raise JomaError(f"{name} must lie in [{low:g}, {high:g}], got {_first(array, outside)}")
     return array
 
 
@@ -68,11 +70,11 @@ def distribution(name: str, value: ArrayLike) -> Array:
     """`value` as probabilities that sum to one over the last axis."""
     array = probabilities(name, value)
     if array.ndim == 0:
-        raise ValueError(f"{name} must have at least one axis, got the scalar {array}")
+        raise JomaError(f"{name} must have at least one axis, got the scalar {array}")
     total = array.sum(axis=-1, keepdims=True)
     off = np.abs(total - 1)
     if array.shape[-1] == 0 or np.any(off > 1e-6):
-        raise ValueError(
+        raise JomaError(
             f"{name} must sum to 1 over its last axis, got {np.ravel(total)[np.argmax(off)]:.9g}"
         )
     return array / total
@@ -83,7 +85,7 @@ def integers(name: str, value: ArrayLike, low: int) -> NDArray[np.int64]:
     array = finite(name, value)
     if np.any(array != np.round(array)) or np.any(array < low):
         bad = (array != np.round(array)) | (array < low)
-        raise ValueError(f"{name} must be whole numbers ≥ {low}, got {_first(array, bad)}")
+        raise JomaError(f"{name} must be whole numbers ≥ {low}, got {_first(array, bad)}")
     return array.astype(np.int64)
 
 
@@ -91,7 +93,7 @@ def times(name: str, value: ArrayLike) -> Array:
     """`value` as a time or a one-dimensional array of times, all ≥ 0."""
     array = non_negative(name, value)
     if array.ndim > 1:
-        raise ValueError(f"{name} must be a scalar or have one axis, got shape {array.shape}")
+        raise JomaError(f"{name} must be a scalar or have one axis, got shape {array.shape}")
     return array
 
 
@@ -99,7 +101,7 @@ def at_least_1d(name: str, value: ArrayLike) -> Array:
     """`value` as a finite array with at least one axis."""
     array = finite(name, value)
     if array.ndim == 0:
-        raise ValueError(f"{name} must have at least one axis, got the scalar {float(array)}")
+        raise JomaError(f"{name} must have at least one axis, got the scalar {float(array)}")
     return array
 
 
@@ -110,7 +112,7 @@ def shape(name: str, array: Array, expected: tuple[int | None, ...]) -> Array:
     )
     if not fits:
         wanted = ", ".join("any" if n is None else str(n) for n in expected)
-        raise ValueError(f"{name} must have shape ({wanted}), got {array.shape}")
+        raise JomaError(f"{name} must have shape ({wanted}), got {array.shape}")
     return array
 
 
@@ -119,7 +121,7 @@ def broadcasts(name: str, value: Array, target: tuple[int, ...]) -> Array:
     try:
         return np.broadcast_to(value, target)
     except ValueError as error:
-        raise ValueError(f"{name} of shape {value.shape} does not broadcast to {target}") from error
+        raise JomaError(f"{name} of shape {value.shape} does not broadcast to {target}") from error
 
 
 def together(**shapes: tuple[int, ...]) -> None:
@@ -128,13 +130,13 @@ def together(**shapes: tuple[int, ...]) -> None:
         np.broadcast_shapes(*shapes.values())
     except ValueError as error:
         given = ", ".join(f"{name} {size}" for name, size in shapes.items())
-        raise ValueError(f"{', '.join(shapes)} must broadcast together, got {given}") from error
+        raise JomaError(f"{', '.join(shapes)} must broadcast together, got {given}") from error
 
 
 def instance(name: str, value: object, kind: type[T]) -> T:
     """`value` if it is of the kind asked for."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name} must be a {kind.__name__}, got {value!r}")
+        raise JomaError(f"{name} must be a {kind.__name__}, got {value!r}")
     return value
 
 
@@ -148,7 +150,7 @@ def norm(vectors: Array) -> Array:
 def one(name: str, array: NDArray[Scalar]) -> NDArray[Scalar]:
     """`array` if it is one number."""
     if array.ndim != 0:
-        raise ValueError(f"{name} must be one number, got shape {array.shape}")
+        raise JomaError(f"{name} must be one number, got shape {array.shape}")
     return array
 
 

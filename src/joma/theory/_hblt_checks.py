@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 
@@ -13,7 +14,7 @@ def heights(height: ArrayLike, depth: ArrayLike) -> tuple[NDArray[np.int64], NDA
     depth = _checks.integers("depth", depth, 1)
     _checks.together(height=height.shape, depth=depth.shape)
     if np.any(height >= depth):
-        raise ValueError(
+        raise JomaError(
             f"height must be below the depth of the hierarchy, got {height} with depth {depth}"
         )
     return height, depth
@@ -24,7 +25,7 @@ def class_arguments(class_probs: ArrayLike, child_off_probs: ArrayLike) -> tuple
     class_probs = _checks.distribution("class_probs", class_probs)
     child_off_probs = _checks.probabilities("child_off_probs", child_off_probs)
     if child_off_probs.ndim == 0 or child_off_probs.shape[-1] != class_probs.shape[-1]:
-        raise ValueError(
+        raise JomaError(
             f"child_off_probs must have a last axis of {class_probs.shape[-1]} classes, "
             f"got shape {child_off_probs.shape}"
         )

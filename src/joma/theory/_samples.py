@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 
@@ -37,9 +38,9 @@ class Samples:
         x = _checks.shape("x", _checks.non_negative("x", self.x), (None, None))
         n = x.shape[0]
         if n == 0:
-            raise ValueError("x must have at least one sample, got none")
+            raise JomaError("x must have at least one sample, got none")
         if (self.gradient is None) == (self.labels is None):
-            raise ValueError("give either gradient or labels, and not both")
+            raise JomaError("give either gradient or labels, and not both")
         self._keep("x", x)
         if self.gradient is not None:
             g = _checks.at_least_1d("gradient", self.gradient)
@@ -50,7 +51,7 @@ class Samples:
             largest = int(np.max(np.asarray(self.labels))) + 1
             classes = largest if self.classes is None else self.classes
             if int(_checks.integers("classes", classes, 1)) < largest:
-                raise ValueError(f"classes must exceed the largest label {largest - 1}")
+                raise JomaError(f"classes must exceed the largest label {largest - 1}")
             object.__setattr__(self, "classes", int(classes))
         if self.query is not None:
             tokens, position = np.unique(self._whole("query", self.query), return_inverse=True)
@@ -83,7 +84,7 @@ class Samples:
     def _whole(self, name: str, value: ArrayLike) -> NDArray[np.int64]:
         whole = _checks.integers(name, value, 0)
         if whole.shape != (len(np.asarray(self.x)),):
-            raise ValueError(
+            raise JomaError(
                 f"{name} must have shape ({len(np.asarray(self.x))},), got {whole.shape}"
             )
         return whole

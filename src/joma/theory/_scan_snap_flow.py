@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import solve_ivp
 
+from joma.errors import JomaError
 from joma.theory import _checks, _special
 from joma.theory._checks import Array
 
@@ -33,9 +34,9 @@ class Corpus:
         _checks.positive("joint", joint)
         query = _checks.integers("query", self.query, 0)
         if query.shape != (classes,):
-            raise ValueError(f"query must have shape ({classes},), got {query.shape}")
+            raise JomaError(f"query must have shape ({classes},), got {query.shape}")
         if set(query.tolist()) != set(range(int(query.max()) + 1)):
-            raise ValueError(f"query must use every number from 0, got {query.tolist()}")
+            raise JomaError(f"query must use every number from 0, got {query.tolist()}")
         object.__setattr__(self, "token_given_class", tokens)
         object.__setattr__(self, "joint", joint)
         object.__setattr__(self, "query", query)
@@ -189,7 +190,7 @@ class Trajectory:
         """Scan&Snap Theorem 3, r_{l/l'|n}(t) = c_l²/c_l'² − 1."""
         p = self.corpus.token_given_class[class_]
         if p[token] <= 0 or p[other] <= 0:
-            raise ValueError(f"token and other must occur in class {class_}, got {token}, {other}")
+            raise JomaError(f"token and other must occur in class {class_}, got {token}, {other}")
         logits = self.z[:, self.corpus.query[class_]]
         lead = np.log(p[token] / p[other]) + logits[:, token] - logits[:, other]
         return np.expm1(2 * lead)
@@ -219,7 +220,7 @@ def evolve(
     """
     times = np.atleast_1d(_checks.times("t", t))
     if np.any(np.diff(times) <= 0):
-        raise ValueError("t must increase from one time to the next")
+        raise JomaError("t must increase from one time to the next")
     eta_y = _checks.positive_scalar("eta_y", eta_y)
     eta_z = _checks.positive_scalar("eta_z", eta_z)
     start = dict(initial or {})
@@ -227,7 +228,7 @@ def evolve(
     z = _logits(corpus, start.pop("z", np.zeros(z_shape)))
     y = _decoder(corpus, start.pop("y", np.zeros(y_shape)))
     if start:
-        raise ValueError(f"initial may hold z and y, got {sorted(start)}")
+        raise JomaError(f"initial may hold z and y, got {sorted(start)}")
     sizes = np.cumsum([z.size, y.size])
 
     def rate(_: float, state: Array) -> Array:
@@ -312,7 +313,7 @@ def _decoder(corpus: Corpus, y: ArrayLike) -> Array:
 def _last_axes(name: str, value: ArrayLike, expected: tuple[int, int]) -> Array:
     array = _checks.finite(name, value)
     if array.shape[-2:] != expected:
-        raise ValueError(
+        raise JomaError(
             f"{name} must have shape (..., {expected[0]}, {expected[1]}), got {array.shape}"
         )
     return array

@@ -8,6 +8,7 @@ from scipy.integrate import cumulative_simpson, cumulative_trapezoid, solve_ivp
 from scipy.optimize import brentq
 from scipy.special import wrightomega
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory._scan_snap_flow import Corpus, feature
@@ -50,7 +51,7 @@ def rise_ratio(corpus: Corpus, class_: int, token: int, other: int) -> float:
     """
     own = corpus.distinct_of(class_)
     if token not in own or other not in own:
-        raise ValueError(f"token and other must be distinct tokens of class {class_}")
+        raise JomaError(f"token and other must be distinct tokens of class {class_}")
     p = corpus.token_given_class[class_]
     return float((p[token] / p[other]) ** 2)
 
@@ -133,7 +134,7 @@ def rescaled_time(t: ArrayLike, factor: float) -> Array:
 def snapping_time(classes: int, tokens: int, eta_y: float) -> float:
     """Scan&Snap Theorem 4, t₀ = 2K ln M/η_Y: scanning ends and attention snaps."""
     if classes < 2 or tokens < 2:
-        raise ValueError(f"classes and tokens must be ≥ 2, got {classes}, {tokens}")
+        raise JomaError(f"classes and tokens must be ≥ 2, got {classes}, {tokens}")
     return 2 * classes * float(np.log(tokens)) / _checks.positive_scalar("eta_y", eta_y)
 
 
@@ -153,7 +154,7 @@ def margin_time(margin: ArrayLike, *, classes: int, distinct_share: float, eta_y
     margin = _checks.non_negative("margin", margin)
     share = _checks.positive_scalar("distinct_share", distinct_share)
     if share > 1:
-        raise ValueError(f"distinct_share must lie in (0, 1], got {share:g}")
+        raise JomaError(f"distinct_share must lie in (0, 1], got {share:g}")
     steps = np.expm1(margin) + (_classes(classes) - 1) * margin
     return steps / (_checks.positive_scalar("eta_y", eta_y) * share)
 
@@ -212,9 +213,9 @@ class Balanced:
     def __post_init__(self) -> None:
         for name, low in (("classes", 2), ("common", 1), ("distinct", 1)):
             if getattr(self, name) < low:
-                raise ValueError(f"{name} must be ≥ {low}, got {getattr(self, name)}")
+                raise JomaError(f"{name} must be ≥ {low}, got {getattr(self, name)}")
         if not 0 < self.common_mass < 1:
-            raise ValueError(f"common_mass must lie in (0, 1), got {self.common_mass}")
+            raise JomaError(f"common_mass must lie in (0, 1), got {self.common_mass}")
 
     @property
     def corpus(self) -> Corpus:
@@ -359,11 +360,11 @@ def late_decoder_rate_effect(t: ArrayLike, balanced: Balanced, *, eta_y: float) 
     """
     grown = _checks.positive_scalar("eta_y", eta_y) * _checks.positive("t", t)
     if np.any(grown <= 1):
-        raise ValueError(f"t must be late, eta_y·t > 1, got {np.min(grown):g}")
+        raise JomaError(f"t must be late, eta_y·t > 1, got {np.min(grown):g}")
     return balanced.slope * (1 / np.log(grown) - 0.5)
 
 
 def _classes(classes: int) -> int:
     if classes < 2:
-        raise ValueError(f"classes must be ≥ 2, got {classes}")
+        raise JomaError(f"classes must be ≥ 2, got {classes}")
     return classes

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory._scan_snap_flow import Corpus, Trajectory, rates
@@ -43,7 +44,7 @@ def sample_gradient(
     """
     classes = _checks.integers("classes", classes, 0)
     if classes.ndim != 1 or np.any(classes >= corpus.classes):
-        raise ValueError(f"classes must be one axis of numbers below {corpus.classes}")
+        raise JomaError(f"classes must be one axis of numbers below {corpus.classes}")
     x = _checks.non_negative("frequencies", frequencies)
     x = _checks.shape("frequencies", x, (classes.size, corpus.tokens))
     z = _checks.shape("z", _checks.finite("z", z), (corpus.queries, corpus.tokens))
@@ -144,5 +145,5 @@ def _gradient(
 def _count(name: str, value: int) -> int:
     array = _checks.integers(name, value, 1)
     if array.ndim:
-        raise ValueError(f"{name} must be one whole number, got shape {array.shape}")
+        raise JomaError(f"{name} must be one whole number, got shape {array.shape}")
     return int(array)

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import integrate
 
+from joma.errors import JomaError
 from joma.theory import _checks, _special
 from joma.theory._checks import Array
 from joma.theory._samples import Samples
@@ -187,15 +188,15 @@ def simulate(
     block = _checks.instance("block", block, Block)
     samples = _checks.instance("samples", samples, Samples)
     if block.sigma.normalized and np.any(np.sum(np.asarray(samples.x), axis=1) == 0):
-        raise ValueError("x must have a token in every sample, or softmax has nothing to weigh")
+        raise JomaError("x must have a token in every sample, or softmax has nothing to weigh")
     t = np.atleast_1d(_checks.times("t", t))
     if t.size == 0 or np.any(np.diff(t) <= 0):
-        raise ValueError("t must hold at least one time, in increasing order")
+        raise JomaError("t must hold at least one time, in increasing order")
     start = _initial(samples, initial)
     if block.embeddings is not None and block.embeddings.shape[1] != (
         samples.tokens + samples.queries
     ):
-        raise ValueError(
+        raise JomaError(
             f"embeddings must have {samples.tokens} token columns and {samples.queries} query "
             f"columns, got {block.embeddings.shape[1]} in all"
         )
@@ -203,7 +204,7 @@ def simulate(
         step = _checks.positive_scalar("descent_step", descent_step)
         counts = np.round(t / step).astype(np.int64)
         if np.any(np.diff(counts) == 0):
-            raise ValueError(f"descent_step must not exceed the spacing of t, got {step:g}")
+            raise JomaError(f"descent_step must not exceed the spacing of t, got {step:g}")
         states = _stepped(_euler(block, samples, step), start, counts)
         t = counts.astype(np.float64) * step
     elif block.phi.smooth:
@@ -213,7 +214,7 @@ def simulate(
         step = _checks.positive_scalar("flow_step", step if step > 0 else 1.0)
         states = _frozen(block, samples, start, t, step)
     if not all(np.all(np.isfinite(part)) for part in states[-1]):
-        raise ValueError(f"t must end before the weights diverge, got t = {t[-1]:g}")
+        raise JomaError(f"t must end before the weights diverge, got t = {t[-1]:g}")
     z = np.stack([s.z for s in states])
     return Trajectory(
         t=t,
@@ -232,7 +233,7 @@ def _by_name(
     if isinstance(value, str) and value in known:
         return known[value]()
     if not isinstance(value, kind):
-        raise ValueError(
+        raise JomaError(
             f"{argument} must be one of {', '.join(known)} or an {kind.__name__}, got {value!r}"
         )
     return value
@@ -248,9 +249,9 @@ def _initial(samples: Samples, initial: Any) -> State:
         given = dict(cast(Mapping[str, Any], initial))
         parts = [given.pop(name, value) for name, value in zero._asdict().items()]
         if given:
-            raise ValueError(f"initial may name v, z and bias, got {', '.join(map(str, given))}")
+            raise JomaError(f"initial may name v, z and bias, got {', '.join(map(str, given))}")
     if not isinstance(parts, list | tuple) or not 2 <= len(cast(Any, parts)) <= 3:
-        raise ValueError(f"initial must be a State or (v, z) or (v, z, bias), got {initial!r}")
+        raise JomaError(f"initial must be a State or (v, z) or (v, z, bias), got {initial!r}")
     v, z, bias = (*cast(Any, parts), zero.bias)[:3]
     v = _checks.finite("initial v", v)
     v = _checks.shape("initial v", v[:, None] if v.ndim == 1 else v, (m, k))
@@ -365,5 +366,5 @@ def _adaptive(block: Block, samples: Samples, start: State, t: Array) -> list[St
         right_side, (0.0, t[-1]), pack(start), "DOP853", t_eval=t, rtol=1e-12, atol=1e-13
     )
     if not solution.success:
-        raise ValueError(f"t must end before the weights diverge, got t = {t[-1]:g}")
+        raise JomaError(f"t must end before the weights diverge, got t = {t[-1]:g}")
     return [unpack(column) for column in solution.y.T]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks as checks
 from joma.theory._cdag_graph import (
     CDAG,
@@ -52,7 +53,7 @@ def corr(x: ArrayLike, y: ArrayLike) -> Array:
     """Correlation over the dataset as the note defines it: Σ_i x[i] y[i], over the last axis."""
     x, y = checks.at_least_1d("x", x), checks.at_least_1d("y", y)
     if x.shape[-1] != y.shape[-1]:
-        raise ValueError(f"y must have the {x.shape[-1]} samples of x, got {y.shape[-1]}")
+        raise JomaError(f"y must have the {x.shape[-1]} samples of x, got {y.shape[-1]}")
     return np.asarray(np.einsum("...i,...i->...", x, y))
 
 
@@ -156,7 +157,7 @@ def recursion_bound(
     """
     low, high = checks.non_negative("slope_min", slope_min), checks.finite("slope_max", slope_max)
     if np.any(high < low):
-        raise ValueError(f"slope_max must be ≥ slope_min, got {slope_max} < {slope_min}")
+        raise JomaError(f"slope_max must be ≥ slope_min, got {slope_max} < {slope_min}")
     corr(z_beta, g)
     product = checks.finite("z_beta", z_beta) * checks.finite("g", g)
     agreement = np.maximum(product, 0).sum(axis=-1)
@@ -215,7 +216,7 @@ def _two_values(
     minus = checks.shape("x_minus", checks.finite("x_minus", x_minus), weights.shape)
     z = checks.at_least_1d("z_alpha", z_alpha)
     if np.any((z != 0) & (z != 1)):
-        raise ValueError("z_alpha must be 0 or 1 on every sample")
+        raise JomaError("z_alpha must be 0 or 1 on every sample")
     gradient = checks.shape("g", checks.finite("g", g), z.shape)
     rise = nonlinearity.derivative(weights @ plus) * plus
     fall = nonlinearity.derivative(weights @ minus) * minus
@@ -263,7 +264,7 @@ def edge_correlations(
     z = checks.shape("latents", checks.finite("latents", latents), (None, samples))
     length = np.linalg.norm(z, axis=1, keepdims=True)
     if np.any(length == 0):
-        raise ValueError("latents must not vanish on the whole dataset")
+        raise JomaError("latents must not vanish on the whole dataset")
     j, k = np.argwhere(network.trained).T
     f, delta = activations.values.T[k], gradients.deltas.T[j]
     alive = np.any(f != 0, axis=1) & np.any(delta != 0, axis=1)

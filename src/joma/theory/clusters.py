@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory.marginals import Marginal
@@ -55,12 +56,12 @@ def expectations(
     mean = _checks.at_least_1d("mean", mean)
     bias = _checks.finite("bias", bias)
     if v.shape[-1] != mean.shape[-1]:
-        raise ValueError(f"mean must have the {v.shape[-1]} components of v, got {mean.shape[-1]}")
+        raise JomaError(f"mean must have the {v.shape[-1]} components of v, got {mean.shape[-1]}")
     _checks.together(v=v.shape[:-1], mean=mean.shape[:-1], bias=bias.shape)
     seen = v if basis is None else _project(v, basis)
     length = _checks.norm(seen)
     if np.any(length == 0):
-        raise ValueError("v must not be zero in the subspace of x: it has no direction there")
+        raise JomaError("v must not be zero in the subspace of x: it has no direction there")
     direction = seen / length[..., None]
     s = np.sum(v / length[..., None] * mean, axis=-1) + bias / length
     below, above = slopes
@@ -241,7 +242,7 @@ def balance(marginal: Marginal, gradients: ArrayLike, s: ArrayLike) -> float:
 def _project(v: Array, basis: ArrayLike) -> Array:
     columns = _checks.shape("basis", _checks.finite("basis", basis), (v.shape[-1], None))
     if not np.allclose(columns.T @ columns, np.eye(columns.shape[1]), atol=1e-8):
-        raise ValueError("basis must have orthonormal columns")
+        raise JomaError("basis must have orthonormal columns")
     return (v @ columns) @ columns.T
 
 

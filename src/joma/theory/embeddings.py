@@ -7,6 +7,7 @@ so what the node accumulates along u_m acts as one: ξ_m = u_mᵀ w (Eqn 60).
 import numpy as np
 from numpy.typing import ArrayLike
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 
@@ -62,7 +63,7 @@ def coherence(columns: ArrayLike) -> float:
     """Section 7: ε = max |u_l·u_l′| over pairs of different columns."""
     columns = _checks.shape("columns", _checks.finite("columns", columns), (None, None))
     if columns.shape[1] < 2:
-        raise ValueError(f"columns must be two at least, got {columns.shape[1]}")
+        raise JomaError(f"columns must be two at least, got {columns.shape[1]}")
     gram = np.abs(columns.T @ columns)
     np.fill_diagonal(gram, 0.0)
     return float(np.max(gram))

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks as checks
 
 Array = NDArray[np.float64]
@@ -53,7 +54,7 @@ class ReversibleGradient:
         weights = checks.finite("w", w)
         _, m, n = self.a.shape
         if weights.shape[-2:] != (m, n):
-            raise ValueError(f"w must end in shape ({m}, {n}), got {weights.shape}")
+            raise JomaError(f"w must end in shape ({m}, {n}), got {weights.shape}")
         return self.a.sum(axis=0) - np.sum(self.b @ weights[..., None, :, :] @ self.c, axis=-3)
 
     def curvature(self) -> tuple[float, float]:
@@ -65,7 +66,7 @@ def project(g: ArrayLike, p: ArrayLike, q: ArrayLike) -> Array:
     """GaLore's projected gradient R = PᵀGQ, for G (..., m, n), P (m, r), Q (n, r)."""
     gradient = checks.finite("g", g)
     if gradient.ndim < 2:
-        raise ValueError(f"g must have at least two axes, got shape {gradient.shape}")
+        raise JomaError(f"g must have at least two axes, got shape {gradient.shape}")
     left = checks.shape("p", checks.finite("p", p), (gradient.shape[-2], None))
     right = checks.shape("q", checks.finite("q", q), (gradient.shape[-1], None))
     return left.T @ gradient @ right
@@ -76,7 +77,7 @@ def svd_projection(g: ArrayLike, rank: int) -> tuple[Array, Array]:
     gradient = checks.shape("g", checks.finite("g", g), (None, None))
     r = int(checks.integers("rank", rank, 1))
     if r > min(gradient.shape):
-        raise ValueError(f"rank must be ≤ {min(gradient.shape)}, got {r}")
+        raise JomaError(f"rank must be ≤ {min(gradient.shape)}, got {r}")
     left, _, right = np.linalg.svd(gradient, full_matrices=False)
     return left[:, :r], right[:r].T
 
@@ -171,11 +172,11 @@ def refreshed_bound(problem: ReversibleGradient, *, step: float, rank: int) -> f
     eta = checks.positive_scalar("step", step)
     least, largest = problem.curvature()
     if eta * largest > 2 * (1 + 1e-12):
-        raise ValueError(f"step must be ≤ 2/L = {2 / largest:g}, got {eta}")
+        raise JomaError(f"step must be ≤ 2/L = {2 / largest:g}, got {eta}")
     _, m, n = problem.a.shape
     r = int(checks.integers("rank", rank, 1))
     if r > min(m, n):
-        raise ValueError(f"rank must be ≤ {min(m, n)}, got {r}")
+        raise JomaError(f"rank must be ≤ {min(m, n)}, got {r}")
     return 1 - 2 * least * eta * (1 - eta * largest / 2) * r / min(m, n)
 
 
@@ -247,20 +248,20 @@ def descend(
 def _semidefinite(name: str, value: ArrayLike) -> Array:
     matrices = checks.finite(name, value)
     if matrices.ndim != 3 or matrices.shape[-1] != matrices.shape[-2]:
-        raise ValueError(f"{name} must have shape (N, size, size), got {matrices.shape}")
+        raise JomaError(f"{name} must have shape (N, size, size), got {matrices.shape}")
     scale = np.max(np.abs(matrices), initial=1.0)
     if np.any(np.abs(matrices - matrices.mT) > 1e-10 * scale):
-        raise ValueError(f"{name} must be symmetric")
+        raise JomaError(f"{name} must be symmetric")
     least = np.min(np.linalg.eigvalsh(matrices), initial=0.0)
     if least < -1e-10 * scale:
-        raise ValueError(f"{name} must be positive semidefinite, got the eigenvalue {least:g}")
+        raise JomaError(f"{name} must be positive semidefinite, got the eigenvalue {least:g}")
     return matrices
 
 
 def _projected(b: ArrayLike, c: ArrayLike, p: ArrayLike, q: ArrayLike) -> tuple[Array, Array]:
     inner_b, inner_c = _semidefinite("b", b), _semidefinite("c", c)
     if inner_b.shape[0] != inner_c.shape[0]:
-        raise ValueError(f"c must have the {inner_b.shape[0]} terms of b, got {inner_c.shape[0]}")
+        raise JomaError(f"c must have the {inner_b.shape[0]} terms of b, got {inner_c.shape[0]}")
     left = checks.shape("p", checks.finite("p", p), (inner_b.shape[-1], None))
     right = checks.shape("q", checks.finite("q", q), (inner_c.shape[-1], None))
     return left.T @ inner_b @ left, right.T @ inner_c @ right

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import xlogy
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import frozen, generator, one
 from joma.theory._hblt_checks import class_arguments, heights
@@ -123,7 +124,7 @@ def cooccurrence(height: ArrayLike, depth: ArrayLike, rho: ArrayLike, rho0: Arra
         1 + size0 * np.exp(log_power),
     )
     if np.any(token_on_twice == 0):
-        raise ValueError(
+        raise JomaError(
             "rho0 must not give rho**(depth - 1) * rho0 = 1, where the token never occurs"
         )
     return 1 + np.expm1(xlogy(2 * height, size)) / (2 * token_on_twice)
@@ -175,17 +176,17 @@ class Tree:
     def __post_init__(self) -> None:
         class_probs, off = class_arguments(self.class_probs, self.child_off_probs)
         if class_probs.ndim != 1:
-            raise ValueError(f"class_probs must have one axis, got shape {class_probs.shape}")
+            raise JomaError(f"class_probs must have one axis, got shape {class_probs.shape}")
         if off.ndim != 2 or off.shape[0] == 0:
-            raise ValueError(
+            raise JomaError(
                 f"child_off_probs must have shape (top latents, {class_probs.size}), "
                 f"got {off.shape}"
             )
         for name in ("parents", "rhos"):
             if not isinstance(getattr(self, name), list | tuple):
-                raise ValueError(f"{name} must be a list of arrays, got {getattr(self, name)!r}")
+                raise JomaError(f"{name} must be a list of arrays, got {getattr(self, name)!r}")
         if len(self.parents) != len(self.rhos):
-            raise ValueError(
+            raise JomaError(
                 f"rhos must hold one array for each of the {len(self.parents)} levels of parents, "
                 f"got {len(self.rhos)}"
             )
@@ -196,7 +197,7 @@ class Tree:
             name = f"parents of level {level}"
             parent = _checks.integers(name, parent, 0)
             if parent.ndim != 1 or parent.size == 0 or np.any(parent >= above):
-                raise ValueError(f"{name} must be one axis of places below {above}, got {parent}")
+                raise JomaError(f"{name} must be one axis of places below {above}, got {parent}")
             name = f"rhos of level {level}"
             rho = _checks.shape(name, _checks.within(name, rho, -1, 1), parent.shape)
             parents.append(frozen(parent))
@@ -308,7 +309,7 @@ class Tree:
         joint = self.joint(a, b)
         given = self.marginal(*b)
         if np.any(given == 0):
-            raise ValueError(f"b must take both values to be conditioned on, node {b} is {given}")
+            raise JomaError(f"b must take both values to be conditioned on, node {b} is {given}")
         return joint / given
 
     def common_ancestor(self, a: Node, b: Node) -> Node | None:
@@ -338,7 +339,7 @@ class Tree:
     def path_rho(self, descendant: Node, ancestor: Node) -> float:
         """Lemma 9: ρ_{γ|α}, the product of ρ along the edges from an ancestor down to a node."""
         if self.common_ancestor(descendant, ancestor) != tuple(ancestor):
-            raise ValueError(f"ancestor must stand above {descendant}, got {ancestor}")
+            raise JomaError(f"ancestor must stand above {descendant}, got {ancestor}")
         return self._climb(descendant, ancestor[0])[1]
 
     def _parent(self, level: int, node: int) -> int:
@@ -361,9 +362,9 @@ class Tree:
     def _check(self, name: str, node: Node) -> None:
         level, place = node
         if not 0 <= level < self.depth:
-            raise ValueError(f"{name} must have a level from 0 to {self.depth - 1}, got {level}")
+            raise JomaError(f"{name} must have a level from 0 to {self.depth - 1}, got {level}")
         if not 0 <= place < self.sizes[level]:
-            raise ValueError(
+            raise JomaError(
                 f"{name} must be one of the {self.sizes[level]} nodes of level {level}, got {place}"
             )
 

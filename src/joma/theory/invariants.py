@@ -14,6 +14,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import ArrayLike
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory.block import Block, Trajectory
@@ -57,7 +58,7 @@ def conserved_pointwise(block: Block, v: ArrayLike, z: ArrayLike) -> Array:
         z: shape (T, M) for one query or (T, queries, M).
     """
     if block.sigma.normalized:
-        raise ValueError("block must have a pointwise attention; softmax conserves the sum of z")
+        raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
     v = _checks.shape("v", _checks.finite("v", v), (None, None, None))
     z = _checks.finite("z", z)
     attention, weights = _terms(block, v, z)
@@ -98,7 +99,7 @@ def softmax_logit_parts(block: Block, v: ArrayLike, mean_scores: ArrayLike) -> t
     """Fig. 2: the two parts of Eqn 18, neither of which predicts z alone."""
     v = _checks.at_least_1d("v", v)
     if v.ndim < 2:
-        raise ValueError(f"v must have the shape (…, M, K), got {v.shape}")
+        raise JomaError(f"v must have the shape (…, M, K), got {v.shape}")
     mean_scores = _checks.shape(
         "mean_scores", _checks.finite("mean_scores", mean_scores), (v.shape[-2],)
     )

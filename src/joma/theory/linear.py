@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks, _erf_inverse, _special
 from joma.theory._checks import Array
 
@@ -74,7 +75,7 @@ def winner(
     delta = _checks.at_least_1d("delta", delta)
     times = blowup_time(delta, initial=initial, log_offset=log_offset, normalizer=normalizer)
     if not np.all(np.isfinite(np.min(times, axis=-1))):
-        raise ValueError("delta must have a non-zero component, got only zeros")
+        raise JomaError("delta must have a non-zero component, got only zeros")
     return np.argmin(times, axis=-1)
 
 
@@ -94,7 +95,7 @@ def limit(
     own_time = tokens.blowup_time()
     first = np.min(own_time, axis=-1, keepdims=True)
     if not np.all(np.isfinite(first)):
-        raise ValueError("delta must have a non-zero component, got only zeros")
+        raise JomaError("delta must have a non-zero component, got only zeros")
     start, share = tokens.start, first / own_time
     way = _erf_inverse.extended(_special.erfc(start / np.sqrt(2)) * share)
     v = _erf_inverse.inverse(start, way, _erf_inverse.remaining(start, way))
@@ -251,7 +252,7 @@ class _Tokens(NamedTuple):
 def _evolve(tokens: _Tokens, t: Array, beyond: str) -> Array:
     """v(t) of each token's own equation."""
     if beyond not in ("raise", "inf"):
-        raise ValueError(f"beyond must be 'raise' or 'inf', got {beyond!r}")
+        raise JomaError(f"beyond must be 'raise' or 'inf', got {beyond!r}")
     t = t.reshape(t.shape + (1,) * tokens.delta.ndim)
 
     # erf(v/√2) = erf(v₀/√2) + √(2/π) Δ eᶜ t/A, solved for v with Δ ≥ 0 and then given its sign.
@@ -264,7 +265,7 @@ def _evolve(tokens: _Tokens, t: Array, beyond: str) -> Array:
     if np.any(over):
         if beyond == "raise":
             late = float(np.min(np.broadcast_to(t, over.shape)[over]))
-            raise ValueError(
+            raise JomaError(
                 f"t must be below the winner's blow-up time {float(np.min(own_time))!r}, "
                 f"got {late!r}; beyond='inf' follows each token on its own"
             )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from joma.errors import JomaError
 from joma.theory import _checks, _special
 from joma.theory._checks import Array
 
@@ -95,7 +96,7 @@ class StudentT(Marginal):
     def __post_init__(self) -> None:
         df = _checks.positive_scalar("df", self.df)
         if df <= 1:
-            raise ValueError(f"df must be > 1, or the cluster has no mean; got {df}")
+            raise JomaError(f"df must be > 1, or the cluster has no mean; got {df}")
 
     def pdf(self, u: ArrayLike) -> Array:  # noqa: D102
         df = self.df
@@ -169,7 +170,7 @@ class Ball(Marginal):
 
     def __post_init__(self) -> None:
         if _checks.integers("n", self.n, 1).ndim != 0:
-            raise ValueError(f"n must be one whole number, got {self.n!r}")
+            raise JomaError(f"n must be one whole number, got {self.n!r}")
 
     def pdf(self, u: ArrayLike) -> Array:  # noqa: D102
         u = np.asarray(u, dtype=np.float64)
@@ -212,7 +213,7 @@ class Density(Marginal):
 
     def __init__(self, pdf: Callable[[Any], Any], breaks: Sequence[float] = ()) -> None:
         if not callable(pdf):
-            raise ValueError(f"pdf must be a function of u, got {pdf!r}")
+            raise JomaError(f"pdf must be a function of u, got {pdf!r}")
         self._pdf = _of_arrays(pdf)
         given = _checks.positive("breaks", list(breaks)) if len(breaks) else np.empty(0)
         # Panels of doubling width resolve a peak at zero as well as a heavy tail; each is then
@@ -225,7 +226,7 @@ class Density(Marginal):
         tails = np.concatenate([moments, self._beyond()], axis=1)
         self._tails = np.cumsum(tails[:, ::-1], axis=1)[:, ::-1]
         if abs(self._tails[0, 0] - 0.5) > 1e-6:
-            raise ValueError(f"pdf must integrate to 1, got {2 * self._tails[0, 0]:.8g}")
+            raise JomaError(f"pdf must integrate to 1, got {2 * self._tails[0, 0]:.8g}")
 
     def __repr__(self) -> str:
         return f"Density({getattr(self._pdf, '__name__', 'pdf')})"
@@ -235,7 +236,7 @@ class Density(Marginal):
         with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
             p = np.asarray(self._pdf(u), dtype=np.float64)
         if not np.all(np.isfinite(p)) or np.any(p < 0):
-            raise ValueError("pdf must be finite and ≥ 0 for every u ≥ 0")
+            raise JomaError("pdf must be finite and ≥ 0 for every u ≥ 0")
         return p
 
     def theta1(self, s: ArrayLike) -> Array:  # noqa: D102
@@ -283,7 +284,7 @@ class Density(Marginal):
             return np.zeros((2, 1))
         power = np.log2(before / p)
         if power <= 2 + 1e-9:
-            raise ValueError(f"pdf must have a finite mean of |u|, but falls like u^-{power:.3g}")
+            raise JomaError(f"pdf must have a finite mean of |u|, but falls like u^-{power:.3g}")
         return np.array([[p * end / (power - 1)], [p * end**2 / (power - 2)]])
 
     def _tail(self, s: Array, power: int) -> Array:

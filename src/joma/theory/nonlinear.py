@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize
 
+from joma.errors import JomaError
 from joma.theory import _checks, _eqn6, _special
 from joma.theory._checks import Array
 from joma.theory.clusters import CriticalPoint, critical_points, expectations
@@ -75,7 +76,7 @@ def log_residual(mu: ArrayLike, t: ArrayLike) -> Array:
     """
     size = np.abs(_checks.finite("mu", mu))
     if np.any(size > _LARGEST_MU):
-        raise ValueError(f"mu must lie in [-37, 37] (exp(μ²/2) overflows), got {np.max(size)}")
+        raise JomaError(f"mu must lie in [-37, 37] (exp(μ²/2) overflows), got {np.max(size)}")
     t = _checks.times("t", t)
     if t.ndim == 0 or size.size >= _eqn6.TABLE_FROM:
         rows = [
@@ -90,7 +91,7 @@ def elapsed(r: ArrayLike, mu: ArrayLike) -> Array:
     """Eqn 79: F(r, μ) = ∫₀ʳ e^{-μ²x²/2}/(1-x) dx, the time at which v/μ reaches r < 1."""
     r = _checks.non_negative("r", r)
     if np.any(r >= 1):
-        raise ValueError(f"r must be < 1 (the target is never reached), got {np.max(r)}")
+        raise JomaError(f"r must be < 1 (the target is never reached), got {np.max(r)}")
     mu = np.abs(_checks.finite("mu", mu))
     _checks.together(r=r.shape, mu=mu.shape)
     r, mu = np.broadcast_arrays(r, mu)
@@ -129,7 +130,7 @@ def linear_attention_residual(mu: ArrayLike, t: ArrayLike, *, initial: ArrayLike
     mu = _checks.positive("mu", mu)
     start = _checks.broadcasts("initial", _checks.positive("initial", initial), mu.shape)
     if np.any(start >= mu):
-        raise ValueError(f"initial must be below mu, got {np.max(start)}")
+        raise JomaError(f"initial must be below mu, got {np.max(start)}")
     t = _checks.times("t", t)
     growth = mu * t.reshape(t.shape + (1,) * mu.ndim)
     # δ = (μ-v₀)/(μ-v₀+v₀e^{μt})
@@ -213,7 +214,7 @@ def drop_and_rebound(curve: ArrayLike, axis: int = 0) -> DropAndRebound:
     """Fig. 4 and end of Section 4: the drop of a curve to its minimum and its rise at the end."""
     curve = np.moveaxis(_checks.at_least_1d("curve", curve), axis, 0)
     if len(curve) == 0:
-        raise ValueError("curve must hold at least one value, got none")
+        raise JomaError("curve must hold at least one value, got none")
     low = np.min(curve, axis=0)
     return DropAndRebound(curve[0] - low, curve[-1] - low)
 

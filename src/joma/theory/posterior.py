@@ -7,6 +7,7 @@ correlates most with a latent y: no node of any network can follow it better, bu
 import numpy as np
 from numpy.typing import ArrayLike
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory.hblt import Tree, transition
 
@@ -26,7 +27,7 @@ def posteriors(tree: Tree, leaves: ArrayLike) -> tuple[Array, ...]:
     """
     on = np.asarray(leaves)
     if on.ndim != 2 or on.shape[1] != tree.sizes[-1] or not np.isin(on, (0, 1)).all():
-        raise ValueError(
+        raise JomaError(
             f"leaves must be 0 or 1 and of shape (samples, {tree.sizes[-1]}), got {on.dtype} of "
             f"shape {on.shape}"
         )
@@ -67,7 +68,7 @@ def _scaled(logarithms: Array) -> Array:
     """Likelihoods, the largest of each sample 1."""
     largest = logarithms.max(-1, keepdims=True)
     if not np.isfinite(largest).all():
-        raise ValueError("leaves must be ones that the tree can have, got a sample that it cannot")
+        raise JomaError("leaves must be ones that the tree can have, got a sample that it cannot")
     return np.exp(logarithms - largest)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 
@@ -11,7 +12,7 @@ def singular_values(matrix: ArrayLike) -> Array:
     """Singular values of matrices (…, M, K), largest first."""
     matrix = _checks.finite("matrix", matrix)
     if matrix.ndim < 2:
-        raise ValueError(f"matrix must have two axes at least, got shape {matrix.shape}")
+        raise JomaError(f"matrix must have two axes at least, got shape {matrix.shape}")
     return np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joma.data import Batch
+from joma.errors import JomaError
 from joma.models import Transformer
 from joma.models._float32 import float32_products
 from joma.optim import StackedAdam
@@ -90,14 +91,14 @@ class Ensemble(Generic[N]):
         restart_every: int | None = None,
     ) -> None:
         if precision not in PRECISIONS:
-            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+            raise JomaError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
         dtype, self.device = (next(model.parameters()).dtype, next(model.parameters()).device)
         if precision in ("tf32", "bfloat16") and self.device.type != "cuda":
-            raise ValueError(f"precision {precision} is for a CUDA device, not {self.device}")
+            raise JomaError(f"precision {precision} is for a CUDA device, not {self.device}")
         if (precision == "float64") != (dtype == torch.float64):
-            raise ValueError(f"precision {precision} does not fit parameters in {dtype}")
+            raise JomaError(f"precision {precision} does not fit parameters in {dtype}")
         if restart_every is not None and restart_every < 1:
-            raise ValueError(f"restart_every must be at least 1, got {restart_every}")
+            raise JomaError(f"restart_every must be at least 1, got {restart_every}")
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.precision, self.restart_every = precision, restart_every
         self._loss = loss
@@ -115,7 +116,7 @@ class Ensemble(Generic[N]):
     def advance(self, steps: int) -> None:
         """Makes `steps` steps; at most `KEPT` between two calls of `losses`."""
         if self.step + steps - self._fetched > KEPT:
-            raise ValueError(f"steps must leave at most {KEPT} losses to fetch, got {steps}")
+            raise JomaError(f"steps must leave at most {KEPT} losses to fetch, got {steps}")
         with self.computing():
             one = self._one_step if self.device.type != "cuda" else self._replay or self._capture()
             for step in range(self.step, self.step + steps):
@@ -163,15 +164,15 @@ class Ensemble(Generic[N]):
         own = self.state()
         if own.keys() != state.keys():
             odd = ", ".join(sorted(own.keys() ^ state.keys())[:3])
-            raise ValueError(f"state must be of these networks; {odd} … is in one of the two only")
+            raise JomaError(f"state must be of these networks; {odd} … is in one of the two only")
         for name, tensor in own.items():
             if tensor.shape != state[name].shape or tensor.dtype != state[name].dtype:
-                raise ValueError(
+                raise JomaError(
                     f"state must be of these networks; {name} is {tuple(state[name].shape)} in "
                     f"{state[name].dtype}, but must be {tuple(tensor.shape)} in {tensor.dtype}"
                 )
         if not torch.equal(own["seeds"], state["seeds"]):
-            raise ValueError(
+            raise JomaError(
                 f"state must be of seeds {own['seeds'].tolist()}, got {state['seeds'].tolist()}"
             )
         for name, tensor in own.items():

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
+
 LAST = 3
 """Looks at the end whose mean counts as where a series ends."""
 COLLAPSED = 0.25
@@ -85,7 +87,7 @@ def attention_collapse(
     """
     at, values = checked_series(steps, entropy)
     if not (math.isfinite(uniform) and uniform > 0):
-        raise ValueError(f"uniform must be an entropy above 0 in nats, got {uniform!r}")
+        raise JomaError(f"uniform must be an entropy above 0 in nats, got {uniform!r}")
     end = end_of(values)
     if end is None or not end < COLLAPSED * uniform:
         return None
@@ -331,11 +333,11 @@ def checked_series(steps: ArrayLike, values: ArrayLike) -> tuple[NDArray[Any], N
     """Steps and values as arrays, if they are a series."""
     at, numbers = np.asarray(steps), np.asarray(values, dtype=np.float64)
     if at.ndim != 1 or at.shape != numbers.shape:
-        raise ValueError(
+        raise JomaError(
             f"values must be one for each step, got shapes {numbers.shape} and {at.shape}"
         )
     if len(at) > 1 and not (np.diff(at) > 0).all():
-        raise ValueError("steps must increase from one to the next")
+        raise JomaError("steps must increase from one to the next")
     return at, numbers
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
 from joma.train._interrupt import interrupts_held
 from joma.train.ensemble import KEPT, Ensemble
@@ -73,11 +74,11 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.steps % 1:
-            raise ValueError(f"steps must be a whole number ≥ 0, got {self.steps}")
+            raise JomaError(f"steps must be a whole number ≥ 0, got {self.steps}")
         if not self.checkpoint_seconds >= 0:
-            raise ValueError(f"checkpoint_seconds must be ≥ 0, got {self.checkpoint_seconds}")
+            raise JomaError(f"checkpoint_seconds must be ≥ 0, got {self.checkpoint_seconds}")
         if odd := [at for at in self.look_at if at < 0 or at % 1]:
-            raise ValueError(f"look_at must be whole numbers ≥ 0, got {odd[0]}")
+            raise JomaError(f"look_at must be whole numbers ≥ 0, got {odd[0]}")
 
 
 def fit(
@@ -118,7 +119,7 @@ def fit_together(trainings: Sequence[Training]) -> list[Fit]:
     """
     paths = [training.run.path.resolve() for training in trainings]
     if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
-        raise ValueError(f"trainings must each have a run of their own, got {twice[0]} twice")
+        raise JomaError(f"trainings must each have a run of their own, got {twice[0]} twice")
     with contextlib.ExitStack() as around:
         for training in trainings:  # a second process would log all of it again
             around.enter_context(training.run.locked())
@@ -182,7 +183,7 @@ def _different(
         drawn = (torch.cuda.Stream(device) for _ in range(_STREAMS))
         other = next((own for own in drawn if own not in (*streams, *taken)), None)
         if other is None:
-            raise ValueError(
+            raise JomaError(
                 f"trainings of one GPU must be {_STREAMS} at most to be made together, got "
                 f"{len(devices)}"
             )
@@ -239,14 +240,14 @@ def _go_back(ensemble: Ensemble, run: Run, checkpoint: Checkpoint | None, steps:
     """Takes networks and log to where they go on; gives the first step whose loss is not logged."""
     if checkpoint is None:
         if made := int(ensemble.optimizer.steps):
-            raise ValueError(
+            raise JomaError(
                 f"ensemble must be untrained, since {run.path} has no checkpoint to go on from, "
                 f"got one after {made} steps"
             )
         run.metrics.rewind(-1)
         return 0
     if checkpoint.step > steps:
-        raise ValueError(
+        raise JomaError(
             f"steps must be at least {checkpoint.step}, after which {checkpoint.path} was saved, "
             f"got {steps}"
         )
@@ -262,7 +263,7 @@ def _load(ensemble: Ensemble, checkpoint: Checkpoint) -> None:
     if other := [name for name, value in given.items() if saved.get(name) != value]:
         wanted = " and ".join(f"{name} {saved.get(name)}" for name in other)
         got = " and ".join(f"{name} {given[name]}" for name in other)
-        raise ValueError(
+        raise JomaError(
             f"ensemble must have {wanted}, as in {checkpoint.path}, from which the run goes on, "
             f"got {got}"
         )

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from joma.errors import JomaError
+
 Formula = Callable[..., Any]
 """What a claim says, as a function that its measurement calls."""
 
@@ -79,11 +81,9 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.source == "new" and self.printed is not None:
-            raise ValueError(f"claim {self.id} is ours and cannot have a printed form")
+            raise JomaError(f"claim {self.id} is ours and cannot have a printed form")
         if bool(self.condition) != (self.without is not None):
-            raise ValueError(
-                f"claim {self.id} needs both its condition and a case without, or none"
-            )
+            raise JomaError(f"claim {self.id} needs both its condition and a case without, or none")
 
 
 @dataclass(frozen=True)

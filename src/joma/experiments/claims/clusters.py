@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import integrate, special
 
+from joma.errors import JomaError
 from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
 from joma.theory import clusters, marginals
 from joma.theory.as_printed import clusters as printed
@@ -61,7 +62,7 @@ def _isotropic(marginal: Marginal, n: int, size: int, rng: np.random.Generator) 
             unit = normal / np.linalg.norm(normal, axis=1, keepdims=True)
             return unit * rng.random((size, 1)) ** (1 / n)
         case _:
-            raise ValueError(f"marginal {marginal} has no sampler")
+            raise JomaError(f"marginal {marginal} has no sampler")
 
 
 def _moments(formula: Formula, rng: np.random.Generator) -> Measurement:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from joma.errors import JomaError
 from joma.experiments._trained import is_done
 from joma.experiments.language._groups import GROUPS, UNIFORM, Setting
 from joma.runs import Run
@@ -105,7 +106,7 @@ def done(run: Run, setting: Setting, groups: Iterable[str]) -> dict[str, Run]:
     found = {name: Run.open(run.path / "groups" / name) for name in groups if is_done(run, name)}
     for own in found.values():
         if own.config["digests"] != setting.digests:
-            raise ValueError(
+            raise JomaError(
                 f"{own.path} was trained on another text than there is now; put that text back, or "
                 "give another folder with --out"
             )

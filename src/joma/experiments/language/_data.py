@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
+from joma.errors import JomaError
 from joma.experiments.language._groups import LENGTH, Setting, Size
 
 
@@ -52,7 +53,7 @@ def load(size: Size) -> Text:
         try:
             return Windows(streams(tokens, count))
         except ValueError as error:
-            raise ValueError(f"{split} of text {size.corpus} is too short: {error}") from None
+            raise JomaError(f"{split} of text {size.corpus} is too short: {error}") from None
 
     train = read("train", size.streams, size.train_tokens)
     valid = read("valid", size.valid_streams, size.valid_tokens)
@@ -81,7 +82,7 @@ class Windows:
 
     def __init__(self, streams_SN: Tensor) -> None:
         if streams_SN.shape[1] < 2:
-            raise ValueError(f"streams must have at least 2 words each, got {streams_SN.shape[1]}")
+            raise JomaError(f"streams must have at least 2 words each, got {streams_SN.shape[1]}")
         self.streams_SN = streams_SN
         self._last = streams_SN.shape[1] - 1  # the last word is there to be foretold alone
         self.whole = self._last // LENGTH

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from joma.errors import JomaError
 from joma.experiments._seeds import member_seeds
 
 LENGTH = 35
@@ -137,7 +138,7 @@ class Size:
 
     def __post_init__(self) -> None:
         if self.learning_rate not in self.learning_rates:
-            raise ValueError(
+            raise JomaError(
                 f"learning_rates must have {self.learning_rate} among them, "
                 f"got {self.learning_rates}"
             )
@@ -246,7 +247,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.stream <= LENGTH:
-            raise ValueError(
+            raise JomaError(
                 f"stream must be longer than a window of {LENGTH} words, got {self.stream}; "
                 "the training text is too short"
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from joma.errors import JomaError
 from joma.experiments.language._curves import Curves, Key
 from joma.experiments.language._groups import named
 
@@ -136,30 +137,30 @@ def _values(path: Path) -> dict[Place, float]:
         with open(path, encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))
     except OSError as error:
-        raise ValueError(f"reference {path} cannot be read: {error.strerror}") from error
+        raise JomaError(f"reference {path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"reference {path} must be a text of comma-separated values") from error
+        raise JomaError(f"reference {path} must be a text of comma-separated values") from error
     if not rows or tuple(rows[0]) != columns:
         got = ",".join(rows[0]) if rows else "nothing"
-        raise ValueError(f"reference {path} must begin with {','.join(columns)}, got {got}")
+        raise JomaError(f"reference {path} must begin with {','.join(columns)}, got {got}")
     found: dict[Place, float] = {}
     for number, row in enumerate(rows[1:], start=2):
         try:
             if len(row) != len(columns):
-                raise ValueError
+                raise JomaError
             layers, rate, seed, step, *layer, value = row
             at = int(layer[0]) if layer else 0
             place = (int(layers), float(rate), int(seed), int(step), at)
             measured = float(value)
         except ValueError:
-            raise ValueError(
+            raise JomaError(
                 f"reference {path} must have numbers for {', '.join(columns)} in every line, got "
                 f"{','.join(row)!r} in line {number}"
             ) from None
         if place in found:
-            raise ValueError(f"reference {path} has line {number} a second time: {','.join(row)}")
+            raise JomaError(f"reference {path} has line {number} a second time: {','.join(row)}")
         if not (np.isfinite(measured) and 0 <= place[4] < place[0] and place[3] >= 0):
-            raise ValueError(
+            raise JomaError(
                 f"reference {path} must have finite numbers of layers there are, got "
                 f"{','.join(row)!r} in line {number}"
             )
@@ -188,7 +189,7 @@ def _curves(
             )
         except KeyError as error:
             _, _, seed, step, layer = error.args[0]
-            raise ValueError(
+            raise JomaError(
                 f"reference {folder / file} must have every layer, step and seed of a network; of "
                 f"{depth} layers at lr {named(rate)}, seed {seed} has no step {step}"
                 + (f" in layer {layer}" if file == ENTROPY else "")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.experiments.superposition._clusters import Pairs, best_pairs
 from joma.experiments.superposition._content import describe, token_vectors
 from joma.experiments.superposition._observe import Observed, Progress, observe
@@ -286,9 +287,9 @@ def _layers(loaded: Loaded, layers: Sequence[int] | None) -> list[int]:
     chosen = list(range(there)) if layers is None else list(dict.fromkeys(layers))
     for layer in chosen:
         if not 0 <= layer < there:
-            raise ValueError(f"layers must lie from 0 to {there - 1}, got {layer}")
+            raise JomaError(f"layers must lie from 0 to {there - 1}, got {layer}")
     if not chosen:
-        raise ValueError("layers must name at least one, got none")
+        raise JomaError("layers must name at least one, got none")
     return chosen
 
 
@@ -303,25 +304,25 @@ def check(
     """The layers to search, if this can be searched; arguments as of `search`."""
     settings = settings or Settings()
     if windows.ndim != 2 or windows.is_floating_point():
-        raise ValueError(
+        raise JomaError(
             f"windows must be whole numbers of shape (W, T), got {windows.dtype} of shape "
             f"{tuple(windows.shape)}"
         )
     count, length = windows.shape
     if count < settings.contexts:
-        raise ValueError(
+        raise JomaError(
             f"windows must be at least {settings.contexts}, for a node's contexts are in different "
             f"ones, got {count} of {length} tokens; give more text or a smaller window"
         )
     if length < settings.shortest:
-        raise ValueError(f"window must be at least {settings.shortest} tokens, got {length}")
+        raise JomaError(f"window must be at least {settings.shortest} tokens, got {length}")
     if loaded.context is not None and length > loaded.context:
-        raise ValueError(
+        raise JomaError(
             f"window must be at most {loaded.context} tokens, as many as {loaded.source} takes, "
             f"got {length}"
         )
     if nodes is not None and nodes < FEWEST:
-        raise ValueError(
+        raise JomaError(
             f"nodes must be at least {FEWEST}, or none can be above 99% of a control, got {nodes}"
         )
     return _layers(loaded, layers)

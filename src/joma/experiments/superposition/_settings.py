@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from joma.errors import JomaError
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -35,12 +37,12 @@ class Settings:
         for name in ("skip", "sink"):
             self._at_least(name, 0)
         if self.contexts < 2 * self.least:
-            raise ValueError(
+            raise JomaError(
                 f"contexts must be at least {2 * self.least} for two groups of least = "
                 f"{self.least}, got {self.contexts}"
             )
         if not 0 < self.balance <= 1:
-            raise ValueError(f"balance must be above 0 up to 1, got {self.balance!r}")
+            raise JomaError(f"balance must be above 0 up to 1, got {self.balance!r}")
 
     @property
     def candidates(self) -> int:
@@ -55,4 +57,4 @@ class Settings:
     def _at_least(self, name: str, low: int) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or value < low:
-            raise ValueError(f"{name} must be a whole number from {low} on, got {value!r}")
+            raise JomaError(f"{name} must be a whole number from {low} on, got {value!r}")

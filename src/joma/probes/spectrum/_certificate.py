@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from joma.errors import JomaError
+
 _CHUNK = 1 << 22
 _EPS = 2.0**-53
 
@@ -75,7 +77,7 @@ def gram_matrix(matrix: Tensor) -> tuple[Tensor, float]:
         matrix = matrix.mT
     most = max(abs(low), abs(high))
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError("matrix must be finite, got NaN or infinity")
+        raise JomaError("matrix must be finite, got NaN or infinity")
     scale = math.ldexp(1.0, math.frexp(most)[1] - 1) if most else 1.0
     side = len(matrix)
     gram = torch.zeros(side, side, dtype=torch.float64, device=matrix.device)

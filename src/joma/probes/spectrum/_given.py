@@ -3,19 +3,21 @@
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
+
 _METHODS = ("auto", "lanczos", "exact")
 
 
 def check_method(method: str) -> None:
     """Refuses a method there is not."""
     if method not in _METHODS:
-        raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
+        raise JomaError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
 
 
 def check_tolerance(tolerance: float) -> None:
     """Refuses a tolerance no method can be asked for."""
     if not 1e-7 <= tolerance < 1:
-        raise ValueError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
+        raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
 
 
 def as_matrix(matrix: Tensor) -> Tensor:
@@ -24,13 +26,13 @@ def as_matrix(matrix: Tensor) -> Tensor:
         try:
             matrix = torch.as_tensor(matrix)
         except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
+            raise JomaError(
                 f"matrix must be a torch.Tensor, got a {type(matrix).__name__}"
             ) from None
     if matrix.ndim != 2 or matrix.numel() == 0:
-        raise ValueError(f"matrix must have two axes, none empty, got shape {tuple(matrix.shape)}")
+        raise JomaError(f"matrix must have two axes, none empty, got shape {tuple(matrix.shape)}")
     if matrix.is_complex():
-        raise ValueError(f"matrix must be real numbers, got {matrix.dtype}")
+        raise JomaError(f"matrix must be real numbers, got {matrix.dtype}")
     matrix = matrix.detach()
     if matrix.is_floating_point() and matrix.itemsize == 1:  # float8 has no arithmetic of its own
         matrix = matrix.float()

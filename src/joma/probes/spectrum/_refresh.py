@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes.spectrum._krylov import chi_square_floor
 from joma.probes.spectrum._operator import Operator
 
@@ -75,7 +76,7 @@ def refreshed(
     """
     side, kept = linear.side, len(anchor.block_SB)
     if kept != side or anchor.block_SB.device != linear.device:
-        raise ValueError(
+        raise JomaError(
             f"start must come from a matrix of the same shape on {linear.device}, got one with a "
             f"shorter side of {kept} on {anchor.block_SB.device}, not {side}"
         )
@@ -103,7 +104,7 @@ def _packed(linear: Operator, anchor: Anchor) -> Tensor:
     """What the block shows, as one vector: its two Gram matrices stand on the diagonal; ‖A‖_F."""
     image = linear.across(anchor.block_SB.to(linear.dtype).unsqueeze(0))[0]
     if len(image) != len(anchor.before_TB):
-        raise ValueError(
+        raise JomaError(
             f"start must come from a matrix of the same shape, got one with a longer side of "
             f"{len(anchor.before_TB)}, not {len(image)}"
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from joma.errors import JomaError
 from joma.probes.spectrum import _certificate, _refresh, _squaring
 from joma.probes.spectrum._arithmetic import plain_arithmetic
 from joma.probes.spectrum._given import as_matrix, check_method, check_tolerance
@@ -163,7 +164,7 @@ def _solve(
     linear = operator(stacked, seed)
     norm_L = linear.frobenius()
     if not bool(norm_L.isfinite().all()):
-        raise ValueError("matrix must be finite, got NaN or infinity")
+        raise JomaError("matrix must be finite, got NaN or infinity")
     if bool((norm_L == 0).any()):
         rest = iter(_solve(stacked[norm_L > 0], tolerance, method, keep, seed))
         nothing = StableRank(0.0, 0.0, True, 0.0, 0.0, 0)
@@ -309,7 +310,7 @@ def _by_graph(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> Stabl
             since, stop = None, plan.likely
             continue
         if not math.isfinite(norm):
-            raise ValueError("matrix must be finite, got NaN or infinity")
+            raise JomaError("matrix must be finite, got NaN or infinity")
         if norm == 0:
             return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
         if not sound and not direct:
@@ -348,7 +349,7 @@ def _squared(stacked: Tensor, tolerance: float) -> list[StableRank]:
     found = []
     for floor, ceiling, norm in zip(*numbers, strict=True):
         if not math.isfinite(norm):
-            raise ValueError("matrix must be finite, got NaN or infinity")
+            raise JomaError("matrix must be finite, got NaN or infinity")
         if norm == 0:
             found.append(StableRank(0.0, 0.0, True, 0.0, 0.0, 1))
             continue
@@ -376,13 +377,13 @@ def _exact(matrix: Tensor, keep: bool, seed: int, near: Tensor | None = None) ->
 def _refreshed(matrix: Tensor, start: StableRank) -> StableRank | None:
     """The value from old vectors; None where they say nothing of this matrix."""
     if start.anchor is None:
-        raise ValueError("start must be a result made with keep=True, of a matrix that is not zero")
+        raise JomaError("start must be a result made with keep=True, of a matrix that is not zero")
     linear = operator(matrix.unsqueeze(0), None)
     whole = matrix.is_cuda and not isinstance(matrix, DTensor)
     where = (matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype) if whole else None
     floor, ceiling, norm = _refresh.refreshed(linear, start.anchor, FAILURE / 10, where)
     if not math.isfinite(norm):
-        raise ValueError("matrix must be finite, got NaN or infinity")
+        raise JomaError("matrix must be finite, got NaN or infinity")
     if norm == 0:
         return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
     # Products of so small a matrix lose digits; a ceiling below the floor is rounding, too.

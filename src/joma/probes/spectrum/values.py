@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.probes.spectrum._arithmetic import plain_arithmetic
 from joma.probes.spectrum._certificate import gram_matrix
 from joma.probes.spectrum._given import as_matrix, check_method, check_tolerance
@@ -105,7 +106,7 @@ def singular_values(
     check_tolerance(tolerance)
     side = min(matrix.shape)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= side:
-        raise ValueError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
+        raise JomaError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
     with plain_arithmetic(matrix.device):
         if method == "lanczos" or (method == "auto" and side > _LARGE):
             found = _iterated(operator(matrix.unsqueeze(0), None), k, tolerance, seed)
@@ -160,7 +161,7 @@ def _iterated(
     """Block Lanczos until the residuals of the top k are small; None where room runs out."""
     norm = float(linear.frobenius()[0])
     if not math.isfinite(norm):
-        raise ValueError("matrix must be finite, got NaN or infinity")
+        raise JomaError("matrix must be finite, got NaN or infinity")
     if norm == 0:
         nothing = torch.zeros(k, dtype=torch.float64, device=linear.device)
         return nothing, nothing, 0.0

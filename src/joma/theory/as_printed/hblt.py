@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._hblt_checks import class_arguments, heights
 from joma.theory.hblt import Array, Node, Tree, transition
@@ -49,7 +50,7 @@ def descent(tree: Tree, descendant: Node, ancestor: Node) -> Array:
     edges then does not matter.
     """
     if tree.common_ancestor(descendant, ancestor) != tuple(ancestor):
-        raise ValueError(f"ancestor must stand above {descendant}, got {ancestor}")
+        raise JomaError(f"ancestor must stand above {descendant}, got {ancestor}")
     level, node = descendant
     upwards: list[Node] = []
     while level > ancestor[0] + 1:

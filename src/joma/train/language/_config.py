@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from joma.errors import JomaError
 from joma.train.language._checks import (
     check_known,
     check_number,
@@ -63,7 +64,7 @@ class Data:
         check_whole("data.window", self.window, 1)
         check_whole("data.batch", self.batch, 1)
         if (self.tokenizer == "bpe") != (self.vocabulary is not None):
-            raise ValueError(
+            raise JomaError(
                 "data.vocabulary goes with the tokenizer bpe, which needs it, got "
                 f"{self.vocabulary} with the tokenizer {self.tokenizer}"
             )
@@ -99,9 +100,9 @@ class Optimizer:
         check_one_of("optimizer.name", self.name, ("adamw",))
         check_number("optimizer.learning_rate", self.learning_rate)
         if self.learning_rate == 0:
-            raise ValueError("optimizer.learning_rate must be above 0, got 0")
+            raise JomaError("optimizer.learning_rate must be above 0, got 0")
         if not isinstance(self.betas, tuple) or len(self.betas) != 2:
-            raise ValueError(f"optimizer.betas must be two numbers below 1, got {self.betas!r}")
+            raise JomaError(f"optimizer.betas must be two numbers below 1, got {self.betas!r}")
         for beta in self.betas:
             check_number("optimizer.betas", beta, below=1.0)
         check_number("optimizer.weight_decay", self.weight_decay)
@@ -171,7 +172,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if self.schedule is not None and self.every is not None:
-            raise ValueError(
+            raise JomaError(
                 "checkpoints.schedule and checkpoints.every exclude each other, got "
                 f"{self.schedule!r} and {self.every!r}"
             )
@@ -181,7 +182,7 @@ class Checkpoints:
             for step in self.schedule:
                 check_whole("checkpoints.schedule", step, 0)
         elif self.schedule not in (None, "pythia"):
-            raise ValueError(
+            raise JomaError(
                 f"checkpoints.schedule must be pythia or a list of steps, got {self.schedule!r}"
             )
         check_number("checkpoints.seconds", self.seconds)
@@ -245,7 +246,7 @@ class Monitoring:
             check_whole("monitor.theorem1", self.theorem1, 0)
         if self.metrics is not None:
             if not isinstance(self.metrics, tuple):
-                raise ValueError(f"monitor.metrics must be a list of names, got {self.metrics!r}")
+                raise JomaError(f"monitor.metrics must be a list of names, got {self.metrics!r}")
             for name in self.metrics:
                 check_word("monitor.metrics", name)
 
@@ -268,12 +269,12 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.data.batch % self.training.accumulate:
-            raise ValueError(
+            raise JomaError(
                 f"training.accumulate must divide data.batch, which is {self.data.batch}, got "
                 f"{self.training.accumulate}"
             )
         if self.optimizer.warmup > self.training.steps:
-            raise ValueError(
+            raise JomaError(
                 f"optimizer.warmup must be at most training.steps, which is {self.training.steps}, "
                 f"got {self.optimizer.warmup}"
             )
@@ -288,9 +289,9 @@ class Config:
         check_known("section", sections, [one.name for one in fields(cls)])
         for name, section in sections.items():
             if not isinstance(section, Mapping):
-                raise ValueError(f"{name} must be a section, [{name}], got {section!r}")
+                raise JomaError(f"{name} must be a section, [{name}], got {section!r}")
         if "type" not in sections.get("model", {}):
-            raise ValueError(f"[model] must have a type, one of {', '.join(MODEL_TYPES)}")
+            raise JomaError(f"[model] must have a type, one of {', '.join(MODEL_TYPES)}")
         rest = dict(sections["model"])
         made: dict[str, Any] = {"model": Model(rest.pop("type"), rest)}
         for name, kind in _SECTIONS.items():

@@ -1,5 +1,6 @@
 """Going on with a training for another number of steps than it was begun with."""
 
+from joma.errors import JomaError
 from joma.runs import Run, differing
 from joma.train.language._config import Config
 
@@ -27,7 +28,7 @@ def check_length(config: Config, run: Run) -> None:
     if differing(run.config, {"name": run.name, **config.sections()}).keys() != {STEPS}:
         return
     if changing(config) is None:
-        raise ValueError(
+        raise JomaError(
             f"training.steps must stay {run.config['training']['steps']} with the schedule "
             f"{config.optimizer.schedule}, which takes the learning rate to its end in as many "
             f"steps, got {config.training.steps}; give that, or another folder: only with the "
@@ -39,7 +40,7 @@ def check_length(config: Config, run: Run) -> None:
 def check_made(config: Config, made: int) -> None:
     """Refuses fewer steps than a run has made."""
     if config.training.steps < made:
-        raise ValueError(
+        raise JomaError(
             f"training.steps must be at least {made}, which the run has made, got "
             f"{config.training.steps}"
         )

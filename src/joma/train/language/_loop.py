@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.models._float32 import float32_products
 from joma.runs import Checkpoint, Run
 from joma.train._interrupt import interrupts_held
@@ -280,7 +281,7 @@ class _Loop:
     def _check(self, checkpoint: Checkpoint) -> None:
         check_made(self.config, checkpoint.step)
         if checkpoint.about != self._about():
-            raise ValueError(
+            raise JomaError(
                 f"the text of {self.config.data.corpus} or its tokenizer is not what "
                 f"{checkpoint.path} was trained on; mend it, or train in another folder"
             )

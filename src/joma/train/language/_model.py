@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from joma.errors import JomaError
 from joma.models._quiet import need_transformers, quietly
 from joma.train.language._config import Model
 
@@ -36,7 +37,7 @@ def make_config(model: Model, vocabulary: int, window: int) -> Any:
         for name in model.settings:
             if name not in known:
                 closest = difflib.get_close_matches(name, known, 5, 0.0)
-                raise ValueError(
+                raise JomaError(
                     f"model.{name} is no setting of {model.type}; the closest are "
                     f"{', '.join(closest)}"
                 )
@@ -48,15 +49,15 @@ def make_config(model: Model, vocabulary: int, window: int) -> Any:
         try:
             config = AutoConfig.for_model(model.type, **settings)
         except Exception as error:  # checks of values differ from class to class
-            raise ValueError(f"[model] cannot be used ({_short(error)})") from error
+            raise JomaError(f"[model] cannot be used ({_short(error)})") from error
     if config.vocab_size < vocabulary:
-        raise ValueError(
+        raise JomaError(
             f"model.vocab_size must be at least {vocabulary}, as many as the tokenizer has, got "
             f"{config.vocab_size}"
         )
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions < window:
-        raise ValueError(
+        raise JomaError(
             f"data.window must be at most {positions}, as many positions as the model has, got "
             f"{window}"
         )
@@ -75,7 +76,7 @@ def make_model(config: Any, seed: int) -> nn.Module:
         try:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except Exception as error:  # as above, of values that do not go together
-            raise ValueError(f"[model] cannot be built ({_short(error)})") from error
+            raise JomaError(f"[model] cannot be built ({_short(error)})") from error
     model.config.use_cache = False  # of no use where every position is computed at once
     return model
 

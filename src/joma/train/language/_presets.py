@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from joma.errors import JomaError
 from joma.train.language._config import Config
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -94,28 +95,28 @@ def read_config(source: str | Path, changes: Iterable[str] = ()) -> Config:
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(
+        raise JomaError(
             f"there is no configuration {str(path)!r}: it must be a TOML file or one of "
             f"{', '.join(PRESETS)}"
         )
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+        raise JomaError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # of TOML, or of its encoding
-        raise ValueError(f"{path} is not a TOML file: {error}") from error
+        raise JomaError(f"{path} is not a TOML file: {error}") from error
 
 
 def _change(sections: dict[str, Any], change: str) -> None:
     place, equals, value = change.partition("=")
     section, dot, entry = place.strip().partition(".")
     if not (equals and dot and section and entry):
-        raise ValueError(
+        raise JomaError(
             f"a change must be section.entry=value, such as training.steps=100, got {change!r}"
         )
     there = sections.setdefault(section, {})
     if not isinstance(there, Mapping):
-        raise ValueError(f"{section} must be a section, [{section}], got {there!r}")
+        raise JomaError(f"{section} must be a section, [{section}], got {there!r}")
     sections[section] = {**there, entry: _value(value.strip())}
 
 

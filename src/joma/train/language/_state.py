@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from joma.errors import JomaError
 from joma.train.language._processes import Processes, put, whole
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -73,10 +74,10 @@ def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tens
 
 def _check(arrays: dict[str, NDArray[Any]], places: dict[str, Tensor]) -> None:
     if odd := sorted(arrays.keys() ^ places.keys()):
-        raise ValueError(f"arrays must be of this model; {odd[0]} is in one of the two only")
+        raise JomaError(f"arrays must be of this model; {odd[0]} is in one of the two only")
     for name, tensor in places.items():
         if arrays[name].shape != tuple(tensor.shape):
-            raise ValueError(
+            raise JomaError(
                 f"arrays must be of this model; {name} has shape {arrays[name].shape}, but must "
                 f"have {tuple(tensor.shape)}"
             )

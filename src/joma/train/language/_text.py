@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from joma.errors import JomaError
 from joma.random import integers
 from joma.train.language._config import Data
 
@@ -50,7 +51,7 @@ def read_tokens(data: Data) -> Text:
     parts = {split: encoded(text, tokenizer, split) for split in splits}
     for split, part in parts.items():
         if len(part) <= data.window:
-            raise ValueError(
+            raise JomaError(
                 f"data.window must be below {len(part)}, as many tokens as the {split} text of "
                 f"{data.corpus} has, got {data.window}"
             )
@@ -87,7 +88,7 @@ def _tokenizer(data: Data, text: "Corpus") -> Any:
 
     loaded = load_tokenizer(data.tokenizer)
     if not isinstance(loaded, HuggingFaceTokenizer):
-        raise ValueError(
+        raise JomaError(
             "data.tokenizer must be bytes, basic_english, bpe or a tokenizer of transformers, got "
             f"{data.tokenizer!r}, which is another"
         )
@@ -114,7 +115,7 @@ class Feed:
 
     def __post_init__(self) -> None:
         if len(self.tokens) <= self.window:
-            raise ValueError(
+            raise JomaError(
                 f"window must be below {len(self.tokens)}, as many tokens as there are, got "
                 f"{self.window}"
             )

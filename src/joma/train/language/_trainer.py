@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma.errors import JomaError
 from joma.train.language._config import Config
 from joma.train.language._export import export, gathered, series_folder
 from joma.train.language._model import make_config, make_model, make_shell
@@ -37,7 +38,7 @@ class Trainer:
         self.text: Text = read_tokens(config.data)
         _check_same(self.text, processes)
         if self.text.valid is None and config.validation.every:
-            raise ValueError(
+            raise JomaError(
                 f"validation.every must be 0 where the corpus has no valid split, as "
                 f"{config.data.corpus} has none, got {config.validation.every}"
             )
@@ -140,13 +141,13 @@ class Trainer:
 def _check(config: Config, processes: Processes) -> None:
     training = config.training
     if training.precision == "bfloat16" and processes.device.type != "cuda":
-        raise ValueError(
+        raise JomaError(
             f"training.precision bfloat16 is for a CUDA device, not {processes.device}; float32 "
             "goes with both"
         )
     parts = training.accumulate * processes.size
     if config.data.batch % parts:
-        raise ValueError(
+        raise JomaError(
             f"data.batch must be a multiple of {parts}, the pieces of a step times the processes, "
             f"got {config.data.batch}"
         )
@@ -156,7 +157,7 @@ def _check_same(text: Text, processes: Processes) -> None:
     number = int(text.digest[:15], 16)
     largest, smallest = processes.most(number, -number)
     if largest != -smallest:
-        raise ValueError(
+        raise JomaError(
             "data.corpus and data.tokenizer must be the same for all processes, but their tokens "
             "differ"
         )

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from joma.errors import JomaError
+
 TOKENS = 2048
 """Tokens that a look reads, unless one sequence alone has more."""
 _ONLY_FOR_THE_LOSS = ("labels", "num_items_in_batch", "shift_labels")
@@ -23,7 +25,7 @@ def bare(model: nn.Module) -> nn.Module:
     """The module inside what compiles it or makes it parallel."""
     while True:
         if isinstance(model, FullyShardedDataParallel):
-            raise ValueError(
+            raise JomaError(
                 "model must be sharded with fully_shard (FSDP2) to be monitored, got one in "
                 "FullyShardedDataParallel"
             )
@@ -52,7 +54,7 @@ class Held:
         """Batches given by a person: one tensor, tuple or dict for each call, or just one."""
         several = list(batches) if isinstance(batches, list) else [batches]
         if not several:
-            raise ValueError("held must be one batch at least, got none")
+            raise JomaError("held must be one batch at least, got none")
         return cls(tuple(_call(batch) for batch in several))
 
     @classmethod
@@ -259,7 +261,7 @@ def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return batch, {}
     if isinstance(batch, Mapping):
         return (), dict(batch)
-    raise ValueError(
+    raise JomaError(
         f"held must be tensors, tuples or dicts the model is called with, got {type(batch)}"
     )
 

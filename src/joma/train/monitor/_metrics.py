@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from joma.errors import JomaError
+
 METRICS: Mapping[str, str] = {
     "attention_entropy": "mean entropy of attention rows in nats, by layer and head",
     "attention_effective": "mean number of tokens a row attends to, by layer and head",
@@ -24,10 +26,10 @@ def chosen_metrics(metrics: Sequence[str] | None, theorem1: int | None) -> tuple
             name for name in METRICS if name != "theorem1_residual" or theorem1 is not None
         )
     if isinstance(metrics, str) or not metrics:
-        raise ValueError(f"metrics must be a list of {', '.join(METRICS)}, got {metrics!r}")
+        raise JomaError(f"metrics must be a list of {', '.join(METRICS)}, got {metrics!r}")
     for metric in metrics:
         if metric not in METRICS:
-            raise ValueError(f"metrics must be among {', '.join(METRICS)}, got {metric!r}")
+            raise JomaError(f"metrics must be among {', '.join(METRICS)}, got {metric!r}")
     if "theorem1_residual" in metrics and theorem1 is None:
-        raise ValueError("theorem1 must be the layer to measure theorem1_residual on, got None")
+        raise JomaError("theorem1 must be the layer to measure theorem1_residual on, got None")
     return tuple(dict.fromkeys(metrics))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from joma.errors import JomaError
 from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
 from joma.runs import Run
@@ -102,12 +103,12 @@ class Monitor:
         step: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+            raise JomaError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         every, step = _whole("every", every, 1), _whole("step", step, 0)
         if budget is not None and not 0 < budget <= 1:
-            raise ValueError(f"budget must be a share above 0, at most 1, or None, got {budget!r}")
+            raise JomaError(f"budget must be a share above 0, at most 1, or None, got {budget!r}")
         if not 1e-7 <= tolerance < 1:
-            raise ValueError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
+            raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
         chosen = chosen_metrics(metrics, theorem1)
         self._bare = bare(model)
         self._processes = Processes(self._bare)
@@ -184,7 +185,7 @@ class Monitor:
             learning_rate: of the step.
         """
         if self._closed:
-            raise ValueError("the monitor is closed: step must be called before close")
+            raise JomaError("the monitor is closed: step must be called before close")
         self._step += 1
         if not self._processes.looks:
             return
@@ -309,7 +310,7 @@ class Monitor:
             parts = parts_of(self._bare, self._architecture)
         layer = settings["theorem1"]
         if layer is not None and parts.blocks and layer not in parts.blocks:
-            raise ValueError(
+            raise JomaError(
                 f"theorem1 must be a layer of the model, 0 to {max(parts.blocks)}, got {layer}"
             )
         return Looks(
@@ -372,7 +373,7 @@ def _kept(loss: Tensor | float) -> Tensor | float:
     if not isinstance(loss, Tensor):
         return float(loss)
     if loss.numel() != 1:
-        raise ValueError(f"loss must be one number, got shape {tuple(loss.shape)}")
+        raise JomaError(f"loss must be one number, got shape {tuple(loss.shape)}")
     loss = loss.detach()
     loss = loss.to_local() if isinstance(loss, DTensor) else loss
     # A copy: the graph of a compiled step writes the next loss to the same place.
@@ -381,5 +382,5 @@ def _kept(loss: Tensor | float) -> Tensor | float:
 
 def _whole(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+        raise JomaError(f"{name} must be a whole number from {least} on, got {value!r}")
     return value

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.models.architectures import (
     Architecture,
     Part,
@@ -88,7 +89,7 @@ def module_named(model: nn.Module, path: str) -> nn.Module:
     for name, module in model.named_modules():
         if (name + ".").replace(_CHECKPOINTED, "").removesuffix(".") == path:
             return module
-    raise ValueError(f"model must have {path}, which its map names")
+    raise JomaError(f"model must have {path}, which its map names")
 
 
 def parts_of(model: nn.Module, architecture: Architecture | None) -> Parts:

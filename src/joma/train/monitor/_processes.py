@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from joma.errors import JomaError
+
 
 class Processes:
     """The processes that train a model.
@@ -63,4 +65,4 @@ def whole(tensor: Tensor) -> Tensor:
 def _device(parameters: Iterable[Tensor]) -> torch.device:
     for parameter in parameters:
         return parameter.to_local().device if isinstance(parameter, DTensor) else parameter.device
-    raise ValueError("model must have parameters, got none")
+    raise JomaError("model must have parameters, got none")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.models._float32 import float32_products
 from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch_attention
 from joma.train.monitor._held import Held
@@ -122,7 +123,7 @@ class Theorem1:
     def watching(self, model: nn.Module, parts: Parts) -> Iterator[None]:
         """Keeps what enters the block."""
         if self.layer not in parts.blocks:
-            raise ValueError(
+            raise JomaError(
                 f"theorem1 must be a layer whose block and MLP are known, one of "
                 f"{sorted(parts.blocks)}, got {self.layer}"
             )
