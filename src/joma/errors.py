@@ -9,7 +9,7 @@ MESSAGE_LENGTH = 600
 """Characters of a message that are shown; a name or a shape in a file may be far longer."""
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Unicode categories of characters that act on a terminal, or cannot be encoded, or show nothing."""
+"""Unicode categories of characters that act on a terminal, show nothing, or cannot be encoded."""
 
 
 class JomaError(ValueError):
