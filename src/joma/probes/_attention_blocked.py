@@ -56,6 +56,7 @@ def statistics(
     window: int | None = None,
     mask_BHTS: Tensor | None = None,
     softcap: float | None = None,
+    rows_BT: Tensor | None = None,
     first: int | None = None,
     last: int | None = None,
     received: bool = False,
@@ -65,6 +66,8 @@ def statistics(
     None where not asked for; float64 for float64 input, else float32. The arguments are those of
     `joma.probes.attention_statistics`, checked there; axes of the mask but the last may be 1.
     """
+    if rows_BT is not None and rows_BT.all():
+        rows_BT = None
     H, T = query_BHTD.shape[1:3]
     Hk, S = key_BHSD.shape[1:3]
     group = (Hk, H // Hk)
@@ -87,15 +90,30 @@ def statistics(
         first=first,
         last=last,
         received=received,
+        rows_BT=rows_BT,
     )
     logsumexp, entropy, *masses = (part.flatten(1, 2).to(answer) for part in work.result())
-    return (
+    found = (
         logsumexp,
         entropy,
         None if first is None else masses.pop(0),
         None if last is None else masses.pop(0),
         masses.pop(0) if received else None,
     )
+    return without_rows(found, rows_BT)
+
+
+def without_rows(found: Result, rows_BT: Tensor | None) -> Result:
+    """Return statistics in which queries that are not real see no key; received stays."""
+    if rows_BT is None:
+        return found
+    hidden_B1T = ~rows_BT.unsqueeze(1)
+    logsumexp, *values, received = found
+    return (
+        logsumexp.masked_fill(hidden_B1T, -torch.inf),
+        *(None if value is None else value.masked_fill(hidden_B1T, 0) for value in values),
+        received,
+    )  # pyright: ignore[reportReturnType]
 
 
 def _largest(query: Tensor, key: Tensor, scale: float, mask: Tensor | None) -> float:
@@ -130,12 +148,13 @@ class _Work:
         first: int | None,
         last: int | None,
         received: bool,
+        rows_BT: Tensor | None,
     ) -> None:
         B, H, G, T, _ = query_BHGTD.shape
         S = key_BHSD.shape[2]
         self._query_BHGTD, self._key_NDS = query_BHGTD, key_BHSD.flatten(0, 1).contiguous().mT
         self._sight, self._scale, self._softcap = sight, scale, softcap
-        self._first, self._last = first, last
+        self._first, self._last, self._rows_BT = first, last, rows_BT
         self._received_BHGS = query_BHGTD.new_zeros(B, H, G, S) if received else None
         block = _LARGEST_BLOCK
         if query_BHGTD.device.type == "cpu":
@@ -247,6 +266,11 @@ class _Work:
     ) -> None:
         """Adds what the keys of the blocks receive from their rows."""
         share = torch.where(sums.peak > HIDDEN / 2, 1 / sums.total, 0)
+        if self._rows_BT is not None:
+            block = blocks[0]
+            real_BT = self._rows_BT[as_slice(block.batch), as_slice(block.rows)]
+            shape = (len(block.batch), len(block.heads), -1, len(block.rows))
+            share = (share.view(shape) * real_BT[:, None, None]).view(share.shape)
         for block in blocks:
             here = (as_slice(block.batch), as_slice(block.heads), slice(None), as_slice(block.keys))
             if len(blocks) > 1:  # only now is it known what the weights are relative to
