@@ -379,7 +379,7 @@ class TestWholeModels:
         ]
         for it in probed(name, implementation):
             record = json.loads(json.dumps(it.as_json()))
-            assert list(record) == ["metric", "module", "layer", "head", "value", "bound"]
+            assert list(record) == ["metric", "module", "layer", "head", "value", "bound", "kind"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,6 +3,7 @@
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,13 +14,23 @@ from joma.models.architectures import Architecture, module_path, number_of_layer
 from joma.probes import _checks
 from joma.probes._measurement import LAST, VECTORS_COMPARED, Measurement, Progress
 from joma.probes.activations import ActivationStatistics, ActivationStatisticsAccumulator
-from joma.probes.attention import AttentionAccumulator, AttentionMeans
+from joma.probes.attention import AttentionAccumulator
 from joma.probes.embedding import EmbeddingOverlapAccumulator
 from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
 
 _TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 _OF_ATTENTION = ("entropy", "first", "last", "effective")
 _TOP = {0.01: "mlp_top1", 0.1: "mlp_top10"}
+
+
+@dataclass(eq=False)
+class _Attention:
+    """What was seen of one attention: one module in one pass."""
+
+    name: str
+    kind: str
+    layer: int
+    rows: AttentionAccumulator = field(default_factory=AttentionAccumulator)
 
 
 class Reading:
@@ -35,7 +46,7 @@ class Reading:
         seed: int,
     ) -> None:
         self._model, self._architecture, self._metrics = model, architecture, metrics
-        self._attention: dict[int, AttentionAccumulator] = {}
+        self._attention: dict[str, _Attention] = {}
         self._modules: dict[str, dict[int, str]] = defaultdict(dict)
         top = tuple(share for share, name in _TOP.items() if name in metrics)
         self._mlp = defaultdict[int, Any](lambda: ActivationStatisticsAccumulator(top=top))
@@ -72,8 +83,8 @@ class Reading:
     def measurements(self) -> list[Measurement]:
         """What was seen."""
         found: list[Measurement] = []
-        for layer, attention in sorted(self._attention.items()):
-            found += self._of_attention(layer, attention.compute())
+        for attention in self._attention.values():  # in the order of the forward pass
+            found += self._of_attention(attention)
         for layer, mlp in sorted(self._mlp.items()):
             found += self._of_mlp(layer, mlp.compute())
         for layer, residual in sorted(self._residual.items()):
@@ -93,8 +104,8 @@ class Reading:
             first=1 if "attention_first" in self._metrics else None,
             last=LAST if "attention_last" in self._metrics else None,
         )
-        self._attention.setdefault(call.layer, AttentionAccumulator()).update(statistics)
-        self._modules["attention"][call.layer] = call.module
+        of = self._attention.setdefault(call.name, _Attention(call.name, call.kind, call.layer))
+        of.rows.update(statistics)
 
     @contextlib.contextmanager
     def _hooked(self) -> Iterator[None]:
@@ -139,17 +150,17 @@ class Reading:
 
         return look
 
-    def _of_attention(self, layer: int, means: AttentionMeans) -> list[Measurement]:
-        module, found = self._modules["attention"][layer], []
+    def _of_attention(self, of: _Attention) -> list[Measurement]:
+        means, found = of.rows.compute(), []
         for name in _OF_ATTENTION:
             metric = f"attention_{name}"
             if metric not in self._metrics:
                 continue
-            whole, heads = getattr(means.layer, name), getattr(means, name)
-            found.append(Measurement(metric, module, layer, None, float(whole)))
+            heads = [None, *range(len(means.rows))]
+            values = [getattr(means.layer, name).item(), *getattr(means, name).tolist()]
             found += [
-                Measurement(metric, module, layer, head, value)
-                for head, value in enumerate(heads.tolist())
+                Measurement(metric, of.name, of.layer, head, value, kind=of.kind)
+                for head, value in zip(heads, values, strict=True)
             ]
         return found
 

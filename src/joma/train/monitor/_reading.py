@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -58,8 +58,7 @@ class Reading:
             layer = layers.setdefault(call.layer, _Layer(call.module))
             layer.attention.update(call.statistics())
             if call.layer not in self._even:
-                same = replace(call, query=torch.zeros_like(call.query))
-                layer.even.update(same.statistics())
+                layer.even.update(call.uniform().statistics())
             if theorem is not None and call.layer == theorem.layer:
                 theorem.see(call)
 
