@@ -108,12 +108,14 @@ def without_rows(found: Result, rows_BT: Tensor | None) -> Result:
     if rows_BT is None:
         return found
     hidden_B1T = ~rows_BT.unsqueeze(1)
-    logsumexp, *values, received = found
+    logsumexp, entropy, first, last, received = found
     return (
         logsumexp.masked_fill(hidden_B1T, -torch.inf),
-        *(None if value is None else value.masked_fill(hidden_B1T, 0) for value in values),
+        entropy.masked_fill(hidden_B1T, 0),
+        None if first is None else first.masked_fill(hidden_B1T, 0),
+        None if last is None else last.masked_fill(hidden_B1T, 0),
         received,
-    )  # pyright: ignore[reportReturnType]
+    )
 
 
 def _largest(query: Tensor, key: Tensor, scale: float, mask: Tensor | None) -> float:

@@ -51,7 +51,7 @@ _DOT_PRODUCT = functional.scaled_dot_product_attention
 def refuse_by_name(model: nn.Module) -> None:
     """Raise for a model that is known to have no attention that could be measured."""
     for module in model.modules():
-        kind = getattr(getattr(module, "config", None), "model_type", None)
+        kind = str(getattr(getattr(module, "config", None), "model_type", ""))
         if kind in _REFUSED and _is_whole(model, module):
             raise JomaError(f"{kind} models cannot be watched: such a model {_REFUSED[kind]}")
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from joma.probes._watch_call import AttentionCall, Watch
-from joma.probes._watch_kind import Towers
+from joma.probes._watch_kind import Towers, is_attention
 
 _MASK, _DECODER_MASK = "attention_mask", "decoder_attention_mask"
 
@@ -37,7 +37,8 @@ class _State(threading.local):
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
-        self.counts: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.runs: Counter[str] = Counter()
 
 
 class Passes:
@@ -51,13 +52,15 @@ class Passes:
     def __init__(self, model: nn.Module, watch: Watch) -> None:
         self._watch, self._towers, self._state = watch, Towers(model), _State()
         self._entries = dict(_entries(model))
+        self._attentions = dict(_attentions(model))
 
     def report(self, call: AttentionCall, *, cross: bool) -> None:
         """Pass a call on with its kind, its place in the pass and its real queries."""
-        number = 0
-        if self._state.frames:  # outside of a pass of the model nothing can be counted
-            number = self._state.counts[call.module]
-            self._state.counts[call.module] += 1
+        state, number = self._state, 0
+        if state.frames:  # outside of a pass of the model nothing can be counted
+            # A module may attend several times in one run, once for each image of a batch.
+            number = state.runs.get(call.module, state.calls[call.module] + 1) - 1
+            state.calls[call.module] += 1
         rows = call.rows
         if rows is None:
             rows = self._rows(call, cross=cross)
@@ -79,6 +82,8 @@ class Passes:
                     module.register_forward_hook(self._left, always_call=True),
                 ):
                     stack.callback(handle.remove)
+            for path, module in self._attentions.items():
+                stack.callback(module.register_forward_pre_hook(self._ran(path)).remove)
             yield
 
     @contextmanager
@@ -89,6 +94,12 @@ class Passes:
             yield
         finally:
             self._leave(module)
+
+    def _ran(self, path: str) -> Any:
+        def count(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self._state.runs[path] += 1
+
+        return count
 
     def _entered(self, path: str) -> Any:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,7 +113,8 @@ class Passes:
     def _enter(self, module: nn.Module, path: str, masks: Mapping[str, Any]) -> None:
         state = self._state
         if not state.frames:
-            state.counts.clear()
+            state.calls.clear()
+            state.runs.clear()
         state.frames.append(_Frame(module, path, masks))
 
     def _leave(self, module: nn.Module) -> None:
@@ -157,20 +169,35 @@ def _parameters(kind: type[nn.Module]) -> tuple[str, ...]:
 
 def _entries(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The model, what it wraps, models inside it, and stacks of layers that take a mask."""
-    library: Any = sys.modules.get("transformers")
-    fused = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # a hook would change their path
-    inside_fused: set[nn.Module] = set()
-    for path, module in model.named_modules():
-        if module in inside_fused or isinstance(module, fused):
-            inside_fused |= set(module.modules())
-            continue
+    for path, module in _without_fused(model):
         wraps = path in ("module", "_orig_mod", "module._orig_mod", "_orig_mod.module")
-        a_model = library is not None and isinstance(module, library.PreTrainedModel)
         stack = _MASK in _parameters(type(module)) and any(
             isinstance(child, nn.ModuleList) for child in module.children()
         )
-        if not path or wraps or a_model or stack:
+        if not path or wraps or stack or _is_pretrained(module):
             yield path, module
+
+
+def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Attention modules of Hugging Face models."""
+    for path, module in _without_fused(model):
+        if path and is_attention(module) and type(module).__module__.startswith("transformers."):
+            yield path, module
+
+
+def _without_fused(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules but those that take another path where a hook is on them."""
+    fused: set[nn.Module] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
+            fused |= set(module.modules())
+        if module not in fused:
+            yield path, module
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    library: Any = sys.modules.get("transformers")
+    return library is not None and isinstance(module, library.PreTrainedModel)
 
 
 def mask_of_sequences(bounds: Tensor, length: int) -> Tensor:
