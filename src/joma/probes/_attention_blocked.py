@@ -26,6 +26,8 @@ from joma.probes._attention_sight import HIDDEN, Block, Sight, as_slice, lowest_
 _SINGLE = 400.0
 _COVERED = 1e29
 """Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
+_MINUS_INFINITY = -1e30
+"""Stands for a score of −∞ of a key that is seen: above `HIDDEN`, below all other scores."""
 _LEAST = -80.0
 """Bound of x: e⁻⁸⁰ is nothing beside 1, and below it exponentials are slow and then inexact."""
 _NOTHING = 1e-34
@@ -173,6 +175,7 @@ class _Work:
         parts = [self._measure(rows) for rows in _ranges(range(T), self._rows)]
         peak, total, moment, masses = _together(parts or [self._nothing(range(0))], -1)
         unseen = peak <= HIDDEN / 2  # NaN is not: it must stay NaN
+        total = total.masked_fill(~unseen & (peak <= _MINUS_INFINITY), torch.nan)  # as softmax
         log = total.log()
         found = [log - moment / total, *(mass / total for mass in masses)]
         found = [value.masked_fill_(unseen, 0) for value in found]
@@ -244,6 +247,8 @@ class _Work:
         torch.bmm(query, key, out=scores)
         if self._softcap is not None:
             scores.div_(self._softcap).tanh_().mul_(self._softcap)
+        if self._sight.firm:
+            scores.clamp_(min=_MINUS_INFINITY)
         self._sight.hide(scores.view(len(block.batch), len(block.heads), G, -1, shape[2]), block)
         return scores
 

@@ -299,10 +299,21 @@ def _statistics(
             kernel = _kernel()
             if kernel is not None and kernel.takes(query_BHTD, key_BHSD):
                 found = kernel.statistics(query_BHTD, key_BHSD, **options)
+                found = _nan_where_infinite(found, query_BHTD)
                 return _attention_blocked.without_rows(found, rows_BT)
         return _attention_blocked.statistics(
             query_BHTD, key_BHSD, mask_BHTS=mask_BHTS, softcap=softcap, rows_BT=rows_BT, **options
         )
+
+
+def _nan_where_infinite(
+    found: _attention_blocked.Result, query_BHTD: Tensor
+) -> _attention_blocked.Result:
+    """The kernel's result with NaN, as softmax has it, where all scores of a row are −∞."""
+    logsumexp, entropy, first, last, received = found
+    infinite = ~query_BHTD.sum(-1, dtype=torch.float32).isfinite() & logsumexp.isneginf()
+    logsumexp, entropy = (x.masked_fill(infinite, math.nan) for x in (logsumexp, entropy))
+    return logsumexp, entropy, first, last, received
 
 
 @cache
