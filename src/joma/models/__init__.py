@@ -5,6 +5,7 @@ are found, and whether a series of checkpoints can be believed; what it is train
 what is measured of it, lives elsewhere.
 """
 
+from joma.models._dummy import dummy_forward
 from joma.models._found import Attention, Block, Found, Mlp
 from joma.models._weight import LowRank
 from joma.models.architectures import (
@@ -22,7 +23,7 @@ from joma.models.architectures import (
     register,
     weights,
 )
-from joma.models.discovery import find_weights
+from joma.models.discovery import Tracing, find_weights
 from joma.models.language import LanguageConfig, LanguageModel
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
@@ -52,12 +53,14 @@ __all__ = [
     "Series",
     "StoredTensor",
     "Tokenizer",
+    "Tracing",
     "Transformer",
     "TransformerConfig",
     "Weight",
     "WeightFiles",
     "architecture_of",
     "check_tokens",
+    "dummy_forward",
     "find_weights",
     "load",
     "load_tokenizer",

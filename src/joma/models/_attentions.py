@@ -33,6 +33,7 @@ class FoundAttention:
         latent: queries and keys come from compressed vectors.
         ways: other ways to read the fused matrix, likeliest first.
         notes: what is not measured and why, by module.
+        checked: whether a forward pass saw these matrices make queries and keys.
     """
 
     path: str
@@ -42,6 +43,7 @@ class FoundAttention:
     latent: bool = False
     ways: list[Layout] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
+    checked: bool = False
 
 
 def attention_at(

@@ -24,7 +24,7 @@ def embeddings_of(
         modules: its modules by path, those in use.
         missing: is told of an embedding that cannot be measured.
     """
-    paths = {id(module): path for path, module in reversed(modules.items())}
+    paths = {id(module): path for path, module in reversed(list(modules.items()))}
     chosen: dict[str, Projection] = {}
     for module in modules.values():
         named = _named_by(module)

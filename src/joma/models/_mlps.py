@@ -1,5 +1,6 @@
 """Finding MLPs and experts, and which of their matrices comes first, gates, and comes last."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class FoundMlp:
     """
 
     path: str
-    parts: dict[str, tuple[Projection, Rows | None]]
+    parts: Mapping[str, tuple[Projection, Rows | None]]
     down_path: str | None = None
     experts: int | None = None
 

@@ -31,6 +31,7 @@ class Projection:
         computed: the path of the module that computes it, where it is not stored as it is.
         stored: the parameters it is computed from.
         why_not: why it cannot be measured; "" where it can.
+        holder: the full path of the module whose output is the product; "" where there is none.
     """
 
     path: str
@@ -42,6 +43,7 @@ class Projection:
     computed: str | None = None
     stored: tuple[str, ...] = ()
     why_not: str = ""
+    holder: str = ""
 
 
 def reader_path(path: str) -> str:
@@ -132,7 +134,7 @@ def _described(module: nn.Module, path: str, name: str, weight: Tensor) -> Proje
     transposed = type(module).__name__ == "Conv1D"
     if transposed:
         out, inputs = inputs, out
-    return Projection(reader_path(path), name, out, inputs, transposed)
+    return Projection(reader_path(path), name, out, inputs, transposed, holder=path)
 
 
 def _computed(module: nn.Module, path: str) -> Projection | None:
@@ -164,7 +166,7 @@ def _computed(module: nn.Module, path: str) -> Projection | None:
 def _with_updates(found: Projection, layer: nn.Module, path: str) -> Projection:
     """A layer of peft: its base and the updates that are active."""
     shown = reader_path(path)
-    found = replace(found, path=shown)
+    found = replace(found, path=shown, holder=path)
     transposed = found.transposed or bool(getattr(layer, "fan_in_fan_out", False))
     if transposed and not found.transposed:
         found = replace(found, transposed=True, out=found.inputs, inputs=found.out)

@@ -1,12 +1,13 @@
 """Finding the weights of any transformer by reading its module tree.
 
 Names and shapes say what a matrix is: which modules hold queries, keys, values and what follows
-attention, which an MLP, whether several matrices share one parameter, and in which order. Nothing
-here runs the model; `joma.models.tracing` sees one forward pass and corrects what the names left
-open. What cannot be understood is left out and named in `Found.missing`; nothing raises for it.
+attention, which an MLP, whether several matrices share one parameter, and in which order. One
+forward pass, where one is given, decides what the names leave open. What cannot be understood is
+left out and named in `Found.missing`; nothing raises for it.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +20,19 @@ from joma.models._found import Attention, Block, Found, Mlp
 from joma.models._mapped import found_by_map
 from joma.models._mlps import FoundMlp, experts_at, mlp_at
 from joma.models._projections import Projection, reader_path
+from joma.models._traced import Traced
 from joma.models._weight import Place, Rows, Weight
 from joma.models.architectures import registered_for
 
 _PARTS_OF_CONFIGS = ("text_config", "language_config", "llm_config", "decoder", "vision_config")
 
 
-def find_weights(model: nn.Module, *, architecture: Architecture | None = None) -> Found:
+def find_weights(
+    model: nn.Module,
+    *,
+    architecture: Architecture | None = None,
+    run: Callable[[], object] | None = None,
+) -> Found:
     """Return the weights, attentions, MLPs and blocks of a model, and what is missing.
 
     Works on Hugging Face models (with or without a head, wrapped by peft, checkpointed), on
@@ -34,16 +41,57 @@ def find_weights(model: nn.Module, *, architecture: Architecture | None = None) 
     (DistributedDataParallel, torch.compile) are to be taken off first.
 
     Args:
-        model: any module; it is not run.
+        model: any module.
         architecture: a map to go by instead. One that was registered for this kind of model
             (`joma.models.register`) is used as if it was given.
+        run: runs the model once, such as `lambda: model(tokens)`. What attention is given then
+            decides how a fused matrix is read, and `Attention.checked` says where queries and
+            keys were seen. `joma.models.dummy_forward` makes one for Hugging Face models. Where
+            it fails, names and shapes decide as they do without it.
 
     Raises:
         ValueError: the model does not have what the map that was given names.
     """
     if architecture is None:
         architecture = registered_for(model)
-    return Finder(model).found() if architecture is None else found_by_map(model, architecture)
+    if architecture is not None:
+        return found_by_map(model, architecture)
+    if run is None:
+        return Finder(model).found()
+    trace = Tracing(model)
+    with contextlib.suppress(Exception), trace:
+        run()
+    return trace.found()
+
+
+class Tracing:
+    """Watches a forward pass and says which weights made the queries and keys seen in it.
+
+        trace = Tracing(model)
+        with trace:
+            model(tokens)
+        found = trace.found()
+
+    Everything is undone at the end, and the model computes what it always computes.
+
+    Args:
+        model: any module, not compiled.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._finder = Finder(model)
+        self._traced = Traced(model, self._finder.attentions)
+
+    def __enter__(self) -> "Tracing":
+        self._traced.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._traced.__exit__(*error)
+
+    def found(self) -> Found:
+        """Return what was found, fused matrices read as the forward pass showed."""
+        return self._finder.found(self._traced)
 
 
 @dataclass(eq=False)
@@ -97,9 +145,12 @@ class Finder:
             config = next(known, config)
         return config
 
-    def found(self) -> Found:
-        """Return what was found, by its present reading of fused matrices."""
+    def found(self, traced: Traced | None = None) -> Found:
+        """Return what was found; what was traced decides how fused matrices are read."""
         missing: dict[str, str] = {}
+        if traced is not None:
+            for attention in self.attentions:
+                traced.decide(attention)
         attentions = tuple(self._attention(it, missing) for it in self.attentions)
         mlps = tuple(one for it in self.mlps for one in self._experts(it, missing))
         embeddings = embeddings_of(self.model, self._modules, missing)
@@ -134,6 +185,7 @@ class Finder:
             heads=found.heads,
             key_heads=found.key_heads,
             latent=found.latent,
+            checked=found.checked,
         )
 
     def _experts(self, found: FoundMlp, missing: dict[str, str]) -> list[Mlp]:
