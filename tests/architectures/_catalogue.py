@@ -398,14 +398,16 @@ ARCHITECTURES = [
         inputs="image and text",
     ),
     Architecture(
-        "blip",
+        "llava",
         {
-            "text_config": {**_LM, "encoder_hidden_size": 24, "sep_token_id": 2},
-            "vision_config": _VISION,
-            "projection_dim": 16,
+            "text_config": {"model_type": "llama", **_GROUPED},
+            "vision_config": {"model_type": "clip_vision_model", **_VISION},
+            "image_token_index": 90,
+            "vision_feature_layer": -1,
+            "image_seq_length": 9,
         },
-        build="BlipForConditionalGeneration",
-        inputs="image and text",
+        build="AutoModelForImageTextToText",
+        inputs="patches in text",
     ),
     Architecture(
         "qwen2_vl",

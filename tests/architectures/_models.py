@@ -112,6 +112,13 @@ def _image_and_text(generator: torch.Generator, padding: str) -> dict[str, Tenso
     return _image(generator, "") | _text(generator, padding)
 
 
+def _patches_in_text(generator: torch.Generator, padding: str) -> dict[str, Tensor]:
+    """An image of 3×3 patches in each text, a token for each patch."""
+    text = _text(generator, padding, LENGTH + 10)
+    text["input_ids"][:, 6:15] = 90
+    return _image(generator, "") | text
+
+
 def _image_in_text(generator: torch.Generator, padding: str) -> dict[str, Tensor]:
     """Two images of 4×4 patches, merged to 2×2 tokens each."""
     assert not padding
@@ -146,6 +153,7 @@ _INPUTS = {
     "seq2seq": _seq2seq_text,
     "image": _image,
     "image and text": _image_and_text,
+    "patches in text": _patches_in_text,
     "image in text": _image_in_text,
     "speech": _speech,
     "sound": _sound,

@@ -56,7 +56,7 @@ class Attention:
 
 
 class _Recorder(TorchFunctionMode):
-    """Records every softmax of four axes with the module that runs."""
+    """Records the softmax of every attention with the module that runs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -81,7 +81,9 @@ class _Recorder(TorchFunctionMode):
         module = self.running[-1]
         path = self.paths[module]
         if result.ndim == 3:
-            return  # a router's, or heads folded into the batch: such models are not listed
+            if not isinstance(module, nn.MultiheadAttention):
+                return  # a router's
+            result = result.unflatten(0, (-1, module.num_heads))
         sinks = getattr(module, "sinks", None) is not None
         self.seen.append(Attention(path, self.runs[path] - 1, result.clone(), sinks))
 
