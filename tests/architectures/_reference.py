@@ -72,18 +72,18 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in _SOFTMAX and self.running and result.ndim in (3, 4):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func in _SOFTMAX and result.ndim == 4:
             self._record(result.detach())
+        elif func is nn.functional.multi_head_attention_forward:
+            wanted = kwargs | {"need_weights": True, "average_attn_weights": False}
+            self._record(func(*args, **wanted)[1].detach())
         return result
 
     def _record(self, result: Tensor) -> None:
         module = self.running[-1]
         path = self.paths[module]
-        if result.ndim == 3:
-            if not isinstance(module, nn.MultiheadAttention):
-                return  # a router's
-            result = result.unflatten(0, (-1, module.num_heads))
         sinks = getattr(module, "sinks", None) is not None
         self.seen.append(Attention(path, self.runs[path] - 1, result.clone(), sinks))
 
