@@ -171,10 +171,10 @@ def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
     Raises:
         UnknownArchitectureError: there is none; it shows the module tree and how to write one.
     """
+    found = known_architecture(model_or_config)
+    if found is not None:
+        return found
     model_type = _model_type(model_or_config)
-    for architecture in reversed(_ARCHITECTURES):
-        if model_type in architecture.model_types:
-            return architecture
     known = sorted({name for known in _ARCHITECTURES for name in known.model_types})
     tree = _tree_of(model_or_config)
     raise UnknownArchitectureError(
@@ -183,6 +183,15 @@ def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
         f"Write its map{' from this tree' if tree else ''} in Python, before the model is used:\n"
         + _EXAMPLE.replace("MODEL_TYPE", model_type)
     )
+
+
+def known_architecture(model_or_config: nn.Module | Config) -> Architecture | None:
+    """Return the map of a model or configuration, or None where there is none."""
+    model_type = _model_type(model_or_config)
+    for architecture in reversed(_ARCHITECTURES):
+        if model_type in architecture.model_types:
+            return architecture
+    return None
 
 
 def register(architecture: Architecture) -> None:
