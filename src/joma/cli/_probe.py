@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _probe_plan, _show, _work
-from joma.cli._edge import checked_out, interruptible, same_again, writing_to
+from joma.cli._edge import checked_out, checked_restart, interruptible, same_again, writing_to
 from joma.cli._options import (
     Device,
     Json,
@@ -241,7 +241,7 @@ def _one(asked: _Asked, model: str) -> None:
     from joma.experiments._probing import measure
     from joma.runs import Run
 
-    checked_out(asked.out, NAME)
+    checked_restart(asked.out, NAME, asked.config)
     start = time.perf_counter()
     folders: list[Path] = []
     with (
@@ -259,7 +259,7 @@ def _one(asked: _Asked, model: str) -> None:
             progress=report,
         )
         report("write and draw", 1, 1)
-        run = Run.create(NAME, asked.config, out=asked.out, device=asked.device)
+        run = Run.create(NAME, asked.config, out=asked.out, device=asked.device, existing="restart")
         folders.append(run.path)
         with run.locked(), _work.closing(run) as outcome:
             probed.log(run)

@@ -65,9 +65,9 @@ class Metrics:
     """The log of a run, `metrics/part-*.parquet`; got by `run.metrics`.
 
     A row is one number: step, time (seconds since 1970 in UTC), member (of the ensemble), name,
-    module, kind (of attention), layer, head, value and bound (on the error of the value). Rows are kept in memory until
-    `flush`; what was flushed survives a kill. One process writes a run's log; any may read it,
-    also while it grows.
+    module, kind (of attention), layer, head, value and bound (on the error of the value). Rows are
+    kept in memory until `flush`; what was flushed survives a kill. One process writes a run's log;
+    any may read it, also while it grows.
 
     Args:
         folder: of the parts; need not be there yet.

@@ -120,7 +120,7 @@ def read(part: Part) -> Any:
         table.validate(full=True)
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # Arrow's words for damage
         raise JomaError(f"{part.path} is damaged or not a metrics log: {error}") from error
-    if "kind" not in table.schema.names:
+    if table.schema.names == [name for name in schema().names if name != "kind"]:
         table = _with_kind(table)
     if not table.schema.equals(schema()):
         columns = ", ".join(table.schema.names)

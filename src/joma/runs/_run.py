@@ -1,11 +1,12 @@
 """One run folder, as an object."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -18,20 +19,27 @@ from joma.runs._folder import (
     CONFIG,
     ENVIRONMENT,
     check_name,
-    check_out,
+    check_new,
+    check_restart,
+    check_resumable,
     is_run,
     make_folder,
+    next_folder,
     remove_leftovers,
-    remove_old,
 )
 from joma.runs._lock import locked
 from joma.runs._metrics import Metrics
 from joma.runs._write import write_bytes
 
+_logger = logging.getLogger(__name__)
+
+Existing = Literal["refuse", "next", "restart"]
+"""What `Run.create` does where the folder holds an earlier run."""
+
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder; made by `Run.create`, gone on with by `Run.resume`, read by `Run.open`.
+    """A run folder; made by `Run.create`, resumed by `Run.resume`, read by `Run.open`.
 
     Attributes:
         path: the folder.
@@ -53,27 +61,64 @@ class Run:
         *,
         out: Path | str | None = None,
         device: str = "cpu",
+        existing: Existing = "refuse",
     ) -> "Run":
-        """Makes a run folder and writes its configuration and environment.
+        """Make a run folder and write its configuration and environment.
+
+        The files of an earlier run are never removed.
 
         Args:
-            name: what is run; letters, digits and . + - _.
-            config: everything that decides the run's numbers; kept as `config.json`.
-            out: the folder itself, `./runs/NAME-date-time` if not given. One that is a run folder
-                of the same name is used again, without what that run left; one with other things in
-                it is refused, and so is one that another process has `locked`.
-            device: what the run computes on.
+            name: What is run; letters, digits and . + - _.
+            config: Everything that decides the run's numbers; kept as `config.json`.
+            out: The folder itself, `./runs/NAME-date-time` if not given. One that holds other
+                things than a run is refused.
+            device: What the run computes on.
+            existing: What to do where `out` holds an earlier run. "refuse" raises JomaError.
+                "next" makes `out-2`, `out-3`, … and logs a warning that names it; processes that
+                ask at the same time get a folder each. "restart" starts a run of the same name
+                and settings over if it did not finish, and otherwise refuses: its metrics are
+                emptied, and its other files stay until they are written again.
+
+        Raises:
+            JomaError: The folder cannot be used, or another process has it `locked`.
         """
-        settings = _settings(name, config)
+        if existing not in get_args(Existing):
+            raise JomaError(
+                f"existing must be one of {', '.join(get_args(Existing))}, got {existing!r}"
+            )
+        settings = _settings(check_name("name", name), config)
         around = _json.plain(environment(device))
-        path = make_folder(name, None if out is None else Path(out))
+        given = None if out is None else Path(out)
+        if given is not None and existing == "next":
+            with next_folder(name, given) as path:
+                run = cls._write_new(path, settings, around)
+            if path != given:
+                _logger.warning(f"{given} holds an earlier run; this one is written to {path}")
+            return run
+        if given is not None and existing == "restart" and check_restart(given, name):
+            return cls._restart(given, name, settings, device)
+        if given is not None:
+            check_new(given, name)
+        path = make_folder(name, given)
         with locked(path):
-            check_out(path, name)  # again: another process may have been faster
-            remove_old(path)
-            run = cls(path, settings, around)
-            _json.write(path / ENVIRONMENT, run.environment)  # first: it marks a run folder
-            _json.write(path / CONFIG, run.config)
-        return run
+            check_new(path, name)  # again: another process may have been faster
+            return cls._write_new(path, settings, around)
+
+    @classmethod
+    def _write_new(cls, path: Path, settings: dict[str, Any], around: dict[str, Any]) -> "Run":
+        """Write the first files of a run; `path` must be locked and unused."""
+        remove_leftovers(path)
+        _json.write(path / ENVIRONMENT, around)  # first: it marks a run folder
+        _json.write(path / CONFIG, settings)
+        return cls(path, settings, around)
+
+    @classmethod
+    def _restart(cls, out: Path, name: str, settings: dict[str, Any], device: str) -> "Run":
+        with locked(out):
+            check_restart(out, name)  # again: another process may have been faster
+            run = cls._go_on(out, name, settings, device, None)
+            run.metrics.rewind(-1)
+            return run
 
     @classmethod
     def resume(
@@ -100,7 +145,7 @@ class Run:
                 `write_config`.
         """
         settings = _settings(check_name("name", name), config)
-        if out is None or not (check_out(Path(out), name) / CONFIG).exists():
+        if out is None or not check_resumable(Path(out), name):
             return cls.create(name, config, out=out, device=device)
         with locked(Path(out)):
             return cls._go_on(Path(out), name, settings, device, changing)
