@@ -1,6 +1,5 @@
 """The run folder of a monitor: a new one, or the one that a resumed training wrote to."""
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +8,6 @@ from typing import Any
 
 from joma.runs import Run, is_run
 from joma.train.monitor._faults import Faults
-
-LOG = logging.getLogger("joma.monitor")
 
 
 @dataclass(frozen=True)
@@ -68,18 +65,8 @@ def open_run(
 
 
 def _made(folder: Path | None, config: Mapping[str, Any], device: str) -> Opened:
-    if folder is None or not is_run(folder):
-        return Opened(Run.create("monitor", config, out=folder, device=device))
-    number = 2
-    while (beside := _numbered(folder, number)).exists():
-        number += 1
-    run = Run.create("monitor", config, out=beside, device=device)
-    LOG.warning("%s holds an earlier run, so this one goes to %s", folder, beside)
-    return Opened(run, folder)
-
-
-def _numbered(folder: Path, number: int) -> Path:
-    return folder.with_name(f"{folder.name}-{number}")
+    run = Run.create("monitor", config, out=folder, device=device, existing="next")
+    return Opened(run, folder if folder is not None and run.path != folder else None)
 
 
 def _newest(folder: Path) -> Path | None:

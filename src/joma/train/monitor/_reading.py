@@ -71,13 +71,13 @@ class Reading:
         theorem = self.theorem1 if lower is not None else None
 
         def see(call: AttentionCall) -> None:
-            if self._faults.is_off("attention", _key(call)):
+            if self._faults.is_off("attention", _name(call)):
                 return
             try:
                 self._see(seen, call, theorem)
             except Exception as error:
-                seen.pop(_key(call), None)
-                self._faults.note("attention", error, module=_key(call))
+                seen.pop(_name(call), None)
+                self._faults.note("attention", error, module=_name(call))
 
         with ExitStack() as stack:
             if theorem is not None:
@@ -94,9 +94,9 @@ class Reading:
     def _see(
         self, seen: dict[str, _Attention], call: AttentionCall, theorem: Theorem1 | None
     ) -> None:
-        one = seen.setdefault(_key(call), _Attention(call.layer, getattr(call, "kind", "")))
+        one = seen.setdefault(_name(call), _Attention(call.layer, getattr(call, "kind", "")))
         one.real.update(call.statistics())
-        if _key(call) not in self._even:
+        if _name(call) not in self._even:
             same = replace(call, query=torch.zeros_like(call.query))
             one.even.update(same.statistics())
         if theorem is not None and call.layer == theorem.layer:
@@ -153,5 +153,5 @@ def watching_activity(
         rows.append(Row("mlp_dead", 1 - float(alive.float().mean()), path, downs[path]))
 
 
-def _key(call: AttentionCall) -> str:
-    return getattr(call, "key", call.module)
+def _name(call: AttentionCall) -> str:
+    return getattr(call, "name", call.module)
