@@ -311,10 +311,11 @@ class TestDemo:
 
     def test_one_that_was_stopped_is_started_over_and_one_that_ended_is_kept(self, few_experiments):
         line = ("demo", "--jobs", "1", "--out", "tour")
-        whole = few_experiments["fig9"]
-        few_experiments["fig9"] = make_experiment("fig9", reproduce=interrupt)
+        del few_experiments["fig9"]
+        whole = few_experiments["table1"]
+        few_experiments["table1"] = make_trained("table1", reproduce=interrupt)
         assert joma(*line).exit_code == 130
-        few_experiments["fig9"] = whole
+        few_experiments["table1"] = whole
         assert joma(*line).exit_code == 0
         before = contents(Path("tour"))
         assert "--out tour holds an earlier demo run" in sentence(joma(*line))
