@@ -172,6 +172,8 @@ class TestShortTexts:
 
     def test_with_fewer_windows_than_asked(self, model: str):
         result = joma("probe", model, "--text", "text.txt", "--window", "64", "--out", "x")
+        again = joma("probe", model, "--text", "text.txt", "--window", "64", "--out", "x")
+        assert "--out x holds an earlier probe run, which is kept" in sentence(again)
         assert "The text has 6 of the 20 windows asked for." in result.stderr
         assert "6 windows of 64 tokens" in result.stdout
 
