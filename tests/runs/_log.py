@@ -13,6 +13,7 @@ COLUMNS = {
     "member": np.int32,
     "name": object,
     "module": object,
+    "kind": object,
     "layer": np.int32,
     "head": np.int32,
     "value": np.float64,

@@ -32,7 +32,14 @@ def test_a_run_has_one_log(tmp_path: Path):
 def test_columns_and_what_stands_for_none(metrics: Metrics):
     before = time.time()
     metrics.append(
-        5, "entropy", [1.0, np.nan, -np.inf], module="block.0", layer=0, head=3, bound=0.1
+        5,
+        "entropy",
+        [1.0, np.nan, -np.inf],
+        module="block.0",
+        kind="self",
+        layer=0,
+        head=3,
+        bound=0.1,
     )
     five: Any = np.int64(5)
     metrics.append(five, "loss", np.float32(2), module="", time=12.5)
@@ -40,10 +47,10 @@ def test_columns_and_what_stands_for_none(metrics: Metrics):
     log = metrics.read()
     assert {name: column.dtype for name, column in log.items()} == COLUMNS
     assert rows(metrics) == [
-        (5, 0, "entropy", "block.0", 0, 3, 1.0, 0.1),
-        (5, 1, "entropy", "block.0", 0, 3, None, 0.1),
-        (5, 2, "entropy", "block.0", 0, 3, -np.inf, 0.1),
-        (5, 0, "loss", "", -1, -1, 2.0, None),
+        (5, 0, "entropy", "block.0", "self", 0, 3, 1.0, 0.1),
+        (5, 1, "entropy", "block.0", "self", 0, 3, None, 0.1),
+        (5, 2, "entropy", "block.0", "self", 0, 3, -np.inf, 0.1),
+        (5, 0, "loss", "", "", -1, -1, 2.0, None),
     ]
     assert before <= log["time"][0] == log["time"][2] <= time.time()
     assert log["time"][3] == 12.5
@@ -56,7 +63,25 @@ def test_any_reader_of_parquet_finds_true_nulls(tmp_path: Path, metrics: Metrics
     table = pyarrow.parquet.read_table(tmp_path / "metrics" / "part-000000.parquet")
     assert table.column_names == list(COLUMNS)
     assert table.column("layer").to_pylist() == [None, None, 4]
-    assert [table.column(name).null_count for name in COLUMNS] == [0, 0, 0, 0, 3, 2, 3, 0, 1]
+    assert [table.column(name).null_count for name in COLUMNS] == [0, 0, 0, 0, 3, 3, 2, 3, 0, 1]
+
+
+def test_a_log_without_kinds_is_read_and_continued(tmp_path: Path, metrics: Metrics):
+    metrics.append(1, "loss", [1.0, 2.0], module="block.0")
+    metrics.flush()
+    part = tmp_path / "metrics" / "part-000000.parquet"
+    old = pyarrow.parquet.read_table(part).drop_columns(["kind"])
+    pyarrow.parquet.write_table(old, part)
+    metrics.append(2, "entropy", 3.0, module="block.0", kind="encoder self")
+    metrics.flush()
+    expected = [
+        (1, 0, "loss", "block.0", "", -1, -1, 1.0, None),
+        (1, 1, "loss", "block.0", "", -1, -1, 2.0, None),
+        (2, 0, "entropy", "block.0", "encoder self", -1, -1, 3.0, None),
+    ]
+    assert rows(metrics) == expected
+    metrics.compact()
+    assert rows(metrics) == expected
 
 
 def test_nothing_is_an_empty_log(tmp_path: Path, metrics: Metrics):
@@ -135,7 +160,7 @@ def test_any_history_reads_as_a_plain_list_would(tmp_path_factory, history):
             step, name, values, layer, bound = given_
             metrics.append(step, name, values, layer=layer, bound=bound)
             place = -1 if layer is None else layer
-            held += [(step, m, name, "", place, -1, v, bound) for m, v in enumerate(values)]
+            held += [(step, m, name, "", "", place, -1, v, bound) for m, v in enumerate(values)]
             continue
         if operation == "reopen":  # as after a kill
             metrics, held = Metrics(folder), []

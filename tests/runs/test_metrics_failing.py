@@ -94,10 +94,10 @@ def test_a_kill_at_any_moment_of_a_compaction(tmp_path: Path, monkeypatch):
         assert rows(after) == expected
         after.append(9, "loss", 1.0)  # the log goes on from there
         after.flush()
-        assert rows(Metrics(folder)) == [*expected, (9, 0, "loss", "", -1, -1, 1.0, None)]
+        assert rows(Metrics(folder)) == [*expected, (9, 0, "loss", "", "", -1, -1, 1.0, None)]
         after.compact()
         assert visible(folder) == ["part-000000-000004.parquet"]
-        assert rows(Metrics(folder)) == [*expected, (9, 0, "loss", "", -1, -1, 1.0, None)]
+        assert rows(Metrics(folder)) == [*expected, (9, 0, "loss", "", "", -1, -1, 1.0, None)]
         folder = tmp_path / f"{moment + 1}"
         in_parts(folder, 4)
     assert parts == [4, 4, 4, 5, 5, 4, 3, 2, 1, 1]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from joma.runs._run import Run
 
 
-_KEYS = ("step", "name", "module", "layer", "head", "member")
+_KEYS = ("step", "name", "module", "kind", "layer", "head", "member")
 """What says which row of the metrics is which."""
 
 
@@ -82,7 +82,7 @@ def compare_metrics(first: "Run", second: "Run") -> TableDifference | None:
 
 def _in_order(log: Mapping[str, Any]) -> dict[str, Any]:
     sortable = dict(log)
-    for key in ("name", "module"):
+    for key in ("name", "module", "kind"):
         sortable[key] = np.unique(log[key].astype(str), return_inverse=True)[1]
     order = np.lexsort([sortable[key] for key in reversed(_KEYS)])
     return {key: column[order] for key, column in log.items()}

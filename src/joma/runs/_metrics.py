@@ -21,17 +21,22 @@ class _Labels(NamedTuple):
 
     name: str
     module: str | None
+    kind: str | None
     layer: int
     head: int
 
     @classmethod
-    def of(cls, name: str, module: str | None, layer: int | None, head: int | None) -> "_Labels":
+    def of(
+        cls, name: str, module: str | None, kind: str, layer: int | None, head: int | None
+    ) -> "_Labels":
         # Printable is also what can be written: a row that cannot would block every flush.
         if not isinstance(name, str) or not name or not name.isprintable():
             raise JomaError(f"name must be a word, got {name!r}")
         if module is not None and not (isinstance(module, str) and module.isprintable()):
             raise JomaError(f"module must be a module's name or None, got {module!r}")
-        return cls(name, module or None, _place("layer", layer), _place("head", head))
+        if not isinstance(kind, str) or not kind.isprintable():
+            raise JomaError(f'kind must be a kind of attention or "", got {kind!r}')
+        return cls(name, module or None, kind or None, _place("layer", layer), _place("head", head))
 
 
 class _Chunk(NamedTuple):
@@ -60,7 +65,7 @@ class Metrics:
     """The log of a run, `metrics/part-*.parquet`; got by `run.metrics`.
 
     A row is one number: step, time (seconds since 1970 in UTC), member (of the ensemble), name,
-    module, layer, head, value and bound (on the error of the value). Rows are kept in memory until
+    module, kind (of attention), layer, head, value and bound (on the error of the value). Rows are kept in memory until
     `flush`; what was flushed survives a kill. One process writes a run's log; any may read it,
     also while it grows.
 
@@ -79,6 +84,7 @@ class Metrics:
         values: ArrayLike,
         *,
         module: str | None = None,
+        kind: str = "",
         layer: int | None = None,
         head: int | None = None,
         bound: ArrayLike | None = None,
@@ -91,12 +97,13 @@ class Metrics:
             name: of what was measured.
             values: a number, or one for each member.
             module: it is of, if of one; "" is the whole model, as None is.
+            kind: of attention ("self", "decoder cross", …), "" for what is not attention.
             layer: it is of, if of one.
             head: it is of, if of one.
             bound: on the error of the value; one for all, or one for each member.
             time: when it was measured, in seconds since 1970; otherwise now.
         """
-        labels = _Labels.of(name, module, layer, head)
+        labels = _Labels.of(name, module, kind, layer, head)
         held = _numbers("values", values)
         if held.ndim > 1:
             raise JomaError(
@@ -111,6 +118,7 @@ class Metrics:
         values_SE: ArrayLike,
         *,
         module: str | None = None,
+        kind: str = "",
         layer: int | None = None,
         head: int | None = None,
         bound: ArrayLike | None = None,
@@ -123,12 +131,13 @@ class Metrics:
             name: of what was measured.
             values_SE: a number for each step and member.
             module: it is of, if of one.
+            kind: of attention ("self", "decoder cross", …), "" for what is not attention.
             layer: it is of, if of one.
             head: it is of, if of one.
             bound: on the error; one for all, one for each member, or one for each value.
             time: one for all or one for each step; otherwise now.
         """
-        labels = _Labels.of(name, module, layer, head)
+        labels = _Labels.of(name, module, kind, layer, head)
         values = _numbers("values_SE", values_SE)
         if values.ndim != 2:
             raise JomaError(f"values_SE must have axes (steps, members), got shape {values.shape}")
@@ -158,7 +167,7 @@ class Metrics:
         """The columns of what was flushed, by step and within a step as it was logged.
 
         Where a row has no layer or head they are -1, where it has no bound that is NaN, and where
-        it has no module that is "". Words come as arrays of strings (dtype object).
+        it has no module or kind that is "". Words come as arrays of strings (dtype object).
 
         Args:
             name: whose rows to read; otherwise all.
@@ -254,6 +263,7 @@ def _table(chunks: Sequence[_Chunk]) -> Any:
             (np.arange(len(values)) - np.repeat(begin, width)).astype(np.int32),
             word([chunk.labels.name for chunk in chunks]),
             word([chunk.labels.module for chunk in chunks]),
+            word([chunk.labels.kind for chunk in chunks]),
             place([chunk.labels.layer for chunk in chunks]),
             place([chunk.labels.head for chunk in chunks]),
             values,

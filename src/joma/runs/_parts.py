@@ -25,7 +25,7 @@ _NONE = {"layer": -1, "head": -1, "bound": np.nan}
 
 _FORMAT: dict[str, Any] = {
     "compression": "zstd",
-    "use_dictionary": ["name", "module", "member", "layer", "head"],
+    "use_dictionary": ["name", "module", "kind", "member", "layer", "head"],
     # Steps and times grow evenly, and most values were single precision: half the size.
     "column_encoding": {
         "step": "DELTA_BINARY_PACKED",
@@ -89,6 +89,7 @@ def schema() -> Any:
             "member": pa.int32(),
             "name": word,
             "module": word,
+            "kind": word,
             "layer": pa.int32(),
             "head": pa.int32(),
             "value": pa.float64(),
@@ -119,10 +120,21 @@ def read(part: Part) -> Any:
         table.validate(full=True)
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # Arrow's words for damage
         raise JomaError(f"{part.path} is damaged or not a metrics log: {error}") from error
+    if "kind" not in table.schema.names:
+        table = _with_kind(table)
     if not table.schema.equals(schema()):
         columns = ", ".join(table.schema.names)
         raise JomaError(f"{part.path} is not a metrics log: its columns are {columns}")
     return table
+
+
+def _with_kind(table: Any) -> Any:
+    """Return the table of an older log, which has no kinds, with an empty column of them."""
+    import pyarrow
+
+    field = schema().field("kind")
+    position = schema().get_field_index("kind")
+    return table.add_column(position, field, pyarrow.nulls(table.num_rows, field.type))
 
 
 def joined(tables: Sequence[Any]) -> Any:
