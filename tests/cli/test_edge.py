@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,9 +109,13 @@ def test_a_message_cannot_act_on_the_terminal(failing):
     assert len(line) < 1000
 
 
+def _end() -> dict[str, Any]:
+    os._exit(9)
+
+
 def test_a_worker_that_was_killed_gets_a_sentence():
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        future = pool.submit(os._exit, 9)
+        future = pool.submit(_end)
         with pytest.raises(JomaError, match="a worker process was killed"):
             _work.gather([future], lambda: None)
 

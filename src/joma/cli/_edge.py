@@ -238,9 +238,8 @@ def _report(error: Exception) -> int:
     if hasattr(error, "format_message"):  # what typer raises on a wrong command line
         return _refuse(error.format_message())  # type: ignore[attr-defined]
     if _defects.is_out_of_memory(error):
-        return _refuse(
-            f"there is too little memory for this command ({str(error) or 'MemoryError'})"
-        )
+        what = str(error) or type(error).__name__
+        return _refuse(f"there is too little memory for this command ({what})")
     return _refuse(_defects.sentence(error, command_line(sys.argv[1:])), code=_defects.DEFECT)
 
 
