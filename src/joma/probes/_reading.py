@@ -11,14 +11,19 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.models.architectures import Architecture, module_path, number_of_layers
-from joma.probes import _checks
-from joma.probes._measurement import LAST, VECTORS_COMPARED, Measurement, Progress
+from joma.probes._inputs import Reader
+from joma.probes._measurement import (
+    LAST,
+    TOKENS_LOOKED_AT,
+    VECTORS_COMPARED,
+    Measurement,
+    Progress,
+)
 from joma.probes.activations import ActivationStatistics, ActivationStatisticsAccumulator
 from joma.probes.attention import AttentionAccumulator
 from joma.probes.embedding import EmbeddingOverlapAccumulator
 from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
 
-_TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 _OF_ATTENTION = ("entropy", "first", "last", "effective")
 _TOP = {0.01: "mlp_top1", 0.1: "mlp_top10"}
 
@@ -41,8 +46,6 @@ class Reading:
         model: nn.Module,
         architecture: Architecture | None,
         metrics: Sequence[str],
-        windows: Tensor,
-        sample: int,
         seed: int,
     ) -> None:
         self._model, self._architecture, self._metrics = model, architecture, metrics
@@ -53,32 +56,29 @@ class Reading:
         self._residual = defaultdict[int, Any](
             lambda: EmbeddingOverlapAccumulator(keep=VECTORS_COMPARED, seed=seed)
         )
-        self._looked_at = _sampled(windows, _checks.whole("sample", sample, 1), seed)
         self._rows = self._tokens = torch.empty(0, dtype=torch.long)
+        self._places = 0
 
     def run(
         self,
-        windows: Tensor,
-        batch: int | None,
+        reader: Reader,
+        at_once: int | None,
         attention: AttentionMap | None,
         progress: Progress,
     ) -> None:
-        """Reads all windows."""
+        """Read everything."""
         device = next(self._model.parameters()).device
-        at_once = batch or max(1, _TOKENS_AT_ONCE.get(device.type, 16384) // windows.shape[1])
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             stack.enter_context(_evaluating(self._model))
             if any(metric.startswith("attention") for metric in self._metrics):
                 stack.enter_context(watch_attention(self._model, self._see, names=attention))
             stack.enter_context(self._hooked())
-            for start in range(0, len(windows), at_once):
-                progress("read the text", start, len(windows))
-                rows = windows[start : start + at_once]
-                places = self._looked_at[start : start + at_once].reshape(-1)
-                self._rows = places.nonzero().squeeze(1).to(device)
-                self._tokens = rows.reshape(-1)[places].to(device)
-                _forward(self._model, rows.to(device))
+            for batch in reader.batches(device, at_once):
+                progress("read the text", batch.start, len(reader))
+                self._rows, self._tokens = batch.rows.to(device), batch.tokens.to(device)
+                self._places = batch.places
+                batch.run(self._model, device)
 
     def measurements(self) -> list[Measurement]:
         """What was seen."""
@@ -137,16 +137,18 @@ class Reading:
 
     def _mlp_hook(self, layer: int) -> Callable[..., None]:
         def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            hidden = inputs[0]
-            self._mlp[layer].update(hidden.reshape(-1, hidden.shape[-1])[self._rows])
+            hidden = inputs[0].reshape(-1, inputs[0].shape[-1])
+            at = self._rows if len(hidden) == self._places else slice(TOKENS_LOOKED_AT)
+            self._mlp[layer].update(hidden[at])
 
         return look
 
     def _residual_hook(self, layer: int) -> Callable[..., None]:
         def look(module: nn.Module, inputs: Any, output: Tensor | tuple[Tensor, ...]) -> None:
             stream = output if isinstance(output, Tensor) else output[0]
-            rows = stream.reshape(-1, stream.shape[-1])[self._rows]
-            self._residual[layer].update(rows, self._tokens)
+            rows = stream.reshape(-1, stream.shape[-1])
+            if len(rows) == self._places:  # else it is not known which tokens these are
+                self._residual[layer].update(rows[self._rows], self._tokens)
 
         return look
 
@@ -178,23 +180,6 @@ class Reading:
             for metric in self._metrics
             if metric in values
         ]
-
-
-def _forward(model: nn.Module, tokens: Tensor) -> None:
-    """Runs the model's body: its head would be a large part of the work, for nothing."""
-    body = getattr(model, "base_model", model)
-    if hasattr(model, "config") and hasattr(body, "get_input_embeddings"):  # one of transformers
-        body(input_ids=tokens, use_cache=False)
-    else:
-        model(tokens)
-
-
-def _sampled(windows: Tensor, sample: int, seed: int) -> Tensor:
-    """Which tokens are looked at, (number, length), bool."""
-    generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
-    chosen = torch.zeros(windows.numel(), dtype=torch.bool)
-    chosen[torch.randperm(windows.numel(), generator=generator)[:sample]] = True
-    return chosen.view_as(windows)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from joma.errors import JomaError
 from joma.models.architectures import ROLES, Architecture, Weight, architecture_of, weights
 from joma.models.weight_files import WeightFiles
 from joma.probes import _checks, spectrum
+from joma.probes._inputs import Inputs, Reader, Windows
 from joma.probes._measurement import (
     DEFAULT_METRICS,
     METRICS,
@@ -47,8 +48,9 @@ _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 def probe(
     model: nn.Module,
-    windows: Tensor | Sequence[Sequence[int]],
+    windows: Windows | Inputs | None = None,
     *,
+    inputs: Inputs | None = None,
     architecture: Architecture | None = None,
     metrics: Sequence[str] = DEFAULT_METRICS,
     roles: Sequence[str] = ROLES,
@@ -59,7 +61,7 @@ def probe(
     seed: int = 0,
     progress: Progress = unseen,
 ) -> list[Measurement]:
-    """Measures a model on windows of tokens.
+    """Measure a model on windows of tokens, or on inputs of any kind.
 
     Means are over all tokens of all windows; what is measured of MLPs and of the residual stream,
     over a random sample of the tokens. The model runs in evaluation mode without its head, for
@@ -68,11 +70,15 @@ def probe(
     Args:
         model: a transformer.
         windows: (number, length), tokens.
-        architecture: where its parts are; found by its configuration unless given.
+        inputs: instead of windows: keyword arguments the model is called with, or a list of such,
+            one for each forward pass. For images, sound, sequences with padding, or encoders with
+            decoders; the model then runs with its head. Where `input_ids` and an `attention_mask`
+            are among them, padded tokens are left out.
+        architecture: where its parts are; found by its configuration unless given. Metrics of
+            attention alone need none.
         metrics: which, of `METRICS`.
         roles: whose weights are probed.
-        attention: for a module of one's own: which of its modules make queries and keys. With it,
-            metrics of attention alone need no architecture.
+        attention: for a module of one's own: which of its modules make queries and keys.
         batch: windows read at once; otherwise chosen for the device.
         tolerance: of stable ranks, relative.
         sample: tokens at which MLPs and the residual stream are looked at; all where there are not
@@ -81,18 +87,18 @@ def probe(
         progress: is told how far it is.
     """
     chosen = checked_metrics(metrics)
-    windows = _windows(windows)
+    reader = Reader(windows, inputs, sample, seed)
     if batch is not None:
         batch = _checks.whole("batch", batch, 1)
     of_weights = [metric for metric in chosen if metric in WEIGHT_METRICS]
     of_text = [metric for metric in chosen if metric not in WEIGHT_METRICS]
     only_attention = all(metric.startswith("attention") for metric in chosen)
-    if architecture is None and not (attention is not None and only_attention):
+    if architecture is None and not only_attention:
         architecture = architecture_of(model)
     found: list[Measurement] = []
     if of_text:
-        reading = Reading(model, architecture, of_text, windows, sample, seed)
-        reading.run(windows, batch, attention, progress)
+        reading = Reading(model, architecture, of_text, seed)
+        reading.run(reader, batch, attention, progress)
         found += reading.measurements()
     if of_weights:
         found += probe_weights(
@@ -195,16 +201,3 @@ def _of_weight(
             Measurement(metric, weight.module, weight.layer, None, estimate.value, estimate.bound)
         )
     return found
-
-
-def _windows(windows: Tensor | Sequence[Sequence[int]]) -> Tensor:
-    try:
-        tokens = torch.as_tensor(windows)
-    except (ValueError, TypeError) as error:
-        raise JomaError(f"windows must be of one length, tokens in each ({error})") from None
-    if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point():
-        raise JomaError(
-            f"windows must be whole numbers (number, length), got {tokens.dtype} of shape "
-            f"{tuple(tokens.shape)}"
-        )
-    return tokens.to("cpu", torch.long)
