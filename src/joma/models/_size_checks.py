@@ -50,7 +50,8 @@ def check_config(config: Any, what: str) -> None:
                 most = MOST_LAYERS if _LAYERS.search(name) and "size" not in name else _MOST_OTHERS
                 if value > most:
                     raise JomaError(
-                        f"{what} must not have {printable(name, 60)} above {most}, got {value:.6g}"
+                        f"{what} must not have {printable(name, 60)} above {most}, got "
+                        f"{printable(str(value), 30)}"
                     )
             check_config(value, what)
     elif isinstance(config, list):
