@@ -9,6 +9,7 @@ from torch import Tensor
 
 from joma.data.text import windows
 from joma.errors import JomaError
+from joma.models._checksums import check_checksums
 from joma.models.architectures import architecture_of, weights
 from joma.models.loading import Loaded, load
 from joma.models.weight_files import WeightFiles
@@ -234,6 +235,7 @@ def _measure_files(
     source: str, probing: Probing, revision: str | None, progress: Progress
 ) -> Probed:
     files = WeightFiles(source, revision=revision)
+    check_checksums(files.folder)
     config = files.config()
     if config is None:
         raise JomaError(f"{source} has no config.json, which says what its weights are")

@@ -167,7 +167,9 @@ def _settings(path: Path) -> dict[str, Any]:
     for name, value in settings.items():
         counts = isinstance(value, int | float) and "length" not in name
         if counts and not abs(value) <= _MOST_TOKENS:
-            raise JomaError(f"{path} must not ask for {printable(name, 60)} = {printable(str(value), 30)}")
+            raise JomaError(
+                f"{path} must not ask for {printable(name, 60)} = {printable(str(value), 30)}"
+            )
     return settings
 
 
