@@ -10,6 +10,7 @@ from torch import Tensor
 from joma.data.text import windows
 from joma.errors import JomaError
 from joma.models import Found, dummy_forward, find_stored_weights, find_weights
+from joma.models._checksums import check_checksums
 from joma.models.architectures import Architecture, known_architecture
 from joma.models.loading import Loaded, load
 from joma.models.weight_files import WeightFiles
@@ -258,6 +259,7 @@ def _measure_files(
     source: str, probing: Probing, revision: str | None, progress: Progress
 ) -> Probed:
     files = WeightFiles(source, revision=revision)
+    check_checksums(files.folder)
     parts = find_stored_weights(files, architecture=probing.architecture)
     found = probe_weights(
         files,
