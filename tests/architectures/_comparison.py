@@ -1,12 +1,14 @@
 """What joma measures of a model, in the form of the reference, and how far the two are apart."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from joma.probes import AttentionCall, watch_attention
+from tests.architectures import _layouts, _reference
 
 
 class Entropies:
@@ -55,3 +57,35 @@ def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
     if any(one.shape != other.shape for one, other in pairs):
         return float("inf")
     return max(float((one - other).abs().max()) for one, other in pairs)
+
+
+def rank_errors(rows: Iterable[tuple[str, float, float]], model: nn.Module) -> dict[str, float]:
+    """By how much each stable rank lies outside of its bound around numpy's, by weight.
+
+    Args:
+        rows: key of the weight, value and bound.
+        model: whose weights were measured.
+
+    Raises:
+        AssertionError: a matrix of attention or of an MLP has no row, or several.
+    """
+    found: dict[tuple[str, int | None], list[tuple[str | None, float, float]]] = {}
+    for key, value, bound in rows:
+        path, expert, role = parsed(key)
+        found.setdefault((path, expert), []).append((role, value, bound))
+    errors = {}
+    for name, role, expert, matrix in _layouts.matrices(model):
+        path = name.removesuffix(".weight")
+        own = [row for row in found.get((path, expert), []) if row[0] in (None, role)]
+        assert len(own) == 1, f"{path} has {len(own)} rows as {role} of expert {expert}, not 1"
+        _, value, bound = own[0]
+        errors[f"{path} {role} {expert}"] = abs(value - _reference.stable_rank(matrix)) - bound
+    return errors
+
+
+def parsed(key: str) -> tuple[str, int | None, str | None]:
+    """Path, expert and role of a weight's key: "mlp.experts[3].gate_up_proj[mlp_up]"."""
+    marks = re.findall(r"\[(.*?)\]", key)
+    experts = [int(mark) for mark in marks if mark.isdigit()]
+    roles = [mark for mark in marks if not mark.isdigit()]
+    return re.sub(r"\[.*?\]", "", key), *(part[0] if part else None for part in (experts, roles))

@@ -66,6 +66,8 @@ class _Recorder(TorchFunctionMode):
         self.seen: list[Attention] = []
 
     def enter(self, module: nn.Module) -> None:
+        if not self.running:  # another forward pass of the whole model
+            self.runs.clear()
         self.running.append(module)
         self.runs[self.paths[module]] += 1
 
@@ -90,7 +92,7 @@ class _Recorder(TorchFunctionMode):
 
 @contextmanager
 def recording(model: nn.Module) -> Iterator[list[Attention]]:
-    """Attentions of one forward pass of a model with eager attention, in the order computed."""
+    """Attentions of a model with eager attention in the block, in the order computed."""
     recorder = _Recorder(model)
     handles = []
     for module in model.modules():

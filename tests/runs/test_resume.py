@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from joma.runs import Run, compare_tables, differing, list_runs
 from joma.runs import _run as run_module
-from tests.runs._failing import every_kill, visible
+from tests.runs._failing import contents, every_kill, visible
 
 CONFIG = {"seed": 1, "rates": (1e-4, 1e-5), "model": {"layers": 3, "bias": True}}
 
@@ -40,6 +40,7 @@ LEFT = [
     "config.json",
     "environment.json",
     "figures/curve.png",
+    "manifest.json",
     "metrics/part-000000.parquet",
     "outcome.json",
     "tables/curve.parquet",
@@ -163,19 +164,25 @@ def test_the_folder_of_another_run_and_other_folders_are_refused(tmp_path: Path)
 def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, content: str):
     filled(tmp_path)
     (tmp_path / "config.json").write_text(content)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"config\.json is damaged: it does not match manifest"):
+        Run.resume("table1", CONFIG, out=tmp_path)
+    assert contents(tmp_path) == before
+    (tmp_path / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json (is not valid|must hold)"):
         Run.resume("table1", CONFIG, out=tmp_path)
-    assert set(LEFT) <= set(files(tmp_path))
+    assert set(files(tmp_path)) >= set(LEFT) - {"manifest.json"}
 
 
 @pytest.mark.parametrize("resumed", [None, 3, "date", {"date": "today"}, ["today"]])
 def test_a_damaged_environment_is_refused_and_nothing_is_lost(tmp_path: Path, resumed: Any):
     filled(tmp_path)
     (tmp_path / "environment.json").write_text(json.dumps({"joma": "0", "resumed": resumed}))
+    (tmp_path / "manifest.json").unlink()
     for enter in (lambda: Run.open(tmp_path), lambda: Run.resume("table1", CONFIG, out=tmp_path)):
         with pytest.raises(ValueError, match=r'environment\.json must hold as "resumed" a list'):
             enter()
-    assert set(LEFT) <= set(files(tmp_path))
+    assert set(files(tmp_path)) >= set(LEFT) - {"manifest.json"}
 
 
 def test_a_run_without_a_name(tmp_path: Path):
@@ -192,7 +199,7 @@ def test_where_there_is_no_run_yet_it_begins(tmp_path: Path, monkeypatch):
         run = Run.resume("table1", CONFIG, out=out)
         assert Run.open(run.path) == run
         assert "resumed" not in run.environment
-        assert files(run.path) == ["config.json", "environment.json"]
+        assert files(run.path) == ["config.json", "environment.json", "manifest.json"]
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
@@ -204,7 +211,8 @@ def test_a_kill_while_a_run_is_made_leaves_a_folder_to_use(tmp_path: Path, monke
 
     for moment in every_kill(monkeypatch, create):
         Run.resume("table1", CONFIG, out=folder)
-        assert visible(folder) == ["config.json", "environment.json"]
+        assert visible(folder) == ["config.json", "environment.json", "manifest.json"]
+        assert Run.open(folder).verified
         folder = tmp_path / f"{moment + 1}"
 
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from joma.errors import JomaError
 from joma.runs import Run, compare_tables, differing, list_runs
 from joma.runs import _environment as environment_module
-from tests.runs._failing import contents, visible
+from tests.runs._failing import contents, fill_disk, visible
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_run_that_lost_its_configuration_is_kept(run: Run):
 
 def test_a_folder_killed_while_it_began_is_used_again(run: Run):
     (run.path / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"config\.json does not exist"):
+    with pytest.raises(ValueError, match=r"config\.json is missing: it does not match manifest"):
         Run.open(run.path)
     Run.create("fig4", {}, out=run.path)
     assert Run.open(run.path).name == "fig4"
@@ -274,17 +274,11 @@ def test_a_missing_table_says_what_there_is(run: Run):
 
 
 def test_a_failed_table_leaves_the_old_one(run: Run, monkeypatch):
-    import pyarrow.parquet
-
     run.write_table("curve", {"a": [1]})
-
-    def half(_: object, file) -> None:
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pyarrow.parquet, "write_table", half)
-    with pytest.raises(OSError, match="No space"):
-        run.write_table("curve", {"a": [2]})
+    with monkeypatch.context() as patch:
+        fill_disk(patch, "write")
+        with pytest.raises(OSError, match="No space"):
+            run.write_table("curve", {"a": [2]})
     assert run.read_table("curve")["a"] == [1]
     assert len(list((run.path / "tables").iterdir())) == 1
 

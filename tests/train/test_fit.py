@@ -307,7 +307,7 @@ def test_it_goes_on_with_more_steps(straight: Path, folder: Path):
 def test_one_process_at_a_time(folder: Path):
     holding = (
         "import sys, time; from joma.runs import Run\n"
-        "with Run.open(sys.argv[1]).locked(): print('held', flush=True); time.sleep(60)"
+        "with Run.open(sys.argv[1]).locked(): print('held', flush=True); time.sleep(600)"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", holding, str(folder)], stdout=subprocess.PIPE, text=True

@@ -154,9 +154,16 @@ def gather(
     futures: Sequence["Future[Record] | _Here"], advance: Callable[[], None]
 ) -> list[Record]:
     """Results in the order of the futures; `advance` is called as each is there."""
+    from concurrent.futures.process import BrokenProcessPool
+
     records: list[Record] = []
     for future in futures:
-        records.append(future.result())
+        try:
+            records.append(future.result())
+        except BrokenProcessPool as error:
+            raise JomaError(
+                "a worker process was killed, perhaps for want of memory; fewer --jobs need less"
+            ) from error
         advance()
     return records
 

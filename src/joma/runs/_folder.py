@@ -10,6 +10,8 @@ from pathlib import Path
 
 from joma.errors import JomaError
 from joma.runs._lock import locked
+from joma.runs._manifest import MANIFEST
+from joma.runs._read import read_file
 from joma.runs._write import is_temporary, remove_temporaries, sync_folder
 
 ENVIRONMENT = "environment.json"
@@ -30,7 +32,7 @@ def is_run(path: Path) -> bool:
     `environment.json` is written first and tells; `config.json` alone is too common a name.
     """
     try:
-        environment = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
+        environment = json.loads(read_file(path / ENVIRONMENT))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(environment, dict) and "joma" in environment
@@ -43,7 +45,7 @@ def check_out(out: Path, name: str) -> Path:
     """
     if out.exists() and not out.is_dir():
         raise JomaError(f"out {out} is a file, but must be a folder")
-    if not out.is_dir() or all(is_temporary(path) for path in out.iterdir()):
+    if not out.is_dir() or _is_unused(out):
         return out
     if not is_run(out):
         raise JomaError(
@@ -103,7 +105,7 @@ def check_restart(out: Path, name: str) -> bool:
 def is_finished(folder: Path) -> bool:
     """Return whether the run in `folder` says that it is done."""
     try:
-        outcome = json.loads((folder / OUTCOME_FILE).read_text(encoding="utf-8"))
+        outcome = json.loads(read_file(folder / OUTCOME_FILE))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(outcome, dict) and outcome.get("status") == "done"
@@ -124,7 +126,7 @@ def _next_free(out: Path) -> Path:
 def _is_unused(folder: Path) -> bool:
     """Return whether a folder holds at most what a kill leaves of a run that was being made."""
     names = {path.name for path in folder.iterdir() if not is_temporary(path)}
-    return names <= {ENVIRONMENT}
+    return names <= {ENVIRONMENT, MANIFEST}
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -135,7 +137,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def _name_of(folder: Path) -> str | None:
     try:
-        name = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["name"]
+        name = json.loads(read_file(folder / CONFIG))["name"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return name if isinstance(name, str) else None
