@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch_attention
