@@ -166,6 +166,29 @@ def checked_out(out: Path | None, name: str) -> Path | None:
             raise JomaError(f"--{error}") from error  # the library calls its argument `out`
 
 
+def checked_restart(
+    out: Path | None, name: str, config: Mapping[str, Any] | None = None
+) -> Path | None:
+    """Return --out if run `name` may be made there, or started over because it did not finish.
+
+    Args:
+        out: The folder given with --out.
+        name: Name of the run.
+        config: Its settings, which a run that did not finish must have; not checked if None.
+    """
+    from joma.runs import check_restart
+
+    if checked_out(out, name) is None or out is None:
+        return None
+    try:
+        check_restart(out, name)
+    except ValueError as error:
+        raise JomaError(f"--{error}") from error  # the library calls its argument `out`
+    if config is not None:
+        same_settings(out, name, config)
+    return out
+
+
 def same_settings(
     folder: Path | None, name: str, config: Mapping[str, Any], *, changing: str | None = None
 ) -> None:
@@ -181,7 +204,8 @@ def same_settings(
 
     if folder is None or not is_run(folder) or not (folder / "config.json").is_file():
         return
-    other = differing(Run.open(folder).config, {"name": name, **config}, changing=changing)
+    asked = json.loads(json.dumps({"name": name, **config}, default=str))  # as the file has it
+    other = differing(Run.open(folder).config, asked, changing=changing)
     if other:
         changes = ", ".join(f"{key} {there}, not {here}" for key, (there, here) in other.items())
         raise JomaError(

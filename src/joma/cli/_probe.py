@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _probe_plan, _show, _work
-from joma.cli._edge import checked_out, interruptible, same_again, writing_to
+from joma.cli._edge import checked_out, checked_restart, interruptible, same_again, writing_to
 from joma.cli._options import (
     Device,
     Json,
@@ -25,7 +25,7 @@ from joma.cli._options import (
     whole,
 )
 from joma.cli._progress import reports
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 
 if TYPE_CHECKING:
     from joma.experiments._probing import Probed, Probing
@@ -241,7 +241,7 @@ def _one(asked: _Asked, model: str) -> None:
     from joma.experiments._probing import measure
     from joma.runs import Run
 
-    checked_out(asked.out, NAME)
+    checked_restart(asked.out, NAME, asked.config)
     start = time.perf_counter()
     folders: list[Path] = []
     with (
@@ -259,7 +259,7 @@ def _one(asked: _Asked, model: str) -> None:
             progress=report,
         )
         report("write and draw", 1, 1)
-        run = Run.create(NAME, asked.config, out=asked.out, device=asked.device)
+        run = Run.create(NAME, asked.config, out=asked.out, device=asked.device, existing="restart")
         folders.append(run.path)
         with run.locked(), _work.closing(run) as outcome:
             probed.log(run)
@@ -323,6 +323,8 @@ def _heading(probed: "Probed", asked: _Asked) -> str:
         number, length = probed.shape
         plural = "" if number == 1 else "s"
         words.append(f"{number} window{plural} of {length} tokens of {asked.text}")
+        if (special := facts.get("special_tokens", "none")) != "none":
+            words.append(printable(special))
     return ", ".join(words) + "."
 
 

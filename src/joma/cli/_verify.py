@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show, _work
-from joma.cli._edge import checked_out, interruptible, same_again, unknown, writing_to
+from joma.cli._edge import checked_restart, interruptible, same_again, unknown, writing_to
 from joma.cli._options import Json, Seed, note_idle
 from joma.cli._progress import progress
 
@@ -145,7 +145,8 @@ def _check_and_keep(
     from joma.runs import Run
 
     config = {"seed": seed, "claims": ids}
-    run = Run.create("verify", config, out=checked_out(out, "verify"))
+    checked_restart(out, "verify", config)
+    run = Run.create("verify", config, out=out, existing="restart")
     folders.append(run.path)
     with run.locked(), _work.closing(run) as outcome:
         try:
