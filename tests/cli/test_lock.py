@@ -72,6 +72,7 @@ with Run.open(sys.argv[1]).locked():
         name = line.split()[1] if "reproduce" in line else "demo"
         arguments = [*line.split(), *(["--jobs", "1"] if name == "demo" else [])]
         assert joma(*arguments).exit_code in (0, 1)
+        Run.open("here").write_json("outcome", {"status": "running"})
         before = {path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()}
         held_by_another(Path("here"))
         told = sentence(joma(*arguments))

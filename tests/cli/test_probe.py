@@ -71,7 +71,7 @@ class TestNumbers:
             for head, value in expected.items():
                 assert got[head] == pytest.approx(float(value), abs=1e-4)
         ranks = {r["module"]: r for r in found if r["metric"] == "stable_rank"}
-        assert len(ranks) == 1 + 4 * LAYERS
+        assert len(ranks) == 1 + 7 * LAYERS
         for module, record in ranks.items():
             values = torch.linalg.svdvals(eager.get_parameter(f"{module}.weight").detach())
             true = float(values.square().sum() / values[0] ** 2)
@@ -172,6 +172,8 @@ class TestShortTexts:
 
     def test_with_fewer_windows_than_asked(self, model: str):
         result = joma("probe", model, "--text", "text.txt", "--window", "64", "--out", "x")
+        again = joma("probe", model, "--text", "text.txt", "--window", "64", "--out", "x")
+        assert "--out x holds an earlier probe run, which is kept" in sentence(again)
         assert "The text has 6 of the 20 windows asked for." in result.stderr
         assert "6 windows of 64 tokens" in result.stdout
 

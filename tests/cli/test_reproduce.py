@@ -7,9 +7,11 @@ import pytest
 
 from joma.cli._plan import SECONDS
 from joma.experiments import Outcome, Request, Scale
-from joma.runs import Run
+from joma.runs import Run, RunSummary
 from tests.cli._command import joma, sentence
 from tests.cli.conftest import make_experiment
+from tests.cli.test_trained import interrupt
+from tests.runs._failing import contents
 
 
 @pytest.mark.usefixtures("few_experiments")
@@ -101,13 +103,26 @@ class TestReproduce:
         assert all(line.startswith("  ") for line in lines[1:] if line)
         assert all(line == line.rstrip() for line in lines)
 
-    def test_the_same_folder_again_has_no_old_files(self, few_experiments):
+    def test_an_earlier_run_is_kept(self, few_experiments):
         joma("reproduce", "fig2", "--out", "here")
-        Path("here/figures/note.txt").touch()
-        few_experiments["fig2"] = make_experiment("fig2", reproduce=lambda *_: Outcome(True, "f."))
+        before = contents(Path("here"))
+        told = sentence(joma("reproduce", "fig2", "--out", "here"))
+        assert told == (
+            "joma: --out here holds an earlier fig2 run, which is kept; give another folder, such "
+            "as here-2"
+        )
+        assert contents(Path("here")) == before
+
+    def test_one_that_was_stopped_is_started_over(self, few_experiments):
+        whole = few_experiments["fig2"]
+        few_experiments["fig2"] = make_experiment("fig2", reproduce=interrupt)
+        assert joma("reproduce", "fig2", "--out", "here").exit_code == 130
+        few_experiments["fig2"] = whole
+        assert "seed 0, not 1" in sentence(
+            joma("reproduce", "fig2", "--out", "here", "--seed", "1")
+        )
         assert joma("reproduce", "fig2", "--out", "here").exit_code == 0
-        assert Run.open("here").tables == []
-        assert [path.name for path in Run.open("here").figures] == ["note.txt"]
+        assert RunSummary.of(Run.open("here")).outcome["status"] == "done"
 
 
 @pytest.mark.usefixtures("few_experiments")

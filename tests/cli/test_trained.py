@@ -10,6 +10,7 @@ from joma.experiments import Outcome, Request
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.cli.conftest import make_experiment, make_trained
+from tests.runs._failing import contents
 
 pytestmark = pytest.mark.usefixtures("trained", "gpus")
 
@@ -302,11 +303,23 @@ class TestDemo:
         gpus.append("H200")
         del few_experiments["fig9"]
         for seed in ("0", "1"):
-            result = joma("demo", "--jobs", "1", "--out", "tour", "--seed", seed, "--json")
+            result = joma("demo", "--jobs", "1", "--out", f"tour{seed}", "--seed", seed, "--json")
             assert result.exit_code == 0, result.stderr
             record = json.loads(result.stdout)["experiments"][-1]
             assert record["finding"] == "trained tiny cpu."
-            assert Run.open("tour/table1").config["seed"] == int(seed)
+            assert Run.open(f"tour{seed}/table1").config["seed"] == int(seed)
+
+    def test_one_that_was_stopped_is_started_over_and_one_that_ended_is_kept(self, few_experiments):
+        line = ("demo", "--jobs", "1", "--out", "tour")
+        del few_experiments["fig9"]
+        whole = few_experiments["table1"]
+        few_experiments["table1"] = make_trained("table1", reproduce=interrupt)
+        assert joma(*line).exit_code == 130
+        few_experiments["table1"] = whole
+        assert joma(*line).exit_code == 0
+        before = contents(Path("tour"))
+        assert "--out tour holds an earlier demo run" in sentence(joma(*line))
+        assert contents(Path("tour")) == before
 
     def test_ctrl_c_names_the_default_folder(self, few_experiments, monkeypatch):
         few_experiments["fig2"] = make_experiment("fig2", reproduce=interrupt)

@@ -80,6 +80,10 @@ def visible(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if not name.startswith("."))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def small_disk(place: Path) -> Iterator[Path]:
     """A real disk of one megabyte at `place`, where that may be had."""
     place.mkdir()

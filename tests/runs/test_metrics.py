@@ -193,6 +193,8 @@ def test_any_history_reads_as_a_plain_list_would(tmp_path_factory, history):
         ({"values": [[1.0]]}, "values must be a number or one for each member"),
         ({"module": 3}, "module must be"),
         ({"module": "\udfff"}, "module must be"),
+        ({"kind": None}, "kind must be"),
+        ({"kind": "\n"}, "kind must be"),
         ({"layer": -1}, "layer must be"),
         ({"layer": 1.0}, "layer must be"),
         ({"head": 2**31}, "head must be"),

@@ -174,7 +174,7 @@ def test_a_changed_value_is_found(tmp_path: Path):
     metrics.flush()
     path = tmp_path / "part-000000.parquet"
     whole = path.read_bytes()
-    column = pyarrow.parquet.read_metadata(path).row_group(0).column(7)
+    column = pyarrow.parquet.read_metadata(path).row_group(0).column(8)
     assert column.path_in_schema == "value"
     end = column.data_page_offset + column.total_compressed_size
     for place in range(end - 2000, end, 50):

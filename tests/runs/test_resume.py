@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from joma.runs import Run, compare_tables, differing, list_runs
 from joma.runs import _run as run_module
-from tests.runs._failing import every_kill
+from tests.runs._failing import contents, every_kill, visible
 
 CONFIG = {"seed": 1, "rates": (1e-4, 1e-5), "model": {"layers": 3, "bias": True}}
 
@@ -40,6 +40,7 @@ LEFT = [
     "config.json",
     "environment.json",
     "figures/curve.png",
+    "manifest.json",
     "metrics/part-000000.parquet",
     "outcome.json",
     "tables/curve.parquet",
@@ -163,19 +164,25 @@ def test_the_folder_of_another_run_and_other_folders_are_refused(tmp_path: Path)
 def test_a_damaged_configuration_is_refused_and_nothing_is_lost(tmp_path: Path, content: str):
     filled(tmp_path)
     (tmp_path / "config.json").write_text(content)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"config\.json is damaged: it does not match manifest"):
+        Run.resume("table1", CONFIG, out=tmp_path)
+    assert contents(tmp_path) == before
+    (tmp_path / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json (is not valid|must hold)"):
         Run.resume("table1", CONFIG, out=tmp_path)
-    assert set(LEFT) <= set(files(tmp_path))
+    assert set(files(tmp_path)) >= set(LEFT) - {"manifest.json"}
 
 
 @pytest.mark.parametrize("resumed", [None, 3, "date", {"date": "today"}, ["today"]])
 def test_a_damaged_environment_is_refused_and_nothing_is_lost(tmp_path: Path, resumed: Any):
     filled(tmp_path)
     (tmp_path / "environment.json").write_text(json.dumps({"joma": "0", "resumed": resumed}))
+    (tmp_path / "manifest.json").unlink()
     for enter in (lambda: Run.open(tmp_path), lambda: Run.resume("table1", CONFIG, out=tmp_path)):
         with pytest.raises(ValueError, match=r'environment\.json must hold as "resumed" a list'):
             enter()
-    assert set(LEFT) <= set(files(tmp_path))
+    assert set(files(tmp_path)) >= set(LEFT) - {"manifest.json"}
 
 
 def test_a_run_without_a_name(tmp_path: Path):
@@ -186,51 +193,27 @@ def test_a_run_without_a_name(tmp_path: Path):
 def test_where_there_is_no_run_yet_it_begins(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    killed = filled(tmp_path / "killed")
+    killed = Run.create("table1", CONFIG, out=tmp_path / "killed")
     (killed.path / "config.json").unlink()
     for out in (None, None, tmp_path / "new" / "deep", tmp_path / "empty", killed.path):
         run = Run.resume("table1", CONFIG, out=out)
         assert Run.open(run.path) == run
         assert "resumed" not in run.environment
-        assert files(run.path) == ["config.json", "environment.json"]
+        assert files(run.path) == ["config.json", "environment.json", "manifest.json"]
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_a_new_run_in_the_folder_begins_without_the_old_log_and_checkpoints(tmp_path: Path):
-    filled(tmp_path)
-    (tmp_path / "checkpoints" / "mine.txt").write_text("not of a run")
-    run = Run.create("table1", {**CONFIG, "seed": 2}, out=tmp_path)
-    assert files(tmp_path) == ["checkpoints/mine.txt", "config.json", "environment.json"]
-    assert run.metrics.read()["step"].size == 0
-    assert run.checkpoints.latest().checkpoint is None
-
-
-def test_a_kill_while_a_new_run_begins_leaves_nothing_to_go_on_from(tmp_path: Path, monkeypatch):
-    """Neither the old run nor the new one may go on from a part of what the old one left."""
+def test_a_kill_while_a_run_is_made_leaves_a_folder_to_use(tmp_path: Path, monkeypatch):
     folder = tmp_path / "0"
 
     def create() -> None:
-        Run.create("table1", {"seed": 2}, out=folder)
+        Run.create("table1", CONFIG, out=folder)
 
-    filled(folder)
-    whole = files(folder)
-    seeds = []
     for moment in every_kill(monkeypatch, create):
-        left = files(folder)
-        config = folder / "config.json"
-        seeds.append(json.loads(config.read_text())["seed"] if config.exists() else None)
-        if seeds[-1] == 1:  # still the old run, of which at most the outcome is gone
-            assert set(whole) - set(left) <= {"outcome.json"}
-        elif seeds[-1] == 2:
-            assert left == ["config.json", "environment.json"]
-        else:
-            Run.resume("table1", CONFIG, out=folder)
-            assert files(folder) == ["config.json", "environment.json"]
+        Run.resume("table1", CONFIG, out=folder)
+        assert visible(folder) == ["config.json", "environment.json", "manifest.json"]
+        assert Run.open(folder).verified
         folder = tmp_path / f"{moment + 1}"
-        filled(folder)
-    assert seeds[:3] == [1, 1, 1]
-    assert set(seeds[3:-2]) == {None}
-    assert seeds[-2:] == [2, 2]
 
 
 def test_a_resumed_run_is_listed_without_its_inner_folders(tmp_path: Path):
@@ -247,20 +230,3 @@ def test_a_folder_killed_at_its_very_first_write_can_be_used(tmp_path):
     run = Run.resume("fit", {"seed": 1}, out=left.parent)
     assert run.config == {"name": "fit", "seed": 1}
     assert not left.exists()
-
-
-def test_a_new_run_forgets_the_parts_of_the_old_one(tmp_path):
-    whole = Run.create("table", {"seed": 0}, out=tmp_path)
-    part = Run.create("part", {"seed": 0}, out=tmp_path / "groups" / "a")
-    part.write_json("outcome", {"status": "done"})
-    part.metrics.append(0, "loss", 1.0)
-    part.metrics.flush()
-    (tmp_path / "groups" / "mine.txt").write_text("kept")
-    Run.resume("table", {"seed": 0}, out=tmp_path)
-    assert part.read_json("outcome") == {"status": "done"}
-    Run.create("table", {"seed": 1}, out=whole.path)
-    again = Run.resume("part", {"seed": 1}, out=part.path)
-    assert again.metrics.read()["step"].size == 0
-    with pytest.raises(ValueError, match="does not exist"):
-        again.read_json("outcome")
-    assert (tmp_path / "groups" / "mine.txt").exists()

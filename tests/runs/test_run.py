@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from joma.errors import JomaError
 from joma.runs import Run, compare_tables, differing, list_runs
 from joma.runs import _environment as environment_module
+from tests.runs._failing import contents, fill_disk, visible
 
 
 @pytest.fixture
@@ -86,25 +89,107 @@ def test_the_folder_of_another_run_is_refused(run: Run):
     assert run.tables == ["curve"]
 
 
-def test_an_empty_folder_and_a_run_folder_are_used_again(tmp_path: Path):
-    first = Run.create("fig4", {"seed": 1}, out=tmp_path)
-    first.write_json("notes", [1])
+def test_an_earlier_run_is_refused_and_stays_as_it_was(tmp_path: Path):
+    out = tmp_path / "mine"
+    first = Run.create("fig4", {"seed": 1}, out=out)
+    first.write_json("findings", [1])
     first.write_json("outcome", {"status": "done"})
     first.write_table("old", {"a": [1]})
     first.write_figure("old.png", b"png")
-    first.write_figure("mine.txt", b"not of a run")
-    (tmp_path / "figures" / "deep.png").mkdir()
-    second = Run.create("fig4", {"seed": 2}, out=tmp_path)
-    assert Run.open(tmp_path).config["seed"] == 2
-    assert second.read_json("notes") == [1]
-    assert not (tmp_path / "outcome.json").exists()
-    assert second.tables == []
-    assert [path.name for path in second.figures] == ["deep.png", "mine.txt"]
+    first.metrics.append(1, "loss", 1.0)
+    first.metrics.flush()
+    first.checkpoints.save(1, {"a": np.zeros(3)}, {})
+    before = contents(tmp_path)
+    for existing in ("refuse", "restart"):
+        with pytest.raises(JomaError) as error:
+            Run.create("fig4", {"seed": 1}, out=out, existing=existing)
+        assert str(error.value) == (
+            f"out {out} holds an earlier fig4 run, which is kept; give another folder, such as "
+            f"{out}-2"
+        )
+        assert contents(tmp_path) == before
+
+
+def test_the_next_folder_is_made_and_named(tmp_path: Path, caplog):
+    out = tmp_path / "mine"
+    runs = [Run.create("fig4", {"seed": n}, out=out, existing="next") for n in range(2)]
+    (tmp_path / "mine-3").write_text("a file")
+    (tmp_path / "mine-4").mkdir()
+    (tmp_path / "mine-4" / "thesis.txt").write_text("not of a run")
+    runs += [Run.create(name, {}, out=out, existing="next") for name in ("fig4", "other")]
+    assert [run.path.name for run in runs] == ["mine", "mine-2", "mine-5", "mine-6"]
+    assert caplog.messages == [
+        f"{out} holds an earlier run; this one is written to {run.path}" for run in runs[1:]
+    ]
+    for run in runs:
+        assert Run.open(run.path) == run
+    assert visible(tmp_path / "mine-4") == ["thesis.txt"]
+
+
+def test_the_next_folder_of_something_else_is_refused(tmp_path: Path, monkeypatch):
+    (tmp_path / "thesis.txt").write_text("not of a run")
+    for out in (tmp_path, tmp_path / "thesis.txt"):
+        with pytest.raises(JomaError, match=r"other things in it|is a file"):
+            Run.create("fig4", {}, out=out, existing="next")
+    assert visible(tmp_path) == ["thesis.txt"]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert [Run.create("a", {}, out=".", existing="next").path.name for _ in range(2)] == [
+        "",
+        "here-2",
+    ]
+
+
+def test_processes_that_start_together_get_a_folder_each(tmp_path: Path):
+    code = (
+        "import sys; from joma.runs import Run; sys.stdin.readline()\n"
+        "print(Run.create('mine', {}, out=sys.argv[1], existing='next').path)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "mine")]
+    pipe = subprocess.PIPE
+    starting = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(6)
+    ]
+    for process in starting:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    paths = [Path(process.communicate(timeout=60)[0].strip()) for process in starting]
+    assert len(set(paths)) == 6
+    assert {Run.open(path).name for path in paths} == {"mine"}
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+
+
+def test_an_unfinished_run_is_restarted_where_asked(run: Run):
+    run.write_json("outcome", {"status": "interrupted"})
+    run.write_table("old", {"a": [1]})
+    run.metrics.append(1, "loss", 1.0)
+    run.metrics.flush()
+    again = Run.create("fig4", {"seed": 3}, out=run.path, existing="restart")
+    assert again.metrics.read()["step"].size == 0
+    assert again.tables == ["old"]
+    assert len(again.environment["resumed"]) == 1
+    with pytest.raises(JomaError, match="seed 3, but seed 4"):
+        Run.create("fig4", {"seed": 4}, out=run.path, existing="restart")
+    with pytest.raises(JomaError, match="existing must be one of refuse, next, restart"):
+        Run.create("fig4", {"seed": 3}, out=run.path, existing="overwrite")  # type: ignore[arg-type]
+
+
+def test_a_run_that_lost_its_configuration_is_kept(run: Run):
+    run.write_table("old", {"a": [1]})
+    (run.path / "config.json").unlink()
+    before = contents(run.path)
+    with pytest.raises(JomaError, match="earlier fig4 run, which is kept"):
+        Run.create("fig4", {}, out=run.path)
+    for enter in (Run.resume, partial(Run.create, existing="restart")):
+        with pytest.raises(JomaError, match=r"without config\.json, which cannot be resumed"):
+            enter("fig4", {}, out=run.path)
+    assert contents(run.path) == before
 
 
 def test_a_folder_killed_while_it_began_is_used_again(run: Run):
     (run.path / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"config\.json does not exist"):
+    with pytest.raises(ValueError, match=r"config\.json is missing: it does not match manifest"):
         Run.open(run.path)
     Run.create("fig4", {}, out=run.path)
     assert Run.open(run.path).name == "fig4"
@@ -189,17 +274,11 @@ def test_a_missing_table_says_what_there_is(run: Run):
 
 
 def test_a_failed_table_leaves_the_old_one(run: Run, monkeypatch):
-    import pyarrow.parquet
-
     run.write_table("curve", {"a": [1]})
-
-    def half(_: object, file) -> None:
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pyarrow.parquet, "write_table", half)
-    with pytest.raises(OSError, match="No space"):
-        run.write_table("curve", {"a": [2]})
+    with monkeypatch.context() as patch:
+        fill_disk(patch, "write")
+        with pytest.raises(OSError, match="No space"):
+            run.write_table("curve", {"a": [2]})
     assert run.read_table("curve")["a"] == [1]
     assert len(list((run.path / "tables").iterdir())) == 1
 

@@ -3,13 +3,14 @@
 import contextlib
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from joma.cli import _show, _work
-from joma.cli._edge import checked_out, interruptible, same_again, writing_to
+from joma.cli._edge import checked_out, checked_restart, interruptible, same_again, writing_to
 from joma.cli._options import Json, Out, Seed, whole
 from joma.cli._progress import progress
 from joma.cli._verify import chosen, draw, holds
@@ -50,14 +51,16 @@ def demo(
         if out is not None:
             for name in EXPERIMENTS:
                 checked_out(out / name, name)
-        run = Run.create("demo", {"seed": seed}, out=checked_out(out, "demo"))
+        config = {"seed": seed}
+        checked_restart(out, "demo", config)
+        run = Run.create("demo", config, out=out, existing="restart")
         folders.append(run.path)
         around.enter_context(run.locked())
         outcome = around.enter_context(_work.closing(run))
         submit = around.enter_context(_work.workers(jobs))
         checks = [submit(_work.check_claim, name, seed) for name in ids]
         makes = [
-            submit(_work.reproduce_experiment, name, run.path / name, request)
+            submit(partial(_work.reproduce_experiment, resume=True), name, run.path / name, request)
             for name, request in requests.items()
         ]
         with progress("verify", len(checks)) as advance:

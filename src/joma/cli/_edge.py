@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from joma.errors import JomaError
+from joma.cli import _defects
+from joma.errors import JomaError, printable
+from joma.signals import EXIT_SIGINT, TerminatedError, exit_code, raising_on_sigterm
 
 BAD_INPUT = 2
-INTERRUPTED = 130
+INTERRUPTED = EXIT_SIGINT
 READER_GONE = 141
 """What a shell reports of a program that wrote into a closed pipe."""
 
@@ -26,10 +29,11 @@ CLOSEST = 5
 
 
 class OneSentenceGroup(TyperGroup):
-    """Commands whose bad input ends in one sentence and exit code 2, without a traceback.
+    """Commands whose errors end in one sentence and an exit code, without a traceback.
 
-    A `ValueError` or `OSError` that comes out of a command is the user's to mend; what is ours
-    comes out as any other error, with its traceback.
+    A `JomaError`, an `OSError` or too little memory is reported as the user's to fix, with exit
+    code 2. Any other exception, a bare `ValueError` included, is reported as a defect of joma, with
+    exit code 70. With `JOMA_DEBUG=1` the traceback comes first.
     """
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
@@ -42,6 +46,9 @@ class OneSentenceGroup(TyperGroup):
         except BrokenPipeError:
             _discard_output()
             code = READER_GONE
+        except OSError as error:  # a full disk that is noticed only as the last lines are written
+            code = _refuse(f"output: {reason(error)}")
+            _discard_output()
         sys.exit(code)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
@@ -65,14 +72,8 @@ class OneSentenceGroup(TyperGroup):
             raise
         except typer.Abort:
             return INTERRUPTED
-        except ValueError as error:
-            return _refuse(str(error), verbatim=getattr(error, "verbatim", False))
-        except OSError as error:
-            return _refuse(f"{error.filename or 'output'}: {reason(error)}")
         except Exception as error:
-            if not hasattr(error, "format_message"):  # what typer raises on a wrong command line
-                raise
-            return _refuse(error.format_message())  # type: ignore[attr-defined]
+            return _report(error)
         return result if isinstance(result, int) else 0
 
 
@@ -80,8 +81,9 @@ class PlainCommand(TyperCommand):
     """A command whose help names arguments as the user writes them, without Python types."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words of the usage line: a required argument stands bare."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        """The words of the usage line: a required argument stands without braces."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [re.sub(r"^\{(.*)\}((?:\.\.\.)?)$", r"\1\2", piece) for piece in pieces]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments and the options."""
@@ -101,26 +103,33 @@ class PlainCommand(TyperCommand):
 def _leaving_on_ctrl_c() -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo("\nInterrupted.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as error:
+        typer.echo(f"\n{_what_came(error)}.", err=True)
+        raise typer.Exit(exit_code(error)) from None
 
 
 @contextlib.contextmanager
 def interruptible(folders: Iterable[Path], again: Callable[[], str]) -> Iterator[None]:
-    """On Ctrl-C says what is in the run folders and how to take the work up again, and leaves.
+    """On Ctrl-C or SIGTERM says what is in the run folders and how to resume, and leaves.
+
+    The program then exits with 130 after Ctrl-C and with 143 after SIGTERM.
 
     Args:
         folders: run folders begun so far; they may become more meanwhile.
         again: says with which commands to go on, when it comes to that.
     """
     try:
-        yield
-    except KeyboardInterrupt:
+        with raising_on_sigterm():
+            yield
+    except KeyboardInterrupt as error:
         left = " ".join(_left(folder) for folder in folders if folder.is_dir())
-        typer.echo(f"\nInterrupted. {left or 'Nothing was saved.'}", err=True)
+        typer.echo(f"\n{_what_came(error)}. {left or 'Nothing was saved.'}", err=True)
         typer.echo(again(), err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(exit_code(error)) from None
+
+
+def _what_came(error: KeyboardInterrupt) -> str:
+    return "Terminated" if isinstance(error, TerminatedError) else "Interrupted"
 
 
 def same_again(out: Path | None, folders: Sequence[Path]) -> str:
@@ -161,8 +170,31 @@ def checked_out(out: Path | None, name: str) -> Path | None:
     with writing_to(out):
         try:
             return check_out(out, name)
-        except ValueError as error:
+        except JomaError as error:
             raise JomaError(f"--{error}") from error  # the library calls its argument `out`
+
+
+def checked_restart(
+    out: Path | None, name: str, config: Mapping[str, Any] | None = None
+) -> Path | None:
+    """Return --out if run `name` may be made there, or started over because it did not finish.
+
+    Args:
+        out: The folder given with --out.
+        name: Name of the run.
+        config: Its settings, which a run that did not finish must have; not checked if None.
+    """
+    from joma.runs import check_restart
+
+    if checked_out(out, name) is None or out is None:
+        return None
+    try:
+        check_restart(out, name)
+    except ValueError as error:
+        raise JomaError(f"--{error}") from error  # the library calls its argument `out`
+    if config is not None:
+        same_settings(out, name, config)
+    return out
 
 
 def same_settings(
@@ -180,7 +212,8 @@ def same_settings(
 
     if folder is None or not is_run(folder) or not (folder / "config.json").is_file():
         return
-    other = differing(Run.open(folder).config, {"name": name, **config}, changing=changing)
+    asked = json.loads(json.dumps({"name": name, **config}, default=str))  # as the file has it
+    other = differing(Run.open(folder).config, asked, changing=changing)
     if other:
         changes = ", ".join(f"{key} {there}, not {here}" for key, (there, here) in other.items())
         raise JomaError(
@@ -189,7 +222,7 @@ def same_settings(
         )
 
 
-def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = "") -> ValueError:
+def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = "") -> JomaError:
     """The error for a name that is not there: names what is, the closest first.
 
     Args:
@@ -225,10 +258,35 @@ def _left(folder: Path) -> str:
     return f"Incomplete: {folder} ({holds})."
 
 
-def _refuse(sentence: str, *, verbatim: bool = False) -> int:
-    """Says what is wrong; verbatim what has lines of its own, such as a module tree."""
-    typer.echo(f"joma: {sentence if verbatim else ' '.join(sentence.split())}", err=True)
-    return BAD_INPUT
+def _report(error: Exception) -> int:
+    """Print what ended a command; return the exit code."""
+    if _defects.debugging():
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
+    if isinstance(error, JomaError):
+        return _refuse(str(error), verbatim=getattr(error, "verbatim", False))
+    if isinstance(error, OSError):
+        return _refuse(f"{error.filename or 'output'}: {reason(error)}")
+    if hasattr(error, "format_message"):  # what typer raises on a wrong command line
+        return _refuse(error.format_message())  # type: ignore[attr-defined]
+    if _defects.is_out_of_memory(error):
+        what = str(error) or type(error).__name__
+        return _refuse(f"there is too little memory for this command ({what})")
+    return _refuse(_defects.sentence(error, command_line(sys.argv[1:])), code=_defects.DEFECT)
+
+
+def _refuse(sentence: str, *, verbatim: bool = False, code: int = BAD_INPUT) -> int:
+    """Print what is wrong on standard error; return the exit code.
+
+    Args:
+        sentence: What is wrong; whatever a file or the user put into it is escaped and shortened.
+        verbatim: Whether the message has lines of its own, such as a module tree.
+        code: The exit code.
+    """
+    shown = printable(sentence, limit=None) if verbatim else printable(" ".join(sentence.split()))
+    with contextlib.suppress(OSError):  # the exit code counts also where nobody reads
+        typer.echo(f"joma: {shown}", err=True)
+    return code
 
 
 def _discard_output() -> None:

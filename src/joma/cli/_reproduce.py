@@ -12,6 +12,7 @@ import typer
 from joma.cli import _plan, _show, _work
 from joma.cli._edge import (
     checked_out,
+    checked_restart,
     command_line,
     interruptible,
     reason,
@@ -192,7 +193,6 @@ def _make(name: str, work: _Work) -> dict[str, Any]:
             name,
             folder,
             dataclasses.replace(work.requests[name], progress=report),
-            resume=True,
             begun=lambda path: work.begun.update({name: path}),
         )
     work.done.add(name)
@@ -274,6 +274,8 @@ def _folders(requests: Mapping[str, "Request"], out: Path | None) -> dict[str, P
         folders[name] = checked_out(out if len(requests) == 1 else out / name, name)
         if EXPERIMENTS[name].resumable:
             same_settings(folders[name], name, request.config)
+        else:
+            checked_restart(folders[name], name, request.config)
     return folders
 
 

@@ -46,7 +46,7 @@ def list_(
     if root is not None and not root.is_dir():
         raise JomaError(f"DIR {root} {'is not a folder' if root.exists() else 'does not exist'}")
     folder = root or Path("runs")
-    summaries = list_runs(folder) if folder.is_dir() else []
+    summaries = list_runs(folder, left_out=_say_left_out) if folder.is_dir() else []
     if json:
         _show.as_json([summary.as_json() for summary in summaries])
         return
@@ -75,6 +75,8 @@ def show(run: _Folder, json: Json = False) -> None:
     record = {
         "path": str(opened.path),
         "outcome": RunSummary.of(opened).outcome,
+        "verified": opened.verified,
+        "missing": opened.missing,
         "config": opened.config,
         "environment": opened.environment,
         "metrics": _logged(opened),
@@ -87,6 +89,7 @@ def show(run: _Folder, json: Json = False) -> None:
         return
     if record["checkpoints"]:
         record["checkpoints"] = {"at steps": record["checkpoints"]}
+    record["verified"] = "yes" if record["verified"] else "no, not all files have a checksum"
     record = {key: value for key, value in record.items() if value}
     rows = _show.table("", "")
     rows.show_header = False
@@ -134,6 +137,10 @@ def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
         typer.echo(f"table {table.table}: {_in_words(table)}")
     for name in missing:
         typer.echo(f"table {name}: in {first if name in one.tables else second} only")
+
+
+def _say_left_out(folder: Path, why: str) -> None:
+    typer.echo(_show.printable(f"joma: left out {folder}: {why}"), err=True)
 
 
 def _in_words(table: "TableDifference") -> str:

@@ -1,6 +1,7 @@
 """`joma superposition`."""
 
 import contextlib
+import dataclasses
 import math
 import re
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show, _superposition_print, _work
-from joma.cli._edge import checked_out, interruptible, same_again, writing_to
+from joma.cli._edge import checked_restart, interruptible, same_again, writing_to
 from joma.cli._options import Device, Json, Model, Out, Seed, Text, Tokenizer, chosen_device, whole
 from joma.cli._progress import Report, reports
 from joma.cli._superposition_print import sentence, verdict
@@ -99,7 +100,7 @@ def superposition(
     """
     asked = _Asked(model, revision, tokenizer, text, window, windows, layers, nodes, seed)
     start = time.perf_counter()
-    checked_out(out, NAME)
+    checked_restart(out, NAME, dataclasses.asdict(asked))
     folders: list[Path] = []
     with interruptible(folders, lambda: same_again(out, folders)), _enough_memory():
         with reports(NAME) as report:
@@ -165,14 +166,12 @@ def _make(
     report: Report,
 ) -> dict[str, Any]:
     """Searches in a run folder, which joins `folders`."""
-    import dataclasses
-
     from joma.experiments.superposition import examples, search
     from joma.runs import Run
 
     with writing_to(out):
         config = dataclasses.asdict(asked)
-        run = Run.create(NAME, config, out=out, device=_device_of(loaded))
+        run = Run.create(NAME, config, out=out, device=_device_of(loaded), existing="restart")
         folders.append(run.path)
         with run.locked(), _work.closing(run) as outcome:
             found = search(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show, _work
-from joma.cli._edge import checked_out, interruptible, same_again, unknown, writing_to
-from joma.cli._options import Json, Seed
+from joma.cli._edge import checked_restart, interruptible, same_again, unknown, writing_to
+from joma.cli._options import Json, Seed, note_idle
 from joma.cli._progress import progress
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def _claim_ids(incomplete: str) -> list[str]:
 
 
 def verify(
+    context: typer.Context,
     claim: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,6 +55,7 @@ def verify(
     """
     ids = chosen(claim)
     if list_:
+        note_idle(context, ("plot", "seed", "out"), "with --list")
         _list(ids, json)
         return
     records: list[dict[str, Any]] = []
@@ -143,7 +145,8 @@ def _check_and_keep(
     from joma.runs import Run
 
     config = {"seed": seed, "claims": ids}
-    run = Run.create("verify", config, out=checked_out(out, "verify"))
+    checked_restart(out, "verify", config)
+    run = Run.create("verify", config, out=out, existing="restart")
     folders.append(run.path)
     with run.locked(), _work.closing(run) as outcome:
         try:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ def reproduce_experiment(
         name: of the experiment.
         folder: where to write, if not the default.
         request: what is asked of it.
-        resume: whether one that can goes on with what is in the folder.
+        resume: whether a run in the folder is resumed although it has finished. One that trains
+            networks always is; another is started over where it did not finish.
         begun: is told the run folder once it is there.
     """
     from joma.experiments import EXPERIMENTS
@@ -55,7 +57,8 @@ def reproduce_experiment(
 
     experiment = EXPERIMENTS[name]
     start = time.perf_counter()
-    enter = Run.resume if resume and experiment.resumable else Run.create
+    resumed = resume or experiment.resumable
+    enter = Run.resume if resumed else partial(Run.create, existing="restart")
     run = enter(name, request.config, out=folder, device=request.device)
     begun(run.path)
     with run.locked(), closing(run) as outcome:
@@ -110,7 +113,8 @@ def closing(run: "Run") -> Iterator[Record]:
         yield outcome
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        with contextlib.suppress(OSError):  # on a full disk this fails too; the first error counts
+        # On a full disk, or where the folder is gone, this fails too; the first error counts.
+        with contextlib.suppress(OSError, JomaError):
             run.write_json("outcome", {**outcome, "status": status})
         raise
     run.write_json("outcome", {**outcome, "status": "done"})
@@ -151,9 +155,16 @@ def gather(
     futures: Sequence["Future[Record] | _Here"], advance: Callable[[], None]
 ) -> list[Record]:
     """Results in the order of the futures; `advance` is called as each is there."""
+    from concurrent.futures.process import BrokenProcessPool
+
     records: list[Record] = []
     for future in futures:
-        records.append(future.result())
+        try:
+            records.append(future.result())
+        except BrokenProcessPool as error:
+            raise JomaError(
+                "a worker process was killed, perhaps for want of memory; fewer --jobs need less"
+            ) from error
         advance()
     return records
 

@@ -9,20 +9,22 @@ resuming, listing and comparing such folders; no mathematics, no drawing, no tor
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, Found
 from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
-from joma.runs._folder import check_out, default_folder, is_run
+from joma.runs._folder import check_out, check_restart, default_folder, is_run
 from joma.runs._list import RunSummary, list_runs
 from joma.runs._metrics import Metrics
-from joma.runs._run import Run
+from joma.runs._run import Existing, Run
 
 __all__ = [
     "Checkpoint",
     "Checkpoints",
+    "Existing",
     "Found",
     "Metrics",
     "Run",
     "RunSummary",
     "TableDifference",
     "check_out",
+    "check_restart",
     "compare_metrics",
     "compare_tables",
     "default_folder",

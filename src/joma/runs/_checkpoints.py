@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader
@@ -119,6 +120,11 @@ class Checkpoints:
         for block in (after, *map(_bytes, ordered.values())):
             checksum.update(block)
         path = self.folder / _file_name(int(step))
+        if not self.folder.parent.is_dir():
+            raise JomaError(
+                f"run folder {self.folder.parent} was removed or replaced while the run was "
+                "writing to it; what was not written yet is lost"
+            )
         with replacing(path) as file:
             file.write(before + checksum.hexdigest().encode() + after)
             for array in ordered.values():
@@ -240,6 +246,8 @@ def _load(path: Path, step: int) -> Checkpoint:
     """The checkpoint in a file, which must be as it was saved, under its own name."""
     from safetensors import SafetensorError, safe_open
 
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+        raise _RefusedError("is not a regular file")
     with open(path, "rb") as file:
         _check(file)
     try:

@@ -4,11 +4,14 @@ import contextlib
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from joma.errors import JomaError
 from joma.runs._lock import locked
+from joma.runs._manifest import MANIFEST
+from joma.runs._read import read_file
 from joma.runs._write import is_temporary, remove_temporaries, sync_folder
 
 ENVIRONMENT = "environment.json"
@@ -29,7 +32,7 @@ def is_run(path: Path) -> bool:
     `environment.json` is written first and tells; `config.json` alone is too common a name.
     """
     try:
-        environment = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))
+        environment = json.loads(read_file(path / ENVIRONMENT))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(environment, dict) and "joma" in environment
@@ -42,7 +45,7 @@ def check_out(out: Path, name: str) -> Path:
     """
     if out.exists() and not out.is_dir():
         raise JomaError(f"out {out} is a file, but must be a folder")
-    if not out.is_dir() or all(is_temporary(path) for path in out.iterdir()):
+    if not out.is_dir() or _is_unused(out):
         return out
     if not is_run(out):
         raise JomaError(
@@ -58,38 +61,72 @@ def check_out(out: Path, name: str) -> Path:
     return out
 
 
-def remove_old(folder: Path) -> None:
-    """Removes what an earlier run left in `folder` and a new one might not write over.
+def check_new(out: Path, name: str) -> None:
+    """Raise JomaError unless `out` is a folder in which a new run `name` may be made.
 
-    That is its outcome, configuration, checkpoints, metrics, tables and figures, and those of the
-    runs that are its parts, in `groups/`; what a run does not write stays. `folder` must be locked;
-    if another process is in one of the parts, nothing is removed.
+    That is one that does not exist, is empty, or holds what a kill left of a run that was only
+    just being made. The files of an earlier run are never removed.
     """
-    parts = [part for part in folder.glob("groups/*") if is_run(part)]
-    with contextlib.ExitStack() as locks:
-        for part in parts:
-            locks.enter_context(locked(part))
-        _remove_own(folder)
-        for part in parts:
-            remove_old(part)
+    check_out(out, name)
+    if out.is_dir() and not _is_unused(out):
+        raise JomaError(
+            f"out {out} holds an earlier {name} run, which is kept; give another folder, such as "
+            f"{_next_free(out)}"
+        )
 
 
-def _remove_own(folder: Path) -> None:
-    # What speaks of the rest goes first: a folder in which this was cut short has no outcome it
-    # did not reach, and without a configuration no run can go on from what is left in it.
-    for pattern in (
-        OUTCOME_FILE,
-        CONFIG,
-        "checkpoints/step-*.safetensors",
-        "metrics/part-*.parquet",
-        "tables/*.parquet",
-        "figures/*.png",
-        "figures/*.svg",
-    ):
-        for path in folder.glob(pattern):
-            if path.is_file():
-                path.unlink()
-    remove_leftovers(folder)
+def check_resumable(out: Path, name: str) -> bool:
+    """Return whether `out` holds a run `name`; raise JomaError if a new one cannot be made there.
+
+    A run without `config.json` cannot be resumed, since nothing says what it was.
+    """
+    check_out(out, name)
+    if (out / CONFIG).exists():
+        return True
+    if out.is_dir() and not _is_unused(out):
+        raise JomaError(
+            f"out {out} holds a run without {CONFIG}, which cannot be resumed; give another "
+            f"folder, such as {_next_free(out)}"
+        )
+    return False
+
+
+def check_restart(out: Path, name: str) -> bool:
+    """Return whether `out` holds a run `name` that did not finish.
+
+    Raise JomaError if it holds one that did, or if no run `name` can be made there.
+    """
+    held = check_resumable(out, name)
+    if held and is_finished(out):
+        check_new(out, name)
+    return held
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether the run in `folder` says that it is done."""
+    try:
+        outcome = json.loads(read_file(folder / OUTCOME_FILE))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(outcome, dict) and outcome.get("status") == "done"
+
+
+def next_folders(out: Path) -> Iterator[Path]:
+    """Yield `out`, then `out-2`, `out-3` and so on."""
+    yield out
+    whole = out if out.name not in ("", "..") else out.resolve()
+    for number in itertools.count(2):
+        yield whole.with_name(f"{whole.name}-{number}")
+
+
+def _next_free(out: Path) -> Path:
+    return next(folder for folder in next_folders(out) if not folder.exists())
+
+
+def _is_unused(folder: Path) -> bool:
+    """Return whether a folder holds at most what a kill leaves of a run that was being made."""
+    names = {path.name for path in folder.iterdir() if not is_temporary(path)}
+    return names <= {ENVIRONMENT, MANIFEST}
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -100,7 +137,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def _name_of(folder: Path) -> str | None:
     try:
-        name = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["name"]
+        name = json.loads(read_file(folder / CONFIG))["name"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return name if isinstance(name, str) else None
@@ -122,23 +159,46 @@ def default_folder(name: str) -> Path:
 
 
 def make_folder(name: str, out: Path | None) -> Path:
-    """Makes the folder of a run, in which an earlier one may have left something.
-
-    The default one is new even within one second.
-    """
+    """Make the folder of a run; one that is there already is checked, the default one is new."""
+    check_name("name", name)
     if out is not None:
-        check_name("name", name)
         check_out(out, name).mkdir(parents=True, exist_ok=True)
         sync_folder(out.parent)
         return out
     first = default_folder(name)
     first.parent.mkdir(parents=True, exist_ok=True)
-    for n in itertools.count(1):
-        folder = first if n == 1 else first.with_name(f"{first.name}-{n}")
+    for folder in next_folders(first):
         try:
             folder.mkdir()  # fails if another process was faster, so that a name is given once
         except FileExistsError:
             continue
         sync_folder(folder.parent)
         return folder
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def next_folder(name: str, out: Path) -> Iterator[Path]:
+    """Make and lock `out`, or the first of `out-2`, `out-3`, … that no run is in.
+
+    Processes that ask at the same time get a folder each: whoever locks it first has it.
+    """
+    check_name("name", name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for folder in next_folders(out):
+        if folder.exists() and not (folder.is_dir() and (is_run(folder) or _is_unused(folder))):
+            if folder == out:
+                check_out(out, name)  # a file, or a folder of something else: a mistake
+            continue
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+        with contextlib.ExitStack() as lock:
+            try:
+                lock.enter_context(locked(folder))
+            except JomaError:  # another process is in it
+                continue
+            if _is_unused(folder):
+                sync_folder(folder.parent)
+                yield folder
+                return
     raise AssertionError("unreachable")

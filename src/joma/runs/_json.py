@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from joma.errors import JomaError
+from joma.runs._read import read_file
 from joma.runs._write import write_bytes
 
 
@@ -35,17 +36,29 @@ def plain(value: Any, *, finite: bool = True) -> Any:
     raise JomaError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
 
 
-def write(path: Path, value: Any) -> None:
-    """Writes `value` as JSON, whole or not at all."""
+def encode(value: Any) -> bytes:
+    """Return `value` as the bytes of a JSON file."""
     text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, (text + "\n").encode())
+    return (text + "\n").encode()
+
+
+def decode(path: Path, data: bytes) -> Any:
+    """Return the value in the bytes of a JSON file; `path` is for messages."""
+    try:
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise JomaError(f"{path} is not valid JSON: {error}") from error
+
+
+def write(path: Path, value: Any) -> None:
+    """Write `value` as JSON, whole or not at all."""
+    write_bytes(path, encode(value))
 
 
 def read(path: Path) -> Any:
-    """The value in a JSON file."""
+    """Return the value in a JSON file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = read_file(path)
     except FileNotFoundError:
         raise JomaError(f"{path} does not exist") from None
-    except (ValueError, RecursionError) as error:
-        raise JomaError(f"{path} is not valid JSON: {error}") from error
+    return decode(path, data)

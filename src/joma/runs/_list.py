@@ -1,6 +1,6 @@
 """What runs a folder holds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,26 +60,43 @@ class RunSummary:
         }
 
 
-def list_runs(root: Path | str) -> list[RunSummary]:
-    """The runs in `root` and in the folders below it, oldest first; unreadable ones left out."""
+def list_runs(
+    root: Path | str, *, left_out: Callable[[Path, str], None] = lambda path, why: None
+) -> list[RunSummary]:
+    """Return the runs in `root` and in the folders below it, oldest first.
+
+    Args:
+        root: The folder to search, three folders deep.
+        left_out: Called with each folder or run that cannot be read, and why.
+    """
     root = Path(root)
     if not root.is_dir():
         raise JomaError(f"root must be a folder, but {root} is none")
     summaries: list[RunSummary] = []
-    for folder in _folders(root, _DEPTH):
-        if is_run(folder) and (folder / CONFIG).is_file():
-            try:
+    for folder in _folders(root, _DEPTH, left_out):
+        try:
+            if is_run(folder) and (folder / CONFIG).exists():
                 summaries.append(RunSummary.of(Run.open(folder)))
-            except (ValueError, KeyError, AttributeError):
-                continue
+        except OSError as error:
+            left_out(folder, error.strerror or str(error))
+        except JomaError as error:
+            left_out(folder, str(error))
     return sorted(summaries, key=lambda summary: (summary.date, summary.path))
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
+def _folders(folder: Path, depth: int, left_out: Callable[[Path, str], None]) -> Iterator[Path]:
     yield folder
     if depth == 0:
         return
-    for child in sorted(folder.iterdir()):
-        hidden = child.name.startswith(".") or child.name in OWN_FOLDERS
-        if child.is_dir() and not hidden and not child.is_symlink():
-            yield from _folders(child, depth - 1)
+    try:
+        children = sorted(child for child in folder.iterdir() if _is_searched(child))
+    except OSError as error:
+        left_out(folder, error.strerror or str(error))
+        return
+    for child in children:
+        yield from _folders(child, depth - 1, left_out)
+
+
+def _is_searched(path: Path) -> bool:
+    hidden = path.name.startswith(".") or path.name in OWN_FOLDERS
+    return not hidden and path.is_dir() and not path.is_symlink()

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from joma.errors import JomaError
 from joma.runs import _parts
+from joma.runs._manifest import Manifest
 from joma.runs._parts import Part
 
 _INT32, _INT64 = (int(np.iinfo(kind).max) for kind in (np.int32, np.int64))
@@ -65,16 +66,18 @@ class Metrics:
     """The log of a run, `metrics/part-*.parquet`; got by `run.metrics`.
 
     A row is one number: step, time (seconds since 1970 in UTC), member (of the ensemble), name,
-    module, kind (of attention), layer, head, value and bound (on the error of the value). Rows are kept in memory until
-    `flush`; what was flushed survives a kill. One process writes a run's log; any may read it,
-    also while it grows.
+    module, kind (of attention), layer, head, value and bound (on the error of the value). Rows are
+    kept in memory until `flush`; what was flushed survives a kill. One process writes a run's log;
+    any may read it, also while it grows.
 
     Args:
         folder: of the parts; need not be there yet.
+        manifest: of the run, which says how many parts there are; a missing part is then refused.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
         self._folder = folder
+        self._manifest = manifest
         self._buffer = _Buffer()
 
     def append(
@@ -156,11 +159,14 @@ class Metrics:
         buffer = self._buffer
         if not buffer.chunks:
             return
+        if self._manifest is not None:
+            self._manifest.check_folder()
         if buffer.part is None:
-            count, _ = _parts.counting(self._folder)
+            count, _ = self._counting()
             number = count[-1].last + 1 if count else 0
             buffer.part = Part.at(self._folder, number, number)
         _parts.write(buffer.part, _table(buffer.chunks))
+        self._set_parts(buffer.part.last + 1)
         self._buffer = _Buffer()  # in one stroke: an interrupt finds the rows written, or kept
 
     def read(self, name: str | None = None) -> dict[str, NDArray[Any]]:
@@ -174,7 +180,7 @@ class Metrics:
         """
         before = None
         while True:
-            count, _ = _parts.counting(self._folder)
+            count, _ = self._counting()
             try:
                 tables = [_parts.read(part) for part in count]
             except FileNotFoundError:
@@ -197,27 +203,57 @@ class Metrics:
         """
         if not isinstance(step, int | np.integer) or step < -1:
             raise JomaError(f"step must be a whole number ≥ 0, or -1 for none, got {step!r}")
+        self._buffer = _Buffer() if step == -1 else self._buffer
         self.flush()
-        count, covered = _parts.counting(self._folder)
+        count, covered = _parts.counting(self._folder) if step == -1 else self._counting()
         _parts.remove(covered)  # first: they would count again if what covers them went
-        for part in count:
+        last = 0  # of the parts that stay
+        emptied: list[Part] = []
+        for number, part in enumerate(count if step >= 0 else (), 1):
             table = _parts.read(part)
             kept = _parts.rows_until(table, int(step))
+            last = number if kept.num_rows else last
             if kept.num_rows == 0:
-                _parts.remove([part])
+                emptied.append(part)
             elif kept.num_rows < table.num_rows:
                 _parts.write(part, kept)
+        for part in emptied:  # one between others stays, empty, so that none seems to be missing
+            if part in count[:last]:
+                _parts.write(part, _parts.joined([]))
+        self._set_parts(count[last - 1].last + 1 if last else 0)
+        for part in reversed(count[last:]):
+            _parts.remove([part])
 
     def compact(self) -> None:
         """Flushes, and merges all parts into one; for the end of a run."""
         self.flush()
-        count, covered = _parts.counting(self._folder)
+        count, covered = self._counting()
         _parts.remove(covered)
         if len(count) < 2:
             return
         table = _parts.joined([_parts.read(part) for part in count])
         _parts.write(Part.at(self._folder, count[0].first, count[-1].last), table)
         _parts.remove(count)
+
+    def _counting(self) -> tuple[list[Part], list[Part]]:
+        """Return the parts that count and those others cover; raise JomaError if one is missing."""
+        before = None
+        while True:
+            contents = None if self._manifest is None else self._manifest.read()
+            found = _parts.counting(self._folder)
+            if contents is None:
+                return found
+            missing = _parts.first_missing(found[0], contents.parts)
+            if missing is None:
+                return found
+            if (contents.parts, found) == before:
+                path = Part.at(self._folder, missing, missing).path
+                raise JomaError(f"{path} is missing: the run logged {contents.parts} parts")
+            before = contents.parts, found  # the run may be writing: look again
+
+    def _set_parts(self, parts: int) -> None:
+        if self._manifest is not None:
+            self._manifest.set_parts(parts)
 
     def _hold(
         self,

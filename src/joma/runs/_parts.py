@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.errors import JomaError
-from joma.runs._write import replacing, sync_folder
+from joma.runs import _parquet
+from joma.runs._write import sync_folder
 
 _NAME = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
 _NONE = {"layer": -1, "head": -1, "bound": np.nan}
@@ -33,7 +34,6 @@ _FORMAT: dict[str, Any] = {
         "value": "BYTE_STREAM_SPLIT",
         "bound": "BYTE_STREAM_SPLIT",
     },
-    "write_page_checksum": True,
 }
 
 
@@ -69,6 +69,21 @@ def counting(folder: Path) -> tuple[list[Part], list[Part]]:
     return count, covered
 
 
+def first_missing(count: Sequence[Part], expected: int) -> int | None:
+    """Return the first of parts 0, …, `expected` - 1 and of those between that no file holds.
+
+    Args:
+        count: The parts that count, in their order.
+        expected: How many there must be at least; more may have been written just before a kill.
+    """
+    following = 0
+    for part in count:
+        if part.first > following:
+            return following
+        following = part.last + 1
+    return following if following < expected else None
+
+
 def remove(parts: Sequence[Part]) -> None:
     """Removes files of parts."""
     for part in parts:
@@ -99,32 +114,21 @@ def schema() -> Any:
 
 
 def write(part: Part, table: Any) -> None:
-    """Writes a table as the file of a part, whole or not at all."""
-    import pyarrow
-    import pyarrow.parquet
-
-    buffer = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(table, buffer, **_FORMAT)
-    with replacing(part.path) as file:
-        file.write(memoryview(buffer.getvalue()))
+    """Write a table as the file of a part, whole or not at all."""
+    _parquet.write(part.path, table, **_FORMAT)
 
 
 def read(part: Part) -> Any:
-    """The table in the file of a part."""
-    import pyarrow
-    import pyarrow.parquet
-
-    content = pyarrow.BufferReader(part.path.read_bytes())
-    try:
-        table = pyarrow.parquet.ParquetFile(content, page_checksum_verification=True).read()
-        table.validate(full=True)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:  # Arrow's words for damage
-        raise JomaError(f"{part.path} is damaged or not a metrics log: {error}") from error
-    if "kind" not in table.schema.names:
-        table = _with_kind(table)
+    """Return the table in the file of a part."""
+    table, has_checksum = _parquet.read(part.path)
+    if not has_checksum and table.schema.names == [n for n in schema().names if n != "kind"]:
+        table = _with_kind(table)  # of an older version, which had neither
+        has_checksum = True
     if not table.schema.equals(schema()):
         columns = ", ".join(table.schema.names)
         raise JomaError(f"{part.path} is not a metrics log: its columns are {columns}")
+    if not has_checksum:
+        raise JomaError(f"{part.path} is damaged: it has no checksum")
     return table
 
 

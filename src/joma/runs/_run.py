@@ -1,11 +1,12 @@
 """One run folder, as an object."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -18,20 +19,28 @@ from joma.runs._folder import (
     CONFIG,
     ENVIRONMENT,
     check_name,
-    check_out,
+    check_new,
+    check_restart,
+    check_resumable,
     is_run,
     make_folder,
+    next_folder,
     remove_leftovers,
-    remove_old,
 )
 from joma.runs._lock import locked
+from joma.runs._manifest import MANIFEST, Manifest
 from joma.runs._metrics import Metrics
 from joma.runs._write import write_bytes
+
+_logger = logging.getLogger(__name__)
+
+Existing = Literal["refuse", "next", "restart"]
+"""What `Run.create` does where the folder holds an earlier run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder; made by `Run.create`, gone on with by `Run.resume`, read by `Run.open`.
+    """A run folder; made by `Run.create`, resumed by `Run.resume`, read by `Run.open`.
 
     Attributes:
         path: the folder.
@@ -53,27 +62,66 @@ class Run:
         *,
         out: Path | str | None = None,
         device: str = "cpu",
+        existing: Existing = "refuse",
     ) -> "Run":
-        """Makes a run folder and writes its configuration and environment.
+        """Make a run folder and write its configuration and environment.
+
+        The files of an earlier run are never removed.
 
         Args:
-            name: what is run; letters, digits and . + - _.
-            config: everything that decides the run's numbers; kept as `config.json`.
-            out: the folder itself, `./runs/NAME-date-time` if not given. One that is a run folder
-                of the same name is used again, without what that run left; one with other things in
-                it is refused, and so is one that another process has `locked`.
-            device: what the run computes on.
+            name: What is run; letters, digits and . + - _.
+            config: Everything that decides the run's numbers; kept as `config.json`.
+            out: The folder itself, `./runs/NAME-date-time` if not given. One that holds other
+                things than a run is refused.
+            device: What the run computes on.
+            existing: What to do where `out` holds an earlier run. "refuse" raises JomaError.
+                "next" makes `out-2`, `out-3`, … and logs a warning that names it; processes that
+                ask at the same time get a folder each. "restart" starts a run of the same name
+                and settings over if it did not finish, and otherwise refuses: its metrics are
+                emptied, and its other files stay until they are written again.
+
+        Raises:
+            JomaError: The folder cannot be used, or another process has it `locked`.
         """
-        settings = _settings(name, config)
+        if existing not in get_args(Existing):
+            raise JomaError(
+                f"existing must be one of {', '.join(get_args(Existing))}, got {existing!r}"
+            )
+        settings = _settings(check_name("name", name), config)
         around = _json.plain(environment(device))
-        path = make_folder(name, None if out is None else Path(out))
+        given = None if out is None else Path(out)
+        if given is not None and existing == "next":
+            with next_folder(name, given) as path:
+                run = cls._write_new(path, settings, around)
+            if path != given:
+                _logger.warning(f"{given} holds an earlier run; this one is written to {path}")
+            return run
+        if given is not None and existing == "restart" and check_restart(given, name):
+            return cls._restart(given, name, settings, device)
+        if given is not None:
+            check_new(given, name)
+        path = make_folder(name, given)
         with locked(path):
-            check_out(path, name)  # again: another process may have been faster
-            remove_old(path)
-            run = cls(path, settings, around)
-            _json.write(path / ENVIRONMENT, run.environment)  # first: it marks a run folder
-            _json.write(path / CONFIG, run.config)
-        return run
+            check_new(path, name)  # again: another process may have been faster
+            return cls._write_new(path, settings, around)
+
+    @classmethod
+    def _write_new(cls, path: Path, settings: dict[str, Any], around: dict[str, Any]) -> "Run":
+        """Write the first files of a run; `path` must be locked and unused."""
+        remove_leftovers(path)
+        files = {ENVIRONMENT: _json.encode(around), CONFIG: _json.encode(settings)}
+        Manifest(path).begin(files)
+        for name, data in files.items():  # the environment first: it marks a run folder
+            write_bytes(path / name, data)
+        return cls(path, settings, around)
+
+    @classmethod
+    def _restart(cls, out: Path, name: str, settings: dict[str, Any], device: str) -> "Run":
+        with locked(out):
+            check_restart(out, name)  # again: another process may have been faster
+            run = cls._go_on(out, name, settings, device, None)
+            run.metrics.rewind(-1)
+            return run
 
     @classmethod
     def resume(
@@ -100,7 +148,7 @@ class Run:
                 `write_config`.
         """
         settings = _settings(check_name("name", name), config)
-        if out is None or not (check_out(Path(out), name) / CONFIG).exists():
+        if out is None or not check_resumable(Path(out), name):
             return cls.create(name, config, out=out, device=device)
         with locked(Path(out)):
             return cls._go_on(Path(out), name, settings, device, changing)
@@ -120,7 +168,7 @@ class Run:
             )
         remove_leftovers(run.path)
         around = _resumed(run.environment, _json.plain(environment(device)))
-        _json.write(run.path / ENVIRONMENT, around)
+        run._write(ENVIRONMENT, _json.encode(around))
         changed = differing(run.config, settings)
         return cls(run.path, settings if changed else run.config, around)
 
@@ -130,8 +178,8 @@ class Run:
         path = Path(path)
         if not is_run(path):
             raise JomaError(f"{path} is not a run folder")
-        config = _json.read(path / CONFIG)
-        around = _json.read(path / ENVIRONMENT)
+        run = cls(path, {}, {})
+        config, around = run._read_json(CONFIG), run._read_json(ENVIRONMENT)
         _check_config(path / CONFIG, config)
         _check_environment(path / ENVIRONMENT, around)
         return cls(path, config, around)
@@ -147,8 +195,8 @@ class Run:
 
     def write_config(self) -> None:
         """Writes `config.json`, of a run whose resuming changed a number, once it goes on."""
-        if differing(_json.read(self.path / CONFIG), self.config):
-            _json.write(self.path / CONFIG, self.config)
+        if differing(self._read_json(CONFIG), self.config):
+            self._write(CONFIG, _json.encode(self.config))
 
     @property
     def name(self) -> str:
@@ -159,7 +207,7 @@ class Run:
     @cached_property
     def metrics(self) -> Metrics:
         """The log of what was measured, step by step."""
-        return Metrics(self.path / "metrics")
+        return Metrics(self.path / "metrics", self.manifest)
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -168,33 +216,29 @@ class Run:
 
     def write_table(self, name: str, columns: Mapping[str, ArrayLike]) -> Path:
         """Writes `tables/NAME.parquet` from columns of equal length."""
-        path = self._table(name)
-        _tables.write(path, columns)
-        return path
+        return self._write(_table(name), _tables.encode(columns))
 
     def read_table(self, name: str) -> dict[str, NDArray[Any]]:
         """The columns of `tables/NAME.parquet`."""
-        path = self._table(name)
-        if not path.is_file():
+        file = _table(name)
+        try:
+            data = self.manifest.read_file(file)
+        except FileNotFoundError:
             known = ", ".join(self.tables) or "no tables"
-            raise JomaError(f"{self.path} has no table {name!r}; it has {known}")
-        return _tables.read(path)
+            raise JomaError(f"{self.path} has no table {name!r}; it has {known}") from None
+        return _tables.decode(self.path / file, data)
 
     def write_figure(self, filename: str, data: bytes) -> Path:
         """Writes `figures/FILENAME`."""
-        path = self.path / "figures" / check_name("filename", filename)
-        write_bytes(path, data)
-        return path
+        return self._write(f"figures/{check_name('filename', filename)}", data)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Writes `NAME.json`; numbers that are not finite become null."""
-        path = self._json(name)
-        _json.write(path, value)
-        return path
+        return self._write(_json_file(name), _json.encode(value))
 
     def read_json(self, name: str) -> Any:
         """The value in `NAME.json`."""
-        return _json.read(self._json(name))
+        return self._read_json(_json_file(name))
 
     @property
     def tables(self) -> list[str]:
@@ -206,14 +250,56 @@ class Run:
         """Paths of the figures there are."""
         return _visible(self.path / "figures")
 
-    def _table(self, name: str) -> Path:
-        return self.path / "tables" / f"{check_name('name', name)}.parquet"
+    @property
+    def manifest(self) -> Manifest:
+        """The list of the files the run owns, with their checksums."""
+        return Manifest(self.path)
 
-    def _json(self, name: str) -> Path:
-        file = f"{check_name('name', name)}.json"
-        if file in (CONFIG, ENVIRONMENT):
-            raise JomaError(f"name must not be {name!r}, which the run folder keeps itself")
-        return self.path / file
+    @property
+    def verified(self) -> bool:
+        """Whether everything in the folder has a checksum, which is checked whenever it is read.
+
+        False for a run folder of an older version, or one that files were added to.
+        """
+        contents = self.manifest.read()
+        return contents is not None and self._own_files() <= contents.files.keys()
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of files that the run wrote and that are no longer there."""
+        contents = self.manifest.read()
+        return [] if contents is None else sorted(contents.files.keys() - self._own_files())
+
+    def _own_files(self) -> set[str]:
+        """Names of the files that a manifest lists."""
+        own = [path.name for path in _visible(self.path, ".json") if path.name != MANIFEST]
+        own += [f"tables/{path.name}" for path in _visible(self.path / "tables", ".parquet")]
+        own += [f"figures/{path.name}" for path in self.figures]
+        return set(own)
+
+    def _write(self, name: str, data: bytes) -> Path:
+        self.manifest.check_folder()
+        self.manifest.expect(name, data)
+        write_bytes(self.path / name, data)
+        return self.path / name
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            data = self.manifest.read_file(name)
+        except FileNotFoundError:
+            raise JomaError(f"{self.path / name} does not exist") from None
+        return _json.decode(self.path / name, data)
+
+
+def _table(name: str) -> str:
+    return f"tables/{check_name('name', name)}.parquet"
+
+
+def _json_file(name: str) -> str:
+    file = f"{check_name('name', name)}.json"
+    if file in (CONFIG, ENVIRONMENT, MANIFEST):
+        raise JomaError(f"name must not be {name!r}, which the run folder keeps itself")
+    return file
 
 
 def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,33 +8,33 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.errors import JomaError
-from joma.runs._write import replacing
+from joma.runs import _parquet
 
 
-def write(path: Path, columns: Mapping[str, ArrayLike]) -> None:
-    """Writes columns as one Parquet file, whole or not at all."""
+def encode(columns: Mapping[str, ArrayLike]) -> bytes:
+    """Return columns as the bytes of a Parquet file with a checksum."""
     import pyarrow
-    import pyarrow.parquet
 
     arrays = _checked(columns)
     try:
         table = pyarrow.table({name: pyarrow.array(array) for name, array in arrays.items()})
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as e:
         raise JomaError(f"columns must hold numbers, text, dates or truth values: {e}") from e
-    with replacing(path) as file:
-        pyarrow.parquet.write_table(table, file)
+    return _parquet.encode(table)
 
 
-def read(path: Path) -> dict[str, NDArray[Any]]:
-    """The columns of a Parquet file as NumPy arrays."""
+def decode(path: Path, data: bytes) -> dict[str, NDArray[Any]]:
+    """Return the columns in the bytes of a Parquet file; `path` is for messages."""
     import pyarrow
-    import pyarrow.parquet
 
+    table, _ = _parquet.decode(path, data)
     try:
-        table = pyarrow.parquet.ParquetFile(path).read()
-    except pyarrow.ArrowInvalid as error:
-        raise JomaError(f"{path} is not a Parquet file: {error}") from error
-    return {name: _to_numpy(table.column(name)) for name in table.column_names}
+        return {
+            name: _to_numpy(column)
+            for name, column in zip(table.column_names, table.itercolumns(), strict=True)
+        }
+    except (pyarrow.ArrowException, ValueError, TypeError, IndexError) as error:
+        raise JomaError(f"{path} is damaged or not a table of a run: {error}") from error
 
 
 def _checked(columns: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
@@ -53,6 +53,8 @@ def _checked(columns: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
 def _to_numpy(column: Any) -> NDArray[Any]:
     import pyarrow.types
 
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     if pyarrow.types.is_string(column.type) and column.null_count == 0:
         return np.asarray(column.to_pylist(), dtype=np.str_)
     return np.asarray(column.to_numpy())

@@ -1,0 +1,170 @@
+"""The manifest of a run folder: which files the run owns, with their sizes and checksums.
+
+`manifest.json` lists JSON files, tables and figures, and says how many parts the metrics log has.
+Parts and checkpoints carry their own checksums, and are not listed one by one.
+
+A file's new checksum is listed before the file is written, next to the one it has. So a kill at any
+moment leaves a file that matches. A folder of an older version has no manifest and gets none; what
+is in it is read without being verified.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from joma.errors import JomaError
+from joma.runs._read import read_file
+from joma.runs._write import write_bytes
+
+MANIFEST = "manifest.json"
+_VERSION = 1
+_LARGEST = 1 << 28
+
+_guard = threading.Lock()
+"""A training and its monitor may write to the same run from two threads."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Size and SHA-256 of a file's contents."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> "Fingerprint":
+        """Return the fingerprint of these contents."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a manifest says.
+
+    Attributes:
+        files: For each file, by its path in the folder, the contents it may have: the ones it was
+            given last, and those before in case the last write was cut short.
+        parts: How many parts the metrics log has; files may hold several.
+    """
+
+    files: dict[str, tuple[Fingerprint, ...]] = field(default_factory=dict)
+    parts: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest in a run folder.
+
+    Attributes:
+        folder: The run folder.
+    """
+
+    folder: Path
+
+    def read(self) -> Contents | None:
+        """Return what the manifest says, None where there is none; raise JomaError if damaged."""
+        path = self.folder / MANIFEST
+        try:
+            data = read_file(path, largest=_LARGEST)
+        except FileNotFoundError:
+            return None
+        try:
+            contents = _decoded(json.loads(data))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            contents = None
+        if contents is None or _encoded(contents) != data:
+            raise JomaError(
+                f"{path} is damaged; restore it, or delete it to open the run unverified"
+            )
+        return contents
+
+    def begin(self, files: Mapping[str, bytes]) -> None:
+        """Write the manifest of a new run, whose first files are about to be written."""
+        listed = {name: (Fingerprint.of(data),) for name, data in files.items()}
+        write_bytes(self.folder / MANIFEST, _encoded(Contents(listed)))
+
+    def expect(self, name: str, data: bytes) -> None:
+        """List what a file is about to hold, next to what it holds."""
+        with _guard:
+            contents = self.read()
+            if contents is None:
+                return
+            new, old = Fingerprint.of(data), contents.files.get(name, ())
+            try:
+                there = Fingerprint.of(read_file(self.folder / name)) if old else None
+            except (OSError, JomaError):
+                there = None
+            kept = (there,) if there is not None and there in old and there != new else ()
+            if (*kept, new) != old:
+                files = {**contents.files, name: (*kept, new)}
+                write_bytes(self.folder / MANIFEST, _encoded(Contents(files, contents.parts)))
+
+    def set_parts(self, parts: int) -> None:
+        """Write how many parts the metrics log has: after one is added, before one is removed."""
+        with _guard:
+            contents = self.read()
+            if contents is not None and contents.parts != parts:
+                write_bytes(self.folder / MANIFEST, _encoded(Contents(contents.files, parts)))
+
+    def read_file(self, name: str) -> bytes:
+        """Return the contents of a file; raise JomaError if they are not what the manifest lists.
+
+        A file that is not listed is read as it is. FileNotFoundError is raised where the file does
+        not exist and is not listed either.
+        """
+        before: Any = None
+        while True:
+            contents = self.read()
+            listed = () if contents is None else contents.files.get(name, ())
+            try:
+                data = read_file(self.folder / name)
+            except FileNotFoundError:
+                if not listed:
+                    raise
+                data = None
+            if not listed or (data is not None and Fingerprint.of(data) in listed):
+                assert data is not None, "raised above"
+                return data
+            if (listed, data) == before:
+                path = self.folder / name
+                raise JomaError(
+                    f"{path} {'is missing' if data is None else 'is damaged'}: it does not match "
+                    f"{MANIFEST}"
+                )
+            before = listed, data  # the run may have written it just now: read both again
+
+    def check_folder(self) -> None:
+        """Raise JomaError if the run folder was removed or replaced."""
+        if not (self.folder / "environment.json").is_file():
+            raise JomaError(
+                f"run folder {self.folder} was removed or replaced while the run was writing to "
+                "it; what was not written yet is lost"
+            )
+
+
+def _encoded(contents: Contents) -> bytes:
+    body = {
+        "version": _VERSION,
+        "metrics": {"parts": contents.parts},
+        "files": {
+            name: [{"size": it.size, "sha256": it.sha256} for it in listed]
+            for name, listed in sorted(contents.files.items())
+        },
+    }
+    checksum = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+    return (json.dumps({**body, "sha256": checksum}, indent=1) + "\n").encode()
+
+
+def _decoded(value: Any) -> Contents:
+    """Return what parsed JSON says; any error of these types means damage."""
+    if value["version"] != _VERSION:
+        raise ValueError
+    files = {
+        name: tuple(Fingerprint(int(it["size"]), str(it["sha256"])) for it in listed)
+        for name, listed in value["files"].items()
+    }
+    return Contents(files, int(value["metrics"]["parts"]))
