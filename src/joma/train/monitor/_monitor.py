@@ -503,8 +503,8 @@ class Monitor:
     ) -> Measurements:
         layer = self._options.theorem1
 
-        def parts(model: nn.Module) -> Parts:
-            return parts_of(model, architecture)
+        def parts(found_in: nn.Module, run: Callable[[], object] | None) -> Parts:
+            return parts_of(found_in, architecture, run)
 
         measurements = Measurements(
             parts,

@@ -110,7 +110,7 @@ class Reading:
 
 @contextmanager
 def watching_activity(
-    tensors: Tensors, downs: dict[str, int], faults: Faults
+    tensors: Tensors, downs: dict[str, int | None], faults: Faults
 ) -> Iterator[list[Row]]:
     """Yield a list that holds, when the block ends, the share of dead nodes of every MLP.
 

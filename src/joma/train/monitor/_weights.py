@@ -33,27 +33,24 @@ class Named(Protocol):
 W = TypeVar("W", bound=Named)
 
 
-def batches(
-    weights: Iterable[W], tensor: Callable[[str], Tensor | None]
-) -> Iterator[list[tuple[W, Tensor]]]:
+def batches(weights: Iterable[W], tensor: Callable[[str], Tensor | None]) -> Iterator[list[W]]:
     """Yield weights that are measured together: small ones on a GPU, others one by one.
 
     Args:
         weights: Weights, in order.
-        tensor: Returns the tensor of a name, sharded or not; None leaves the weight out.
+        tensor: Returns the tensor of a name, sharded or not. A weight that has none under its own
+            name, since it is computed from several, is measured alone.
     """
-    batch: list[tuple[W, Tensor]] = []
+    batch: list[W] = []
     left = 0
     for weight in weights:
         held = tensor(weight.name)
-        if held is None:
-            continue
-        size = held.numel() if _is_small(held) else _BATCH + 1
+        size = held.numel() if held is not None and _is_small(held) else _BATCH + 1
         if size > left:
             if batch:
                 yield batch
             batch, left = [], _BATCH
-        batch.append((weight, held))
+        batch.append(weight)
         left -= size
     if batch:
         yield batch
