@@ -5,7 +5,7 @@ fails in between: a process that left the sequence would leave the others waitin
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -16,14 +16,12 @@ from joma.train.monitor import _weights
 from joma.train.monitor._faults import Faults
 from joma.train.monitor._held import Held
 from joma.train.monitor._options import Options
-from joma.train.monitor._parts import Heads, Matrix, Parts
+from joma.train.monitor._parts import Heads, Parts
 from joma.train.monitor._processes import Processes, whole
 from joma.train.monitor._reading import Reading, watching_activity
 from joma.train.monitor._row import Row
 from joma.train.monitor._tensors import Tensors
-
-_COPIES_ON_THE_GPU = 2**30
-"""Bytes of copies of weights kept on the GPU; beyond that they lie in the CPU's memory."""
+from joma.train.monitor._updates import Updates
 
 FindParts = Callable[[nn.Module, Callable[[], object] | None], Parts]
 
@@ -55,8 +53,7 @@ class Measurements:
         self._traced = False
         self._parts = Parts.none()
         self._tensors: Tensors | None = None
-        self._copies: dict[str, Tensor] = {}
-        self._versions: dict[str, int] = {}
+        self.updates = Updates(processes, options, faults)
         self._stable = _weights.StableRanks(options.tolerance, options.seed)
 
     @property
@@ -84,12 +81,7 @@ class Measurements:
             if strict:
                 raise
             self._faults.note("the parts of the model", error, effect="not found")
-        known = {matrix.key: matrix for matrix in self._parts.matrices}
-        self._copies = {
-            key: copy
-            for key, copy in self._copies.items()
-            if key in known and self._now(known[key]).shape == copy.shape
-        }
+        self.updates.forget_others(tensors, self._parts.matrices)
         self._stable = _weights.StableRanks(self._options.tolerance, self._options.seed)
         if self._wants("stable_rank", "effective_rank"):
             for part, why in self._parts.missing.items():
@@ -101,6 +93,30 @@ class Measurements:
             self._faults.note(
                 "the model", "its parameters are others than before", effect="changed"
             )
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what later measurements build on; all processes go through it, or none."""
+        for name, tensor in self.updates.state():
+            yield f"copy.{name}", tensor
+        if self._processes.first:
+            yield from self._stable.state()
+            yield from self._reading.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state` gave; `prepare` comes first."""
+        copies = {
+            name.removeprefix("copy."): tensor
+            for name, tensor in state.items()
+            if name.startswith("copy.")
+        }
+        self.updates.load(copies, self.tensors, self._parts.matrices)
+        here = {
+            name: tensor.to(self._processes.device)
+            for name, tensor in state.items()
+            if not name.startswith("copy.")
+        }
+        self._stable.load(here)
+        self._reading.load(here)
 
     def release(self) -> None:
         """Forget the model's tensors, which live only as long as the model."""
@@ -183,7 +199,9 @@ class Measurements:
         if embedding is not None and self._wants("embedding_overlap"):
             rows += self._of_weight("embedding_overlap", embedding, self._overlap_rows)
         rows += self._gradients(missed=stepped)
-        return self._kept(rows + self._updates())
+        if self._wants("update_stable_rank"):
+            rows += self.updates.since_last(self.tensors, self._parts.matrices)
+        return self._kept(rows)
 
     def _of_weight(
         self, what: str, weight: Weight, measure: Callable[[Weight, Tensor], list[Row]]
@@ -196,34 +214,9 @@ class Measurements:
 
     def moved(self) -> list[Row]:
         """Return by how much of its size the last single step moved each weight."""
-        rows: list[Row] = []
         if not self._wants("update_stable_rank"):
-            return rows
-        for matrix in self._parts.matrices:
-            if self.tensors.get(matrix.name) is None:
-                continue
-            now = self._now(matrix)
-            copy = self._copies.get(matrix.key)
-            if copy is None:
-                if self._versions.get(matrix.key) == now._version:
-                    rows += self._moved_rows(matrix, 0.0)
-                continue
-            copy = copy.to(now.device)
-            # Both norms are made by all processes where weights are sharded.
-            change = whole(torch.linalg.vector_norm(now - copy, dtype=torch.float32))
-            size = whole(torch.linalg.vector_norm(copy, dtype=torch.float32))
-            if self._processes.first and float(size) > 0:
-                rows += self._moved_rows(matrix, float(change / size))
-        return self._kept(rows)
-
-    def _moved_rows(self, matrix: Matrix, share: float) -> list[Row]:
-        if not self._processes.first:
             return []
-        where = (matrix.module, matrix.layer)
-        return [
-            Row("update_relative", share, *where),
-            Row("frozen", float(share == 0.0), *where),
-        ]
+        return self._kept(self.updates.of_one_step(self.tensors, self._parts.matrices))
 
     @property
     def tensors(self) -> Tensors:
@@ -372,56 +365,12 @@ class Measurements:
                 matrix,
                 ranks,
             )
-        if missed and not some and any(map(self._learns, self._parts.matrices)):
+        parameters = self.tensors.parameters
+        learning = (parameters.get(matrix.name) for matrix in self._parts.matrices)
+        learns = any(parameter is not None and parameter.requires_grad for parameter in learning)
+        if missed and not some and learns:
             self._faults.note("gradient", "no .grad is there: call step() before zero_grad()")
         return rows
-
-    def _updates(self) -> list[Row]:
-        if not self._wants("update_stable_rank"):
-            return []
-        rows: list[Row] = []
-        learning = [matrix for matrix in self._parts.matrices if self._learns(matrix)]
-        far = self._bytes(learning) > _COPIES_ON_THE_GPU
-        for batch in _weights.batches(learning, self.tensors.get):
-            moved: list[tuple[Matrix, Tensor]] = []
-            for matrix in batch:
-                now = self._now(matrix)
-                before = self._copies.pop(matrix.key, None)
-                if before is not None:
-                    moved.append((matrix, whole(now - before.to(now.device))))
-                self._copies[matrix.key] = now.cpu() if now.is_cuda and far else now.clone()
-            if self._processes.first and moved:
-                found = self._faults.tried(
-                    "update_stable_rank",
-                    lambda m=moved: _weights.update_rows(
-                        [one for one, _ in m],
-                        [change for _, change in m],
-                        self._options.tolerance,
-                        self._options.seed,
-                    ),
-                    module=moved[0][0].module,
-                )
-                rows += found or []
-        # No copy is kept of what is not trained: its version says whether it was written to.
-        self._versions = {
-            matrix.key: self._now(matrix)._version
-            for matrix in self._parts.matrices
-            if not self._learns(matrix) and self.tensors.get(matrix.name) is not None
-        }
-        return rows
-
-    def _learns(self, matrix: Matrix) -> bool:
-        parameter = self.tensors.parameters.get(matrix.name)
-        return parameter is not None and parameter.requires_grad
-
-    def _now(self, matrix: Matrix) -> Tensor:
-        tensor = self.tensors.get(matrix.name)
-        assert tensor is not None, "asked by the caller"
-        return matrix.read(tensor)
-
-    def _bytes(self, matrices: Sequence[Matrix]) -> int:
-        there = [self._now(it) for it in matrices if self.tensors.get(it.name) is not None]
-        return sum(tensor.numel() * tensor.element_size() for tensor in there)
 
 
 def _score_rows(

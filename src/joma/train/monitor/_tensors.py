@@ -36,6 +36,7 @@ def is_real(tensor: Tensor) -> bool:
         not is_lazy(tensor)
         and tensor.device.type != "meta"
         and tensor.is_floating_point()
+        and tensor.element_size() > 1  # eight bits have no arithmetic
         and tensor.layout == torch.strided
     )
 
