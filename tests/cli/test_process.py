@@ -127,22 +127,39 @@ def test_the_same_seed_gives_the_same_numbers():
 @pytest.mark.skipif(os.name == "nt", reason="signals of a terminal")
 def test_ctrl_c_leaves_at_once_with_130(tmp_path):
     command = [sys.executable, "-m", "joma", "demo", "--out", str(tmp_path / "tour")]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "tour" / "outcome.json").exists():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        try:
+            while not (tmp_path / "tour" / "outcome.json").exists():
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+            _, stderr = process.communicate()
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert f"Interrupted. Incomplete: {tmp_path / 'tour'} (" in stderr
     assert f"Run it again with: joma demo --out {tmp_path / 'tour'}\n" in stderr
     assert json.loads((tmp_path / "tour" / "outcome.json").read_text()) == {"status": "interrupted"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of a terminal")
+def test_where_ctrl_c_is_ignored_it_stays_ignored():
+    """A shell starts background work so, and a Ctrl-C that is meant for others must not end it."""
+    code = """
+import signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "joma.experiments.claims":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from joma.cli import main
+main()
+"""
+    background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", code]
+    done = subprocess.run([*background, "verify", "--claim", "lemma8"], capture_output=True)
+    assert done.returncode == 0, done.stderr

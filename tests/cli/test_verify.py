@@ -133,8 +133,10 @@ class TestVerify:
             raise ValueError("shapes do not match")
 
         monkeypatch.setattr(claims, "CLAIMS", (dataclasses.replace(few_claims[0], derived=broken),))
-        with pytest.raises(RuntimeError, match="check of claim right failed"):
-            joma("verify")
+        result = joma("verify")
+        assert result.exit_code == 70
+        assert "this is a defect of joma" in result.stderr
+        assert "the check of claim right failed, from ValueError: shapes do not" in result.stderr
 
     def test_ctrl_c_says_what_was_saved(self, monkeypatch, few_claims):
         def interrupted():

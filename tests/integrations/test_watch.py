@@ -28,7 +28,7 @@ def test_a_training_that_is_interrupted_leaves_its_findings(tmp_path: Path) -> N
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
     )
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"

@@ -82,7 +82,8 @@ def test_a_tokenizer_of_another_model_is_noticed(tmp_path, pieces):
     [
         ((24, 20, 2, 4, 2, 300, 16), r"cut short or no llama2\.c checkpoint: .* should have \d+"),
         ((2**31 - 1,) * 7, "dim cannot be"),
-        ((24, 20, 2**20, 4, 2, -(2**20), 2**20), "should have"),
+        ((24, 20, 2**11, 4, 2, -(2**20), 2**20), "should have"),
+        ((24, 20, 200_000, 4, 2, 300, 16), "n_layers must be at most 2048, got 200000"),
         ((0, 20, 2, 4, 2, 300, 16), "dim cannot be 0"),
         ((24, 20, 2, 5, 2, 300, 16), "5 heads cannot share a width of 24"),
         ((24, 20, 2, 4, 3, 300, 16), "4 heads cannot share 3 keys"),

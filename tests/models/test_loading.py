@@ -178,7 +178,7 @@ def test_a_class_that_is_none_gives_the_base_model(tmp_path, named):
     [
         ("{", "config.json must be a JSON file"),
         ("[]", "with a model_type"),
-        ('{"model_type": "nobody"}', "no map says where the weights of 'nobody' are"),
+        ('{"model_type": "nobody"}', "transformers knows, got 'nobody'"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json cannot be used"),
         ('{"model_type": "llama", "quantization_config": {}}', "holds quantized weights"),
     ],

@@ -6,17 +6,17 @@ from torch import Tensor, nn
 
 from joma.models import LanguageConfig, LanguageModel
 from joma.optim import StackedAdam
-from joma.optim.lazy_rows import LONGEST
+from joma.optim.lazy_rows import LEAST_REPLAYED, corrected_steps, replayed_steps
 from joma.train import Ensemble
 
-RATES, HEIGHT, STEPS = (1e-2, 0.1), 40, 2 * LONGEST + 90
+RATES, HEIGHT, STEPS = (1e-2, 0.1), 40, 2 * LEAST_REPLAYED + 90
 
 
 def batch(step: int) -> Tensor:
     """Few words come often; word 39 comes at the first step and then no more for a long time."""
     dice = torch.Generator().manual_seed(step)
     words = (torch.rand(3, 4, generator=dice) ** 4 * (HEIGHT - 1)).long()
-    if step in (0, LONGEST + 60):
+    if step in (0, LEAST_REPLAYED + 60):
         words[0, :2] = HEIGHT - 1
     return words
 
@@ -111,3 +111,45 @@ def test_an_ensemble_with_lazy_embeddings_learns_and_goes_on_as_without() -> Non
 def test_weight_decay_and_lazy_tables_do_not_go_together() -> None:
     with pytest.raises(ValueError, match="weight_decays must be 0"):
         StackedAdam([("table", nn.Parameter(table()))], RATES, 0.1, lazy=["table"])
+
+
+BETAS = [(0.9, 0.999), (0.99, 0.999), (0.95, 0.99), (0.5, 0.9999), (0.99, 0.9), (0.0, 0.0)]
+
+
+@pytest.mark.parametrize("betas", BETAS)
+@pytest.mark.parametrize("gap", [300, 1500])
+def test_a_row_that_waited_long_is_where_adam_would_have_it(
+    betas: tuple[float, float], gap: int
+) -> None:
+    ours = nn.Parameter(torch.zeros(1, 2, 3, dtype=torch.float64))
+    optimizer = StackedAdam([("table", ours)], 0.1, betas=betas, lazy=["table"])
+    theirs = nn.Parameter(ours.data[0].clone())
+    adam = torch.optim.Adam([theirs], 0.1, betas=betas, foreach=False)
+    word = torch.tensor([0])
+    for step in range(2):
+        pull(optimizer.rows["table"].fetch(word, optimizer.steps), step).backward()
+        optimizer.step()
+        adam.zero_grad()
+        pull(theirs[word].unsqueeze(0), step).backward()
+        adam.step()
+    theirs.grad = torch.zeros_like(theirs)
+    for _ in range(gap):
+        adam.step()
+    optimizer.steps += gap
+    settled = optimizer.originals()["table"][0]
+    torch.testing.assert_close(settled, theirs.data, rtol=1e-8, atol=1e-10)
+
+
+def test_how_many_steps_are_made_follows_from_the_betas() -> None:
+    assert replayed_steps((0.9, 0.999)) == LEAST_REPLAYED
+    assert 2600 < replayed_steps((0.99, 0.999)) < 2700
+    assert replayed_steps((0.99, 0.9)) > 10**9  # updates grow: none may be left out
+    for betas in BETAS:
+        assert max(betas) ** corrected_steps(betas) < 2**-53
+
+
+def test_betas_too_near_one_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^betas must be at most 0\.99999"):
+        StackedAdam(
+            [("table", nn.Parameter(table()))], RATES, betas=(0.9, 1 - 1e-7), lazy=["table"]
+        )

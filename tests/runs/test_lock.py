@@ -23,10 +23,10 @@ from joma.runs import Run
 with Run.open(sys.argv[1]).locked():
     if "fork" in sys.argv and os.fork() == 0:
         print(os.getpid(), flush=True)
-        time.sleep(60)
+        time.sleep(600)
     if "fork" not in sys.argv:
         print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 # Other tests leave threads; the forks here do nothing that could wait for one.

@@ -103,7 +103,7 @@ class Children:
     def close(self) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
-        assert self._server.wait(60) == 0
+        assert self._server.wait(600) == 0
         assert self._server.stdout is not None
         self._server.stdout.close()
 
@@ -137,7 +137,7 @@ class Children:
     def _hear(self, word: str, meanwhile: Callable[[], None] = lambda: None) -> int:
         """The number that is said with a word; passes over what is said before."""
         assert self._server.stdout is not None
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while True:
             meanwhile()
             self._heard += (self._server.stdout.read() or b"").decode().splitlines()
@@ -150,9 +150,17 @@ class Children:
             time.sleep(5e-4)
 
 
-def after(seconds: float) -> Callable[[], bool]:
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() > end
+def after(seconds: float, folder: Path) -> Callable[[], bool]:
+    """The moment so long after the run's folder was begun, however long the start takes."""
+    end = 0.0
+
+    def now() -> bool:
+        nonlocal end
+        if not end and (folder / "config.json").exists():
+            end = time.monotonic() + seconds
+        return 0 < end < time.monotonic()
+
+    return now
 
 
 def written(folder: Path, pattern: str, times: int = 1) -> Callable[[], bool]:

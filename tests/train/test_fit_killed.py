@@ -45,7 +45,7 @@ def test_killed_at_random_moments(children: Children, straight: Path, tmp_path: 
         Run.resume("small", {}, out=folder)
         doom = moments.choice(
             [
-                after(moments.uniform(0, 0.3)),
+                after(moments.uniform(0, 0.3), folder),
                 written(folder / "checkpoints", CHECKPOINT, moments.randrange(1, 5)),
                 written(folder / "metrics", PART, moments.randrange(1, 5)),
             ]
@@ -270,7 +270,7 @@ def test_table_1_killed_at_random_moments(tmp_path: Path):
         child = subprocess.Popen(joma(*line.split(), killed), stdout=subprocess.PIPE)
         folder = tmp_path / "killed" / "groups" / group / "checkpoints"
         saved, late = written(folder, CHECKPOINT, moments.randrange(2, 5)), moments.uniform(1, 9)
-        moment = saved if group else after(late)
+        moment = saved if group else after(late, tmp_path / "killed")
         while child.poll() is None and not moment():
             time.sleep(5e-4)
         child.kill()

@@ -58,7 +58,7 @@ def test_killed_at_random_moments(children: Children, place: Path):
     for life in range(1, 30):
         doom = moments.choice(
             [
-                after(moments.uniform(0.05, 0.5)),
+                after(moments.uniform(0, 0.3), folder),
                 written(folder / "checkpoints", CHECKPOINT, moments.randrange(1, 5)),
                 written(folder / "metrics", PART, moments.randrange(1, 5)),
                 exporting(folder / "series", 8),

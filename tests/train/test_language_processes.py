@@ -72,7 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for rank in range(2)
         ]
         begin(config(folder / "text"), folder / "alone")
-        ends = [child.communicate(timeout=200)[1].decode() for child in children]
+        ends = [child.communicate(timeout=600)[1].decode() for child in children]
     assert [child.returncode for child in children] == [0, 0], "\n".join(ends)
     return folder
 

@@ -105,22 +105,23 @@ def clocked(
     """Looks that measure nothing and take so long, the first one longer: the time, and theirs."""
     now, looks = [100.0], []
     monkeypatch.setattr("joma.train.monitor._monitor.perf_counter", lambda: now[0])
-    for kind in ("forward", "cheap", "dear", "moved"):
+    for kind in ("forward", "weights", "expensive", "moved"):
 
-        def slow(*args: Any, kind: str = kind, **options: Any) -> list[Any]:
+        def slow(*args: Any, kind: str = kind, **options: Any) -> Any:
             now[0] += seconds.get(kind, 0.0)
             if kind == "forward":
                 now[0] += 0.0 if looks else first
                 looks.append(now[0])
+                return [], args[2][0]
             return []
 
-        monkeypatch.setattr(f"joma.train.monitor._look.Looks.{kind}", slow)
+        monkeypatch.setattr(f"joma.train.monitor._measure.Measurements.{kind}", slow)
     return now, looks
 
 
 def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = encoder()
-    now, _ = clocked(monkeypatch, forward=1.0, cheap=2.0, dear=4.0, moved=0.5)
+    now, _ = clocked(monkeypatch, forward=1.0, weights=2.0, expensive=4.0, moved=0.5)
     held = next(batches())
     with joma.Monitor(model, every=2, run=tmp_path / "run", held=held, budget=None) as monitor:
         for _ in range(3):  # looks at 0, 1 (at everything) and 2, after which the move is seen
@@ -128,14 +129,14 @@ def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             monitor.step()
     assert monitor.seconds == pytest.approx(3 + 7 + 3 + 0.5)
     now[0] += 1000  # closed
-    assert "3 steps watched, looks took 13.5 s, 45.0% of the training's" in monitor.summary()
+    assert "3 steps watched, measurements took 13.5 s, 45.0% of the training's" in monitor.summary()
 
 
 def test_all_looks_the_first_too_take_their_share_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = encoder()
-    now, looks = clocked(monkeypatch, forward=0.05, dear=0.2, first=3.0)
+    now, looks = clocked(monkeypatch, forward=0.05, expensive=0.2, first=3.0)
     with joma.Monitor(model, every=10, run=tmp_path / "run", held=next(batches())) as monitor:
         for _ in range(8000):
             now[0] += 0.1
@@ -205,7 +206,10 @@ def test_a_model_without_a_map_is_watched_as_far_as_it_goes(
     model = Own()
     with joma.Monitor(model, every=2, run=tmp_path / "b", budget=None) as monitor:
         train(model, 5, told=monitor.step)  # training goes on without attention, too
-    assert "attention not measured: model must be a Hugging Face model" in monitor.summary()
+    assert (
+        "attention not measured since step 1: model must be a Hugging Face model"
+        in monitor.summary()
+    )
 
 
 def test_gradients_that_are_gone_are_told(tmp_path: Path) -> None:
@@ -258,7 +262,7 @@ def test_what_is_held_is_the_first_training_batch_cut(tmp_path: Path) -> None:
     monitor.close()
     held = monitor._held
     assert held is not None
-    (args, _) = held.calls[0]
+    (args, _) = held[0].calls[0]
     assert torch.equal(args[0], tokens[: 2048 // LENGTH])
 
 
@@ -285,8 +289,8 @@ def test_loggers_are_told_and_an_error_in_the_loop_loses_nothing(tmp_path: Path)
     assert {"learning_rate", "attention_entropy/layer0/head1"} <= told[0][1].keys()
     assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1, 2, 3, 4]
     monitor.close()  # again
-    with pytest.raises(ValueError, match="closed"):
-        monitor.step()
+    monitor.step()
+    assert "step not recorded since step 4: the monitor is closed" in monitor.summary()
 
 
 def test_a_training_that_goes_on_counts_on(tmp_path: Path) -> None:

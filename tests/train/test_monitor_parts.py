@@ -19,7 +19,7 @@ from joma.theory.invariants import softmax_logits
 from joma.train.monitor._cadence import Cadence
 from joma.train.monitor._held import Held, _attention_without_plans, bare, undisturbed
 from joma.train.monitor._parts import Heads, Matrix, Parts, parts_of
-from joma.train.monitor._reading import (
+from joma.train.monitor._theorem1 import (
     Theorem1,
     predicted_growth,
     residual,
@@ -220,14 +220,19 @@ def test_stable_ranks_of_all_weights(device: str) -> None:
 
 
 def test_large_weights_are_gathered_one_by_one() -> None:
-    def sized(numbers: int) -> Any:  # what is asked of a weight on a GPU
+    def sized(name: str) -> Any:  # what is asked of a weight on a GPU
+        numbers = int(name)
         return SimpleNamespace(is_cuda=numbers > 0, numel=lambda: abs(numbers))
 
+    def batched(*sizes: int) -> list[list[int]]:
+        weights = [Matrix(0, str(size), "") for size in sizes]
+        return [[int(one.name) for one, _ in batch] for batch in batches(weights, sized)]
+
     small, large = 2**21, 2**23
-    assert batches([large, large], sized) == [[large], [large]]
-    assert batches([-9, -9], sized) == [[-9], [-9]]
-    assert batches([small, small, large, small], sized) == [[small, small], [large], [small]]
-    assert [len(of) for of in batches([small] * 70, sized)] == [32, 32, 6]
+    assert batched(large, large) == [[large], [large]]
+    assert batched(-9, -9) == [[-9], [-9]]
+    assert batched(small, small, large, small) == [[small, small], [large], [small]]
+    assert [len(of) for of in batched(*[small] * 70)] == [32, 32, 6]
 
 
 def test_parts_of_torchs_own_layers() -> None:
@@ -317,7 +322,7 @@ def test_sequences_that_come_second_are_cut_there() -> None:
     attention = nn.MultiheadAttention(8, 2)
     x = normal(100, 50, 8)
     held = Held.seen(attention, (x, x, x), {"need_weights": False}, "cpu")
-    (args, kwargs) = held.calls[0]
+    (args, kwargs) = held[0].calls[0]
     assert args[0].shape == (100, math.floor(2048 / 100), 8)
     assert kwargs == {"need_weights": False}
 

@@ -7,14 +7,16 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from joma.errors import JomaError
+from joma.cli import _defects
+from joma.errors import JomaError, printable
 from joma.signals import EXIT_SIGINT, TerminatedError, exit_code, raising_on_sigterm
 
 BAD_INPUT = 2
@@ -27,10 +29,11 @@ CLOSEST = 5
 
 
 class OneSentenceGroup(TyperGroup):
-    """Commands whose bad input ends in one sentence and exit code 2, without a traceback.
+    """Commands whose errors end in one sentence and an exit code, without a traceback.
 
-    A `ValueError` or `OSError` that comes out of a command is the user's to mend; what is ours
-    comes out as any other error, with its traceback.
+    A `JomaError`, an `OSError` or too little memory is reported as the user's to fix, with exit
+    code 2. Any other exception, a bare `ValueError` included, is reported as a defect of joma, with
+    exit code 70. With `JOMA_DEBUG=1` the traceback comes first.
     """
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
@@ -43,6 +46,9 @@ class OneSentenceGroup(TyperGroup):
         except BrokenPipeError:
             _discard_output()
             code = READER_GONE
+        except OSError as error:  # a full disk that is noticed only as the last lines are written
+            code = _refuse(f"output: {reason(error)}")
+            _discard_output()
         sys.exit(code)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
@@ -66,14 +72,8 @@ class OneSentenceGroup(TyperGroup):
             raise
         except typer.Abort:
             return INTERRUPTED
-        except ValueError as error:
-            return _refuse(str(error), verbatim=getattr(error, "verbatim", False))
-        except OSError as error:
-            return _refuse(f"{error.filename or 'output'}: {reason(error)}")
         except Exception as error:
-            if not hasattr(error, "format_message"):  # what typer raises on a wrong command line
-                raise
-            return _refuse(error.format_message())  # type: ignore[attr-defined]
+            return _report(error)
         return result if isinstance(result, int) else 0
 
 
@@ -81,8 +81,9 @@ class PlainCommand(TyperCommand):
     """A command whose help names arguments as the user writes them, without Python types."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words of the usage line: a required argument stands bare."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        """The words of the usage line: a required argument stands without braces."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [re.sub(r"^\{(.*)\}((?:\.\.\.)?)$", r"\1\2", piece) for piece in pieces]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments and the options."""
@@ -169,7 +170,7 @@ def checked_out(out: Path | None, name: str) -> Path | None:
     with writing_to(out):
         try:
             return check_out(out, name)
-        except ValueError as error:
+        except JomaError as error:
             raise JomaError(f"--{error}") from error  # the library calls its argument `out`
 
 
@@ -197,7 +198,7 @@ def checked_restart(
 
 
 def same_settings(
-    folder: Path | None, name: str, config: Mapping[str, Any], *, changing: str | None = None
+    folder: Path | None, name: str, config: Mapping[str, Any], *, changing: Collection[str] = ()
 ) -> None:
     """Refuses to go on with run `name` in the folder given with --out under other settings.
 
@@ -205,7 +206,7 @@ def same_settings(
         folder: given with --out.
         name: of the run.
         config: its settings.
-        changing: one that may be another number than before.
+        changing: settings that may be other numbers than before.
     """
     from joma.runs import Run, differing, is_run
 
@@ -221,7 +222,7 @@ def same_settings(
         )
 
 
-def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = "") -> ValueError:
+def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = "") -> JomaError:
     """The error for a name that is not there: names what is, the closest first.
 
     Args:
@@ -257,10 +258,35 @@ def _left(folder: Path) -> str:
     return f"Incomplete: {folder} ({holds})."
 
 
-def _refuse(sentence: str, *, verbatim: bool = False) -> int:
-    """Says what is wrong; verbatim what has lines of its own, such as a module tree."""
-    typer.echo(f"joma: {sentence if verbatim else ' '.join(sentence.split())}", err=True)
-    return BAD_INPUT
+def _report(error: Exception) -> int:
+    """Print what ended a command; return the exit code."""
+    if _defects.debugging():
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
+    if isinstance(error, JomaError):
+        return _refuse(str(error), verbatim=getattr(error, "verbatim", False))
+    if isinstance(error, OSError):
+        return _refuse(f"{error.filename or 'output'}: {reason(error)}")
+    if hasattr(error, "format_message"):  # what typer raises on a wrong command line
+        return _refuse(error.format_message())  # type: ignore[attr-defined]
+    if _defects.is_out_of_memory(error):
+        what = str(error) or type(error).__name__
+        return _refuse(f"there is too little memory for this command ({what})")
+    return _refuse(_defects.sentence(error, command_line(sys.argv[1:])), code=_defects.DEFECT)
+
+
+def _refuse(sentence: str, *, verbatim: bool = False, code: int = BAD_INPUT) -> int:
+    """Print what is wrong on standard error; return the exit code.
+
+    Args:
+        sentence: What is wrong; whatever a file or the user put into it is escaped and shortened.
+        verbatim: Whether the message has lines of its own, such as a module tree.
+        code: The exit code.
+    """
+    shown = printable(sentence, limit=None) if verbatim else printable(" ".join(sentence.split()))
+    with contextlib.suppress(OSError):  # the exit code counts also where nobody reads
+        typer.echo(f"joma: {shown}", err=True)
+    return code
 
 
 def _discard_output() -> None:

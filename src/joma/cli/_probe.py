@@ -25,7 +25,7 @@ from joma.cli._options import (
     whole,
 )
 from joma.cli._progress import reports
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 
 if TYPE_CHECKING:
     from joma.experiments._probing import Probed, Probing
@@ -323,6 +323,8 @@ def _heading(probed: "Probed", asked: _Asked) -> str:
         number, length = probed.shape
         plural = "" if number == 1 else "s"
         words.append(f"{number} window{plural} of {length} tokens of {asked.text}")
+        if (special := facts.get("special_tokens", "none")) != "none":
+            words.append(printable(special))
     return ", ".join(words) + "."
 
 

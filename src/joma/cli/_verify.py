@@ -9,7 +9,7 @@ import typer
 
 from joma.cli import _show, _work
 from joma.cli._edge import checked_restart, interruptible, same_again, unknown, writing_to
-from joma.cli._options import Json, Seed
+from joma.cli._options import Json, Seed, note_idle
 from joma.cli._progress import progress
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def _claim_ids(incomplete: str) -> list[str]:
 
 
 def verify(
+    context: typer.Context,
     claim: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,6 +55,7 @@ def verify(
     """
     ids = chosen(claim)
     if list_:
+        note_idle(context, ("plot", "seed", "out"), "with --list")
         _list(ids, json)
         return
     records: list[dict[str, Any]] = []

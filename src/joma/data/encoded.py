@@ -150,7 +150,7 @@ def _kept(tokens: np.ndarray, manifest: dict[str, Any], folder: Path) -> Encoded
             "the tokens are kept in memory: %s cannot be written (%s); another folder can be named "
             "by the environment variable %s",
             folder,
-            error.strerror,
+            error.strerror or error,
             CACHE,
         )
         return Encoded(tokens, manifest)

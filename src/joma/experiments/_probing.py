@@ -97,7 +97,7 @@ class Probing:
         shown: dict[str, Any] = {"metrics": list(self.chosen), "seed": self.seed}
         if self.reads_text:
             shown |= {"window": self.window, "windows": self.windows, "dtype": self.dtype}
-            shown["tokenizer"] = self.tokenizer
+            shown |= {"tokenizer": self.tokenizer, "special_tokens": "around each window"}
         return shown | ({"low_memory": True} if self.low_memory else {})
 
 
@@ -177,21 +177,35 @@ def measure(
             f"the GPU has too little memory free for {source}; a smaller batch or window needs "
             "less, and the CPU none of it"
         ) from error
-    architecture = loaded.architecture
-    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
-    heads = architecture.head_counts(loaded.model)[0]
     facts = {
-        "architecture": architecture.name,
+        "architecture": _architecture_name(loaded),
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "context": loaded.context,
     }
+    if shown is not None:
+        facts["special_tokens"] = loaded.special_tokens.describe() or "none"
     return Probed(
         found,
-        {weight.module: weight.role for weight in weights(names, architecture, heads=heads)},
+        _roles(loaded),
         None if shown is None else (shown.shape[0], shown.shape[1]),
         note,
         facts,
     )
+
+
+def _architecture_name(loaded: Loaded) -> str:
+    if loaded.architecture is not None:
+        return loaded.architecture.name
+    return str(getattr(loaded.model.config, "model_type", type(loaded.model).__name__))
+
+
+def _roles(loaded: Loaded) -> dict[str, str]:
+    """What each weight that was probed is, by its module; nothing where no map is known."""
+    if (architecture := loaded.architecture) is None:
+        return {}
+    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
+    heads = architecture.head_counts(loaded.model)[0]
+    return {weight.module: weight.role for weight in weights(names, architecture, heads=heads)}
 
 
 def _measure_model(
@@ -242,7 +256,10 @@ def _measure_files(
 def text_windows(
     loaded: Loaded, text: str, window: int | None = None, count: int = WINDOWS
 ) -> tuple[Tensor, str | None]:
-    """The first windows of a text, and what a reader should know of them.
+    """Return the first windows of a text, and what a reader should know of them.
+
+    Every window has the special tokens around it that the model was trained with, such as <bos>;
+    they count in its length. The rest of it are consecutive tokens of the text.
 
     Args:
         loaded: the model, whose tokenizer is used.
@@ -252,22 +269,30 @@ def text_windows(
         count: windows at most.
 
     Raises:
-        ValueError: the window asked for is longer than the text or than the model takes.
+        ValueError: the window asked for is longer than the text or than the model takes, or has no
+            place for a token of the text.
     """
-    longest = loaded.context
+    longest, special = loaded.context, loaded.special_tokens
     if window is not None and longest is not None and window > longest:
         raise JomaError(
             f"window must be at most {longest}, the longest that {loaded.source} takes, got "
             f"{window}"
         )
     usual = min(WINDOW, longest or WINDOW)
-    tokens = _encoded(loaded, text, (window or usual) * count)
-    if window is not None and window > len(tokens):
+    if (window or usual) <= special.count:
         raise JomaError(
-            f"window must be at most {len(tokens)}, as many tokens as the text has, got {window}"
+            f"window must be at least {special.count + 1}, for {special.describe()}, got "
+            f"{window or usual}"
         )
-    shown = windows(tokens, window, count, most=usual)
-    if window is None and len(tokens) < usual:
+    tokens = _encoded(loaded, text, (window or usual) * count)
+    if window is not None and window > len(tokens) + special.count:
+        raise JomaError(
+            f"window must be at most {len(tokens) + special.count}, as many tokens as the text "
+            f"has, got {window}"
+        )
+    plain = None if window is None else window - special.count
+    shown = special.around_each(windows(tokens, plain, count, most=usual - special.count))
+    if window is None and shown.shape[1] < usual:
         note = f"The text has {len(tokens)} tokens, less than a window of {usual}: it is read whole"
         return shown, f"{note}."
     if len(shown) < count:
@@ -282,7 +307,7 @@ def _encoded(loaded: Loaded, text: str, needed: int) -> list[int]:
     """
     letters = _LETTERS_PER_TOKEN * (needed + _BEYOND)
     while True:
-        tokens = loaded.encode(text[:letters])
+        tokens = loaded.encode(text[:letters], special=False)
         if letters >= len(text) or len(tokens) >= needed + _BEYOND:
             return tokens
         letters *= 2

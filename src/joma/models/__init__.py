@@ -5,11 +5,15 @@ are found, and whether a series of checkpoints can be believed; what it is train
 what is measured of it, lives elsewhere.
 """
 
+from joma.models._dummy import dummy_forward
+from joma.models._found import Attention, Block, Found, Mlp
+from joma.models._weight import LowRank
 from joma.models.architectures import (
     ROLES,
     Architecture,
     Part,
     Place,
+    Rows,
     Weight,
     architecture_of,
     module_at,
@@ -19,6 +23,7 @@ from joma.models.architectures import (
     register,
     weights,
 )
+from joma.models.discovery import Tracing, find_weights
 from joma.models.language import LanguageConfig, LanguageModel
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
@@ -30,24 +35,33 @@ from joma.models.weight_files import StoredTensor, WeightFiles
 __all__ = [
     "ROLES",
     "Architecture",
+    "Attention",
+    "Block",
     "Embedding",
+    "Found",
     "Integrity",
     "LanguageConfig",
     "LanguageModel",
     "LayerNorm",
     "Linear",
     "Loaded",
+    "LowRank",
+    "Mlp",
     "Part",
     "Place",
+    "Rows",
     "Series",
     "StoredTensor",
     "Tokenizer",
+    "Tracing",
     "Transformer",
     "TransformerConfig",
     "Weight",
     "WeightFiles",
     "architecture_of",
     "check_tokens",
+    "dummy_forward",
+    "find_weights",
     "load",
     "load_tokenizer",
     "module_at",

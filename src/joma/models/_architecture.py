@@ -1,72 +1,34 @@
-"""What a map of an architecture is made of: parts, places, the map itself, a weight found by it."""
+"""What a map of an architecture is made of: parts, places, the map itself."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 
 from joma.errors import JomaError
+from joma.models._weight import Part, Place, Rows, Weight
 
-ROLES = ("embedding", "query", "key", "mlp_lower", "mlp_up")
-"""The weights a map may name. In a gated MLP `mlp_lower` is the gate, `mlp_up` its partner."""
+__all__ = [
+    "LAYER",
+    "ROLES",
+    "Architecture",
+    "Config",
+    "Part",
+    "Place",
+    "Rows",
+    "Weight",
+    "config_of",
+    "get",
+]
+
+ROLES = ("embedding", "query", "key", "value", "output", "mlp_lower", "mlp_up", "mlp_down")
+"""What a weight may be. In a gated MLP `mlp_lower` is the gate, `mlp_up` its partner."""
 
 Config: TypeAlias = Mapping[str, Any] | Any
 """A Hugging Face configuration object, or the contents of a config.json."""
 
 LAYER = "{layer}"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of `of` equal parts of the output rows of a fused matrix.
-
-    Args:
-        index: which part, from 0.
-        of: how many parts there are.
-        by_head: the parts alternate within every head (GPT-NeoX) instead of following each other.
-    """
-
-    index: int
-    of: int
-    by_head: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.of:
-            raise JomaError(f"a Part needs 0 <= index < of, got index {self.index} of {self.of}")
-
-    def rows(self, matrix: Tensor, heads: int | None) -> Tensor:
-        """The part of an (out, in) matrix; a view unless it goes by head."""
-        groups = self.of
-        if self.by_head:
-            assert heads is not None, "`weights` asks for the number of heads"
-            groups *= heads
-        out, inputs = matrix.shape
-        if out % groups:
-            raise JomaError(
-                f"a fused matrix of {self.of} parts"
-                + (f" by {heads} heads" if self.by_head else "")
-                + f" needs a number of rows divisible by {groups}, got {out}"
-            )
-        size = out // groups
-        if not self.by_head:
-            return matrix[self.index * size : (self.index + 1) * size]
-        return matrix.reshape(-1, self.of, size, inputs)[:, self.index].reshape(-1, inputs)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one weight lives.
-
-    Args:
-        name: the parameter's name relative to the base model, "h.{layer}.attn.c_attn.weight".
-        part: which part of it, where several matrices are stored as one.
-        transposed: stored as (in, out), as GPT-2's Conv1D does; `Weight.read` hands out (out, in).
-    """
-
-    name: str
-    part: Part | None = None
-    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +49,8 @@ class Architecture:
         layer: path of a block; its output is the residual stream.
         attention: path of the module that computes attention.
         mlp_down: path of the MLP's second matrix; its input is the MLP's hidden activations.
+        value: the matrix that makes the values; not measured where None.
+        output: the matrix applied to what attention gathered; not measured where None.
         heads: the configuration's attribute with the number of heads, or that number.
         key_value_heads: the same for the heads of the keys where they may be fewer.
     """
@@ -102,6 +66,8 @@ class Architecture:
     attention: str
     mlp_down: str
     mlp_up: Place | None = None
+    value: Place | None = None
+    output: Place | None = None
     heads: str | int = "num_attention_heads"
     key_value_heads: str | int | None = None
 
@@ -118,8 +84,13 @@ class Architecture:
 
     def places(self, roles: Iterable[str] = ROLES) -> list[tuple[str, Place]]:
         """The places of the given roles, in the order given; roles it does not have left out."""
-        found = [(role, getattr(self, _known_role(role))) for role in roles]
+        found = [(role, self._place(_known_role(role))) for role in roles]
         return [(role, place) for role, place in found if place is not None]
+
+    def _place(self, role: str) -> Place | None:
+        if role == "mlp_down":  # given as a module, stored as the MLP's first matrix is
+            return Place(f"{self.mlp_down}.weight", transposed=self.mlp_lower.transposed)
+        return getattr(self, role)
 
     def head_counts(self, model_or_config: nn.Module | Config) -> tuple[int, int]:
         """How many heads the queries and the keys have."""
@@ -130,35 +101,6 @@ class Architecture:
         ):
             return heads, heads
         return heads, _number(self.key_value_heads, config)
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One weight of one model.
-
-    Args:
-        role: one of `ROLES`.
-        layer: the block it is in, None for the embedding.
-        module: what a reader knows it by: "transformer.h.0.attn.c_attn[query]".
-        name: the full name of the stored parameter.
-        place: how it is stored.
-        heads: how many heads share a matrix whose parts go by head.
-    """
-
-    role: str
-    layer: int | None
-    module: str
-    name: str
-    place: Place
-    heads: int | None = None
-
-    def read(self, tensor: Tensor) -> Tensor:
-        """The (out, in) matrix of this weight, from the tensor stored under `name`."""
-        if tensor.ndim != 2:
-            raise JomaError(f"{self.name} must be a matrix, got shape {tuple(tensor.shape)}")
-        matrix = tensor.T if self.place.transposed else tensor
-        part = self.place.part
-        return matrix if part is None else part.rows(matrix, self.heads)
 
 
 def config_of(model_or_config: nn.Module | Config) -> Config:

@@ -9,37 +9,42 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from joma.errors import JomaError
-from joma.models._quiet import first_line, quietly
+from joma.models._gguf_header import GgufHeader
+from joma.models._quiet import quietly, reading
+from joma.models._size_checks import check_config, check_sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def read_gguf(path: Path) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
-    """The configuration and weights of a GGUF file, under the names transformers gives them."""
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise JomaError(f"reading {path} needs gguf: pip install 'joma[hf]'") from error
+def read_gguf(path: Path, header: GgufHeader) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
+    """The configuration and weights of a GGUF file, under the names transformers gives them.
+
+    Args:
+        path: The file.
+        header: What `read_header` gave of it.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    try:
-        with quietly(), _no_bar():
-            config = AutoConfig.from_pretrained(
-                str(path.parent), gguf_file=path.name, local_files_only=True
+    with (
+        reading(
+            lambda said: (
+                f"{path} is cut short, damaged or not a GGUF file transformers reads ({said})"
             )
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
-            contents = load_gguf_checkpoint(
-                str(path), return_tensors=True, model_to_load=_Named(model)
-            )
-    except Exception as error:  # the reader checks little and fails in many ways
-        raise JomaError(
-            f"{path} is cut short, damaged or not a GGUF file transformers reads "
-            f"({first_line(error)})"
-        ) from error
+        ),
+        quietly(),
+        _no_bar(),
+    ):
+        config = AutoConfig.from_pretrained(
+            str(path.parent), gguf_file=path.name, local_files_only=True
+        )
+        check_config(config.to_dict(), str(path))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        # Names are llama.cpp's: sizes alone can be compared before the numbers are read.
+        check_sizes(config, type(model), {}, str(path), numbers=header.elements)
+        contents = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=_Named(model))
     config.architectures = [type(model).__name__]
     return config, contents["tensors"]
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from joma.errors import JomaError
 from joma.models._llama2c_tokenizer import Llama2cTokenizer
+from joma.models._size_checks import MOST_LAYERS
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -38,6 +39,8 @@ class Header:
         for name, value in vars(self).items():
             if not 0 < (abs(value) if name == "vocab_size" else value) <= _MOST:
                 raise JomaError(f"{name} cannot be {value}")
+        if self.n_layers > MOST_LAYERS:
+            raise JomaError(f"n_layers must be at most {MOST_LAYERS}, got {self.n_layers}")
         if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
             raise JomaError(f"{self.n_heads} heads cannot share a width of {self.dim}")
         if self.n_heads % self.n_kv_heads:

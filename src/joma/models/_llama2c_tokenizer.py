@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from joma.errors import JomaError
+from joma.models._special_tokens import SpecialTokens
 
 _BOS, _BYTES = 1, 3  # ids: the text's beginning, and the first of 256 single bytes
 
@@ -63,9 +64,14 @@ class Llama2cTokenizer:
         """How many tokens there are."""
         return len(self._pieces)
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, the token for its beginning first."""
-        tokens = [_BOS]
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """The token for the beginning of a text."""
+        return SpecialTokens((_BOS,), (), ("<s>",))
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a text, the token for its beginning first unless told otherwise."""
+        tokens = [_BOS] if special else []
         for chunk in self._chunks(f" {text}") if text else ():
             merged = self._merged.get(chunk)
             if merged is None:

@@ -3,9 +3,9 @@
 import contextlib
 import importlib.util
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 
 
 def need_transformers(what: str) -> None:
@@ -39,7 +39,26 @@ def quietly() -> Iterator[None]:
         logging._tqdm_active = bars
 
 
+@contextlib.contextmanager
+def reading(refusal: Callable[[str], str]) -> Iterator[None]:
+    """Raise what another library says of a file as a JomaError of one sentence.
+
+    Args:
+        refusal: Returns that sentence, given the first line of the library's message.
+    """
+    try:
+        yield
+    except JomaError:
+        raise
+    except BaseException as error:
+        # A library written in Rust that fails an assertion raises a BaseException of its own.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise JomaError(refusal(first_line(error))) from error
+        raise
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, cut to one line."""
     lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+    line = lines[0].strip() if lines else type(error).__name__
+    return printable(line, limit=200)

@@ -20,6 +20,7 @@ from joma.models._architecture import (
     Config,
     Part,
     Place,
+    Rows,
     Weight,
     config_of,
     get,
@@ -34,13 +35,16 @@ __all__ = [
     "Config",
     "Part",
     "Place",
+    "Rows",
     "Weight",
     "architecture_of",
+    "known_architecture",
     "module_at",
     "module_path",
     "number_of_layers",
     "prefix_of",
     "register",
+    "registered_for",
     "weights",
 ]
 
@@ -80,7 +84,7 @@ def weights(
                 f"the map of {architecture.name} has the {weight.role} at {weight.name}, which the "
                 f"model does not have; its names look like {_some(names)}"
             )
-    by_head = any(place.part is not None and place.part.by_head for _, place in places)
+    by_head = any(isinstance(place.part, Part) and place.part.by_head for _, place in places)
     if by_head and (heads is None or heads < 1):
         raise JomaError(
             f"heads must be the model's number of heads, got {heads}: {architecture.name} stores "
@@ -171,10 +175,10 @@ def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
     Raises:
         UnknownArchitectureError: there is none; it shows the module tree and how to write one.
     """
+    architecture = known_architecture(model_or_config)
+    if architecture is not None:
+        return architecture
     model_type = _model_type(model_or_config)
-    for architecture in reversed(_ARCHITECTURES):
-        if model_type in architecture.model_types:
-            return architecture
     known = sorted({name for known in _ARCHITECTURES for name in known.model_types})
     tree = _tree_of(model_or_config)
     raise UnknownArchitectureError(
@@ -183,6 +187,20 @@ def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
         f"Write its map{' from this tree' if tree else ''} in Python, before the model is used:\n"
         + _EXAMPLE.replace("MODEL_TYPE", model_type)
     )
+
+
+def registered_for(model_or_config: nn.Module | Config) -> Architecture | None:
+    """Return the map that `register` added for this kind of model, None where none was."""
+    model_type = _model_type(model_or_config)
+    own = [known for known in _ARCHITECTURES if known not in MAPS]
+    return next((known for known in reversed(own) if model_type in known.model_types), None)
+
+
+def known_architecture(model_or_config: nn.Module | Config) -> Architecture | None:
+    """Return the map of a model or configuration, None where there is none."""
+    model_type = _model_type(model_or_config)
+    known = reversed(_ARCHITECTURES)
+    return next((it for it in known if model_type in it.model_types), None)
 
 
 def register(architecture: Architecture) -> None:

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 from joma.models import _llama2c, tokenizers
 from joma.models._hub import local_folder
-from joma.models._quiet import first_line, need_transformers, quietly
-from joma.models.architectures import LAYER, Architecture, architecture_of
+from joma.models._quiet import need_transformers, quietly, reading
+from joma.models._size_checks import check_config, check_sizes, counted, lacking, mismatch
+from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
+from joma.models.architectures import LAYER, Architecture, architecture_of, known_architecture
 from joma.models.tokenizers import Tokenizer, load_tokenizer
 from joma.models.weight_files import WeightFiles, read_config
 
@@ -32,19 +34,37 @@ class Loaded:
     Args:
         model: the model.
         tokenizer: its tokenizer, None where none was found.
-        architecture: where its parts are.
+        architecture: where its parts are, None where no map of them is known.
         source: where it came from, as the reader named it.
         context: the most positions it takes, None where there is no limit.
     """
 
     model: nn.Module
     tokenizer: Tokenizer | None
-    architecture: Architecture
+    architecture: Architecture | None
     source: str
     context: int | None = None
 
-    def encode(self, text: str) -> list[int]:
+    @property
+    def known_architecture(self) -> Architecture:
+        """Where its parts are.
+
+        Raises:
+            UnknownArchitectureError: No map is known; it shows the module tree.
+        """
+        return self.architecture if self.architecture is not None else architecture_of(self.model)
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What the model was trained to find around each text; nothing without a tokenizer."""
+        return NO_SPECIAL_TOKENS if self.tokenizer is None else self.tokenizer.special_tokens
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a text, all of which the model knows.
+
+        Args:
+            text: The text.
+            special: Whether the special tokens are put around it.
 
         Raises:
             ValueError: there is no tokenizer, or it is another model's.
@@ -54,14 +74,18 @@ class Loaded:
                 f"{self.source} has no tokenizer: give one with --tokenizer PATH, or "
                 "--tokenizer bytes to take every byte as a token"
             )
-        tokens = self.tokenizer.encode(text)
+        tokens = self.tokenizer.encode(text, special=special)
         check_tokens(tokens, self.vocabulary, source=self.source)
         return tokens
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the model has embeddings for."""
-        return _embedding(self.model).num_embeddings
+        """How many tokens the model has embeddings for.
+
+        Raises:
+            JomaError: It has none, as a model of images.
+        """
+        return _vocabulary(self.model, self.source)
 
 
 def load(
@@ -83,8 +107,7 @@ def load(
         dtype: of its weights; float32 unless given.
 
     Raises:
-        ValueError: in one sentence, whatever is wrong with the source; for an architecture without
-            a map, with the module tree and how to write one.
+        ValueError: in one sentence, whatever is wrong with the source.
     """
     path = Path(source)
     need_transformers(f"loading {source}")
@@ -132,33 +155,36 @@ def check_tokens(tokens: list[int], vocabulary: int, *, source: str = "the model
 
 
 def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     if not (folder / "config.json").is_file():
         raise JomaError(f"{folder} is not a model's folder: it has no config.json")
     contents = read_config(folder)
-    architecture = architecture_of(contents)
-    try:
-        with quietly():
-            config = AutoConfig.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:  # checks of values differ from class to class
-        raise JomaError(f"{folder}/config.json cannot be used ({first_line(error)})") from error
+    check_config(contents, f"{folder}/config.json")
+    if contents["model_type"] not in CONFIG_MAPPING:
+        raise JomaError(
+            f"{folder}/config.json must have a model_type that the installed transformers knows, "
+            f"got {printable(contents['model_type'], 60)!r}"
+        )
+    with reading(lambda said: f"{folder}/config.json cannot be used ({said})"), quietly():
+        config = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     files = WeightFiles(folder)
     tokenizer = given if given is not None else tokenizers.from_folder(folder)
-    model = _made(config, files.mapped(), architecture, str(folder), dtype)
-    return Loaded(model, tokenizer, architecture, str(folder), _context(config))
+    model = _made(config, files.mapped(), str(folder), dtype)
+    return Loaded(model, tokenizer, known_architecture(model), str(folder), _context(config))
 
 
 def _from_gguf(path: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
     from joma.models._gguf import read_gguf
+    from joma.models._gguf_header import read_header
 
-    config, weights = read_gguf(path)
-    architecture = architecture_of(config)
-    tokenizer = given if given is not None else tokenizers.from_gguf(path)
-    model = _made(config, weights, architecture, str(path), dtype)
-    return Loaded(model, tokenizer, architecture, str(path), _context(config))
+    header = read_header(path)
+    config, weights = read_gguf(path, header)
+    tokenizer = given if given is not None else tokenizers.from_gguf(path, header)
+    model = _made(config, weights, str(path), dtype)
+    return Loaded(model, tokenizer, known_architecture(model), str(path), _context(config))
 
 
 def _from_llama2c(path: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
@@ -166,36 +192,30 @@ def _from_llama2c(path: Path, given: Tokenizer | None, dtype: torch.dtype | None
     own = _llama2c.read_tokenizer(path, header)
     with quietly():
         config = _llama2c.llama_config(header)
-    architecture = architecture_of(config)
     weights = _llama2c.read_weights(path, header)
-    model = _made(config, weights, architecture, str(path), dtype)
+    model = _made(config, weights, str(path), dtype)
     tokenizer = given if given is not None else own
-    return Loaded(model, tokenizer, architecture, str(path), _context(config))
+    return Loaded(model, tokenizer, known_architecture(model), str(path), _context(config))
 
 
 def _made(
-    config: "PreTrainedConfig",
-    weights: dict[str, Tensor],
-    architecture: Architecture,
-    what: str,
-    dtype: torch.dtype | None,
+    config: "PreTrainedConfig", weights: dict[str, Tensor], what: str, dtype: torch.dtype | None
 ) -> "PreTrainedModel":
     """The model of a configuration with these weights in it, all of them."""
     model_class = class_of(config)
     # Which attention runs is not a checkpoint's to say: it may name code on the hub.
     config._attn_implementation = None
     options: dict[str, Any] = {"dtype": dtype if dtype is not None else torch.float32}
-    try:
+    with reading(lambda said: f"{what} cannot be made a {model_class.__name__} ({said})"):
+        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+        check_sizes(config, model_class, shapes, what, numbers=_different_numbers(weights))
         model, info = _filled(model_class, config, weights, options)
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
             # An encoder saved without the layer that sums a sentence up is complete without it.
             options["add_pooling_layer"] = False
             model, info = _filled(model_class, config, weights, options)
-    except Exception as error:  # what a model's class says to values it cannot be made of
-        raise JomaError(
-            f"{what} cannot be made a {model_class.__name__} ({first_line(error)})"
-        ) from error
-    _check_complete(info, architecture, what, model_class.__name__)
+    _check_complete(info, model, what)
+    _check_finite(model, what)
     return model.eval().requires_grad_(False)
 
 
@@ -214,51 +234,96 @@ def _filled(
         )
 
 
+def _different_numbers(weights: dict[str, Tensor]) -> int:
+    """How many numbers are stored: tensors of one PyTorch file may share them."""
+    sizes: dict[int, int] = {}
+    for weight in weights.values():
+        storage = weight.untyped_storage()
+        own = storage.nbytes() // weight.element_size()
+        sizes[storage.data_ptr()] = max(own, sizes.get(storage.data_ptr(), 0))
+    return min(sum(sizes.values()), sum(weight.numel() for weight in weights.values()))
+
+
 def class_of(config: "PreTrainedConfig") -> Any:
-    """The class a configuration says its model is of; the base model's where it says none."""
+    """The class a configuration says its model is of; the base model's where it says none.
+
+    Raises:
+        JomaError: transformers has no model for the configuration.
+    """
     import transformers
 
-    for name in config.architectures or ():
-        named = getattr(transformers, name, None)
-        if isinstance(named, type) and getattr(named, "config_class", None) is type(config):
-            return named
-    return transformers.MODEL_MAPPING[type(config)]
+    named = config.architectures
+    for name in named if isinstance(named, list | tuple) else ():
+        found = _class_named(name)
+        if getattr(found, "config_class", None) is type(config):
+            return found
+    try:
+        base = transformers.MODEL_MAPPING[type(config)]
+    except KeyError:
+        raise JomaError(
+            f"transformers has no model for the model_type {printable(config.model_type, 60)!r}"
+        ) from None
+    return base[0] if isinstance(base, list | tuple) else base
 
 
-def _check_complete(info: dict[str, Any], architecture: Architecture, what: str, name: str) -> None:
+def _class_named(name: object) -> type | None:
+    import transformers
+
+    try:
+        found = getattr(transformers, name) if isinstance(name, str) else None
+    except Exception:  # there is no such name, or it needs another library
+        return None
+    return found if isinstance(found, type) else None
+
+
+def _check_complete(info: dict[str, Any], model: nn.Module, what: str) -> None:
     if mismatched := sorted(info["mismatched_keys"], key=str):
-        weight, stored, expected = mismatched[0]
-        raise JomaError(
-            f"{what} does not fit its configuration: {weight} has shape {tuple(stored)} and should "
-            f"have {tuple(expected)}"
-        )
+        raise mismatch(what, *mismatched[0])
     if missing := sorted(info["missing_keys"]):
-        raise JomaError(
-            f"{what} lacks {_counted(missing)} of a {name}: random numbers would have been measured"
-        )
+        raise lacking(what, missing, type(model).__name__)
     # Heads for other tasks do no harm; a matrix in a block says that the model is another one.
-    block = re.compile(re.escape(architecture.layer).replace(re.escape(LAYER), "[0-9]+"))
-    if extra := sorted(
-        weight
-        for weight in info["unexpected_keys"]
-        if weight.endswith(".weight") and block.search(weight)
-    ):
-        raise JomaError(f"{what} has weights its configuration does not tell of: {_counted(extra)}")
+    extra = [name for name in sorted(info["unexpected_keys"]) if name.endswith(".weight")]
+    extra = [name for name in extra if _in_a_block(name, model)]
+    if extra:
+        raise JomaError(f"{what} has weights its configuration does not tell of: {counted(extra)}")
 
 
-def _counted(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more weights"
+def _in_a_block(name: str, model: nn.Module) -> bool:
+    """Whether a weight is one of a block of the model, or of one more block of the same kind."""
+    architecture = known_architecture(model)
+    if architecture is not None:
+        pattern = re.escape(architecture.layer).replace(re.escape(LAYER), "[0-9]+")
+        return re.search(pattern, name) is not None
+    alike = re.compile(re.sub("[0-9]+", "[0-9]+", re.escape(name)))
+    return any(alike.fullmatch(own) for own, _ in model.named_parameters())
+
+
+def _check_finite(model: nn.Module, what: str) -> None:
+    """Raises for a weight that holds NaN or infinity: nothing measured of it would be a number."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and not torch.isfinite(
+            torch.linalg.vector_norm(parameter.detach(), torch.inf)
+        ):
+            raise JomaError(f"{what} holds NaN or infinity in {printable(name, 100)}")
 
 
 def _context(config: "PreTrainedConfig") -> int | None:
-    limit = getattr(config, "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    for part in (config, config.get_text_config()):
+        for name in ("max_position_embeddings", "max_target_positions"):
+            limit = getattr(part, name, None)
+            if isinstance(limit, int) and limit > 0:
+                return limit
+    return None
 
 
-def _embedding(model: nn.Module) -> nn.Embedding:
-    embedding = model.get_input_embeddings()  # type: ignore[operator]
-    assert isinstance(embedding, nn.Embedding)
-    return embedding
+def _vocabulary(model: nn.Module, source: str) -> int:
+    try:
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
+        embedding = None
+    if not isinstance(embedding, nn.Embedding):
+        raise JomaError(f"{source} has no embeddings of tokens: it does not read text alone")
+    return embedding.num_embeddings
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:

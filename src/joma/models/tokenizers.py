@@ -5,9 +5,20 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from joma.errors import JomaError
+from joma.models._gguf_header import GgufHeader, read_header
 from joma.models._hub import is_tokenizer_file, local_folder
+from joma.models._json_files import read_json
 from joma.models._llama2c_tokenizer import Llama2cTokenizer
-from joma.models._quiet import first_line, need_transformers, quietly
+from joma.models._quiet import need_transformers, quietly, reading
+from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens, added_special_tokens
+from joma.models._tokenizer_growth import check_growth
+
+_LARGEST_FILE = 2**28
+_MOST_TOKENS = 2**24
+_GGUF_ENTRIES = (
+    *("add_bos_token", "add_eos_token", "add_sep_token"),
+    *("bos_token_id", "eos_token_id", "sep_token_id"),
+)
 
 
 @runtime_checkable
@@ -19,8 +30,13 @@ class Tokenizer(Protocol):
         """How many tokens there are."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with those the tokenizer itself puts around it."""
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What the model was trained to find around a text."""
+        ...
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a text, with the special tokens around it unless told otherwise."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -32,9 +48,10 @@ class ByteTokenizer:
     """Every byte of the text is a token: for a model trained so, or where no tokenizer is known."""
 
     size = 256
+    special_tokens = NO_SPECIAL_TOKENS
 
-    def encode(self, text: str) -> list[int]:
-        """The bytes of the text in UTF-8."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the bytes of the text in UTF-8; no special tokens are known."""
         return list(text.encode(errors="replace"))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -43,24 +60,49 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer of transformers, by its own defaults.
+    """A tokenizer of transformers.
 
     Args:
         tokenizer: what `AutoTokenizer` made.
+        special_tokens: What is put around a text; unless given, what the tokenizer itself adds.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, special_tokens: SpecialTokens | None = None) -> None:
         self.tokenizer = tokenizer
+        self._given = special_tokens
+        self._own: SpecialTokens | None = None
 
     @property
     def size(self) -> int:
         """How many tokens there are, those added later included."""
         return len(self.tokenizer)
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text of any length, with the special tokens the tokenizer adds."""
-        with quietly():  # a warning that no model takes a text that long
-            return list(self.tokenizer.encode(text))
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What is put around a text."""
+        if self._given is not None:
+            return self._given
+        if self._own is None:
+            self._own = added_special_tokens(self._encoded, self.name) or NO_SPECIAL_TOKENS
+        return self._own
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a text of any length."""
+        if special and self._given is None:
+            return self._encoded(text, True)
+        tokens = self._encoded(text, False)
+        return self.special_tokens.around(tokens) if special else tokens
+
+    def _encoded(self, text: str, special: bool) -> list[int]:
+        text = text.encode(errors="replace").decode()  # lone surrogates cannot be encoded
+        with reading(lambda said: f"the tokenizer cannot encode the text ({said})"):
+            check_growth(self.tokenizer, text)
+            with quietly():  # a warning that no model takes a text that long
+                return list(self.tokenizer.encode(text, add_special_tokens=special))
+
+    def name(self, token: int) -> str:
+        """Return the name of a token, such as "<bos>"."""
+        return str(self.tokenizer.convert_ids_to_tokens(token))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -93,40 +135,110 @@ def from_folder(folder: Path) -> Tokenizer | None:
     # Without its files transformers makes an empty tokenizer up for some models.
     if not any(is_tokenizer_file(path.name) for path in folder.iterdir()):
         return None
-    return _wrapped(str(folder), str(folder))
+    for path in folder.iterdir():
+        if is_tokenizer_file(path.name):
+            check_size(path)
+    _check_settings(folder / "tokenizer_config.json")
+    tokenizer = _wrapped(str(folder), str(folder))
+    return HuggingFaceTokenizer(tokenizer, _told_by_settings(HuggingFaceTokenizer(tokenizer)))
 
 
-def from_gguf(path: Path) -> Tokenizer:
-    """The tokenizer inside a GGUF file."""
-    return _wrapped(str(path), str(path.parent), gguf_file=path.name)
+def check_size(path: Path) -> None:
+    """Raise JomaError for a tokenizer's file that is larger than any real one."""
+    size = path.stat().st_size
+    if size > _LARGEST_FILE:
+        raise JomaError(
+            f"{path} has {size} bytes, more than the {_LARGEST_FILE} that a tokenizer's file may"
+        )
+
+
+def _check_settings(path: Path) -> None:
+    """Raise JomaError where a tokenizer_config.json asks for more tokens than any model has."""
+    if not path.is_file():
+        return
+    settings = read_json(path)
+    for name, value in settings.items() if isinstance(settings, dict) else ():
+        counts = isinstance(value, int | float) and "length" not in name
+        if counts and not abs(value) <= _MOST_TOKENS:
+            raise JomaError(f"{path} must not ask for {name} = {value:.3g}")
+
+
+def _told_by_settings(tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
+    """The special tokens with those that tokenizer_config.json asks for and that are not added."""
+    own, settings = tokenizer.special_tokens, tokenizer.tokenizer.init_kwargs
+    before, after = own.before, own.after
+    if settings.get("add_bos_token") is True and not before:
+        before = _ids(tokenizer.tokenizer.bos_token_id, tokenizer)
+    if settings.get("add_eos_token") is True and not after:
+        after = _ids(tokenizer.tokenizer.eos_token_id, tokenizer)
+    if (before, after) == (own.before, own.after):
+        return None
+    return SpecialTokens(before, after, tuple(map(tokenizer.name, (*before, *after))))
+
+
+def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
+    """The tokenizer inside a GGUF file, and the special tokens that the file tells of.
+
+    Args:
+        path: The file.
+        header: What `read_header` gave of it; read again unless given.
+    """
+    header = read_header(path) if header is None else header
+    tokenizer = _wrapped(str(path), str(path.parent), gguf_file=path.name)
+    return HuggingFaceTokenizer(tokenizer, _told_by_gguf(header, HuggingFaceTokenizer(tokenizer)))
+
+
+def _told_by_gguf(header: GgufHeader, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
+    """What a GGUF file says is put around a text; None where it leaves that to the tokenizer.
+
+    transformers ignores these entries for some models. Where one is missing, what the tokenizer of
+    transformers adds holds.
+    """
+    told = {name: header.values.get(f"tokenizer.ggml.{name}") for name in _GGUF_ENTRIES}
+    if all(told[name] is None for name in ("add_bos_token", "add_eos_token", "add_sep_token")):
+        if header.values.get("tokenizer.ggml.model") != "llama" or tokenizer.special_tokens.count:
+            return None
+        told["add_bos_token"] = True  # what llama.cpp does for this kind of vocabulary
+    own = tokenizer.special_tokens
+    before, after = own.before, own.after
+    if told["add_bos_token"] is not None:
+        before = _ids(told["bos_token_id"], tokenizer) if told["add_bos_token"] else ()
+    ends = [
+        _ids(told[f"{end}_token_id"], tokenizer)
+        for end in ("sep", "eos")
+        if told[f"add_{end}_token"]
+    ]
+    if ends:
+        after = next((end for end in ends if end), own.after)
+    elif told["add_eos_token"] is not None:
+        after = ()
+    return SpecialTokens(before, after, tuple(map(tokenizer.name, (*before, *after))))
+
+
+def _ids(token: object, tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
+    return (token,) if isinstance(token, int) and 0 <= token < tokenizer.size else ()
 
 
 def _from_json(path: Path) -> Tokenizer:
     from transformers import PreTrainedTokenizerFast
 
-    try:
-        with quietly():
-            return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_file=str(path)))
-    except Exception as error:  # the tokenizers library raises plain exceptions
-        raise JomaError(f"{path} is no tokenizer ({first_line(error)})") from error
+    check_size(path)
+    with reading(lambda said: f"{path} is no tokenizer ({said})"), quietly():
+        return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_file=str(path)))
 
 
-def _wrapped(what: str, folder: str, **options: str) -> Tokenizer:
+def _wrapped(what: str, folder: str, **options: str) -> Any:
+    """What `AutoTokenizer` makes of a folder's files or of a GGUF file."""
     from transformers import AutoTokenizer
 
-    try:
-        with quietly():
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, **options
-            )
-    except Exception as error:  # every tokenizer class fails in its own way
-        raise JomaError(
-            f"the tokenizer of {what} cannot be read ({first_line(error)}); give another with "
-            "--tokenizer PATH or --tokenizer bytes"
-        ) from error
-    if not tokenizer.vocab_size:
-        raise JomaError(
-            f"the tokenizer of {what} is empty: files of it are missing; give another with "
-            "--tokenizer PATH or --tokenizer bytes"
+    other = "give another with --tokenizer PATH or --tokenizer bytes"
+    with (
+        reading(lambda said: f"the tokenizer of {what} cannot be read ({said}); {other}"),
+        quietly(),
+    ):
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **options
         )
-    return HuggingFaceTokenizer(tokenizer)
+    if not tokenizer.vocab_size:
+        raise JomaError(f"the tokenizer of {what} is empty: files of it are missing; {other}")
+    return tokenizer

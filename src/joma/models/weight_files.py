@@ -4,13 +4,12 @@ Names, shapes and sizes come from the headers alone, so that a file far larger t
 be measured tensor by tensor. Nothing in a file is ever executed.
 """
 
-import json
 import math
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 from joma.models._hub import WEIGHTS, local_folder
-from joma.models._quiet import first_line
+from joma.models._json_files import LARGEST_INDEX, read_json
+from joma.models._quiet import first_line, reading
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -40,6 +40,8 @@ _DTYPES = {
     "F64": torch.float64,
 }
 _MOST_HEADER = 100_000_000  # bytes; the format's own limit
+_MOST_AXES = 8
+_COMPLEX = {"C64": torch.complex64, "C128": torch.complex128}
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,10 @@ class WeightFiles:
             if path.suffix == ".safetensors":
                 from safetensors import safe_open
 
-                with safe_open(path, framework="pt") as file:
+                with (
+                    reading(lambda said, path=path: f"{path} cannot be read ({said})"),
+                    safe_open(path, framework="pt") as file,
+                ):
                     tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             else:
                 tensors |= load_pickled(path)
@@ -146,7 +151,7 @@ class WeightFiles:
 def read_config(folder: Path) -> dict[str, Any]:
     """The contents of a folder's config.json."""
     path = folder / "config.json"
-    config = _json(path)
+    config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise JomaError(f"{path} must be a model's configuration with a model_type")
     if config.get("quantization_config") is not None:
@@ -158,6 +163,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def load_pickled(path: Path) -> dict[str, Tensor]:
     """The tensors of a PyTorch checkpoint, by an unpickler that knows tensors and nothing else."""
+    _check_uncompressed(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols, before it refuses
@@ -179,9 +185,33 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
     for name, value in loaded.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise JomaError(
-                f"{path} must hold tensors by name, but {name!r} is a {type(value).__name__}"
+                f"{path} must hold tensors by name, but {printable(repr(name), 100)} is a "
+                f"{type(value).__name__}"
             )
+        _check_plain(value, name, path)
     return loaded
+
+
+def _check_uncompressed(path: Path) -> None:
+    """Raise JomaError for an archive that grows when it is read; PyTorch writes none."""
+    with reading(lambda said: f"{path} is damaged, cut short or not a PyTorch checkpoint ({said})"):
+        if not zipfile.is_zipfile(path):
+            return
+        with zipfile.ZipFile(path) as archive:
+            inside = sum(entry.file_size for entry in archive.infolist())
+    if inside > path.stat().st_size:
+        raise JomaError(f"{path} is not a PyTorch checkpoint: it unpacks to {inside} bytes")
+
+
+def _check_plain(tensor: Tensor, name: str, path: Path) -> None:
+    """Raise JomaError for a tensor that holds its numbers in another way than one by one."""
+    what = f"{path} holds {printable(name, 100)} as a"
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise JomaError(f"{what} sparse or quantized tensor, which is not read")
+    if tensor.device.type != "cpu":
+        raise JomaError(f"{what} tensor without numbers (device {tensor.device})")
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+        raise JomaError(f"{what} tensor of shape {_shape(tensor.shape)} over fewer numbers")
 
 
 def _weights_of(folder: Path) -> str:
@@ -195,14 +225,16 @@ def _tensors(folder: Path, first: str) -> dict[str, StoredTensor]:
     if not first.endswith(".index.json"):
         return _in_file(folder / first)
     index = folder / first
-    where = _json(index)
+    where = read_json(index, LARGEST_INDEX)
     where = where.get("weight_map") if isinstance(where, dict) else None
     if not isinstance(where, dict) or not all(_plain(name) for name in where.values()):
         raise JomaError(f"{index} must tell for each weight which file beside it holds it")
     shards = {name: _in_file(folder / name) for name in dict.fromkeys(where.values())}
     for weight, name in where.items():
         if weight not in shards[name]:
-            raise JomaError(f"{index} has {weight} in {name}, which does not hold it")
+            raise JomaError(
+                f"{index} has {printable(weight, 100)} in {name}, which does not hold it"
+            )
     return {weight: shards[name][weight] for weight, name in where.items()}
 
 
@@ -210,54 +242,63 @@ def _in_file(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise JomaError(f"{path} is missing: the model's index names it as one of its parts")
     if path.suffix == ".safetensors":
-        return _safetensors_header(path)
-    return {
-        name: StoredTensor(name, tuple(tensor.shape), tensor.dtype, path)
-        for name, tensor in load_pickled(path).items()
-    }
+        found = _safetensors_header(path)
+    else:
+        found = {
+            name: StoredTensor(name, tuple(tensor.shape), tensor.dtype, path)
+            for name, tensor in load_pickled(path).items()
+        }
+    for tensor in found.values():
+        if tensor.dtype.is_complex:
+            raise JomaError(
+                f"{path} holds complex numbers in {printable(tensor.name, 100)}: weights must be "
+                "real"
+            )
+    return found
 
 
 def _safetensors_header(path: Path) -> dict[str, StoredTensor]:
-    """The header of a safetensors file, believed only as far as the file's size bears it out."""
+    """The header of a safetensors file, which the library compares with the size of the file."""
+    from safetensors import safe_open
+
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise JomaError(f"{path} is cut short or not a safetensors file: it has {size} bytes")
-        if length > _MOST_HEADER:
-            raise JomaError(f"{path} is not a safetensors file: its header has {length} bytes")
-        raw = file.read(length)
-    try:
-        header = json.loads(raw)
-        header.pop("__metadata__", None)
-        tensors = [
-            (_stored(name, entry, path, 8 + length), *entry["data_offsets"])
-            for name, entry in header.items()
-        ]
-        tensors.sort(key=lambda item: (item[1], item[2]))
-        end = 0
-        for tensor, begin, stop in tensors:
-            if begin != end or stop - begin != tensor.bytes:
-                raise JomaError(f"the place of {tensor.name} does not fit its shape")
-            end = stop
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise JomaError(f"{path} is not a sound safetensors file ({first_line(error)})") from error
-    if 8 + length + end != size:
-        raise JomaError(
-            f"{path} is {'cut short' if size < 8 + length + end else 'damaged'}: it should have "
-            f"{8 + length + end} bytes and has {size}"
-        )
-    return {tensor.name: tensor for tensor, _, _ in tensors}
+    if size < 8 or length > size - 8:
+        raise JomaError(f"{path} is cut short or not a safetensors file: it has {size} bytes")
+    if length > _MOST_HEADER:
+        raise JomaError(f"{path} is not a safetensors file: its header has {length} bytes")
+    tensors: dict[str, StoredTensor] = {}
+    offset = 8 + length
+    with (
+        reading(lambda said: _unsound(path, said)),
+        safe_open(path, framework="np") as file,
+    ):
+        for name in file.offset_keys():  # in the order in which they fill the file without gaps
+            part = file.get_slice(name)
+            shape, kind = tuple(part.get_shape()), part.get_dtype()
+            if kind not in _DTYPES | _COMPLEX:
+                raise JomaError(f"{path} holds {printable(name, 100)} in the unknown type {kind}")
+            if len(shape) > _MOST_AXES:
+                raise JomaError(
+                    f"{path} holds {printable(name, 100)} of shape {_shape(shape)}, which has more "
+                    f"than {_MOST_AXES} axes"
+                )
+            tensors[name] = StoredTensor(name, shape, (_DTYPES | _COMPLEX)[kind], path, offset)
+            offset += tensors[name].bytes
+    if offset != size:
+        raise JomaError(f"{path} is damaged: it should have {offset} bytes and has {size}")
+    return tensors
 
 
-def _stored(name: str, entry: Mapping[str, Any], path: Path, data: int) -> StoredTensor:
-    shape = tuple(entry["shape"])
-    if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
-        raise JomaError(f"the shape of {name} is {shape}")
-    if entry["dtype"] not in _DTYPES:
-        raise JomaError(f"{name} has the unknown type {entry['dtype']}")
-    begin = entry["data_offsets"][0]
-    return StoredTensor(name, shape, _DTYPES[entry["dtype"]], path, data + begin)
+def _unsound(path: Path, said: str) -> str:
+    if "not fully covered" in said:
+        return f"{path} is cut short or damaged: its tensors need another size than it has"
+    return f"{path} is not a sound safetensors file ({said})"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return printable(str(tuple(shape)), 80)
 
 
 def _fill(file: Any, data: bytearray) -> int:
@@ -270,10 +311,3 @@ def _fill(file: Any, data: bytearray) -> int:
 def _plain(name: object) -> bool:
     """Whether a file named in an index lies beside the index."""
     return isinstance(name, str) and Path(name).name == name
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise JomaError(f"{path} must be a JSON file ({first_line(error)})") from error

@@ -3,15 +3,26 @@
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from joma.optim.lazy_rows import LazyRows
+from joma.optim._adam_settings import Settings
+
+
+class Table(Protocol):
+    """A table (E, V, D) whose rows Adam moves one by one; `joma.optim.lazy_rows.LazyRows`."""
+
+    table: Tensor
+    first: Tensor
+    second: Tensor
+    made: Tensor
+    corrections: Tensor
+    settings: Settings
+    replayed: int
 
 
 def summed(gradient_END: Tensor, words_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,35 +40,40 @@ def summed(gradient_END: Tensor, words_N: Tensor) -> tuple[Tensor, Tensor]:
     return out_END, squares_EN
 
 
-def settled(lazy: "LazyRows", rows_N: Tensor, steps: Tensor) -> None:
+def settled(lazy: Table, rows_N: Tensor, steps: Tensor) -> None:
     """Makes the steps that rows have missed; equal rows stand side by side."""
-    from joma.optim.lazy_rows import COUNTED, LONGEST
-
     E, V, D = lazy.table.shape
-    shape = {"D": D, "BLOCK": triton.next_power_of_2(D), "LONGEST": LONGEST, "COUNTED": COUNTED}
+    shape = {"D": D, "BLOCK": triton.next_power_of_2(D), "COUNTED": lazy.corrections.shape[1]}
     settings = _settings(lazy)
     _settled[(len(rows_N), E)](
-        lazy.table, lazy.first, lazy.second, lazy.made, rows_N, steps, V, *settings, **shape
+        lazy.table,
+        lazy.first,
+        lazy.second,
+        lazy.made,
+        rows_N,
+        steps,
+        V,
+        *settings,
+        lazy.replayed,
+        **shape,
     )
     _stamped[(triton.cdiv(len(rows_N), 256),)](lazy.made, rows_N, steps, len(rows_N), BLOCK=256)
 
 
 def moved(
-    lazy: "LazyRows", words_N: Tensor, gradient_END: Tensor, steps: Tensor, scales_E: Tensor
+    lazy: Table, words_N: Tensor, gradient_END: Tensor, steps: Tensor, scales_E: Tensor
 ) -> None:
     """One step of the rows at the first of equal words."""
-    from joma.optim.lazy_rows import COUNTED
-
     E, V, D = lazy.table.shape
     settings = _settings(lazy)
     _moved[(len(words_N), E)](
         lazy.table, lazy.first, lazy.second, words_N, gradient_END, steps, scales_E.float(), V,
-        *settings, D=D, BLOCK=triton.next_power_of_2(D), COUNTED=COUNTED,
+        *settings, D=D, BLOCK=triton.next_power_of_2(D), COUNTED=lazy.corrections.shape[1],
     )  # fmt: skip
     _stamped[(triton.cdiv(len(words_N), 256),)](lazy.made, words_N, steps, len(words_N), BLOCK=256)
 
 
-def _settings(lazy: "LazyRows") -> tuple[Any, ...]:
+def _settings(lazy: Table) -> tuple[Any, ...]:
     settings = lazy.settings
     return lazy.corrections, settings.learning_rates, *settings.betas, settings.epsilon
 
@@ -97,7 +113,7 @@ def _way(m, v, step, rate, corrections, epsilon, COUNTED: tl.constexpr):
 @triton.jit
 def _settled(
     table, first, second, made, rows, steps, height, corrections, rates, keep_one, keep_two,
-    epsilon, D: tl.constexpr, BLOCK: tl.constexpr, LONGEST: tl.constexpr, COUNTED: tl.constexpr,
+    epsilon, replayed, D: tl.constexpr, BLOCK: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     place, member, column = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
     if _is_first(rows, place):
@@ -109,7 +125,7 @@ def _settled(
             v = tl.load(second + at, mask=column < D, other=0.0)
             p = tl.load(table + at, mask=column < D, other=0.0)
             rate = tl.load(rates + member).to(tl.float32)
-            last = tl.minimum(now, done + LONGEST)
+            last = tl.minimum(now, done + replayed)
             step = done
             while step < last:
                 step += 1

@@ -3,30 +3,57 @@
 An embedding has a gradient at the words of a batch alone, but Adam moves every row at every step:
 with gradient 0 its moments decay, and what is left of the first still moves it. That is a
 recurrence without input, so it can be made up for when the row is next looked at, step by step in
-registers, at no traffic. Rows then are as if every step had been made, up to rounding: after
-`LONGEST` steps without a gradient the first moment is below 10⁻¹¹ of itself, and the rest of its
-way is left out.
+registers, at no traffic. Rows then are as if every step had been made, up to rounding: once an
+update without a gradient is below 10⁻¹¹ of the first one (`replayed_steps`), the rest is left out.
 """
 
-from typing import NamedTuple
+import math
 
 import torch
 from torch import Tensor
 
-LONGEST = 256
-"""Missed steps that are made one by one; beyond, moments decay and the row stays."""
+from joma.errors import JomaError
+from joma.optim._adam_settings import Settings
+
+LEFT_OUT = 1e-11
+"""Share of a row's first update without a gradient from which on further updates are left out."""
+
+LEAST_REPLAYED = 256
+"""Missed steps that are always made one by one."""
+
+LEAST_CORRECTED = 40_000
+"""Steps for which Adam's corrections of its moments are always computed."""
+
+_LARGEST_BETA = 1 - 1e-5
+"""Beyond, the corrections of one table would take more than 100 MB."""
 
 
-COUNTED = 40_000
-"""Steps after which Adam's corrections of its moments are 1."""
+def replayed_steps(betas: tuple[float, float]) -> int:
+    """Return how many missed steps are made one by one; afterwards moments decay and rows stay.
+
+    Without a gradient, Adam's updates m̂/√v̂ shrink by β₁/√β₂ from step to step. Where β₁ ≥ √β₂
+    they do not shrink, and no step is left out.
+
+    Args:
+        betas: Decay of the first and of the second moment.
+    """
+    one, two = betas
+    if one == 0:
+        return LEAST_REPLAYED
+    if one**2 >= two:
+        return 2**62
+    shrinking = math.log(one) - math.log(two) / 2
+    return max(LEAST_REPLAYED, math.ceil(math.log(LEFT_OUT) / shrinking))
 
 
-class Settings(NamedTuple):
-    """Of Adam: decays of the moments, what is added to the root, learning rates (E,)."""
+def corrected_steps(betas: tuple[float, float]) -> int:
+    """Return after how many steps Adam's corrections of its moments are 1 in float64.
 
-    betas: tuple[float, float]
-    epsilon: float
-    learning_rates: Tensor
+    Args:
+        betas: Decay of the first and of the second moment.
+    """
+    slowest = max(betas)
+    return max(LEAST_CORRECTED, math.ceil(-40 / math.log(slowest)) if slowest > 0 else 0)
 
 
 class LazyRows:
@@ -42,10 +69,18 @@ class LazyRows:
     """
 
     def __init__(self, table: Tensor, first: Tensor, second: Tensor, settings: Settings) -> None:
+        if max(settings.betas) > _LARGEST_BETA:
+            raise JomaError(
+                f"betas must be at most {_LARGEST_BETA} where there are lazy tables, got "
+                f"{settings.betas}"
+            )
         self.table, self.first, self.second, self.settings = table, first, second, settings
+        self.replayed = replayed_steps(settings.betas)
         self.made = torch.zeros(table.shape[1], dtype=torch.int64, device=table.device)
         """Steps that each row has made."""
-        steps = torch.arange(COUNTED, dtype=torch.float64, device=table.device)
+        steps = torch.arange(
+            corrected_steps(settings.betas), dtype=torch.float64, device=table.device
+        )
         one, two = (1 - beta**steps for beta in settings.betas)
         self.corrections = torch.stack([1 / one, two.rsqrt()]).to(table.dtype)
         """Of the first moment, and of the root of the second, (2, steps)."""
@@ -131,7 +166,7 @@ class LazyRows:
         p, m, v = (x[:, rows] for x in (self.table, self.first, self.second))
         made = self.made[rows]
         one, two = self.settings.betas
-        for _ in range(min(int((steps - made).amax()), LONGEST)):
+        for _ in range(min(int((steps - made).amax()), self.replayed)):
             late = (made < steps)[:, None]
             m, v = torch.where(late, m * one, m), torch.where(late, v * two, v)
             made = made + late[:, 0]
@@ -142,7 +177,7 @@ class LazyRows:
 
     def _way(self, m: Tensor, v: Tensor, steps: Tensor) -> Tensor:
         """How far Adam goes at a step with these moments."""
-        one, two = self.corrections[:, steps.clamp(max=COUNTED - 1)]
+        one, two = self.corrections[:, steps.clamp(max=self.corrections.shape[1] - 1)]
         rates = self.settings.learning_rates.to(m.dtype)[:, None, None]
         return rates * one * m / (v.sqrt() * two + self.settings.epsilon)
 

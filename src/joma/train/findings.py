@@ -51,6 +51,7 @@ class Finding:
         step: at which it showed.
         sentence: it in plain words.
         evidence: the numbers that decided.
+        module: path of the module, or the key of the attention; None for the whole model.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class Finding:
     step: int
     sentence: str
     evidence: Mapping[str, float]
+    module: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """As `findings.json` has it."""

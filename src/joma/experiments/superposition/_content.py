@@ -35,7 +35,7 @@ def token_vectors(loaded: Loaded, windows: Tensor) -> Tensor:
     Embeddings are centred at their mean over the text first.
     """
     names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
-    place = weights(names, loaded.architecture, ["embedding"])[0]
+    place = weights(names, loaded.known_architecture, ["embedding"])[0]
     table = place.read(loaded.model.get_parameter(place.name)).detach().float().cpu()
     directions = torch.nn.functional.normalize(table - _frequency(windows, len(table)) @ table)
     return directions * rarity(windows, len(table)).unsqueeze(-1)

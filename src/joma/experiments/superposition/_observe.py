@@ -183,10 +183,10 @@ def _hidden(
     loaded: Loaded, layers: Sequence[int], see: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
     """While the block runs, `see` gets the hidden activations of the layers' MLPs."""
-    path, handles = loaded.architecture.mlp_down, []
+    path, handles = loaded.known_architecture.mlp_down, []
     try:
         for layer in layers:
-            module = module_at(loaded.model, path, layer, architecture=loaded.architecture)
+            module = module_at(loaded.model, path, layer, architecture=loaded.known_architecture)
 
             def look(_: nn.Module, inputs: tuple[Tensor, ...], layer: int = layer) -> None:
                 see(layer, inputs[0])

@@ -283,7 +283,7 @@ def _median(scores: Tensor) -> float:
 
 def _layers(loaded: Loaded, layers: Sequence[int] | None) -> list[int]:
     names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
-    there = number_of_layers(names, loaded.architecture)
+    there = number_of_layers(names, loaded.known_architecture)
     chosen = list(range(there)) if layers is None else list(dict.fromkeys(layers))
     for layer in chosen:
         if not 0 <= layer < there:

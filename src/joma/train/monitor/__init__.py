@@ -1,17 +1,29 @@
-"""Watching any model learn: `Monitor`, told of every step, looks now and then.
+"""Watching any model learn: a `Monitor`, called after every step, measures now and then.
 
-What may live here is when to look, how to look without being noticed, and which parts of a model to
-look at. What is measured of them lives in `joma.probes`, what the numbers mean in
+What may live here is when to measure, how to measure without being noticed, and which parts of a
+model to measure. The measurements live in `joma.probes`, what the numbers mean in
 `joma.train.findings`.
 
 - `Monitor`: the one class.
 - `METRICS`: what it measures.
-- `Logger`: what is told of every look besides the run folder.
+- `Logger`: what is called with every measurement, next to the run folder.
+- `TrainingStopped`: raised where `stop_on` asks for it.
 - `find`, `series_of`, `Series`: the findings of any recorded run.
 """
 
+from joma.train.monitor._finite import TrainingStopped
 from joma.train.monitor._found import Series, find, series_of
 from joma.train.monitor._metrics import METRICS
-from joma.train.monitor._monitor import DEAR, Logger, Monitor
+from joma.train.monitor._monitor import EXPENSIVE_EVERY, Monitor
+from joma.train.monitor._recorder import Logger
 
-__all__ = ["DEAR", "METRICS", "Logger", "Monitor", "Series", "find", "series_of"]
+__all__ = [
+    "EXPENSIVE_EVERY",
+    "METRICS",
+    "Logger",
+    "Monitor",
+    "Series",
+    "TrainingStopped",
+    "find",
+    "series_of",
+]

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class Series:
         module: of what, "" where of the whole model.
         layer: in which layer, None for none.
         head: of which head, None for all.
+        kind: of attention ("self", "decoder cross"), "" for what is not attention.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Series:
     module: str = ""
     layer: int | None = None
     head: int | None = None
+    kind: str = ""
 
     def __post_init__(self) -> None:
         checked_series(self.steps, self.values)
@@ -53,18 +55,19 @@ def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[Seri
         columns: by name.
         member: of an ensemble.
     """
-    rows: dict[tuple[str, str, int, int], list[int]] = defaultdict(list)
-    names, modules = columns["name"], columns["module"]
+    rows: dict[tuple[str, str, str, int, int], list[int]] = defaultdict(list)
+    names, modules, kinds = columns["name"], columns["module"], columns["kind"]
     layers, heads = columns["layer"].tolist(), columns["head"].tolist()
     for row in np.flatnonzero(columns["member"] == member).tolist():
-        rows[str(names[row]), str(modules[row]), layers[row], heads[row]].append(row)
+        what = str(names[row]), str(modules[row]), str(kinds[row])
+        rows[*what, layers[row], heads[row]].append(row)
     found = []
-    for (name, module, layer, head), places in rows.items():
+    for (name, module, kind, layer, head), places in rows.items():
         steps, values = columns["step"][places], columns["value"][places]
         order = np.argsort(steps, kind="stable")
         order = order[np.append(np.diff(steps[order]) > 0, True)]  # what was logged again counts
         where = (None if layer < 0 else layer, None if head < 0 else head)
-        found.append(Series(name, steps[order], values[order], module, *where))
+        found.append(Series(name, steps[order], values[order], module, *where, kind))
     return found
 
 
@@ -78,24 +81,37 @@ def find(series: Iterable[Series]) -> list[Finding]:
         if one.head is None:
             known[one.name].append(one)
     found = [diverged_loss(one.steps, one.values) for one in known["loss"]]
-    even = {one.layer: float(one.values[-1]) for one in known["attention_uniform"]}
+    even = {one.module: float(one.values[-1]) for one in known["attention_uniform"]}
     found += [
-        attention_collapse(one.steps, one.values, even[one.layer], layer=one.layer)
+        _placed(attention_collapse(one.steps, one.values, even[one.module], layer=one.layer), one)
         for one in known["attention_entropy"]
-        if even.get(one.layer, 0) > 0
+        if even.get(one.module, 0) > 0
     ]
     found += [
-        attention_bounce(one.steps, one.values, layer=one.layer)
+        _placed(attention_bounce(one.steps, one.values, layer=one.layer), one)
         for one in known["attention_entropy"]
     ]
     found += [
-        rank_collapse(one.steps, one.values, what=one.module, layer=one.layer)
+        _placed(rank_collapse(one.steps, one.values, what=one.module, layer=one.layer), one)
         for one in known["stable_rank"]
         if one.layer is not None
     ]
     found += _of_gradients(known)
     found += _of_moves(known["update_relative"], known["learning_rate"])
     return [one for one in found if one is not None]
+
+
+def _placed(finding: Finding | None, one: Series) -> Finding | None:
+    """Return the finding with its module; where a layer has several attentions it names which."""
+    if finding is None:
+        return None
+    which = one.kind if one.kind not in ("", "self") else ""
+    if "#" in one.module:
+        which = f"{which} pass {one.module.rpartition('#')[2]}".strip()
+    sentence, layer = finding.sentence, f"layer {one.layer}"
+    if which:
+        sentence = sentence.replace(layer, f"{layer} ({which})", 1)
+    return replace(finding, module=one.module, sentence=sentence)
 
 
 def _of_gradients(known: Mapping[str, list[Series]]) -> list[Finding | None]:
@@ -140,7 +156,7 @@ def _of_moves(moves: Sequence[Series], rates: Sequence[Series]) -> list[Finding 
             most[one.layer] = one
     rate = float(rates[0].values[-1]) if rates else None
     return [
-        learning_rate_too_high(one.steps, one.values, layer=layer, learning_rate=rate)
+        _placed(learning_rate_too_high(one.steps, one.values, layer=layer, learning_rate=rate), one)
         for layer, one in sorted(most.items())
     ]
 

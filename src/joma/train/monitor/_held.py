@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from joma.errors import JomaError
 
 TOKENS = 2048
 """Tokens that a look reads, unless one sequence alone has more."""
+_ABSENT = object()
 _ONLY_FOR_THE_LOSS = ("labels", "num_items_in_batch", "shift_labels")
 
 
@@ -35,6 +37,14 @@ def bare(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the first parameter that is somewhere, the CPU where none is."""
+    for parameter in model.parameters():
+        if parameter.device.type != "meta":
+            return parameter.device
+    return torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,15 +70,20 @@ class Held:
     @classmethod
     def seen(
         cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
-    ) -> "Held":
-        """The first sequences of what the model is just called with."""
-        cut = _cutter(model, args, kwargs)
+    ) -> tuple["Held", ...]:
+        """Return the first sequences of what the model is just called with.
+
+        Several where it is not clear which tensors hold one row for each sequence: the first that
+        the model takes is right. The last one is everything.
+        """
         autocast = (
             torch.is_autocast_enabled(device),
             torch.get_autocast_dtype(device),
         )
-        call = (_each(args, cut), {name: _each(value, cut) for name, value in kwargs.items()})
-        return cls((call,), autocast)
+        return tuple(
+            cls(((_each(args, cut), _each(dict(kwargs), cut)),), autocast)
+            for cut in _cutters(model, args, kwargs)
+        )
 
     def shared(self, same: Callable[[Tensor], Tensor]) -> "Held":
         """The same with what `same` makes of every tensor."""
@@ -77,7 +92,7 @@ class Held:
 
     def run(self, model: nn.Module) -> None:
         """Calls the model, or its body where the rest is for the loss alone."""
-        device = next(model.parameters()).device
+        device = device_of(model)
         target = _body(model)
         on, dtype = self.autocast or (False, torch.bfloat16)
         for args, kwargs in self.calls:
@@ -106,36 +121,6 @@ def _attention_without_plans() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def catching(model: nn.Module, caught: Callable[[tuple[Any, ...], dict[str, Any]], None]):
-    """Tells of the model's calls while the block lasts; compiled code does not notice.
-
-    A hook on a module that was compiled in place would be compiled with it, and would change it.
-    """
-    compiled = getattr(model, "_compiled_call_impl", None)
-    if compiled is not None:
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            caught(args, kwargs)
-            return compiled(*args, **kwargs)
-
-        model._compiled_call_impl = call  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            model._compiled_call_impl = compiled  # type: ignore[assignment]
-        return
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caught(args, kwargs)
-
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """The model uncompiled and in evaluation mode; everything as it was when the block ends.
 
@@ -149,7 +134,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(_random_states(model))
         stack.enter_context(_uncompiled(model))
         stack.enter_context(_evaluating(model))
-        for kind in {"cpu", next(model.parameters()).device.type}:
+        for kind in {"cpu", device_of(model).type}:
             stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
         _shard(model)
         stack.callback(_shard, model)
@@ -171,24 +156,47 @@ def _random_states(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     # The flags alone: `eval()` of adapters merges weights.
-    training = [module for module in model.modules() if module.training]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    attributes = {
-        module: dict(module._buffers) for module in model.modules() if any(module._buffers)
-    }
-    for module in training:
-        module.training = False
+    modules = list(model.modules())
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if _holds(buffer)]
+    registered = {module: dict(module._buffers) for module in modules if any(module._buffers)}
+    attributes = [(module, dict(vars(module))) for module in modules]
+    for module in modules:
+        if module.training:
+            module.training = False
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
         for buffer, before in buffers:
             # Only what changed: a copy is a new version, which a graph kept for later would mind.
-            if not torch.equal(buffer, before):
+            if not _same(buffer, before):
                 buffer.copy_(before)
-        for module, there in attributes.items():
+        for module, there in registered.items():
+            module._buffers.clear()
             module._buffers.update(there)
+        for module, there in attributes:
+            _put_back(module, there)
+
+
+def _put_back(module: nn.Module, attributes: dict[str, Any]) -> None:
+    """Give a module the attributes it had; counters and cached tensors are part of the training."""
+    now = vars(module)
+    for name in [name for name in now if name not in attributes]:
+        del now[name]
+    for name, value in attributes.items():
+        if now.get(name, _ABSENT) is not value:
+            now[name] = value
+
+
+def _holds(buffer: Tensor) -> bool:
+    return not is_lazy(buffer) and buffer.device.type != "meta"
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal, NaN in the same places included."""
+    if torch.equal(one, other):
+        return True
+    same = (one == other) | ((one != one) & (other != other))
+    return bool(same.all())
 
 
 @contextlib.contextmanager
@@ -277,13 +285,15 @@ def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-def _cutter(
+def _cutters(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Callable[[Tensor], Tensor]:
-    """Takes the first sequences of every tensor that has as many as the first one.
+) -> list[Callable[[Tensor], Tensor]]:
+    """Return ways to take the first sequences of tensors, the likeliest first.
 
-    Sequences lie along the first axis, but along the second where the model has
-    `nn.MultiheadAttention` with `batch_first=False`.
+    Tensors that have as many sequences as the first one are cut. Sequences lie along the first
+    axis, but along the second where the model has `nn.MultiheadAttention` with `batch_first=False`.
+    A square tensor with as many rows and columns as there are sequences may be a mask of tokens by
+    tokens, and is cut in the second way only.
     """
     found: list[Tensor] = []
     _each((args, list(kwargs.values())), lambda tensor: found.append(tensor) or tensor)
@@ -292,15 +302,30 @@ def _cutter(
         axis = 1
     first = next((tensor for tensor in found if tensor.ndim > 1), None)
     if first is None:
-        return lambda tensor: tensor.detach().clone()
+        return [_copied]
     count = first.shape[axis]
     length = first.shape[1 - axis]
     kept = min(count, max(1, TOKENS // max(length, 1)))
+    if kept == count:
+        return [_copied]
+
+    def is_square(tensor: Tensor) -> bool:
+        return tensor is not first and tensor.ndim > 1 and tensor.shape[:2] == (count, count)
 
     def cut(tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
         if tensor.ndim > axis and tensor.shape[axis] == count:
             tensor = tensor.narrow(axis, 0, kept)
-        return tensor.clone()
+        return _copied(tensor)
 
-    return cut
+    def cut_but_squares(tensor: Tensor) -> Tensor:
+        return _copied(tensor) if is_square(tensor) else cut(tensor)
+
+    if not any(map(is_square, found)):
+        return [cut, _copied]
+    if kept == 1:  # a mask cut to one row would fit any number of rows
+        return [_copied]
+    return [cut_but_squares, cut, _copied]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()

@@ -9,6 +9,7 @@ METRICS: Mapping[str, str] = {
     "attention_effective": "mean number of tokens a row attends to, by layer and head",
     "stable_rank": "of the MLPs' lower layers and of Wqᵀ·Wk of every head",
     "effective_rank": "of the same",
+    "mlp_dead": "share of each MLP's hidden nodes that are near zero at every held token",
     "embedding_overlap": "mean |cosine| of the embeddings of different tokens",
     "gradient_stable_rank": "of every weight matrix of the layers, with the gradient's norm",
     "gradient_energy": "share of the gradient's energy in its top r directions, by r",

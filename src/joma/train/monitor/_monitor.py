@@ -1,15 +1,17 @@
-"""The monitor: a training loop tells it of every step, and it looks now and then."""
+"""The monitor: a training loop calls it after every step, and it measures now and then."""
 
 import contextlib
+import math
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
 from joma.models.architectures import Architecture
@@ -17,20 +19,28 @@ from joma.probes import AttentionMap
 from joma.runs import Run
 from joma.train.findings import Finding
 from joma.train.monitor._cadence import Cadence
-from joma.train.monitor._found import find, series_of
-from joma.train.monitor._held import Held, bare, catching, undisturbed
-from joma.train.monitor._look import Looks
-from joma.train.monitor._metrics import chosen_metrics
-from joma.train.monitor._parts import parts_of
+from joma.train.monitor._faults import LOG, Faults
+from joma.train.monitor._finite import NAMED, FiniteWatch, TrainingStopped
+from joma.train.monitor._first_call import FirstCall
+from joma.train.monitor._folder import Opened, open_run
+from joma.train.monitor._found import find
+from joma.train.monitor._held import Held, bare, undisturbed
+from joma.train.monitor._losses import Losses
+from joma.train.monitor._measure import Measurements
+from joma.train.monitor._options import Options, check_kinds, whole_number
+from joma.train.monitor._parts import Parts, parts_of
 from joma.train.monitor._processes import Processes
 from joma.train.monitor._reading import Reading
+from joma.train.monitor._recorder import Logger, Recorder, logged
 from joma.train.monitor._row import Row
 
-DEAR = 10
-"""Looks between two that also see what is dear."""
+EXPENSIVE_EVERY = 10
+"""Every how many measurements the expensive metrics are measured too."""
+STOP_EVERY = 10
+"""Steps after which several processes agree on whether to stop."""
+NOT_FINITE = "where numbers stop being finite"
 
-Logger = Callable[[int, Mapping[str, float]], None]
-"""Told of every look: the step, and values by name, "attention_entropy/layer0/head1"."""
+T = TypeVar("T")
 
 
 class Monitor:
@@ -45,43 +55,51 @@ class Monitor:
                 optimizer.zero_grad()
         print(monitor.summary())
 
-    The losses of a training are the same to the bit with it and without. Looks are made in
+    The losses of a training are the same to the bit with it and without. Measurements are made in
     evaluation mode, on inputs held since the first step; modes, buffers, gradients, random states,
-    autocast and what is compiled are put back. Compiled models are looked at uncompiled.
+    autocast and what is compiled are put back. Compiled models are measured uncompiled.
 
-    What a look sees: attention (entropy, effective number of tokens), stable ranks of the MLPs'
-    lower layers and of Wqᵀ·Wk (rotations of positions left out), and, at every tenth look,
+    The monitor never ends a training. What fails (a full disk, a logger, a module it cannot read)
+    is logged once to "joma.monitor", left out from then on, and named in the summary. Only
+    `stop_on` asks for more.
+
+    A measurement reads attention (entropy, effective number of tokens), MLP activity and stable
+    ranks of the weights and of Wqᵀ·Wk (rotations of positions left out). Every tenth one adds
     effective ranks, overlap of embeddings, rank and energy of gradients and rank of updates. Each
-    kind may take half of the `budget` of the training's time: where looks take more, they come
-    more rarely, at multiples of `every`. The first look of a kind, which makes things ready, is
-    paid back by later ones of both, which wait up to three times as long until it is. What a model
-    does not have is left out, and why is logged once, to "joma.monitor".
+    of the two kinds may take half of the `budget` of the training's time: where measurements take
+    more, they come more rarely, at multiples of `every`. The first of a kind, which makes things
+    ready, is paid back by later ones of both, which wait up to three times as long until it is.
 
     With several processes each makes a monitor and calls `step`; the first one writes, and the
     losses recorded are its own. With DDP it measures alone; with FSDP2 (`fully_shard`) all take
     part.
 
     Args:
-        model: what the training loop calls, compiled or parallel or neither.
-        every: steps between looks; a step is one of the optimizer, however many batches it took.
-        run: a run, or the folder of one to make; otherwise a new folder in `./runs`.
-        held: what the model is called with to be looked at: a tensor, tuple or dict, or a list of
+        model: What the training loop calls, compiled or parallel or neither.
+        every: Steps between measurements; a step is one of the optimizer, however many batches it
+            took.
+        run: A run, or the folder of one to make; otherwise a new folder in `./runs`. Where the
+            folder holds an earlier run, `runs/mine`, the new one is `runs/mine-2`.
+        held: What the model is called with to be measured: a tensor, tuple or dict, or a list of
             such. Otherwise the first sequences, about 2,048 tokens, of the first forward pass.
-        architecture: where the parts of the model are; found by its configuration unless given.
-        attention: which modules make queries and keys, for a model that does not tell.
-        metrics: which, of `METRICS`; otherwise all that can be.
-        ranks: r of the energy of gradients in their top r directions.
-        theorem1: layer on which Theorem 1 is measured; none if not given.
-        tolerance: of stable ranks, relative.
-        seed: of random starts, which are the monitor's own.
-        loggers: told of every look.
-        budget: share of the training's time that looks may take; None for no limit, so that looks
-            are made exactly every `every` steps.
-        step: optimizer steps made before, where a training goes on; give `held` then, so that looks
-            before and after are at the same.
+        architecture: Where the parts of the model are; found by its modules unless given.
+        attention: Which modules make queries and keys, for a model that does not tell.
+        metrics: Which of `METRICS` to measure; otherwise all that can be.
+        ranks: Each r of the gradients' energy in their top r directions.
+        theorem1: Layer on which Theorem 1 is measured; none if not given.
+        tolerance: Relative tolerance of stable ranks.
+        seed: Seed of random starts, which are the monitor's own.
+        loggers: Called with every measurement.
+        budget: Share of the training's time that measurements may take; None for no limit, so that
+            they are made exactly every `every` steps.
+        step: Optimizer steps made before, where a training is resumed: the newest run of the folder
+            is continued, without what was logged after that step. Give `held` then, so that
+            measurements before and after are on the same inputs.
+        stop_on: Conditions at which `step` raises `TrainingStopped`: "nan", a loss or weight that
+            is not finite.
 
     Raises:
-        ValueError: for options that cannot be.
+        JomaError: An option is not possible, or the folder holds something else.
     """
 
     def __init__(
@@ -101,59 +119,61 @@ class Monitor:
         loggers: Sequence[Logger] = (),
         budget: float | None = 0.01,
         step: int = 0,
+        stop_on: Sequence[str] = (),
     ) -> None:
         if not isinstance(model, nn.Module):
             raise JomaError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        every, step = _whole("every", every, 1), _whole("step", step, 0)
-        if budget is not None and not 0 < budget <= 1:
-            raise JomaError(f"budget must be a share above 0, at most 1, or None, got {budget!r}")
-        if not 1e-7 <= tolerance < 1:
-            raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
-        chosen = chosen_metrics(metrics, theorem1)
-        self._bare = bare(model)
-        self._processes = Processes(self._bare)
-        share = None if budget is None else budget / 2
+        check_kinds(run=run, architecture=architecture, attention=attention, loggers=loggers)
+        options = self._options = Options.checked(
+            every=every,
+            metrics=metrics,
+            ranks=ranks,
+            theorem1=theorem1,
+            tolerance=tolerance,
+            seed=seed,
+            budget=budget,
+            stop_on=stop_on,
+        )
+        self._begun = self._step = whole_number("step", step, 0)
+        inner = bare(model)
+        self._model, self._called = weakref.ref(inner), weakref.ref(model)
+        self._name = type(inner).__name__
+        self._processes = Processes(inner)
+        self._faults = Faults(step, self._processes.first)
+        share = None if options.budget is None else options.budget / 2
         self._cadences = tuple(
             Cadence(apart, share, due=1 if step == 0 else (step // apart + 1) * apart)
-            for apart in (every, DEAR * every)
+            for apart in (options.every, EXPENSIVE_EVERY * options.every)
         )
-        self._begun = self._step = step
-        self._trained = self._seconds = 0.0
+        self._trained = self._seconds = self._moving = 0.0
         self._ended = perf_counter()
-        self._losses: list[tuple[int, Tensor | float]] = []
+        self._losses = Losses(self._faults)
         self._rate: float | None = None
         self._moved_at: int | None = None
-        self._moving = 0.0
-        self._loggers = tuple(loggers)
-        self._settings = {
-            "every": every,
-            "metrics": chosen,
-            "ranks": tuple(_whole("ranks", rank, 1) for rank in ranks),
-            "theorem1": None if theorem1 is None else _whole("theorem1", theorem1, 0),
-            "tolerance": tolerance,
-            "seed": _whole("seed", seed, 0),
-            "budget": budget,
-        }
-        self._architecture, self._attention = architecture, attention
-        self._looks = self._prepared()
-        self._closed = False
+        self._finite = FiniteWatch()
+        self._held = None if held is None else (Held.of(held),)
+        self._measurements = self._prepared(inner, architecture, attention)
+        self._lock = threading.RLock()
+        self._closed = self._settled = False
         with contextlib.ExitStack() as stack:
-            self._run = self._opened(run, stack)
-            self._held = None if held is None else Held.of(held)
-            self._settled = False
-            self._catching = stack.enter_context(contextlib.ExitStack())
+            self._opened = self._open(run, stack)
+            self._recorder = Recorder(self._opened.run, tuple(loggers), self._faults)
+            self._first_calls: list[FirstCall] = []
+            stack.callback(_remove, self._first_calls)
             if self._held is None and self._processes.looks:
-                self._catching.enter_context(catching(model, self._catch))
+                self._await_inputs()
             self._stack = stack.pop_all()
+        # A monitor that is forgotten lets go of the folder, and the model never holds it.
+        self._finalizer = weakref.finalize(self, self._stack.close)
 
     @property
     def run(self) -> Run | None:
-        """The run written to; None in processes that do not write."""
-        return self._run
+        """The run written to; None in processes that do not write, or where no folder was made."""
+        return self._opened.run
 
     @property
     def seconds(self) -> float:
-        """That looks have taken so far."""
+        """Total seconds spent measuring."""
         return self._seconds
 
     def __enter__(self) -> "Monitor":
@@ -169,116 +189,254 @@ class Monitor:
         self.close()
 
     def begin(self) -> None:
-        """Looks at what the model is before it learns, if `held` was given; `with` does it too."""
-        if self._held is not None and self._step == 0 and self._processes.looks:
-            self._look(dear=False)
+        """Measure the model before it learns, if `held` was given; `with` does it too."""
+        with self._lock:
+            if self._held is not None and self._step == 0 and self._processes.looks:
+                self._guarded(lambda: self._measure(expensive=False))
 
     def step(
         self, loss: Tensor | float | None = None, *, learning_rate: float | None = None
     ) -> None:
-        """Tells of one step of the optimizer, and looks if a look is due.
+        """Record one step of the optimizer, and measure if a measurement is due.
 
         To be called after `optimizer.step()` and before `optimizer.zero_grad()`.
 
         Args:
-            loss: of the step; kept on its device until the next look, so that nothing waits for it.
-            learning_rate: of the step.
+            loss: Loss of the step; kept on its device until the next measurement, so that nothing
+                waits for it.
+            learning_rate: Learning rate of the step.
+
+        Raises:
+            TrainingStopped: A condition of `stop_on` is met.
         """
-        if self._closed:
-            raise JomaError("the monitor is closed: step must be called before close")
-        self._step += 1
-        if not self._processes.looks:
-            return
-        if loss is not None and self._processes.first:
-            self._losses.append((self._step, _kept(loss)))
-        if learning_rate is not None:
-            self._rate = float(learning_rate)
-        if self._moved_at is not None and self._step == self._moved_at + 1:
-            self._look_at_the_move()
-        usual, dear = (self._step >= cadence.due for cadence in self._cadences)
-        if usual or dear:
-            self._look(dear=dear)
+        with self._lock:
+            if self._closed:
+                self._faults.note("step", "the monitor is closed", effect="not recorded")
+                return
+            self._step += 1
+            self._faults.step = self._step
+            if self._processes.looks:
+                self._guarded(lambda: self._made_step(loss, learning_rate))
+            elif self._options.stop_on:
+                self._guarded(lambda: self._check_finite(self._losses.kept(loss)))
+            reason = self._guarded(self._reason_to_stop) if self._options.stop_on else None
+            if reason is not None:
+                raise TrainingStopped(reason)
 
     def look(self) -> None:
-        """Looks now, at everything."""
-        if self._processes.looks:
-            self._look(dear=True)
+        """Measure everything now."""
+        with self._lock:
+            if self._processes.looks and not self._closed:
+                self._guarded(lambda: self._measure(expensive=True))
 
     def findings(self) -> list[Finding]:
-        """What the series recorded so far say; nothing in processes that do not write."""
-        if self._run is None:
+        """Return what the recorded series say; nothing in processes that do not write."""
+        if not self._processes.first:
             return []
-        self._record_losses()
-        self._run.metrics.flush()
-        return find(series_of(self._run.metrics.read()))
+        with self._lock:
+            self._guarded(self._record_losses)
+            found = self._faults.tried(
+                "findings", lambda: find(self._recorder.series()), effect="not made"
+            )
+            return found or []
 
     def summary(self) -> str:
-        """The findings in plain words, one to a line."""
-        if self._run is None:
+        """Return the findings in plain words, one to a line, and what was not measured."""
+        if not self._processes.first:
             return ""
-        found = self.findings()
-        trained = self._trained if self._closed else self._trained + perf_counter() - self._ended
-        share = self._seconds / max(trained, 1e-9)
-        lines = [
-            f"{self._step} steps watched, looks took {self._seconds:.1f} s, {share:.1%} of the "
-            f"training's time; numbers in {self._run.path}"
-        ]
-        lines += [f"- step {one.step}: {one.sentence}" for one in found]
-        if not found:
-            lines.append("- nothing out of the ordinary was found")
-        lines += [f"- {what} not measured: {why}" for what, why in self._looks.off.items()]
-        return "\n".join(lines)
+        with self._lock:
+            found = self.findings()
+            trained = self._trained
+            if not self._closed:
+                trained += perf_counter() - self._ended
+            share = self._seconds / max(trained, 1e-9)
+            run = self.run
+            where = "numbers in memory" if run is None else f"numbers in {run.path}"
+            if self._opened.instead_of is not None:
+                where += f" ({self._opened.instead_of} holds an earlier run)"
+            lines = [
+                f"{self._step} steps watched, measurements took {self._seconds:.1f} s, {share:.1%} "
+                f"of the training's time; {where}"
+            ]
+            trouble = self._trouble()
+            if trouble is not None:
+                lines.append(f"- {trouble}")
+            lines += [f"- step {one.step}: {one.sentence}" for one in found]
+            if not found and trouble is None:
+                lines.append("- nothing out of the ordinary was found")
+            lines += [f"- {sentence}" for sentence in self._faults.sentences()]
+            return "\n".join(lines)
 
     def close(self) -> None:
-        """Writes what is left and the findings; nothing is watched from then on."""
-        if self._closed:
-            return
-        self._closed = True
-        self._trained += perf_counter() - self._ended
-        try:
-            if self._run is not None:
-                found = self.findings()
-                self._run.metrics.compact()
-                self._run.write_json("findings", [one.as_json() for one in found])
-        finally:
-            self._stack.close()
+        """Write what is left and the findings; nothing is watched from then on."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._trained += perf_counter() - self._ended
+            try:
+                if self._processes.first:
+                    found = [one.as_json() for one in self.findings()]
+                    self._recorder.close(found)
+            finally:
+                self._measurements.release()
+                self._faults.tried("closing", self._stack.close, effect="failed")
 
-    def _opened(self, run: Run | Path | str | None, stack: contextlib.ExitStack) -> Run | None:
+    def _guarded(self, action: Callable[[], T], what: str = "a measurement") -> T | None:
+        return self._faults.tried(what, action, effect="failed")
+
+    def _open(self, run: Run | Path | str | None, stack: contextlib.ExitStack) -> Opened:
         if not self._processes.first:
-            return None
-        if not isinstance(run, Run):
-            name = type(self._bare).__name__
-            config = {"model": name, **self._settings}
-            run = Run.create("monitor", config, out=run, device=str(self._processes.device))
-        stack.enter_context(run.locked())
-        return run
+            return Opened(None)
+        opened = open_run(
+            run,
+            {"model": self._name, **self._options.as_config()},
+            step=self._begun,
+            device=str(self._processes.device),
+            faults=self._faults,
+        )
+        if opened.run is not None:
+            try:
+                stack.enter_context(opened.run.locked())
+            except OSError as error:
+                self._faults.note("the run folder", error, effect="not locked")
+        return opened
+
+    def _await_inputs(self) -> None:
+        called, this = self._called(), weakref.ref(self)
+        if called is None:
+            return
+
+        def caught(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            monitor = this()
+            if monitor is not None:
+                monitor._guarded(lambda: monitor._catch(args, kwargs))
+
+        self._first_calls.append(FirstCall(called, caught))
 
     def _catch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if self._held is None and torch.is_grad_enabled():  # a validation before is not training
-            self._held = Held.seen(self._bare, args, kwargs, self._processes.device.type)
+        inner = self._model()
+        # A validation before the first step is not training.
+        if self._held is None and inner is not None and torch.is_grad_enabled():
+            self._held = Held.seen(inner, args, kwargs, self._processes.device.type)
 
-    def _look(self, *, dear: bool) -> None:
+    def _made_step(self, loss: Tensor | float | None, learning_rate: float | None) -> None:
+        kept = self._losses.keep(self._step, loss) if self._processes.first else None
+        if learning_rate is not None:
+            self._guarded(lambda: self._keep_rate(learning_rate))
+        self._check_finite(kept)
+        if self._moved_at is not None and self._step == self._moved_at + 1:
+            self._measure_move()
+        usual, expensive = (self._step >= cadence.due for cadence in self._cadences)
+        if usual or expensive:
+            self._measure(expensive=expensive)
+        elif self._losses.many:
+            self._record_losses()
+
+    def _keep_rate(self, rate: float) -> None:
+        self._rate = float(rate)
+
+    def _check_finite(self, loss: Tensor | float | None) -> None:
+        inner, finite = self._model(), self._finite
+        if inner is None or finite.located or self._faults.is_off(NOT_FINITE):
+            return
+        began = perf_counter()
+        if not isinstance(loss, Tensor) or loss.device.type == "cpu":
+            value = None if loss is None else float(loss)
+            if value is not None and not math.isfinite(value) and finite.bad_loss is None:
+                finite.bad_loss = (self._step, value)
+                finite.alarmed = True
+        if finite.due(self._step) or (finite.alarmed and not finite.reported):
+            self._faults.tried(
+                NOT_FINITE,
+                lambda: finite.check(inner, self._step, loss),
+                effect="not located",
+            )
+        if finite.alarmed and not finite.reported:
+            self._report_trouble(inner)
+        took = perf_counter() - began
+        self._seconds += took
+        self._ended += took
+
+    def _report_trouble(self, inner: nn.Module) -> None:
+        """Say once what is not finite, and since when."""
+        finite = self._finite
+        finite.reported = True
+        self._record_losses()
+        with torch.no_grad():
+            finite.scan_gradients(inner)
+        weights = finite.weights()
+        sentence = finite.sentence(weights)
+        if not self._processes.first or sentence is None:
+            return
+        LOG.warning(sentence)
+        rows = [Row("not_finite", float(bad.step), bad.name, bad.layer) for bad in weights[:NAMED]]
+        self._recorder.rows(self._step, rows)
+
+    def _trouble(self) -> str | None:
+        """Return a sentence on what is not finite, None where everything is."""
+        finite = self._finite
+        return self._faults.tried(
+            NOT_FINITE, lambda: finite.sentence(finite.weights()), effect="not located"
+        )
+
+    def _reason_to_stop(self) -> str | None:
+        processes = self._processes
+        alarmed = self._finite.alarmed
+        if processes.several:
+            if self._step % STOP_EVERY:
+                return None
+            alarmed = processes.any_of_all(alarmed)
+        if not alarmed:
+            return None
+        return self._trouble() or "Another process met a loss or weight that is not finite."
+
+    def _measure(self, *, expensive: bool) -> None:
+        inner = self._model()
+        if inner is None:
+            return
         began = self._synchronised()
         self._trained += began - self._ended
-        self._settle()
         rows: list[Row] = []
-        with undisturbed(self._bare):
-            looks = self._looks
-            if self._held is not None:
-                rows += looks.forward(self._bare, self._held)
-            elif self._step > self._begun:
-                looks.turn_off(
-                    "attention", f"{type(self._bare).__name__} was not called; give held"
-                )
-            rows += looks.cheap(self._bare)
-            middle = self._synchronised()
-            if dear:
-                rows += looks.dear(self._bare, stepped=self._step > self._begun)
-                self._moved_at = self._step
-        self._record(rows)
+        middle = began
+        try:
+            self._settle()
+            self._share_flags(inner)
+            with undisturbed(inner):
+                measurements = self._measurements
+                measurements.prepare(inner)
+                rows += self._guarded(lambda: self._forward(inner), "the forward pass") or []
+                rows += self._guarded(measurements.weights, "reading weights") or []
+                middle = self._synchronised()
+                if expensive:
+                    stepped = self._step > self._begun
+                    rows += (
+                        self._guarded(
+                            lambda: measurements.expensive(stepped=stepped), "the expensive metrics"
+                        )
+                        or []
+                    )
+                    self._moved_at = self._step
+        finally:
+            self._measurements.release()
+            self._record(rows)
+            self._pay(began, middle, expensive)
+
+    def _share_flags(self, inner: nn.Module) -> None:
+        """Learn of weights that are not finite in the shards of other processes."""
+        finite = self._finite
+        if not self._processes.together or self._faults.is_off(NOT_FINITE):
+            return
+        finite.check(inner, self._step)
+        finite.share(self._processes)
+        if finite.alarmed and not finite.reported:
+            self._report_trouble(inner)
+
+    def _pay(self, began: float, middle: float, expensive: bool) -> None:
+        """Charge a measurement to the budget, and set when the next one is due."""
         ended = self._synchronised()
-        seconds = (middle - began, ended - middle + self._moving) if dear else (ended - began,)
-        owed = self._seconds + ended - began - (self._settings["budget"] or 0.0) * self._trained
+        seconds = (middle - began, ended - middle + self._moving) if expensive else (ended - began,)
+        owed = self._seconds + ended - began - (self._options.budget or 0.0) * self._trained
         for cadence, took in zip(self._cadences, seconds, strict=False):
             cadence.looked(self._step, took, self._trained, owed)
         due = self._processes.agree([cadence.due for cadence in self._cadences])
@@ -287,100 +445,111 @@ class Monitor:
         self._ended = perf_counter()
         self._seconds += self._ended - began
 
+    def _forward(self, inner: nn.Module) -> list[Row]:
+        if self._held is None:
+            if self._step > self._begun:
+                self._faults.note("attention", f"{self._name} was not called; give held")
+            return []
+        rows, held = self._measurements.forward(inner, self._held)
+        self._held = (held,)
+        return rows
+
     def _settle(self) -> None:
-        """Ends the watch for inputs once there are some; all processes take those of the first."""
+        """End the watch for inputs once there are some; all processes take those of the first."""
         if self._held is not None and not self._settled:
-            self._catching.close()
-            self._held = self._held.shared(self._processes.same)
+            _remove(self._first_calls)
+            self._held = tuple(held.shared(self._processes.same) for held in self._held)
             self._settled = True
+        elif self._first_calls and not self._first_calls[-1].in_place:
+            self._await_inputs()  # the model was compiled in place meanwhile
 
-    def _look_at_the_move(self) -> None:
-        began = self._synchronised()
-        with undisturbed(self._bare):
-            rows = self._looks.moved(self._bare)
+    def _measure_move(self) -> None:
+        inner = self._model()
         self._moved_at = None
-        self._record(rows, losses=False)
-        self._moving = perf_counter() - began
-        self._seconds += self._moving
-        self._ended += self._moving  # no time of training
+        if inner is None:
+            return
+        began = self._synchronised()
+        rows: list[Row] = []
+        try:
+            with undisturbed(inner):
+                self._measurements.prepare(inner)
+                rows = self._measurements.moved()
+        finally:
+            self._measurements.release()
+            if self._processes.first:
+                self._recorder.rows(self._step, rows)
+                self._recorder.flush()
+                self._recorder.log(self._step, logged(rows))
+            self._moving = perf_counter() - began
+            self._seconds += self._moving
+            self._ended += self._moving  # no time of training
 
-    def _prepared(self) -> Looks:
-        settings = self._settings
-        with undisturbed(self._bare):
-            parts = parts_of(self._bare, self._architecture)
-        layer = settings["theorem1"]
-        if layer is not None and parts.blocks and layer not in parts.blocks:
-            raise JomaError(
-                f"theorem1 must be a layer of the model, 0 to {max(parts.blocks)}, got {layer}"
-            )
-        return Looks(
-            parts=parts,
-            processes=self._processes,
-            metrics=settings["metrics"],
-            ranks=settings["ranks"],
-            theorem1=layer,
-            tolerance=settings["tolerance"],
-            seed=settings["seed"],
-            reading=Reading(self._attention, layer),
+    def _prepared(
+        self,
+        inner: nn.Module,
+        architecture: Architecture | None,
+        attention: AttentionMap | None,
+    ) -> Measurements:
+        layer = self._options.theorem1
+
+        def parts(model: nn.Module) -> Parts:
+            return parts_of(model, architecture)
+
+        measurements = Measurements(
+            parts,
+            self._processes,
+            self._options,
+            Reading(attention, layer, self._faults),
+            self._faults,
         )
+        try:
+            with undisturbed(inner):
+                measurements.prepare(inner, strict=True)
+        except JomaError:
+            raise
+        except Exception as error:  # of a model that nobody has seen
+            self._faults.note("the parts of the model", error, effect="not found")
+        measurements.release()
+        blocks = measurements.parts.blocks
+        if layer is not None and blocks and layer not in blocks:
+            raise JomaError(
+                f"theorem1 must be a layer of the model, 0 to {max(blocks)}, got {layer}"
+            )
+        return measurements
 
-    def _record(self, rows: list[Row], *, losses: bool = True) -> None:
-        if self._run is None:
+    def _record(self, rows: list[Row]) -> None:
+        if not self._processes.first:
             return
         known: dict[str, float] = {}
-        if losses:
-            loss = self._record_losses()
-            if loss is not None:
-                known["loss"] = loss
-            if self._rate is not None:
-                self._run.metrics.append(self._step, "learning_rate", self._rate)
-                known["learning_rate"] = self._rate
-        for row in rows:
-            self._run.metrics.append(
-                self._step,
-                row.name,
-                row.value,
-                module=row.module,
-                layer=row.layer,
-                head=row.head,
-                bound=row.bound,
-            )
-            known[row.key] = row.value
-        self._run.metrics.flush()
-        for logger in self._loggers:
-            logger(self._step, known)
+        loss = self._record_losses()
+        if loss is not None:
+            known["loss"] = loss
+        if self._rate is not None:
+            self._recorder.rows(self._step, [Row("learning_rate", self._rate)])
+            known["learning_rate"] = self._rate
+        self._recorder.rows(self._step, rows)
+        self._recorder.flush()
+        self._recorder.log(self._step, known | logged(rows))
 
     def _record_losses(self) -> float | None:
-        """Logs the losses since the last look; the last of them."""
-        if self._run is None or not self._losses:
+        """Record the losses since the last measurement; return the last of them."""
+        steps, values = self._losses.take()
+        for step, value in zip(steps, values, strict=True):
+            if not math.isfinite(value) and self._finite.bad_loss is None:
+                self._finite.bad_loss = (step, value)
+        if not steps:
             return None
-        kept, self._losses = self._losses, []
-        numbers = [loss for _, loss in kept if isinstance(loss, Tensor)]
-        values = iter(torch.stack(numbers).tolist() if numbers else [])
-        losses = [next(values) if isinstance(loss, Tensor) else loss for _, loss in kept]
-        steps = [step for step, _ in kept]
-        self._run.metrics.append_many(steps, "loss", [[loss] for loss in losses])
-        return losses[-1]
+        self._recorder.losses(steps, values)
+        return values[-1]
 
     def _synchronised(self) -> float:
-        """The time when the device has done what it was given."""
+        """Return the time when the device has done what it was given."""
         if self._processes.device.type == "cuda":
             torch.cuda.synchronize(self._processes.device)
         return perf_counter()
 
 
-def _kept(loss: Tensor | float) -> Tensor | float:
-    if not isinstance(loss, Tensor):
-        return float(loss)
-    if loss.numel() != 1:
-        raise JomaError(f"loss must be one number, got shape {tuple(loss.shape)}")
-    loss = loss.detach()
-    loss = loss.to_local() if isinstance(loss, DTensor) else loss
-    # A copy: the graph of a compiled step writes the next loss to the same place.
-    return loss.reshape(()).float().clone() if loss.dtype != torch.float64 else loss.clone()
-
-
-def _whole(name: str, value: int, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise JomaError(f"{name} must be a whole number from {least} on, got {value!r}")
-    return value
+def _remove(first_calls: list[FirstCall]) -> None:
+    for call in first_calls:
+        call.remove()
+    first_calls.clear()

@@ -1,7 +1,6 @@
 """Which parts of a model are looked at: by the map of its architecture, or by its modules."""
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -16,9 +15,7 @@ from joma.models.architectures import (
     prefix_of,
     weights,
 )
-
-_CHECKPOINTED = "_checkpoint_wrapped_module."
-_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+from joma.train.monitor._tensors import is_real, layer_in, named_parameters, plain
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,10 @@ class Matrix:
     name: str
     module: str
 
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return the matrix in the parameter."""
+        return tensor
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -68,6 +69,7 @@ class Parts:
         matrices: weight matrices of the layers, whose gradients and updates are followed.
         blocks: by layer, the path of the block.
         missing: by metric, why it is not measured.
+        downs: by path of an MLP's second linear map, the layer.
     """
 
     embedding: Weight | None
@@ -76,18 +78,23 @@ class Parts:
     matrices: tuple[Matrix, ...]
     blocks: dict[int, str]
     missing: dict[str, str]
+    downs: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def none(cls) -> "Parts":
+        """Return the parts of a model of which nothing is known."""
+        return cls(None, (), (), (), {}, {})
 
-def named_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters by name; what wraps a block to checkpoint its activations is no part of it."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {name.replace(_CHECKPOINTED, ""): parameter for name, parameter in named}
+    @property
+    def lower(self) -> tuple[Weight, ...]:
+        """The lower layers of the MLPs."""
+        return tuple(weight for weight in self.ranked if weight.role == "mlp_lower")
 
 
 def module_named(model: nn.Module, path: str) -> nn.Module:
     """The module at a path among such names."""
     for name, module in model.named_modules():
-        if (name + ".").replace(_CHECKPOINTED, "").removesuffix(".") == path:
+        if plain(name) == path:
             return module
     raise JomaError(f"model must have {path}, which its map names")
 
@@ -145,10 +152,7 @@ def _by_modules(model: nn.Module, why: str) -> Parts:
     named = named_parameters(model)
     blocks: dict[int, str] = {}
     ranked, heads = [], []
-    modules = {
-        (name + ".").replace(_CHECKPOINTED, "").removesuffix("."): module
-        for name, module in model.named_modules()
-    }
+    modules = {plain(name): module for name, module in model.named_modules()}
     for name, module in modules.items():
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             layer = len(blocks)
@@ -179,9 +183,9 @@ def _by_modules(model: nn.Module, why: str) -> Parts:
         matrices = _matrices(named, blocks)
     else:
         matrices = tuple(
-            Matrix(_layer(name), name, name.removesuffix(".weight"))
+            Matrix(layer_in(name), name, name.removesuffix(".weight"))
             for name, parameter in named.items()
-            if parameter.ndim == 2 and parameter.requires_grad and name not in tables
+            if is_real(parameter) and parameter.ndim == 2 and name not in tables
         )
     return Parts(
         embedding=None if embedding is None else _weight("embedding", None, f"{embedding}.weight"),
@@ -210,7 +214,7 @@ def _matrices(named: dict[str, Tensor], blocks: dict[int, str]) -> tuple[Matrix,
         Matrix(layer, name, name.removesuffix(".weight"))
         for layer, block in blocks.items()
         for name, parameter in named.items()
-        if name.startswith(block + ".") and parameter.ndim == 2 and parameter.requires_grad
+        if name.startswith(block + ".") and is_real(parameter) and parameter.ndim == 2
     )
 
 
@@ -221,8 +225,3 @@ def _weight(role: str, layer: int | None, name: str, part: Part | None = None) -
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _layer(name: str) -> int | None:
-    numbers = _NUMBER.findall(name)
-    return int(numbers[0]) if numbers else None

@@ -5,6 +5,7 @@ go on. With sharded weights (FSDP2, DTensor) every process takes part: weights a
 one, forward passes are made together, and when to look next is what the first process says.
 """
 
+import os
 from collections.abc import Iterable
 
 import torch
@@ -23,12 +24,16 @@ class Processes:
 
     Attributes:
         first: whether this is the one that measures and writes.
-        together: whether all must take part in a look.
+        together: whether all must take part in a measurement.
+        several: whether there are several processes, connected to each other.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        connected = dist.is_available() and dist.is_initialized()
+        self.several = several = connected and dist.get_world_size() > 1
         self.first = not several or dist.get_rank() == 0
+        if not connected and os.environ.get("WORLD_SIZE", "1") != "1":
+            self.first = os.environ.get("RANK", "0") == "0"  # processes that are not connected yet
         self.together = several and any(isinstance(p, DTensor) for p in model.parameters())
         self.device = _device(model.parameters())
 
@@ -43,6 +48,26 @@ class Processes:
             return numbers
         held = torch.tensor(numbers, dtype=torch.long, device=self.device)
         dist.broadcast(held, src=0)
+        return held.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set in any process that takes part."""
+        return self.any_of_all(flag) if self.together else flag
+
+    def any_of_all(self, flag: bool) -> bool:
+        """Return whether the flag is set in any process at all; each of them calls this."""
+        if not self.several:
+            return flag
+        held = torch.tensor(int(flag), device=self.device)
+        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        return bool(held)
+
+    def least(self, numbers: list[float]) -> list[float]:
+        """Return the least of all processes' numbers, place by place."""
+        if not self.together or not numbers:
+            return numbers
+        held = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(held, op=dist.ReduceOp.MIN)
         return held.tolist()
 
     def same(self, tensor: Tensor) -> Tensor:
@@ -63,6 +88,12 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _device(parameters: Iterable[Tensor]) -> torch.device:
+    device = None
     for parameter in parameters:
-        return parameter.to_local().device if isinstance(parameter, DTensor) else parameter.device
-    raise JomaError("model must have parameters, got none")
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if local.device.type != "meta":
+            return local.device
+        device = torch.device("cpu")
+    if device is None:
+        raise JomaError("model must have parameters, got none")
+    return device

@@ -1,4 +1,4 @@
-"""What a forward pass over held inputs shows: attention of every layer, and Theorem 1 on one."""
+"""What a forward pass over held inputs shows: attention, MLP activity, and Theorem 1."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,255 +8,150 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma.errors import JomaError
-from joma.models._float32 import float32_products
 from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch_attention
+from joma.probes.activations import NEAR
+from joma.train.monitor._faults import Faults
 from joma.train.monitor._held import Held
-from joma.train.monitor._parts import Parts, module_named
-from joma.train.monitor._processes import whole
+from joma.train.monitor._parts import Parts
 from joma.train.monitor._row import Row
-
-KEYS = 128
-"""Tokens of the first held sequence on which Theorem 1 is looked at."""
+from joma.train.monitor._tensors import Tensors
+from joma.train.monitor._theorem1 import Theorem1
 
 
 @dataclass(eq=False)
-class _Layer:
-    """What was seen of one layer."""
+class _Attention:
+    """What was seen of one attention: of a module, in one of its passes."""
 
-    module: str
-    attention: AttentionAccumulator = field(default_factory=AttentionAccumulator)
+    layer: int
+    kind: str
+    real: AttentionAccumulator = field(default_factory=AttentionAccumulator)
     even: AttentionAccumulator = field(default_factory=AttentionAccumulator)
+
+    def rows(self, key: str, even: float) -> list[Row]:
+        means = self.real.compute()
+        where: dict[str, Any] = {"module": key, "layer": self.layer, "kind": self.kind}
+        rows = [Row("attention_uniform", even, **where)]
+        for name, of in (("attention_entropy", "entropy"), ("attention_effective", "effective")):
+            rows.append(Row(name, float(getattr(means.layer, of)), **where))
+            values = getattr(means, of).tolist()
+            rows += [Row(name, v, **where, head=head) for head, v in enumerate(values)]
+        return rows
 
 
 class Reading:
-    """Forward passes over held inputs, look after look.
+    """Forward passes over held inputs, measurement after measurement.
+
+    What fails in here is noted and ends no forward pass: with sharded weights the other processes
+    would wait for it.
 
     Args:
-        attention: where queries and keys are made, for a model that does not tell.
-        theorem1: layer on which the residual of Theorem 1 is measured.
+        attention: Where queries and keys are made, for a model that does not tell.
+        theorem1: Layer on which the residual of Theorem 1 is measured, or None.
+        faults: Where failures are noted.
     """
 
-    def __init__(self, attention: AttentionMap | None, theorem1: int | None) -> None:
+    def __init__(
+        self, attention: AttentionMap | None, theorem1: int | None, faults: Faults
+    ) -> None:
         self._names = attention
-        self._theorem1 = None if theorem1 is None else Theorem1(theorem1)
-        self._even: dict[int, float] = {}
+        self._faults = faults
+        self.theorem1 = None if theorem1 is None else Theorem1(theorem1)
+        self._even: dict[str, float] = {}
 
-    def rows(self, model: nn.Module, held: Held, parts: Parts, lower: Tensor | None) -> list[Row]:
-        """Runs the model and tells what was seen.
+    def attend(self, model: nn.Module, held: Held, parts: Parts, lower: Tensor | None) -> list[Row]:
+        """Run the model and return what was seen of its attention and of Theorem 1.
 
         Args:
-            model: uncompiled, in evaluation mode.
-            held: what it is called with.
-            parts: where its blocks are.
-            lower: the lower MLP weight of the layer on which Theorem 1 is measured, (K, d).
+            model: The model, uncompiled, in evaluation mode.
+            held: What it is called with.
+            parts: Where its blocks are.
+            lower: The lower MLP weight of the layer on which Theorem 1 is measured, (K, d).
         """
-        layers: dict[int, _Layer] = {}
-        theorem = self._theorem1
+        seen: dict[str, _Attention] = {}
+        theorem = self.theorem1 if lower is not None else None
 
         def see(call: AttentionCall) -> None:
-            layer = layers.setdefault(call.layer, _Layer(call.module))
-            layer.attention.update(call.statistics())
-            if call.layer not in self._even:
-                same = replace(call, query=torch.zeros_like(call.query))
-                layer.even.update(same.statistics())
-            if theorem is not None and call.layer == theorem.layer:
-                theorem.see(call)
+            if self._faults.is_off("attention", _name(call)):
+                return
+            try:
+                self._see(seen, call, theorem)
+            except Exception as error:
+                seen.pop(_name(call), None)
+                self._faults.note("attention", error, module=_name(call))
 
         with ExitStack() as stack:
-            if theorem is not None and lower is not None:
+            if theorem is not None:
                 stack.enter_context(theorem.watching(model, parts))
             stack.enter_context(watch_attention(model, see, names=self._names))
             held.run(model)
         rows: list[Row] = []
-        for number, layer in sorted(layers.items()):
-            if number not in self._even:
-                self._even[number] = float(layer.even.compute().layer.entropy)
-            rows += _rows(number, layer, self._even[number])
+        for key, one in seen.items():
+            rows += self._faults.tried("attention", lambda k=key, o=one: self._rows(k, o)) or []
         if theorem is not None and lower is not None:
-            rows += theorem.rows(lower)
+            rows += self._faults.tried("theorem1_residual", lambda: theorem.rows(lower)) or []
         return rows
 
+    def _see(
+        self, seen: dict[str, _Attention], call: AttentionCall, theorem: Theorem1 | None
+    ) -> None:
+        one = seen.setdefault(_name(call), _Attention(call.layer, getattr(call, "kind", "")))
+        one.real.update(call.statistics())
+        if _name(call) not in self._even:
+            same = replace(call, query=torch.zeros_like(call.query))
+            one.even.update(same.statistics())
+        if theorem is not None and call.layer == theorem.layer:
+            theorem.see(call)
 
-def _rows(number: int, layer: _Layer, even: float) -> list[Row]:
-    means = layer.attention.compute()
-    rows = [Row("attention_uniform", even, layer.module, number)]
-    for name, of in (("attention_entropy", "entropy"), ("attention_effective", "effective")):
-        rows.append(Row(name, float(getattr(means.layer, of)), layer.module, number))
-        values = getattr(means, of).tolist()
-        rows += [Row(name, v, layer.module, number, head) for head, v in enumerate(values)]
-    return rows
-
-
-class Theorem1:
-    """How far a layer is from Theorem 1 for softmax attention, the joint dynamics of JoMA.
-
-    The theorem says that logits grow with the MLP's weights: dz_l is proportional to
-    d Σ_k v_lk² − b̄_l d Σ_k ‖v_k‖², where v_lk = w_k·u_l is how hidden node k, with weights w_k of
-    the MLP's lower layer, reads token l, and b̄ the attention. On a real layer u_l is what enters
-    the block at position l of the first held sequence (128 tokens at most), z the scaled scores of
-    a head's query with the keys it sees, b̄ its attention row, between two looks the mean of both;
-    positions that the same enters are copies of one token. What z should have grown by is added up
-    from look to look. Since the learning rates of the two sides are not known, the two growths
-    since the first look are compared by their correlation over the keys, averaged over all query
-    rows that see 8 keys or more and all heads; the residual is 1 − that mean: 0 where the law
-    holds, 1 where the two have nothing to do with each other, 2 where they are opposite.
-
-    The theorem is of gradient descent and one query; its value matrix is the identity, its
-    embedding orthogonal, there is no norm between its attention and MLP, and what is learned goes
-    through the MLP alone. A real layer breaks all of these, and the residual says how much that
-    matters.
-    """
-
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-        self._inputs_TD: Tensor | None = None
-        self._scores_HTS: Tensor | None = None
-        self._seen_HTS: Tensor | None = None
-        self._stream: Tensor | None = None
-        self._first_HTS: Tensor | None = None
-        self._last: tuple[Tensor, Tensor] | None = None
-        self._predicted_HTS: Tensor | None = None
-        self._module = ""
-
-    @contextmanager
-    def watching(self, model: nn.Module, parts: Parts) -> Iterator[None]:
-        """Keeps what enters the block."""
-        if self.layer not in parts.blocks:
-            raise JomaError(
-                f"theorem1 must be a layer whose block and MLP are known, one of "
-                f"{sorted(parts.blocks)}, got {self.layer}"
-            )
-        self._inputs_TD = self._scores_HTS = self._stream = None
-        module = module_named(model, parts.blocks[self.layer])
-
-        def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = [*args, *kwargs.values()]
-            stream = next(x for x in given if isinstance(x, Tensor) and x.is_floating_point())
-            if self._inputs_TD is None and stream.ndim == 3 and not stream.is_nested:
-                self._stream = stream
-
-        handle = module.register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def see(self, call: AttentionCall) -> None:
-        """Keeps the scores of the first sequence."""
-        stream = self._stream
-        if self._scores_HTS is not None or stream is None:
-            return
-        self._module = call.module
-        query_HTD, key_HSD = (x[0].float()[:, :KEYS] for x in (call.query, call.key))
-        key_HSD = key_HSD.repeat_interleave(len(query_HTD) // len(key_HSD), 0)
-        scale = query_HTD.shape[-1] ** -0.5 if call.scale is None else call.scale
-        with _in_float32(query_HTD.device):  # growth is a small difference
-            scores_HTS = scale * query_HTD @ key_HSD.mT
-        self._scores_HTS, self._seen_HTS = scores_HTS, seen_keys(call).expand_as(scores_HTS)
-        # (B, T, d), or (T, B, d) where sequences come second
-        batch_first = stream.shape[0] == call.query.shape[0] and (
-            stream.shape[1] == call.query.shape[2]
-        )
-        inputs_TD = stream[0] if batch_first else stream[:, 0]
-        self._inputs_TD = inputs_TD[:KEYS].float()
-
-    def rows(self, lower_KD: Tensor) -> list[Row]:
-        """The residual, from the second look on."""
-        scores_HTS, seen_HTS = self._scores_HTS, self._seen_HTS
-        if self._inputs_TD is None or scores_HTS is None or seen_HTS is None:
-            return []
-        with _in_float32(scores_HTS.device):
-            return self._residual(scores_HTS, seen_HTS, self._inputs_TD, lower_KD.float())
-
-    def _residual(
-        self, scores_HTS: Tensor, seen_HTS: Tensor, inputs_TD: Tensor, lower_KD: Tensor
-    ) -> list[Row]:
-        own_S = (inputs_TD @ lower_KD.mT).square().sum(-1)
-        attention_HTS = scores_HTS.masked_fill(~seen_HTS, -torch.inf).softmax(-1)
-        before, self._last = self._last, (own_S, attention_HTS)
-        first_HTS = self._first_HTS
-        if before is None or first_HTS is None or first_HTS.shape != scores_HTS.shape:
-            self._first_HTS, self._predicted_HTS = scores_HTS, torch.zeros_like(scores_HTS)
-            return []
-        assert self._predicted_HTS is not None, "begun with the first scores"
-        mean_HTS = (before[1] + attention_HTS) / 2
-        self._predicted_HTS += predicted_growth(
-            own_S - before[0], mean_HTS, seen_HTS, same_rows(inputs_TD)
-        )
-        value = residual(scores_HTS - first_HTS, self._predicted_HTS, seen_HTS)
-        return [] if value is None else [Row("theorem1_residual", value, self._module, self.layer)]
+    def _rows(self, key: str, one: _Attention) -> list[Row]:
+        if key not in self._even:
+            self._even[key] = float(one.even.compute().layer.entropy)
+        return one.rows(key, self._even[key])
 
 
 @contextmanager
-def _in_float32(device: torch.device) -> Iterator[None]:
-    """Products of float32 as they are, in a model that may run in autocast."""
-    with torch.autocast(device.type, enabled=False), float32_products("ieee"):
-        yield
+def watching_activity(
+    tensors: Tensors, downs: dict[str, int], faults: Faults
+) -> Iterator[list[Row]]:
+    """Yield a list that holds, when the block ends, the share of dead nodes of every MLP.
 
-
-def seen_keys(call: AttentionCall) -> Tensor:
-    """Which keys the rows of the first sequence see, (H or 1, T, S), bool."""
-    T, S = (min(x.shape[2], KEYS) for x in (call.query, call.key))
-    seen = torch.ones(1, T, S, dtype=torch.bool, device=call.query.device)
-    if call.causal:
-        seen = seen.tril(call.key.shape[2] - call.query.shape[2])
-    if call.window is not None:
-        seen = seen & seen.new_ones(T, S).triu(1 - call.window)
-    if call.padding is not None:
-        seen = seen & call.padding[0, :S]
-    if call.mask is not None:
-        mask = call.mask[(None,) * (4 - call.mask.ndim)][0, :, :T, :S]
-        seen = seen & (mask if mask.dtype == torch.bool else mask > -1e4)
-    return seen
-
-
-def predicted_growth(
-    grown_S: Tensor, attention_HTS: Tensor, seen_HTS: Tensor, same_SS: Tensor
-) -> Tensor:
-    """Growth of the scores of every query with the keys it sees (Theorem 1, softmax), at factor 1.
-
-    That is, dz of Eqn 17, not the growth of Eqn 18's right side, for which b̄ must not move at all:
-    the larger Σ_k ‖v_k‖² is to begin with, the less that can be had.
+    A node is dead where it is near zero at every token: |a| ≤ 0.01 of the token's root mean square.
 
     Args:
-        grown_S: by how much Σ_k v_lk² of each key has grown.
-        attention_HTS: of the queries meanwhile, 0 on keys they do not see.
-        seen_HTS: which keys they see.
-        same_SS: which keys are the same token: b̄ is of all its copies, which count once.
+        tensors: The model's modules by path.
+        downs: By path of an MLP's second linear map, whose input is looked at, the layer.
+        faults: Where failures are noted.
     """
-    same_SS = same_SS.to(attention_HTS.dtype)
-    copies_HTS = (seen_HTS.to(same_SS.dtype) @ same_SS).clamp(min=1)
-    total_HT1 = (grown_S * seen_HTS / copies_HTS).sum(-1, keepdim=True)
-    return grown_S - total_HT1 * (attention_HTS @ same_SS)
+    active: dict[str, Tensor] = {}
+    rows: list[Row] = []
+
+    def see(path: str, args: tuple[Any, ...]) -> None:
+        try:
+            hidden = args[0].detach().flatten(0, -2).float()
+            near = NEAR * hidden.square().mean(-1, keepdim=True).sqrt()
+            alive = (hidden.abs() > near).any(0)
+            active[path] = active[path] | alive if path in active else alive
+        except Exception as error:
+            active.pop(path, None)
+            faults.note("mlp_dead", error, module=path)
+
+    handles = []
+    for path in downs:
+        module = tensors.module(path)
+        if module is None or faults.is_off("mlp_dead", path):
+            continue
+
+        def hook(_: nn.Module, args: tuple[Any, ...], at: str = path) -> None:
+            see(at, args)
+
+        handles.append(module.register_forward_pre_hook(hook))
+    try:
+        yield rows
+    finally:
+        for handle in handles:
+            handle.remove()
+    for path, alive in active.items():
+        rows.append(Row("mlp_dead", 1 - float(alive.float().mean()), path, downs[path]))
 
 
-def same_rows(inputs_TD: Tensor) -> Tensor:
-    """Which rows of a matrix are the same, (T, T)."""
-    _, number_T = inputs_TD.unique(dim=0, return_inverse=True)
-    return number_T.unsqueeze(-1) == number_T
-
-
-def residual(grown_HTS: Tensor, predicted_HTS: Tensor, seen_HTS: Tensor) -> float | None:
-    """1 − mean correlation over seen keys, of rows that see 8 or more; None where nothing grew."""
-    count_HT1 = seen_HTS.sum(-1, keepdim=True)
-
-    def centred(values: Tensor) -> Tensor:
-        values = values.double().where(seen_HTS, 0)
-        return (values - values.sum(-1, keepdim=True) / count_HT1).where(seen_HTS, 0)
-
-    left, right = centred(grown_HTS), centred(predicted_HTS)
-    sizes = torch.linalg.vector_norm(left, dim=-1) * torch.linalg.vector_norm(right, dim=-1)
-    correlation_HT = (left * right).sum(-1) / sizes
-    counted = (sizes > 0) & (count_HT1.squeeze(-1) >= 8)
-    if not bool(counted.any()):
-        return None
-    return 1 - float(correlation_HT[counted].mean())
-
-
-def lower_weight(parts: Parts, named: dict[str, Tensor], layer: int | None) -> Tensor | None:
-    """The lower MLP weight of a layer, gathered; None where there is none."""
-    for weight in parts.ranked:
-        if weight.layer == layer and layer is not None:
-            return weight.read(whole(named[weight.name].detach()))
-    return None
+def _name(call: AttentionCall) -> str:
+    return getattr(call, "name", call.module)

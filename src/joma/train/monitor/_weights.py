@@ -1,7 +1,7 @@
 """What weights, gradients and updates show: ranks, energies, overlap."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,26 +22,41 @@ _TOGETHER = 2**22
 _BATCH = 2**26
 """Numbers of matrices that are held at a time to be worked on together."""
 
-W = TypeVar("W")
+
+class Named(Protocol):
+    """What has the name of a parameter."""
+
+    @property
+    def name(self) -> str: ...
 
 
-def batches(weights: Iterable[W], tensor: Callable[[W], Tensor]) -> list[list[W]]:
-    """Weights that are measured together: on a GPU small ones, others one by one.
+W = TypeVar("W", bound=Named)
+
+
+def batches(
+    weights: Iterable[W], tensor: Callable[[str], Tensor | None]
+) -> Iterator[list[tuple[W, Tensor]]]:
+    """Yield weights that are measured together: small ones on a GPU, others one by one.
 
     Args:
-        weights: in order.
-        tensor: gives that of a weight, sharded or not.
+        weights: Weights, in order.
+        tensor: Returns the tensor of a name, sharded or not; None leaves the weight out.
     """
-    found: list[list[W]] = []
+    batch: list[tuple[W, Tensor]] = []
     left = 0
     for weight in weights:
-        size = tensor(weight).numel() if _is_small(tensor(weight)) else _BATCH + 1
+        held = tensor(weight.name)
+        if held is None:
+            continue
+        size = held.numel() if _is_small(held) else _BATCH + 1
         if size > left:
-            found.append([])
-            left = _BATCH
-        found[-1].append(weight)
+            if batch:
+                yield batch
+            batch, left = [], _BATCH
+        batch.append((weight, held))
         left -= size
-    return found
+    if batch:
+        yield batch
 
 
 def _is_small(matrix: Tensor) -> bool:

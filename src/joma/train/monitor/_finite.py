@@ -1,0 +1,227 @@
+"""Locating NaN and infinity: one flag per tensor, kept on its device until somebody asks."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from joma.errors import JomaError
+from joma.train.monitor._processes import Processes
+from joma.train.monitor._tensors import is_real, layer_in, named_parameters
+
+SHARE = 5e-4
+"""Share of the training's time that the flags may take between measurements."""
+NAMED = 8
+"""Weights that are named in the log; what follows is the same trouble."""
+
+
+class TrainingStopped(JomaError):  # noqa: N818  # it names an event, as KeyboardInterrupt does
+    """The training met a condition of `Monitor(stop_on=…)`."""
+
+
+@dataclass(frozen=True)
+class BadWeight:
+    """A weight that is not finite.
+
+    Attributes:
+        name: Name of the parameter.
+        layer: Layer index, or None for what is in no layer.
+        step: First step after which it was seen not to be finite.
+    """
+
+    name: str
+    layer: int | None
+    step: int
+
+
+class FiniteWatch:
+    """Follows which weights, and since which step, are not finite.
+
+    A check reads every weight once, starts no transfer from the device and waits for nothing. It is
+    made after every step, or as often as its share of the time allows.
+
+    Attributes:
+        bad_loss: Step and value of the first loss that was not finite, or None.
+        bad_gradients: Names of gradients that were not finite at the step they were scanned.
+        reported: Whether the monitor has told the user.
+        alarmed: Whether a check has seen a weight or loss that is not finite. Of a GPU this is
+            known one check later, so that nothing waits for it.
+    """
+
+    def __init__(self) -> None:
+        self.bad_loss: tuple[int, float] | None = None
+        self.bad_gradients: list[str] = []
+        self.alarmed = self.reported = False
+        self._pending: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._found = False
+        self._others: list[float] = []
+        self._names: list[str] = []
+        self._first: dict[torch.device, Tensor] = {}
+        self._indices: dict[torch.device, list[int]] = {}
+        self._every = 1
+        self._last: tuple[int, float] | None = None
+
+    def due(self, step: int) -> bool:
+        """Return whether weights are checked after this step."""
+        return self._last is None or step - self._last[0] >= self._every
+
+    def check(self, model: nn.Module, step: int, loss: Tensor | float | None = None) -> None:
+        """Flag the weights that are not finite now.
+
+        Args:
+            model: The model, after the step.
+            step: The step.
+            loss: Its loss, which raises the alarm as a weight does.
+        """
+        began = perf_counter()
+        self._look_back()
+        tensors = _local(named_parameters(model))
+        if list(tensors) != self._names:
+            self._begin(tensors)
+        values = list(tensors.values())
+        for device, indices in self._indices.items():
+            flags = _not_finite([values[index] for index in indices])
+            first = self._first[device]
+            now = torch.full_like(first, step)
+            self._first[device] = torch.where(flags & (first < 0), now, first)
+        self._raise_alarm(loss)
+        ended = perf_counter()
+        if self._last is not None:
+            steps, seconds = step - self._last[0], began - self._last[1]
+            allowed = SHARE * seconds / max(steps, 1)  # for one step
+            self._every = max(1, math.ceil((ended - began) / max(allowed, 1e-9)))
+            self._every = min(self._every, 1000)
+        self._last = (step, ended)
+
+    @property
+    def located(self) -> bool:
+        """Whether there is nothing left to find: a weight that is not finite was reported."""
+        return self.reported and self._found
+
+    def share(self, processes: Processes) -> None:
+        """Take the earliest step of any process for each weight; all call this, or none."""
+        steps = [math.inf] * len(self._names)
+        for bad in self.weights():
+            steps[self._names.index(bad.name)] = bad.step
+        self._others = processes.least(steps)
+        self.alarmed |= any(map(math.isfinite, self._others))
+
+    def weights(self) -> list[BadWeight]:
+        """Return the weights that are not finite, the first one first; waits for the device."""
+        steps = {index: int(step) for index, step in enumerate(self._others) if math.isfinite(step)}
+        for device, indices in self._indices.items():
+            for index, step in zip(indices, self._first[device].tolist(), strict=True):
+                if step >= 0:
+                    steps[index] = min(step, steps.get(index, step))
+        self._found |= bool(steps)
+        names = {index: self._names[index] for index in steps}
+        return [
+            BadWeight(names[index], layer_in(names[index]), step)
+            for step, index in sorted((step, index) for index, step in steps.items())
+        ]
+
+    def scan_gradients(self, model: nn.Module) -> None:
+        """Note which gradients are not finite now."""
+        gradients = {
+            name: parameter.grad
+            for name, parameter in named_parameters(model).items()
+            if parameter.grad is not None
+        }
+        local = {name: part for name, part in _local(gradients).items() if part.numel()}
+        by_device: dict[torch.device, list[str]] = {}
+        for name, tensor in local.items():
+            by_device.setdefault(tensor.device, []).append(name)
+        for names in by_device.values():
+            flags = _not_finite([local[name] for name in names]).tolist()
+            self.bad_gradients += [name for name, flag in zip(names, flags, strict=True) if flag]
+
+    def sentence(self, weights: list[BadWeight]) -> str | None:
+        """Return one sentence on what is not finite, None where everything is.
+
+        Args:
+            weights: Those that are not finite, the first one first.
+        """
+        parts = []
+        if self.bad_loss is not None:
+            step, value = self.bad_loss
+            word = "NaN" if math.isnan(value) else "infinite"
+            parts.append(f"the loss is {word} since step {step}")
+        if weights:
+            first = weights[0]
+            others = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
+            parts.append(
+                f"the first weight that is not finite is {first.name}{others}, "
+                f"seen after step {first.step}"
+            )
+        elif parts:
+            parts.append("all weights are finite")
+        if self.bad_gradients and parts:
+            others = len(self.bad_gradients) - 1
+            more = f" and {others} more" if others else ""
+            parts.append(f"the gradient of {self.bad_gradients[0]}{more} is not finite")
+        sentence = "; ".join(parts)
+        return sentence[:1].upper() + sentence[1:] + "." if sentence else None
+
+    def _raise_alarm(self, loss: Tensor | float | None) -> None:
+        flags = [(first >= 0).any() for first in self._first.values()]
+        if isinstance(loss, Tensor):
+            flags.append(~loss.isfinite().all())
+        elif loss is not None:
+            self.alarmed |= not math.isfinite(loss)
+        for flag in flags:
+            if flag.is_cuda:
+                held = torch.empty((), dtype=torch.bool, pin_memory=True)
+                held.copy_(flag, non_blocking=True)
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(flag.device))
+                self._pending.append((held, event))
+            else:
+                self.alarmed |= bool(flag)
+
+    def _look_back(self) -> None:
+        """Take the flags that have arrived from a GPU."""
+        waiting = []
+        for held, event in self._pending:
+            if event.query():
+                self.alarmed |= bool(held)
+            else:
+                waiting.append((held, event))
+        self._pending = waiting
+
+    def _begin(self, tensors: Mapping[str, Tensor]) -> None:
+        before = {bad.name: bad.step for bad in self.weights()}
+        self._names, self._others, self._indices = list(tensors), [], {}
+        for index, tensor in enumerate(tensors.values()):
+            if tensor.numel() == 0:  # of which another process has everything
+                continue
+            self._indices.setdefault(tensor.device, []).append(index)
+        self._first = {
+            device: torch.tensor(
+                [before.get(self._names[index], -1) for index in indices],
+                dtype=torch.long,
+                device=device,
+            )
+            for device, indices in self._indices.items()
+        }
+
+
+def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what this process holds of each tensor that can be checked."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not is_real(tensor):
+            continue
+        tensor = tensor.detach()
+        found[name] = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return found
+
+
+def _not_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Return a flag for each tensor, on their device: whether an entry is not finite."""
+    with torch.no_grad():
+        norms = torch._foreach_norm(list(tensors), torch.inf)
+        return ~torch.stack([norm.float() for norm in norms]).isfinite()

@@ -1,0 +1,124 @@
+"""The options of a monitor, checked."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from joma.errors import JomaError
+from joma.models.architectures import Architecture
+from joma.probes import AttentionMap
+from joma.runs import Run
+from joma.train.monitor._metrics import chosen_metrics
+
+STOP_ON = ("nan",)
+"""What `Monitor(stop_on=…)` may name."""
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """What decides a monitor's numbers; kept in the run's configuration.
+
+    Attributes:
+        every: Steps between measurements.
+        metrics: Names of the metrics to measure.
+        ranks: Each r of the gradients' energy in their top r directions.
+        theorem1: Layer on which Theorem 1 is measured, or None.
+        tolerance: Relative tolerance of stable ranks.
+        seed: Seed of random starts.
+        budget: Share of the training's time for measurements, or None for no limit.
+        stop_on: Conditions that end the training.
+    """
+
+    every: int
+    metrics: tuple[str, ...]
+    ranks: tuple[int, ...]
+    theorem1: int | None
+    tolerance: float
+    seed: int
+    budget: float | None
+    stop_on: tuple[str, ...]
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        every: int,
+        metrics: Sequence[str] | None,
+        ranks: Sequence[int],
+        theorem1: int | None,
+        tolerance: float,
+        seed: int,
+        budget: float | None,
+        stop_on: Sequence[str],
+    ) -> "Options":
+        """Return the options.
+
+        Raises:
+            JomaError: One of them is not possible.
+        """
+        if budget is not None and not (_is_number(budget) and 0 < budget <= 1):
+            raise JomaError(f"budget must be a share above 0, at most 1, or None, got {budget!r}")
+        if not (_is_number(tolerance) and 1e-7 <= tolerance < 1):
+            raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
+        if isinstance(stop_on, str) or not _is_sequence(stop_on):
+            raise JomaError(f"stop_on must be a list of {', '.join(STOP_ON)}, got {stop_on!r}")
+        for condition in stop_on:
+            if condition not in STOP_ON:
+                raise JomaError(f"stop_on must be among {', '.join(STOP_ON)}, got {condition!r}")
+        if metrics is not None and not _is_sequence(metrics):
+            raise JomaError(f"metrics must be a list of names, got {metrics!r}")
+        if not _is_sequence(ranks):
+            raise JomaError(f"ranks must be a list of whole numbers, got {ranks!r}")
+        layer = None if theorem1 is None else whole_number("theorem1", theorem1, 0)
+        return cls(
+            every=whole_number("every", every, 1),
+            metrics=chosen_metrics(metrics, layer),
+            ranks=tuple(whole_number("ranks", rank, 1) for rank in ranks),
+            theorem1=layer,
+            tolerance=float(tolerance),
+            seed=whole_number("seed", seed, 0),
+            budget=None if budget is None else float(budget),
+            stop_on=tuple(dict.fromkeys(stop_on)),
+        )
+
+    def as_config(self) -> dict[str, Any]:
+        """Return the options as `config.json` has them."""
+        return asdict(self)
+
+
+def check_kinds(
+    *,
+    run: Any,
+    architecture: Any,
+    attention: Any,
+    loggers: Any,
+) -> None:
+    """Raise JomaError where an option is of another kind than it must be."""
+    if run is not None and not isinstance(run, Run | Path | str):
+        raise JomaError(f"run must be a Run, the path of a folder or None, got {run!r}")
+    if architecture is not None and not isinstance(architecture, Architecture):
+        raise JomaError(f"architecture must be an Architecture or None, got {architecture!r}")
+    if attention is not None and not isinstance(attention, AttentionMap):
+        raise JomaError(f"attention must be an AttentionMap or None, got {attention!r}")
+    if not _is_sequence(loggers) or not all(isinstance(one, Callable) for one in loggers):
+        raise JomaError(f"loggers must be a list of functions, got {loggers!r}")
+
+
+def whole_number(name: str, value: int, least: int) -> int:
+    """Return the value if it is a whole number of at most 63 bits."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise JomaError(f"{name} must be a whole number from {least} on, got {value!r}")
+    if value > _LARGEST:
+        raise JomaError(f"{name} must be a whole number below 2**63, got {value!r}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)

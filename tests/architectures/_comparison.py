@@ -1,0 +1,91 @@
+"""What joma measures of a model, in the form of the reference, and how far the two are apart."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joma.probes import AttentionCall, watch_attention
+from tests.architectures import _layouts, _reference
+
+
+class Entropies:
+    """Collects mean entropies of real queries by key; to be given to `watch_attention`."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+        self._rows: dict[str, list[Tensor]] = {}
+
+    def __call__(self, call: AttentionCall) -> None:
+        entropy_BTH = call.statistics().entropy.transpose(1, 2)
+        rows = entropy_BTH.flatten(0, 1) if call.rows is None else entropy_BTH[call.rows]
+        key = call.module + (f"#{call.pass_index}" if call.pass_index else "")
+        assert self.kinds.setdefault(key, call.kind) == call.kind
+        self._rows.setdefault(key, []).append(rows.double())
+
+    def means(self) -> dict[str, Tensor]:
+        """Mean over rows for each head, (H,), by key."""
+        return {key: torch.cat(parts).mean(0) for key, parts in self._rows.items()}
+
+
+def watched(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Entropies, list[Tensor]]:
+    """Entropies while the model runs watched, and all it returns."""
+    found = Entropies()
+    with torch.no_grad(), watch_attention(model, found):
+        outputs = model(**inputs)
+    return found, tensors(outputs)
+
+
+def tensors(outputs: Any) -> list[Tensor]:
+    """All tensors of what a model returns, however nested."""
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    if isinstance(outputs, Mapping):
+        outputs = outputs.values()
+    elif not isinstance(outputs, tuple | list):
+        return []  # a cache
+    return [tensor for part in outputs for tensor in tensors(part)]
+
+
+def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Between means by key; infinite where a key or a head is in one of the two alone."""
+    if found.keys() != expected.keys():
+        return float("inf")
+    pairs = [(found[key].double(), expected[key].double()) for key in expected]
+    if any(one.shape != other.shape for one, other in pairs):
+        return float("inf")
+    return max(float((one - other).abs().max()) for one, other in pairs)
+
+
+def rank_errors(rows: Iterable[tuple[str, float, float]], model: nn.Module) -> dict[str, float]:
+    """By how much each stable rank lies outside of its bound around numpy's, by weight.
+
+    Args:
+        rows: key of the weight, value and bound.
+        model: whose weights were measured.
+
+    Raises:
+        AssertionError: a matrix of attention or of an MLP has no row, or several.
+    """
+    found: dict[tuple[str, int | None], list[tuple[str | None, float, float]]] = {}
+    for key, value, bound in rows:
+        path, expert, role = parsed(key)
+        found.setdefault((path, expert), []).append((role, value, bound))
+    errors = {}
+    for name, role, expert, matrix in _layouts.matrices(model):
+        path = name.removesuffix(".weight")
+        own = [row for row in found.get((path, expert), []) if row[0] in (None, role)]
+        assert len(own) == 1, f"{path} has {len(own)} rows as {role} of expert {expert}, not 1"
+        _, value, bound = own[0]
+        errors[f"{path} {role} {expert}"] = abs(value - _reference.stable_rank(matrix)) - bound
+    return errors
+
+
+def parsed(key: str) -> tuple[str, int | None, str | None]:
+    """Path, expert and role of a weight's key: "mlp.experts[3].gate_up_proj[mlp_up]"."""
+    marks = re.findall(r"\[(.*?)\]", key)
+    experts = [int(mark) for mark in marks if mark.isdigit()]
+    roles = [mark for mark in marks if not mark.isdigit()]
+    return re.sub(r"\[.*?\]", "", key), *(part[0] if part else None for part in (experts, roles))
