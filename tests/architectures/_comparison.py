@@ -21,9 +21,9 @@ class Entropies:
     def __call__(self, call: AttentionCall) -> None:
         entropy_BTH = call.statistics().entropy.transpose(1, 2)
         rows = entropy_BTH.flatten(0, 1) if call.rows is None else entropy_BTH[call.rows]
-        key = call.module + (f"#{call.pass_index}" if call.pass_index else "")
-        assert self.kinds.setdefault(key, call.kind) == call.kind
-        self._rows.setdefault(key, []).append(rows.double())
+        assert call.name == call.module + (f"#{call.pass_index}" if call.pass_index else "")
+        assert self.kinds.setdefault(call.name, call.kind) == call.kind
+        self._rows.setdefault(call.name, []).append(rows.double())
 
     def means(self) -> dict[str, Tensor]:
         """Mean over rows for each head, (H,), by key."""

@@ -225,7 +225,7 @@ def test_gradients_are_not_kept():
         ({"weights": torch.tensor([1.0, -1.0, 1.0, 1.0])}, "weights must be ≥ 0, got -1"),
         ({"weights": torch.tensor([[1.0] * 4, [0.0] * 4])}, "at least one row"),
         ({"weights": torch.ones(3, 4)}, "broadcast"),
-        ({"weights": torch.ones(4, device="meta")}, "weights must hold numbers"),
+        ({"weights": torch.ones(4, device="meta")}, "weights must hold data"),
     ],
 )
 def test_bad_input(changes: dict, message: str):

@@ -281,8 +281,8 @@ def _spoiled(shown: Iterable[Curves]) -> str:
     if worst.apart <= SOUND:
         return ""
     return (
-        f" But with {_name(worst)} at learning rate {named(worst.rate)} the training loss of "
-        f"one network is more than {MAX_LOSS_GAP:g} from that of the others, which read the same "
+        f" But with {_name(worst)} at learning rate {named(worst.rate)} the training loss of one "
+        f"network is more than {MAX_LOSS_GAP:g} from that of the others, which read the same "
         f"words, at {worst.apart:.1%} of the updates: something spoils their arithmetic."
     )
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.probes._checks import dense
+from joma.probes._checks import computable
 
 _METHODS = ("auto", "lanczos", "exact")
 
@@ -30,7 +30,7 @@ def as_matrix(matrix: Tensor) -> Tensor:
             raise JomaError(
                 f"matrix must be a torch.Tensor, got a {type(matrix).__name__}"
             ) from None
-    matrix = dense("matrix", matrix)
+    matrix = computable("matrix", matrix)
     if matrix.ndim != 2 or matrix.numel() == 0:
         raise JomaError(f"matrix must have two axes, none empty, got shape {tuple(matrix.shape)}")
     if matrix.is_complex():
