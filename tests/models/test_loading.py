@@ -87,7 +87,7 @@ def test_the_hubs_layout_without_a_prefix(tmp_path, name):
     with torch.no_grad():
         assert torch.equal(loaded.model(tokens())[0], model(tokens())[0])
     stored = WeightFiles(tmp_path).names
-    assert len(weights(stored, loaded.architecture)) == 1 + 3 * 3
+    assert len(weights(stored, loaded.architecture)) == 1 + 6 * 3
 
 
 def test_weights_are_float32_unless_asked_otherwise(tmp_path):

@@ -201,7 +201,7 @@ def test_a_look_that_fails_loses_nothing_that_was_logged(straight: Path, folder:
 
     with pytest.raises(Stop):
         train(folder, looked=fail, checkpoint_seconds=60)
-    half = [row for row in looks_until(straight, 13) if row[0] == 13 and row[4] == 0]
+    half = [row for row in looks_until(straight, 13) if row[0] == 13 and row[5] == 0]
     log = rows(Run.open(folder).metrics)
     assert len(half) == len(SEEDS)
     assert [row for row in log if row[0] == 13] == half

@@ -318,6 +318,19 @@ def test_a_look_inside_autocast_leaves_weights_uncached() -> None:
     assert model.weight.grad is not None
 
 
+def test_nothing_is_cached_while_a_model_is_measured_in_autocast() -> None:
+    """Older versions of torch would train with weights that were cached without their graph."""
+    model = nn.Linear(3, 3)
+    cached = []
+    model.register_forward_pre_hook(
+        lambda *_: cached.append(torch.is_autocast_cache_enabled())  # type: ignore[func-returns-value]
+    )
+    with torch.autocast("cpu", torch.float16), undisturbed(model):
+        cached.append(torch.is_autocast_cache_enabled())
+        Held(Held.of(torch.ones(2, 3)).calls, (True, torch.float16)).run(model)
+    assert cached == [False, False]
+
+
 def test_sequences_that_come_second_are_cut_there() -> None:
     attention = nn.MultiheadAttention(8, 2)
     x = normal(100, 50, 8)

@@ -17,9 +17,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from joma.cli import _defects
 from joma.errors import JomaError, printable
+from joma.signals import EXIT_SIGINT, TerminatedError, exit_code, raising_on_sigterm
 
 BAD_INPUT = 2
-INTERRUPTED = 130
+INTERRUPTED = EXIT_SIGINT
 READER_GONE = 141
 """What a shell reports of a program that wrote into a closed pipe."""
 
@@ -102,26 +103,33 @@ class PlainCommand(TyperCommand):
 def _leaving_on_ctrl_c() -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo("\nInterrupted.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as error:
+        typer.echo(f"\n{_what_came(error)}.", err=True)
+        raise typer.Exit(exit_code(error)) from None
 
 
 @contextlib.contextmanager
 def interruptible(folders: Iterable[Path], again: Callable[[], str]) -> Iterator[None]:
-    """On Ctrl-C says what is in the run folders and how to take the work up again, and leaves.
+    """On Ctrl-C or SIGTERM says what is in the run folders and how to resume, and leaves.
+
+    The program then exits with 130 after Ctrl-C and with 143 after SIGTERM.
 
     Args:
         folders: run folders begun so far; they may become more meanwhile.
         again: says with which commands to go on, when it comes to that.
     """
     try:
-        yield
-    except KeyboardInterrupt:
+        with raising_on_sigterm():
+            yield
+    except KeyboardInterrupt as error:
         left = " ".join(_left(folder) for folder in folders if folder.is_dir())
-        typer.echo(f"\nInterrupted. {left or 'Nothing was saved.'}", err=True)
+        typer.echo(f"\n{_what_came(error)}. {left or 'Nothing was saved.'}", err=True)
         typer.echo(again(), err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(exit_code(error)) from None
+
+
+def _what_came(error: KeyboardInterrupt) -> str:
+    return "Terminated" if isinstance(error, TerminatedError) else "Interrupted"
 
 
 def same_again(out: Path | None, folders: Sequence[Path]) -> str:

@@ -14,7 +14,6 @@ import typer
 from joma.cli import _plan, _show, _work
 from joma.cli._edge import (
     BAD_INPUT,
-    INTERRUPTED,
     checked_out,
     command_line,
     interruptible,
@@ -25,6 +24,7 @@ from joma.cli._edge import (
 from joma.cli._options import Device, Json, Out, chosen_device
 from joma.cli._progress import reports
 from joma.errors import JomaError
+from joma.signals import exit_code
 
 if TYPE_CHECKING:
     from joma.runs import Run
@@ -185,8 +185,8 @@ def _quiet_but_for_the_first() -> Iterator[None]:
         return
     try:
         yield
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as error:
+        raise typer.Exit(exit_code(error)) from None
     except (ValueError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and type(error).__name__ != "FailedElsewhereError":
             raise

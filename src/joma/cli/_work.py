@@ -113,7 +113,8 @@ def closing(run: "Run") -> Iterator[Record]:
         yield outcome
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        with contextlib.suppress(OSError):  # on a full disk this fails too; the first error counts
+        # On a full disk, or where the folder is gone, this fails too; the first error counts.
+        with contextlib.suppress(OSError, JomaError):
             run.write_json("outcome", {**outcome, "status": status})
         raise
     run.write_json("outcome", {**outcome, "status": "done"})

@@ -14,9 +14,6 @@ from joma.runs import Run
 from joma.runs._write import write_bytes
 from joma.train import Ensemble, Training, fit_together
 
-_CHECKPOINT_SECONDS = {"cpu": 120.0, "cuda": 240.0}
-"""How often a group is saved: on a GPU there are gigabytes to save, and less to make again."""
-
 
 class Work(Protocol):
     """The networks of a group, and what is looked at as they learn."""
@@ -137,7 +134,6 @@ def _train(groups: Sequence[tuple[Group, Run]], size: Size, request: Request) ->
             size.looks[-1],
             look=work.look,
             look_at=size.looks,
-            checkpoint_seconds=_CHECKPOINT_SECONDS[request.device],
             progress=told(group.name),
         )
         for (group, own), work in zip(groups, works, strict=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError, printable
 from joma.models import _llama2c, tokenizers
+from joma.models._checksums import check_checksums
 from joma.models._hub import local_folder
 from joma.models._quiet import need_transformers, quietly, reading
 from joma.models._size_checks import check_config, check_sizes, counted, lacking, mismatch
@@ -171,6 +172,7 @@ def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | Non
             str(folder), local_files_only=True, trust_remote_code=False
         )
     files = WeightFiles(folder)
+    check_checksums(folder)
     tokenizer = given if given is not None else tokenizers.from_folder(folder)
     model = _made(config, files.mapped(), str(folder), dtype)
     return Loaded(model, tokenizer, known_architecture(model), str(folder), _context(config))

@@ -71,6 +71,28 @@ def tensor(name: str, value: Tensor, axes: int) -> Tensor:
     return value.detach()
 
 
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def dense(name: str, value: Tensor, axes: int) -> Tensor:
+    """Return `value` if it is an ordinary tensor with data: strided, not quantized, not on meta."""
+    value = tensor(name, value, axes) if not _is_nested(value) else value
+    if _is_nested(value) or value.layout != torch.strided:
+        what = "nested" if _is_nested(value) else str(value.layout).removeprefix("torch.")
+        raise JomaError(f"{name} must be a dense tensor, got a {what} one")
+    if value.is_meta:
+        raise JomaError(f"{name} must hold data, got a tensor on the meta device")
+    if value.is_quantized or (value.is_floating_point() and value.dtype not in _TYPES):
+        raise JomaError(
+            f"{name} must be float64, float32, float16 or bfloat16, got {value.dtype}: convert it"
+        )
+    return value
+
+
+def _is_nested(value: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.is_nested
+
+
 def _numbers(name: str, value: Tensor) -> Tensor:
     """`value` as a float64 tensor without NaN or infinity."""
     if value.is_complex():

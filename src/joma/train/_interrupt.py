@@ -1,32 +1,57 @@
-"""Ctrl-C between steps: a training that is asked to stop first saves where it is."""
+"""Ctrl-C and SIGTERM between steps: a training that is asked to stop first saves a checkpoint."""
 
 import contextlib
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
+
+from joma.signals import TerminatedError, in_main_thread, raise_terminated
+
+
+class StopRequest:
+    """Whether a training was asked to stop, and by which signal.
+
+    Attributes:
+        asked: Whether Ctrl-C or SIGTERM came.
+        terminated: Whether it was SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.terminated = False
+
+    def error(self) -> KeyboardInterrupt:
+        """Return what to raise once the training is saved."""
+        return TerminatedError() if self.terminated else KeyboardInterrupt()
+
+    def on_sigint(self, number: int, frame: Any) -> None:
+        """Note Ctrl-C; the second one interrupts at once, for a user who does not want to wait."""
+        if self.asked:
+            signal.default_int_handler(number, frame)
+        self.asked = True
+
+    def on_sigterm(self, number: int, frame: Any) -> None:
+        """Note SIGTERM; schedulers may send several, and SIGKILL to those that take too long."""
+        self.asked = self.terminated = True
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[Callable[[], bool]]:
-    """Holds the first Ctrl-C for the block; yields what says whether it came.
+def interrupts_held() -> Iterator[StopRequest]:
+    """Hold Ctrl-C and SIGTERM for the block; yield what says whether one came.
 
-    A second one interrupts at once, for somebody who does not want to wait. Where Ctrl-C is not
-    Python's own to answer, or this is not the main thread, nothing is held.
+    A signal that the program handles in its own way, or ignores, is left to it. Only the main
+    thread can hold signals. The handlers that were there come back at the end.
     """
-    asked = threading.Event()
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield asked.is_set
-        return
-
-    def hold(number: int, frame: Any) -> None:
-        if asked.is_set():
-            signal.default_int_handler(number, frame)
-        asked.set()
-
-    signal.signal(signal.SIGINT, hold)
+    stop = StopRequest()
+    held: dict[signal.Signals, Any] = {}
+    if in_main_thread():
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            held[signal.SIGINT] = stop.on_sigint
+        if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, raise_terminated):
+            held[signal.SIGTERM] = stop.on_sigterm
+    before = {number: signal.signal(number, handler) for number, handler in held.items()}
     try:
-        yield asked.is_set
+        yield stop
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -11,7 +11,8 @@ import torch
 
 from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
-from joma.train._interrupt import interrupts_held
+from joma.train._checkpointing import CHECKPOINT_SECONDS, CheckpointWriter
+from joma.train._interrupt import StopRequest, interrupts_held
 from joma.train.ensemble import KEPT, Ensemble
 
 _logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Training:
         steps: the last step.
         look: is called at the steps of `look_at`, 0 for the untrained networks.
         look_at: when to look, once each; later ones than `steps` wait for a larger `steps`.
-        checkpoint_seconds: about how long a kill may throw the training back.
+        checkpoint_seconds: the most work, in seconds, that a kill may cost.
         keep_last: whether a checkpoint is saved at the end, to go on from with more steps.
         progress: is told the step and `steps` now and then.
     """
@@ -68,7 +69,7 @@ class Training:
     steps: int
     look: Look | None = None
     look_at: Collection[int] = ()
-    checkpoint_seconds: float = 120.0
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
     keep_last: bool = False
     progress: Callable[[int, int], None] = lambda done, total: None
 
@@ -88,7 +89,7 @@ def fit(
     *,
     look: Look | None = None,
     look_at: Collection[int] = (),
-    checkpoint_seconds: float = 120.0,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     keep_last: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fit:
@@ -96,9 +97,11 @@ def fit(
 
     Each step's loss is logged under its number, before the update; a look at step s sees the
     networks after s updates. What is logged is written every few seconds, and in any case when the
-    loop ends, also by an error. Ctrl-C saves a checkpoint and then ends it. A run that was killed
-    and continued has the same metrics, bit for bit on the CPU, as one that was not. A checkpoint
-    that is damaged is logged as a warning and the one before it used.
+    loop ends, also by an error. Checkpoints are written while training continues. Ctrl-C and
+    SIGTERM save one and then raise KeyboardInterrupt or its subclass
+    `joma.signals.TerminatedError`. A run that was killed and resumed has the same metrics, bit for
+    bit on the CPU, as one that was not. A checkpoint that is damaged is logged as a warning and the
+    one before it used.
 
     A run without checkpoints begins anew, and what it had logged is forgotten: whoever removes the
     checkpoints of a training that has ended must remember that it has. With a checkpoint of the
@@ -115,7 +118,7 @@ def fit_together(trainings: Sequence[Training]) -> list[Fit]:
 
     While one is looked at or saved the others go on; steps themselves become no faster, for small
     kernels of one wait where another's fill the GPU. What each does is what it would do alone, to
-    the bit. An error of one ends all; Ctrl-C saves a checkpoint of each.
+    the bit. An error of one ends all; Ctrl-C and SIGTERM save a checkpoint of each.
     """
     paths = [training.run.path.resolve() for training in trainings]
     if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
@@ -123,12 +126,15 @@ def fit_together(trainings: Sequence[Training]) -> list[Fit]:
     with contextlib.ExitStack() as around:
         for training in trainings:  # a second process would log all of it again
             around.enter_context(training.run.locked())
-        interrupted = around.enter_context(interrupts_held())
+        stop = around.enter_context(interrupts_held())
         turns = [
-            around.enter_context(contextlib.closing(_turns(training, interrupted)))
+            around.enter_context(contextlib.closing(_turns(training, stop)))
             for training in trainings
         ]
-        return _in_turns(turns, _streams(trainings))
+        ended = _in_turns(turns, _streams(trainings))
+        if ended is None:
+            raise stop.error()
+        return ended
 
 
 class _StoppedError(Exception):
@@ -141,7 +147,8 @@ Turns = Generator[None, None, Fit]
 
 def _in_turns(
     turns: Sequence[Turns], streams: Sequence[contextlib.AbstractContextManager[Any]]
-) -> list[Fit]:
+) -> list[Fit] | None:
+    """Return how each training ended, None if they were asked to stop."""
     ended: dict[int, Fit] = {}
     going, stopped = dict(enumerate(turns)), False
     while going:
@@ -156,7 +163,7 @@ def _in_turns(
                 stopped = True
                 del going[number]
     if stopped:
-        raise KeyboardInterrupt
+        return None
     return [ended[number] for number in range(len(turns))]
 
 
@@ -191,18 +198,22 @@ def _different(
     return streams
 
 
-def _turns(training: Training, interrupted: Callable[[], bool]) -> Turns:
+def _turns(training: Training, stop: StopRequest) -> Turns:
     ensemble, run, steps = training.ensemble, training.run, training.steps
     look, looks = training.look, frozenset(training.look_at)
     found = run.checkpoints.latest()
     unlogged = _go_back(ensemble, run, found.checkpoint, steps)
     begun = ensemble.step
     piece = 1
-    start = saved = flushed = time.monotonic()
+    start = flushed = time.monotonic()
+    longest = 0.0
     for sentence in found.refused:
         _logger.warning(sentence)
     with contextlib.ExitStack() as around:
         around.callback(run.metrics.flush)
+        writer = around.enter_context(
+            CheckpointWriter(run.checkpoints, training.checkpoint_seconds)
+        )
         if look is not None and found.checkpoint is None and 0 in looks:
             look(0)
         while ensemble.step < steps:
@@ -215,23 +226,26 @@ def _turns(training: Training, interrupted: Callable[[], bool]) -> Turns:
             if look is not None and ensemble.step in looks:
                 look(ensemble.step)
             training.progress(ensemble.step, steps)
+            writer.check()
             now = time.monotonic()
-            late = now - saved >= training.checkpoint_seconds
-            due = ensemble.step < steps and (late or interrupted())
+            longest = max(0.9 * longest, now - before)
+            due = ensemble.step < steps and (stop.asked or writer.due(longest))
             if due or now - flushed >= FLUSH_SECONDS:
                 run.metrics.flush()  # first: a checkpoint says that all before it is on disk
                 flushed = now
             if due:
-                _save(ensemble, run)
-                saved = time.monotonic()
-            if due and interrupted():
+                _save(ensemble, writer)
+            if due and stop.asked:
+                writer.finish()
                 raise _StoppedError
-        if interrupted():  # in the last piece or look, which then need not be made again
+        if stop.asked:  # in the last piece or look, which then need not be made again
             run.metrics.flush()
-            _save(ensemble, run)
+            _save(ensemble, writer)
+            writer.finish()
             raise _StoppedError
-    if training.keep_last and (found.checkpoint is None or ensemble.step > begun):
-        _save(ensemble, run)
+        if training.keep_last and (found.checkpoint is None or ensemble.step > begun):
+            run.metrics.flush()
+            _save(ensemble, writer)
     run.metrics.compact()
     return Fit(begun, ensemble.step, time.monotonic() - start, found.refused)
 
@@ -270,9 +284,9 @@ def _load(ensemble: Ensemble, checkpoint: Checkpoint) -> None:
     ensemble.load({name: torch.from_numpy(array) for name, array in checkpoint.arrays.items()})
 
 
-def _save(ensemble: Ensemble, run: Run) -> None:
-    arrays = {name: tensor.cpu().numpy() for name, tensor in ensemble.state().items()}
-    run.checkpoints.save(ensemble.step, arrays, _settings(ensemble))
+def _save(ensemble: Ensemble, writer: CheckpointWriter) -> None:
+    """Save a checkpoint while training continues; what was logged before is on disk."""
+    writer.save(ensemble.step, writer.copy(ensemble.state().items()), _settings(ensemble))
 
 
 def _settings(ensemble: Ensemble) -> dict[str, Any]:

@@ -163,12 +163,12 @@ class Checkpoints:
         schedule: "pythia" for 0, 1, 2, 4, …, 512, 1000, 2000, …; or a list of steps. The last
             step of the training is kept in any case.
         every: instead of a schedule, 0 and each step that is a multiple.
-        seconds: about how long a kill may throw the training back.
+        seconds: the most work, in seconds, that a kill may cost.
     """
 
     schedule: str | tuple[int, ...] | None = None
     every: int | None = None
-    seconds: float = 120.0
+    seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if self.schedule is not None and self.every is not None:

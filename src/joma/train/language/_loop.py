@@ -16,6 +16,8 @@ from torch import Tensor
 from joma.errors import JomaError
 from joma.models._float32 import float32_products
 from joma.runs import Checkpoint, Run
+from joma.signals import TerminatedError
+from joma.train._checkpointing import CheckpointWriter, Snapshot
 from joma.train._interrupt import interrupts_held
 from joma.train.language._config import Config
 from joma.train.language._export import remove_after, remove_leftovers, series_folder
@@ -81,9 +83,11 @@ def train(
     """Trains a language model, going on from the run's newest whole checkpoint.
 
     The loss of each step is logged under its number, before the update; what is measured at step s
-    is of the model after s updates. Ctrl-C saves a checkpoint and then ends it. A run that was
-    killed and goes on ends with the same weights and losses, bit for bit on the CPU, as one that
-    was not. The models of the schedule are in the run's `series/`, each in Hugging Face layout.
+    is of the model after s updates. Checkpoints are written while training continues. Ctrl-C and
+    SIGTERM save one and then raise KeyboardInterrupt or `joma.signals.TerminatedError`. A run that
+    was killed and resumed ends with the same weights and losses, bit for bit on the CPU, as one
+    that was not. The models of the schedule are in the run's `series/`, each in Hugging Face
+    layout.
 
     Args:
         config: what is trained, and how.
@@ -137,7 +141,9 @@ class _Loop:
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.validation_loss = math.nan
         self.speed = 0.0
-        self.start = self.saved = self.flushed = time.monotonic()
+        self.longest = 0.0
+        self.writer: CheckpointWriter | None = None
+        self.start = self.flushed = time.monotonic()
 
     def run_through(self) -> Trained:
         """Makes the steps that are left."""
@@ -148,9 +154,12 @@ class _Loop:
                 around.callback(self.run.metrics.flush)
             watch = contextlib.closing(Watch(self.trainer, self.run, begun))
             self.watch = around.enter_context(watch)
-            interrupted = around.enter_context(interrupts_held())
+            stop = around.enter_context(interrupts_held())
             self.processes.first(self._accept)
-            self.start = self.saved = self.flushed = time.monotonic()
+            self.start = self.flushed = time.monotonic()
+            if self.run is not None:
+                writer = CheckpointWriter(self.run.checkpoints, self.config.checkpoints.seconds)
+                self.writer = around.enter_context(writer)
             if begun == 0 or place.unfinished:
                 self._look(validated=place.validated)
             self.watch.begin()  # last, so that the model's first pass is not charged to it
@@ -158,13 +167,19 @@ class _Loop:
                 before = time.monotonic()
                 self._advance(self._until(piece))
                 slow = time.monotonic() - before >= PIECE_SECONDS
-                slow, stop, due = self._agreed(slow, interrupted(), self._due())
+                slow, due, failed = self._agreed(slow, self._due(), self._failed())
+                if failed:
+                    self.processes.first(self._raise_failure)
                 piece = max(piece // 2, 1) if slow else min(2 * piece, LONGEST_PIECE)
                 self._look()
-                self._keep(save=due or stop or self.step == self.steps)
+                stopped, terminated = self._agreed(stop.asked, stop.terminated)
+                self._keep(save=due or stopped or self.step == self.steps)
                 self.progress(self._words(), self.step, self.steps)
-                if stop:
-                    raise KeyboardInterrupt
+                self.longest = max(0.9 * self.longest, time.monotonic() - before)
+                if stopped:
+                    self.processes.first(self._finish)
+                    raise TerminatedError if terminated else KeyboardInterrupt
+            self.processes.first(self._finish)
             seconds = time.monotonic() - self.start
             findings = self.watch.findings()
         if self.run is not None:
@@ -218,22 +233,41 @@ class _Loop:
             self.trainer.export(None if self.run is None else self.run.path, self.step)
 
     def _keep(self, *, save: bool) -> None:
-        """Writes what was logged, and a checkpoint to go on from."""
-        arrays = self.trainer.state() if save else {}
+        """Writes what was logged, and begins to write a checkpoint."""
+        snapshot = self._copied() if save else None
 
         def write() -> None:
             assert self.run is not None, "the first process has one"
             self.run.metrics.flush()  # first: a checkpoint says that all before it is on disk
-            if save:
-                self.run.checkpoints.save(self.step, arrays, self._about())
+            if snapshot is not None:
+                assert self.writer is not None, "the first process has one"
+                self.writer.save(self.step, snapshot, self._about())
 
         now = time.monotonic()
         flush = save or now - self.flushed >= FLUSH_SECONDS
         if self._agreed(flush)[0]:
             self.processes.first(write)
             self.flushed = now
-        if save:
-            self.saved = time.monotonic()
+
+    def _copied(self) -> Snapshot | None:
+        """Return a copy of the training's state, None on other processes than the first."""
+        state = self.trainer.state()
+        if self.writer is not None:
+            return self.writer.copy(state)
+        for _ in state:  # the first process cannot gather its copy alone
+            pass
+        return None
+
+    def _finish(self) -> None:
+        assert self.writer is not None, "the first process has one"
+        self.writer.finish()
+
+    def _failed(self) -> bool:
+        return self.writer is not None and self.writer.failed
+
+    def _raise_failure(self) -> None:
+        assert self.writer is not None, "the first process has one"
+        self.writer.check()
 
     def _accept(self) -> None:
         """The run is from now on what was asked for: nothing stands against going on with it."""
@@ -297,7 +331,7 @@ class _Loop:
         return min(self.step + piece, self.steps, seen, *ahead)
 
     def _due(self) -> bool:
-        return time.monotonic() - self.saved >= self.config.checkpoints.seconds
+        return self.writer is not None and self.writer.due(self.longest)
 
     def _agreed(self, *questions: bool) -> list[bool]:
         """Whether any process says yes to each: clocks and Ctrl-C are not the same everywhere."""

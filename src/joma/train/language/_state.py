@@ -17,16 +17,10 @@ from joma.train.language._processes import Processes, put, whole
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def state_arrays(
-    model: nn.Module, optimizer: Optimizer, processes: Processes
-) -> dict[str, NDArray[Any]]:
-    """Weights and moments by name; on other processes than the first nothing. All must call it."""
-    arrays = {}
+def state_tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights and moments by name, each whole; all processes must go through them."""
     for name, tensor in _tensors(model, optimizer):
-        complete = whole(tensor)
-        if processes.rank == 0:
-            arrays[name] = complete.cpu().numpy()
-    return arrays
+        yield name, whole(tensor)
 
 
 def load_arrays(
@@ -36,7 +30,7 @@ def load_arrays(
     step: int,
     processes: Processes,
 ) -> None:
-    """Puts back what `state_arrays` gave after that many steps; all must call it.
+    """Puts back what `state_tensors` gave after that many steps; all must call it.
 
     Args:
         arrays: of the first process; of the others' nothing is read.

@@ -15,7 +15,7 @@ from joma.train.language._config import Config
 from joma.train.language._export import export, gathered, series_folder
 from joma.train.language._model import make_config, make_model, make_shell
 from joma.train.language._processes import Processes, shard_again, spread, summing
-from joma.train.language._state import load_arrays, state_arrays
+from joma.train.language._state import load_arrays, state_tensors
 from joma.train.language._text import Feed, Text, first_windows, read_tokens
 
 EVALUATED_AT_ONCE = 16
@@ -109,9 +109,9 @@ class Trainer:
 
         self.processes.first(write)
 
-    def state(self) -> dict[str, Any]:
-        """What `load` takes, on the first process."""
-        return state_arrays(self.model, self.optimizer, self.processes)
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and tensors of what `load` takes; all processes must go through them."""
+        return state_tensors(self.model, self.optimizer)
 
     def load(self, arrays: dict[str, Any], step: int) -> None:
         """Goes on from where `state` was called after that many steps."""

@@ -97,16 +97,14 @@ class Measurements:
         """Forget the model's tensors, which live only as long as the model."""
         self._tensors = None
 
-    def forward(
-        self, model: nn.Module, candidates: Sequence[Held]
-    ) -> tuple[list[Row], Held | None]:
+    def forward(self, model: nn.Module, candidates: Sequence[Held]) -> tuple[list[Row], Held]:
         """Run the model and return what that shows, and the inputs that it ran on.
 
         Args:
             model: The model, uncompiled, in evaluation mode.
             candidates: What it may be called with; the first that it takes counts.
         """
-        chosen: Held | None = candidates[-1]
+        last: Exception | None = None
         attention = self._wants("attention_entropy", "attention_effective", "theorem1_residual")
         attention = attention and not self._faults.is_off("attention")
         activity = self._wants("mlp_dead") and not self._faults.is_off("mlp_dead")
@@ -129,12 +127,11 @@ class Measurements:
                 failed = error
             if not self._processes.any(failed is not None):
                 return self._kept(rows), held
-            if failed is not None:
-                chosen, last = None, failed
-        if chosen is None:
-            self._faults.note("attention" if attention else "mlp_dead", last)
-        else:
-            self._faults.note("attention", "the forward pass failed in another process")
+            last = failed or last
+        why = "the forward pass failed in another process" if last is None else last
+        for what, wanted in (("attention", attention), ("mlp_dead", activity)):
+            if wanted:
+                self._faults.note(what, why)
         return [], candidates[0]
 
     def weights(self) -> list[Row]:

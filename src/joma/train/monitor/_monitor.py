@@ -223,6 +223,17 @@ class Monitor:
             if reason is not None:
                 raise TrainingStopped(reason)
 
+    def record_loss(self, step: int, loss: Tensor | float) -> None:
+        """Record the loss of a step for a trainer that learns it later than `step` is called.
+
+        Args:
+            step: The step it is of.
+            loss: The loss.
+        """
+        with self._lock:
+            if self._processes.first and not self._closed:
+                self._losses.keep(step, loss)
+
     def look(self) -> None:
         """Measure everything now."""
         with self._lock:
@@ -346,7 +357,7 @@ class Monitor:
             if value is not None and not math.isfinite(value) and finite.bad_loss is None:
                 finite.bad_loss = (self._step, value)
                 finite.alarmed = True
-        if finite.due(self._step) or (finite.alarmed and not finite.reported):
+        if finite.due or (finite.alarmed and not finite.reported):
             self._faults.tried(
                 NOT_FINITE,
                 lambda: finite.check(inner, self._step, loss),

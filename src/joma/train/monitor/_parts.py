@@ -144,6 +144,9 @@ def _by_map(model: nn.Module, architecture: Architecture) -> Parts:
         matrices=_matrices(named, blocks),
         blocks=blocks,
         missing={},
+        downs={
+            prefix + architecture.mlp_down.replace("{layer}", str(layer)): layer for layer in blocks
+        },
     )
 
 
@@ -194,6 +197,7 @@ def _by_modules(model: nn.Module, why: str) -> Parts:
         matrices=matrices,
         blocks=blocks,
         missing=missing,
+        downs={_join(block, "linear2"): layer for layer, block in blocks.items()},
     )
 
 

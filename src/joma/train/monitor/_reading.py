@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch_attention
@@ -97,8 +96,7 @@ class Reading:
         one = seen.setdefault(_name(call), _Attention(call.layer, getattr(call, "kind", "")))
         one.real.update(call.statistics())
         if _name(call) not in self._even:
-            same = replace(call, query=torch.zeros_like(call.query))
-            one.even.update(same.statistics())
+            one.even.update(call.uniform().statistics())
         if theorem is not None and call.layer == theorem.layer:
             theorem.see(call)
 
