@@ -64,16 +64,26 @@ def initialise(model: nn.Module, seed: int) -> None:
                 parameter.copy_(1.5 * noise / inputs**0.5)
 
 
-def inputs_of(architecture: Architecture, padding: str = "", seed: int = 0) -> dict[str, Tensor]:
+def inputs_of(
+    architecture: Architecture,
+    padding: str = "",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor]:
     """Two examples to call the model with.
 
     Args:
         architecture: which.
         padding: "" for none, "right" or "left" for a second sequence that is shorter.
         seed: of the draw.
+        dtype: of images and sounds.
     """
-    generator = torch.Generator().manual_seed(seed)
-    return _INPUTS[architecture.inputs](generator, padding)
+    inputs = _INPUTS[architecture.inputs](torch.Generator().manual_seed(seed), padding)
+    return {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
 
 
 def real_queries(inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
