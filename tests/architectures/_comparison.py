@@ -30,7 +30,7 @@ class Entropies:
         return {key: torch.cat(parts).mean(0) for key, parts in self._rows.items()}
 
 
-def watched(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Entropies, list[Tensor]]:
+def watched(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Entropies, list[Tensor]]:
     """Entropies while the model runs watched, and all it returns."""
     found = Entropies()
     with torch.no_grad(), watch_attention(model, found):
@@ -59,7 +59,9 @@ def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
     return max(float((one - other).abs().max()) for one, other in pairs)
 
 
-def rank_errors(rows: Iterable[tuple[str, float, float]], model: nn.Module) -> dict[str, float]:
+def rank_errors(
+    rows: Iterable[tuple[str, float, float | None]], model: nn.Module
+) -> dict[str, float]:
     """By how much each stable rank lies outside of its bound around numpy's, by weight.
 
     Args:
@@ -69,7 +71,7 @@ def rank_errors(rows: Iterable[tuple[str, float, float]], model: nn.Module) -> d
     Raises:
         AssertionError: a matrix of attention or of an MLP has no row, or several.
     """
-    found: dict[tuple[str, int | None], list[tuple[str | None, float, float]]] = {}
+    found: dict[tuple[str, int | None], list[tuple[str | None, float, float | None]]] = {}
     for key, value, bound in rows:
         path, expert, role = parsed(key)
         found.setdefault((path, expert), []).append((role, value, bound))
@@ -79,6 +81,7 @@ def rank_errors(rows: Iterable[tuple[str, float, float]], model: nn.Module) -> d
         own = [row for row in found.get((path, expert), []) if row[0] in (None, role)]
         assert len(own) == 1, f"{path} has {len(own)} rows as {role} of expert {expert}, not 1"
         _, value, bound = own[0]
+        assert bound is not None
         errors[f"{path} {role} {expert}"] = abs(value - _reference.stable_rank(matrix)) - bound
     return errors
 

@@ -26,7 +26,7 @@ REFUSED = [architecture for architecture in ARCHITECTURES if architecture.refuse
 
 def build(
     architecture: Architecture, *, attention: str | None = None, dtype: torch.dtype = torch.float32
-) -> nn.Module:
+) -> Any:
     """The tiny model in evaluation mode, the same weights whenever it is built.
 
     Args:
@@ -70,7 +70,7 @@ def inputs_of(
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Two examples to call the model with.
 
     Args:
@@ -86,7 +86,7 @@ def inputs_of(
     }
 
 
-def real_queries(inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
+def real_queries(inputs: Mapping[str, Any]) -> dict[int, Tensor]:
     """Which queries are real, (B, T), by T; lengths that are not there have real queries only."""
     masks = (inputs.get("attention_mask"), inputs.get("decoder_attention_mask"))
     return {mask.shape[1]: mask.bool() for mask in masks if mask is not None}
