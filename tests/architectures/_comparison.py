@@ -89,6 +89,6 @@ def rank_errors(
 def parsed(key: str) -> tuple[str, int | None, str | None]:
     """Path, expert and role of a weight's key: "mlp.experts[3].gate_up_proj[mlp_up]"."""
     marks = re.findall(r"\[(.*?)\]", key)
-    experts = [int(mark) for mark in marks if mark.isdigit()]
-    roles = [mark for mark in marks if not mark.isdigit()]
-    return re.sub(r"\[.*?\]", "", key), *(part[0] if part else None for part in (experts, roles))
+    expert = next((int(mark) for mark in marks if mark.isdigit()), None)
+    role = next((mark for mark in marks if not mark.isdigit()), None)
+    return re.sub(r"\[.*?\]", "", key), expert, role
