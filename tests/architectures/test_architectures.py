@@ -19,7 +19,13 @@ from joma.errors import JomaError
 from joma.probes import probe, watch_attention
 from joma.runs import Run
 from tests.architectures._catalogue import Architecture
-from tests.architectures._comparison import largest_difference, rank_errors, tensors, watched
+from tests.architectures._comparison import (
+    largest_difference,
+    product_errors,
+    rank_errors,
+    tensors,
+    watched,
+)
 from tests.architectures._models import (
     ARCHITECTURES,
     MEASURED,
@@ -126,12 +132,14 @@ def test_the_monitor_agrees_and_changes_no_loss(architecture: Architecture, tmp_
             if row["name"] == "attention_entropy"
         )
         assert largest_difference(heads, expected) < TOLERANCE
-        ranks = [
-            (row["module"], row["value"], row["bound"])
-            for row in now
-            if row["name"] == "stable_rank" and row["head"] < 0
+        ranks = [row for row in now if row["name"] == "stable_rank"]
+        matrices = [
+            (row["module"], row["value"], row["bound"]) for row in ranks if "·" not in row["module"]
         ]
-        assert max(rank_errors(ranks, eager).values()) <= 0
+        errors = rank_errors(matrices, eager, without=("query", "key"))
+        assert max(errors.values()) <= 0
+        products = [(row["module"], row["head"], row["value"]) for row in ranks]
+        assert max(product_errors(products, eager).values(), default=0) < 1e-4
 
 
 @_each(REFUSED)
