@@ -52,7 +52,7 @@ class TestNumbers:
 
         found = records(model, "--text", "text.txt", "--window", "32", "--windows", "5")
         assert {tuple(record) for record in found} == {
-            ("metric", "module", "layer", "head", "value", "bound")
+            ("metric", "module", "layer", "head", "value", "bound", "kind")
         }
         eager = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").double()
         tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"][: 5 * 32]

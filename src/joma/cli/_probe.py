@@ -359,28 +359,24 @@ def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
 
 
 def by_layer(probed: "Probed") -> list[dict[str, str]]:
-    """One row for each layer: what was measured of it, as it is shown.
+    """One row for each layer, or each attention where several share a layer, as it is shown."""
+    from joma.report.probe import attentions
 
-    Where a layer has several of a kind, such as experts, from the smallest number to the largest.
-    """
-    rows: dict[int, dict[str, str]] = {}
-    heads: dict[int, list[float]] = {}
-    several: dict[tuple[int, str], list[float]] = {}
+    labels = attentions([one.as_json() for one in probed.measurements])
+    rows: dict[tuple[int, str], dict[str, str]] = {}
+    heads: dict[str, list[float]] = {}
     for one in probed.measurements:
         if one.layer is None:
             continue
-        row = rows.setdefault(one.layer, {"layer": str(one.layer)})
+        label = labels.get(one.module, str(one.layer)) if one.kind else str(one.layer)
+        row = rows.setdefault((one.layer, label), {"layer": label})
         if one.metric == "attention_entropy" and one.head is not None:
-            heads.setdefault(one.layer, []).append(one.value)
-            few = heads[one.layer]
+            few = heads.setdefault(one.module, [])
+            few.append(one.value)
             row["of its heads"] = f"{min(few):.2f} … {max(few):.2f}"
         elif one.head is None:
-            column = _column(one.metric, probed.roles.get(one.module))
-            values = several.setdefault((one.layer, column), [])
-            values.append(one.value)
-            low, high = f"{min(values):.4g}", f"{max(values):.4g}"
-            row[column] = low if low == high else f"{low} … {high}"
-    return [rows[layer] for layer in sorted(rows)]
+            row[_column(one.metric, probed.roles.get(one.module))] = f"{one.value:.4g}"
+    return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
 
 def _column(metric: str, role: str | None) -> str:
