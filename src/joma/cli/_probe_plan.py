@@ -22,6 +22,7 @@ def show(asked: "_Asked", folder: Path | None) -> None:
     """Prints what would be measured of one model, where it goes, and what it takes."""
     from joma.runs import default_folder
 
+    check(asked, str(asked.model), asked.revision)
     plan = {
         "model": asked.model,
         "run": str(folder or default_folder("probe")),
@@ -36,6 +37,18 @@ def show(asked: "_Asked", folder: Path | None) -> None:
     typer.echo(f"  metrics: {', '.join(plan['metrics'])}")
     for line in lines(plan):
         typer.echo(f"  {line}")
+
+
+def check(asked: "_Asked", source: str, revision: str | None) -> None:
+    """Raises what measuring would raise, as far as this machine knows without a download."""
+    from joma.experiments import _probing
+    from joma.models._hub import check_hub_id
+
+    text = asked.read_text()
+    if Path(source).exists():
+        _probing.check(source, text, asked.probing, revision=revision)
+    else:
+        check_hub_id(source)
 
 
 def takes(asked: "_Asked", source: str, revision: str | None) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from joma.probes.session import (
     WEIGHT_METRICS,
     Measurement,
     checked_metrics,
+    measurable,
     probe,
     probe_weights,
     unmeasured,
 )
+from joma.probes.watching import watch_attention
 from joma.runs import Run
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -199,6 +201,54 @@ def measure(
         " ".join(it for it in (note, left_out) if it) or None,
         facts,
     )
+
+
+def check(
+    source: str, text: str, probing: Probing, *, revision: str | None = None
+) -> tuple[int, int] | None:
+    """Raise what `measure` would raise of a model on this machine, without measuring it.
+
+    Only headers of weight files are read, and the model is built without numbers.
+
+    Args:
+        source: as of `measure`.
+        text: as of `measure`.
+        probing: what is to be measured.
+        revision: of a hub id.
+
+    Returns:
+        Number and length of the windows that would be read; None where none are.
+    """
+    if probing.low_memory:
+        files = WeightFiles(source, revision=revision)
+        parts = find_stored_weights(files, architecture=probing.architecture)
+        measurable(probing.chosen, parts, files, asked_for=True)
+        return None
+    loaded = load(source, revision=revision, tokenizer=probing.tokenizer, numbers=False)
+    if any(metric.startswith("attention") for metric in probing.chosen):
+        _check_attention(loaded)
+    if not all(metric.startswith("attention") for metric in probing.chosen):
+        parts = find_weights(loaded.model, architecture=probing.architecture)
+        asked_for = probing.metrics is not None
+        measurable(probing.chosen, parts, loaded.model, asked_for=asked_for)
+    if not probing.reads_text:
+        return None
+    shown, _ = text_windows(loaded, text, probing.window, probing.windows)
+    return shown.shape[0], shown.shape[1]
+
+
+def _check_attention(loaded: Loaded) -> None:
+    """Raises where no attention can be seen; a model without numbers may fail in other ways."""
+    run = dummy_forward(loaded.model, numbers=False)
+    if run is None:
+        return
+    try:
+        with watch_attention(loaded.model, lambda call: None):
+            run()
+    except JomaError:
+        raise
+    except Exception:  # some models decide by their numbers what to compute
+        return
 
 
 def _parts(loaded: Loaded, probing: Probing) -> tuple[Found | None, str | None]:

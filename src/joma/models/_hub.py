@@ -34,10 +34,15 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
             raise JomaError(f"revision goes with a hub id, got {revision!r} for the folder {path}")
         return path
     name = str(source)
-    if path.exists() or not _HUB_ID.fullmatch(name):
-        raise JomaError(f"{name} is neither a folder nor a hub id such as EleutherAI/pythia-70m")
+    check_hub_id(name)
     need_transformers(f"loading {name} from the Hugging Face hub")
     return _downloaded(name, revision)
+
+
+def check_hub_id(name: str) -> None:
+    """Raise JomaError for what is no folder and cannot be the name of a model on the hub."""
+    if Path(name).exists() or not _HUB_ID.fullmatch(name):
+        raise JomaError(f"{name} is neither a folder nor a hub id such as EleutherAI/pythia-70m")
 
 
 def is_tokenizer_file(name: str) -> bool:

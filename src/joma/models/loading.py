@@ -96,6 +96,7 @@ def load(
     tokenizer: str | Path | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
+    numbers: bool = True,
 ) -> Loaded:
     """Loads a model.
 
@@ -106,6 +107,8 @@ def load(
         tokenizer: another tokenizer than the model's: what `load_tokenizer` takes.
         device: where the model is put.
         dtype: of its weights; float32 unless given.
+        numbers: False to check the source and build its model without numbers (on the meta
+            device), so that nothing but headers is read.
 
     Raises:
         ValueError: in one sentence, whatever is wrong with the source.
@@ -116,14 +119,15 @@ def load(
         raise JomaError(f"revision goes with a hub id, got {revision!r} for the file {path}")
     given = None if tokenizer is None else load_tokenizer(tokenizer)
     if not path.is_file():
-        loaded = _from_folder(local_folder(source, revision), given, dtype)
+        loaded = _from_folder(local_folder(source, revision), given, dtype, numbers)
     elif _starts_with(path, b"GGUF") or path.suffix == ".gguf":
-        loaded = _from_gguf(path, given, dtype)
+        loaded = _from_gguf(path, given, dtype, numbers)
     elif path.suffix == ".safetensors" or _starts_with(path, b"PK"):
         raise JomaError(f"{path} holds weights alone: give the folder it is in with a config.json")
     else:
-        loaded = _from_llama2c(path, given, dtype)
-    loaded.model.to(device)
+        loaded = _from_llama2c(path, given, dtype, numbers)
+    if numbers:
+        loaded.model.to(device)
     return replace(loaded, source=str(source))
 
 
@@ -155,7 +159,9 @@ def check_tokens(tokens: list[int], vocabulary: int, *, source: str = "the model
         )
 
 
-def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
+def _from_folder(
+    folder: Path, given: Tokenizer | None, dtype: torch.dtype | None, numbers: bool
+) -> Loaded:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -174,34 +180,42 @@ def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | Non
     files = WeightFiles(folder)
     check_checksums(folder)
     tokenizer = given if given is not None else tokenizers.from_folder(folder)
-    model = _made(config, files.mapped(), str(folder), dtype)
+    model = _made(config, files.mapped(), str(folder), dtype, numbers)
     return Loaded(model, tokenizer, known_architecture(model), str(folder), _context(config))
 
 
-def _from_gguf(path: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
+def _from_gguf(
+    path: Path, given: Tokenizer | None, dtype: torch.dtype | None, numbers: bool
+) -> Loaded:
     from joma.models._gguf import read_gguf
     from joma.models._gguf_header import read_header
 
     header = read_header(path)
     config, weights = read_gguf(path, header)
     tokenizer = given if given is not None else tokenizers.from_gguf(path, header)
-    model = _made(config, weights, str(path), dtype)
+    model = _made(config, weights, str(path), dtype, numbers)
     return Loaded(model, tokenizer, known_architecture(model), str(path), _context(config))
 
 
-def _from_llama2c(path: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
+def _from_llama2c(
+    path: Path, given: Tokenizer | None, dtype: torch.dtype | None, numbers: bool
+) -> Loaded:
     header = _llama2c.read_header(path)
     own = _llama2c.read_tokenizer(path, header)
     with quietly():
         config = _llama2c.llama_config(header)
     weights = _llama2c.read_weights(path, header)
-    model = _made(config, weights, str(path), dtype)
+    model = _made(config, weights, str(path), dtype, numbers)
     tokenizer = given if given is not None else own
     return Loaded(model, tokenizer, known_architecture(model), str(path), _context(config))
 
 
 def _made(
-    config: "PreTrainedConfig", weights: dict[str, Tensor], what: str, dtype: torch.dtype | None
+    config: "PreTrainedConfig",
+    weights: dict[str, Tensor],
+    what: str,
+    dtype: torch.dtype | None,
+    numbers: bool,
 ) -> "PreTrainedModel":
     """The model of a configuration with these weights in it, all of them."""
     model_class = class_of(config)
@@ -211,6 +225,9 @@ def _made(
     with reading(lambda said: f"{what} cannot be made a {model_class.__name__} ({said})"):
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         check_sizes(config, model_class, shapes, what, numbers=_different_numbers(weights))
+        if not numbers:
+            with torch.device("meta"), quietly():
+                return model_class(config).eval().requires_grad_(False)
         model, info = _filled(model_class, config, weights, options)
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
             # An encoder saved without the layer that sums a sentence up is complete without it.
