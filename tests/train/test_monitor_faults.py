@@ -497,9 +497,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("joma.runs._write.replacing", refuse)
-        patch.setattr("joma.runs._parts.replacing", refuse)
-        patch.setattr("joma.runs._write.os.fsync", refuse)
+        patch.setattr("os.fsync", refuse)
         yield
 
 
@@ -569,12 +567,12 @@ def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("_weights.stable_rank", "stable_rank of encoder.layers.0.linear1"),
+        ("_weights.stable_rank", "stable_rank of encoder.layers.0.self_attn"),
         ("_weights.scores_spectra", "ranks of Q·K of encoder.layers.0.self_attn"),
         ("_weights.gradient_rows", "gradient of encoder.layers.0"),
         ("_weights.update_rows", "update_stable_rank of encoder.layers.0"),
         ("_weights.overlap", "embedding_overlap of embedding"),
-        ("_weights.effective", "effective_rank of encoder.layers.0.linear1"),
+        ("_weights.effective", "effective_rank of encoder.layers.0.self_attn"),
         ("_reading.watch_attention", "attention not measured since step 1"),
         ("_reading.AttentionAccumulator.update", "attention of encoder.layers.0.self_attn"),
         ("_monitor.undisturbed", "a measurement failed since step 1"),

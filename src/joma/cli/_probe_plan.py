@@ -22,7 +22,6 @@ def show(asked: "_Asked", folder: Path | None) -> None:
     """Prints what would be measured of one model, where it goes, and what it takes."""
     from joma.runs import default_folder
 
-    check(asked, str(asked.model), asked.revision)
     plan = {
         "model": asked.model,
         "run": str(folder or default_folder("probe")),
@@ -39,20 +38,23 @@ def show(asked: "_Asked", folder: Path | None) -> None:
         typer.echo(f"  {line}")
 
 
-def check(asked: "_Asked", source: str, revision: str | None) -> None:
-    """Raises what measuring would raise, as far as this machine knows without a download."""
-    from joma.experiments import _probing
-    from joma.models._hub import check_hub_id
-
-    text = asked.read_text()
-    if Path(source).exists():
-        _probing.check(source, text, asked.probing, revision=revision)
-    else:
-        check_hub_id(source)
-
-
 def takes(asked: "_Asked", source: str, revision: str | None) -> dict[str, Any]:
-    """About how long one model takes and what memory, from the sizes of its files alone."""
+    """About how long one model takes and what memory, from the sizes of its files alone.
+
+    Raises:
+        JomaError: The model cannot be measured.
+    """
+    from joma.experiments._probing import check
+    from joma.models.loading import check_source
+
+    if not asked.probing.low_memory:
+        check_source(
+            source,
+            revision=revision,
+            tokenizer=asked.probing.tokenizer,
+            reads_text=asked.probing.reads_text,
+        )
+    check(source, asked.read_text(), asked.probing, revision=revision)
     sizes = _sizes(source)
     if sizes is None:
         return {"about_seconds": None, "about_bytes": None, "tokens": None}

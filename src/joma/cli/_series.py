@@ -223,8 +223,6 @@ def _plan(asked: "_Asked", series: "Series", jobs: int) -> None:
 
     finished = [step for step in series.steps if asked.out and work.is_done(asked.out, step)]
     left = [it for it in series.checkpoints if it.step not in finished]
-    if left:
-        _probe_plan.check(asked, left[0].source, left[0].revision)
     one = _probe_plan.takes(asked, left[0].source, left[0].revision) if left else {}
     seconds = one.get("about_seconds")
     plan = {

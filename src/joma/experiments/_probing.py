@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from joma.data.text import windows
 from joma.errors import JomaError
 from joma.models import Found, dummy_forward, find_stored_weights, find_weights
 from joma.models._checksums import check_checksums
+from joma.models._hub import folder_if_here
 from joma.models.architectures import Architecture, known_architecture
-from joma.models.loading import Loaded, load
+from joma.models.loading import Loaded, load, outlined
 from joma.models.weight_files import WeightFiles
 from joma.probes.session import (
     DEFAULT_METRICS,
@@ -206,9 +208,10 @@ def measure(
 def check(
     source: str, text: str, probing: Probing, *, revision: str | None = None
 ) -> tuple[int, int] | None:
-    """Raise what `measure` would raise of a model on this machine, without measuring it.
+    """Raise what `measure` would raise of a folder's model, without measuring it.
 
-    Only headers of weight files are read, and the model is built without numbers.
+    Only headers of weight files are read, and the model is built without numbers. Whether the
+    files hold the model is for `joma.models.loading.check_source` to say.
 
     Args:
         source: as of `measure`.
@@ -217,14 +220,19 @@ def check(
         revision: of a hub id.
 
     Returns:
-        Number and length of the windows that would be read; None where none are.
+        Number and length of the windows that would be read; None where none are, or where the
+        source is no folder.
     """
     if probing.low_memory:
+        if not Path(source).is_file() and folder_if_here(source, revision) is None:
+            return None
         files = WeightFiles(source, revision=revision)
         parts = find_stored_weights(files, architecture=probing.architecture)
         measurable(probing.chosen, parts, files, asked_for=True)
         return None
-    loaded = load(source, revision=revision, tokenizer=probing.tokenizer, numbers=False)
+    loaded = outlined(source, revision=revision, tokenizer=probing.tokenizer)
+    if loaded is None:
+        return None
     if any(metric.startswith("attention") for metric in probing.chosen):
         _check_attention(loaded)
     if not all(metric.startswith("attention") for metric in probing.chosen):

@@ -278,6 +278,45 @@ class Monitor:
             lines += [f"- {sentence}" for sentence in self._faults.sentences()]
             return "\n".join(lines)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a resumed training needs to measure as if it had not been stopped.
+
+        Copies of the weights that updates are measured against, when measurements are due, and what
+        ranks begin with. All processes call this; the first one's is to be saved.
+        """
+        with self._lock:
+            moved_at = -1 if self._moved_at is None else self._moved_at
+            due = [*(cadence.due for cadence in self._cadences), moved_at]
+            state = self._guarded(lambda: dict(self._measurements.state()), "saving the state")
+            return {"due": torch.tensor(due), **(state or {})}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state_dict` gave before the training was stopped at `step`.
+
+        All processes call this; only the first one's state is read.
+
+        Args:
+            state: Tensors by name.
+        """
+        with self._lock:
+            if self._processes.looks:
+                self._guarded(lambda: self._load(state), "the saved state")
+
+    def _load(self, given: Mapping[str, Tensor]) -> None:
+        inner = self._model()
+        state = self._processes.same_tensors(given)
+        if inner is None or "due" not in state:
+            return
+        *due, moved_at = state["due"].tolist()
+        if self._options.budget is None:
+            for cadence, when in zip(self._cadences, due, strict=True):
+                cadence.due = max(when, self._step + 1)
+        self._moved_at = None if moved_at < 0 else moved_at
+        with undisturbed(inner):
+            self._measurements.prepare(inner)
+            self._measurements.load(state)
+        self._measurements.release()
+
     def close(self) -> None:
         """Write what is left and the findings; nothing is watched from then on."""
         with self._lock:
@@ -420,6 +459,11 @@ class Monitor:
                 rows += self._guarded(measurements.weights, "reading weights") or []
                 middle = self._synchronised()
                 if expensive:
+                    if self._begun and not measurements.updates.known:
+                        self._faults.remark(
+                            f"update_stable_rank is counted from step {self._step}: the weights "
+                            "before the training was resumed are not known (load_state_dict)"
+                        )
                     stepped = self._step > self._begun
                     rows += (
                         self._guarded(
@@ -503,8 +547,8 @@ class Monitor:
     ) -> Measurements:
         layer = self._options.theorem1
 
-        def parts(model: nn.Module) -> Parts:
-            return parts_of(model, architecture)
+        def parts(found_in: nn.Module, run: Callable[[], object] | None) -> Parts:
+            return parts_of(found_in, architecture, run)
 
         measurements = Measurements(
             parts,
