@@ -122,6 +122,15 @@ def probe(
             help=f"What to measure, with commas, or all. Otherwise {METRICS}.",
         ),
     ] = None,
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="A .json or .toml file that says where the weights are, for a model in which they "
+            "are not found: see the documentation of probes.",
+        ),
+    ] = None,
     device: Device = "auto",
     dtype: Annotated[
         str,
@@ -177,6 +186,7 @@ def probe(
                 dtype=dtype,
                 low_memory=low_memory,
                 seed=seed,
+                map_file=map_file,
             ),
             device=chosen_device(device),
             out=out,
@@ -220,8 +230,9 @@ class _Asked:
         return {**named, **text, **self.probing.config}
 
 
-def _probing(*, metrics: str | None, **settings: Any) -> "Probing":
+def _probing(*, metrics: str | None, map_file: Path | None, **settings: Any) -> "Probing":
     from joma.experiments._probing import Probing
+    from joma.models import load_map
     from joma.probes.session import METRICS, WEIGHT_METRICS
 
     names = None
@@ -229,7 +240,8 @@ def _probing(*, metrics: str | None, **settings: Any) -> "Probing":
         names = WEIGHT_METRICS if settings["low_memory"] else tuple(METRICS)
     elif metrics is not None:
         names = tuple(name.strip() for name in metrics.split(",") if name.strip())
-    return Probing(metrics=names, **settings)
+    architecture = None if map_file is None else load_map(map_file)
+    return Probing(metrics=names, architecture=architecture, **settings)
 
 
 @contextlib.contextmanager
