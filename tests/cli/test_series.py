@@ -208,18 +208,19 @@ class TestProbe:
         assert run_joma(*line).exit_code == 0
         assert measured[len(STEPS) :] == ["training/step200"]
 
-    def test_interrupted(self, series, measured, monkeypatch):
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_interrupted(self, series, measured, monkeypatch, number: signal.Signals, code: int):
         watched = joma.experiments.series.measure
 
         def interrupted(source: str, *arguments, **options):
             if source.endswith("step300"):
-                raise KeyboardInterrupt
+                signal.raise_signal(number)
             return watched(source, *arguments, **options)
 
         monkeypatch.setattr(joma.experiments.series, "measure", interrupted)
         monkeypatch.setattr("sys.argv", ["joma", "probe", "--series", "training"])
         result = probe()
-        assert result.exit_code == 130
+        assert result.exit_code == code
         assert "Run it again with: joma probe --series training" in result.stderr
         assert Run.open("here").read_json("outcome") == {"status": "interrupted"}
         monkeypatch.setattr(joma.experiments.series, "measure", watched)
