@@ -2,7 +2,7 @@
 
 Nothing of joma is used. `matrices` gives the (out, in) matrices of attention and MLPs under the
 name of the parameter, the role and the number of the expert. Fused matrices are cut as the model
-cuts what they produce.
+cuts what they produce. XLNet's projections, parameters of three axes, are left out.
 """
 
 import re
@@ -58,6 +58,12 @@ def _query_and_gate(matrix: Tensor, config: Any) -> Parts:
     return {"query": query.flatten(0, 1)}
 
 
+def _in_four(matrix: Tensor, config: Any) -> Parts:
+    """Four groups of heads, each with its queries, values and keys, in this order."""
+    query, value, key = matrix.unflatten(0, (4, 3, -1)).unbind(1)
+    return {"query": query.flatten(0, 1), "key": key.flatten(0, 1), "value": value.flatten(0, 1)}
+
+
 def _latent(matrix: Tensor, config: Any) -> Parts:
     """Head after head, each with its key (but for what carries positions) and value."""
     sizes = [config.qk_nope_head_dim, config.v_head_dim]
@@ -83,6 +89,9 @@ FUSED: dict[str, dict[str, Split]] = {
     "glm": {r"gate_up_proj\.weight": _halves},
     "glm4": {r"gate_up_proj\.weight": _halves},
     "qwen3_next": {r"self_attn\.q_proj\.weight": _query_and_gate},
+    "codegen": {r"qkv_proj\.weight": _in_four},
+    "openai-gpt": {r"attn\.c_attn\.weight": _thirds},
+    "deberta": {r"in_proj\.weight": _by_head},
     "deepseek_v2": {r"kv_b_proj\.weight": _latent},
     "deepseek_v3": {r"kv_b_proj\.weight": _latent},
     "gpt_oss": {r"experts\.gate_up_proj": _alternating},
@@ -91,9 +100,9 @@ FUSED: dict[str, dict[str, Split]] = {
 
 _ATTENTION = r"(\w*(attn|attention|Attention)|self|temporal_block)\."
 _PLAIN: list[tuple[str, Split]] = [
-    (_ATTENTION + r"(q_proj|query|q|q_lin|Wq|q_b_proj)\.weight", _whole("query")),
-    (_ATTENTION + r"(k_proj|key|k|k_lin|Wk)\.weight", _whole("key")),
-    (_ATTENTION + r"(v_proj|value|v|v_lin|Wv)\.weight", _whole("value")),
+    (_ATTENTION + r"(q_proj|query|query_proj|q|q_lin|Wq|q_b_proj)\.weight", _whole("query")),
+    (_ATTENTION + r"(k_proj|key|key_proj|k|k_lin|Wk)\.weight", _whole("key")),
+    (_ATTENTION + r"(v_proj|value|value_proj|v|v_lin|Wv)\.weight", _whole("value")),
     (
         _ATTENTION + r"(o_proj|out_proj|o|out_lin|dense|output\.dense|c_proj|Wo|proj)\.weight",
         _whole("output"),
@@ -104,19 +113,24 @@ _PLAIN: list[tuple[str, Split]] = [
     (r"(w3|wi_1)\.weight", _whole("mlp_up")),
     (
         r"(fc1|fc_in|lin1|wi|c_fc|dense_h_to_4h|intermediate\.dense|intermediate_dense|ffn)\.weight"
-        r"|h\.\d+\.ffn\.0\.weight",
+        r"|h\.\d+\.ffn\.0\.weight|ff\.layer_1\.weight",
         _whole("mlp_lower"),
     ),
     (
         r"(down_proj|w2|fc2|fc_out|lin2|wo|dense_4h_to_h|output_dense|ffn_output)\.weight"
-        r"|h\.\d+\.ffn\.2\.weight|mlp\.(c_proj|Wo)\.weight|layer\.\d+\.output\.dense\.weight",
+        r"|h\.\d+\.ffn\.2\.weight|ff\.layer_2\.weight|mlp\.(c_proj|Wo)\.weight|layer\.\d+\.output\.dense\.weight",
         _whole("mlp_down"),
     ),
 ]
 _NO_PART = re.compile(
     r"linear_attn|mamba|\.conv\.|rg_lru|merger|pooler|multi_modal_projector|vision_model\.head"
 )
-_IN_OUT = {"gpt2": r"weight", "gpt_oss": r"experts\.", "llama4_text": r"experts\."}
+_IN_OUT = {
+    "gpt2": r"weight",
+    "openai-gpt": r"weight",
+    "gpt_oss": r"experts\.",
+    "llama4_text": r"experts\.",
+}
 """Weights stored as (in, out)."""
 
 

@@ -41,11 +41,8 @@ class Attention:
         return self.module + (f"#{self.pass_index}" if self.pass_index else "")
 
     def entropy(self) -> Tensor:
-        """−Σ p ln p of each row, (B, H, T), in float64."""
+        """−Σ p ln p of each row, (B, H, T), in float64; a sink is one more outcome."""
         p = self.probabilities.double()
-        if self.sinks:  # what is left for keys, as shares of itself
-            p = p[..., :-1]
-            p = p / p.sum(-1, keepdim=True)
         return -torch.special.xlogy(p, p).sum(-1)
 
     def rows(self, real: Mapping[int, Tensor]) -> Tensor:
@@ -65,6 +62,10 @@ class _Recorder(TorchFunctionMode):
         self.runs: Counter[str] = Counter()
         self.seen: list[Attention] = []
 
+    @property
+    def path(self) -> str:
+        return self.paths[self.running[-1]] if self.running else ""
+
     def enter(self, module: nn.Module) -> None:
         if not self.running:  # another forward pass of the whole model
             self.runs.clear()
@@ -78,14 +79,16 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func in _SOFTMAX and result.ndim == 4:
             self._record(result.detach())
+        elif func in _SOFTMAX and result.ndim == 3 and "attn" in self.path:  # heads in the batch
+            heads: Any = self.running[-1].num_heads
+            self._record(result.detach().unflatten(0, (-1, heads)))
         elif func is nn.functional.multi_head_attention_forward:
             wanted = kwargs | {"need_weights": True, "average_attn_weights": False}
             self._record(func(*args, **wanted)[1].detach())
         return result
 
     def _record(self, result: Tensor) -> None:
-        module = self.running[-1]
-        path = self.paths[module]
+        module, path = self.running[-1], self.path
         sinks = getattr(module, "sinks", None) is not None
         self.seen.append(Attention(path, self.runs[path] - 1, result.clone(), sinks))
 
@@ -120,14 +123,14 @@ def mean_entropies(
     return {key: torch.cat(parts).mean(0) for key, parts in rows.items()}
 
 
-def attentions(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Attention]:
+def attentions(model: nn.Module, inputs: Mapping[str, Any]) -> list[Attention]:
     """Attentions of `model(**inputs)`, without gradients."""
     with torch.no_grad(), recording(model) as seen:
         model(**inputs)
     return seen
 
 
-def returned(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+def returned(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
     """All attention probabilities the model returns when asked to, in no particular order."""
     with torch.no_grad():
         outputs = model(**inputs, output_attentions=True)

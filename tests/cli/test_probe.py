@@ -71,7 +71,7 @@ class TestNumbers:
             for head, value in expected.items():
                 assert got[head] == pytest.approx(float(value), abs=1e-4)
         ranks = {r["module"]: r for r in found if r["metric"] == "stable_rank"}
-        assert len(ranks) == 1 + 4 * LAYERS
+        assert len(ranks) == 1 + 7 * LAYERS
         for module, record in ranks.items():
             values = torch.linalg.svdvals(eager.get_parameter(f"{module}.weight").detach())
             true = float(values.square().sum() / values[0] ** 2)

@@ -119,9 +119,39 @@ def test_updates_at_which_networks_are_apart_are_counted(tmp_path, smallest, mon
     }
     updates = sorted({step for step, _ in seen})
     far = [abs(seen[step, 2] - seen[step, 3]) / 2 for step in updates]  # from the middle of two
-    monkeypatch.setattr(_curves, "APART", sorted(far)[2])
+    monkeypatch.setattr(_curves, "MAX_LOSS_GAP", sorted(far)[2])
     found = collect(run, _data.load(SIZE).setting, ["depth-5"])[5, SIZE.learning_rates[1]]
     assert found.apart == pytest.approx((len(far) - 3) / len(far))
+
+
+class TestShareApart:
+    """Four networks that read the same words, over ten updates."""
+
+    losses = np.linspace(6, 4, 10)[:, None] + np.array([0.0, 0.05, -0.05, 0.1])
+
+    def test_healthy_networks_are_never_apart(self):
+        assert _curves.share_apart(self.losses) == 0
+        near = self.losses.copy()
+        near[3, 1] += 0.2
+        assert _curves.share_apart(near) == 0
+
+    @pytest.mark.parametrize("wrong", [0.5, -0.5, 5.0, np.inf, -np.inf, np.nan])
+    def test_one_that_is_wrong_is_counted(self, wrong: float):
+        spoilt = self.losses.copy()
+        spoilt[7:, 2] += wrong
+        assert _curves.share_apart(spoilt) == pytest.approx(0.3)
+
+    def test_one_that_is_nan_hides_no_other(self):
+        spoilt = self.losses.copy()
+        spoilt[8:, 0] = np.nan
+        spoilt[2:, 3] += 1.0
+        assert _curves.share_apart(spoilt) == pytest.approx(0.8)
+
+    def test_where_all_are_nan_nothing_is_compared(self):
+        spoilt = self.losses.copy()
+        spoilt[5:] = np.nan
+        assert _curves.share_apart(spoilt) == 0
+        assert _curves.share_apart(np.full((3, 2), np.nan)) == 0
 
 
 def test_recorded_curves_are_read_before_anything_is_trained(tmp_path, smallest):

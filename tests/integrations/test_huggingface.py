@@ -174,7 +174,8 @@ def test_trainings_in_a_row_with_one_callback(tmp_path: Path) -> None:
     broken = watching.monitor
     train(tmp_path / "b", [watching])
     assert watching.monitor is not broken
-    assert of_run(Run.open(tmp_path / "own"), "loss")[0] == list(range(1, STEPS + 1))
+    assert of_run(Run.open(tmp_path / "own"), "loss")[0] == [1, 2, 3]
+    assert of_run(Run.open(tmp_path / "own-2"), "loss")[0] == list(range(1, STEPS + 1))
     assert not (tmp_path / "b" / "monitor").exists()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from joma.integrations._watch import Watch
 from tests.train._watched import encoder
 watch = Watch({"run": sys.argv[1]})
-monitor = watch.begin(encoder(), step=0, first=True, folder=None)
+monitor = watch.begin(encoder(), step=0, folder=None)
 monitor.step(float("nan"))
 raise KeyboardInterrupt
 """
@@ -39,19 +39,24 @@ def test_a_training_that_is_interrupted_leaves_its_findings(tmp_path: Path) -> N
 def test_what_was_logged_after_the_checkpoint_comes_again(tmp_path: Path) -> None:
     watch = Watch({"metrics": ["stable_rank"]})
     for step, losses in ((0, [5.0, 4.0, 3.0]), (2, [2.0])):
-        monitor = watch.begin(encoder(), step=step, first=True, folder=tmp_path / "run")
+        monitor = watch.begin(encoder(), step=step, folder=tmp_path / "run")
         for loss in losses:
             monitor.step(loss)
     watch.end()
     assert of_run(Run.open(tmp_path / "run"), "loss") == ([1, 2, 3], [5.0, 4.0, 2.0])
     assert "3 steps watched" in watch.told()
-    watch.begin(encoder(), step=0, first=True, folder=tmp_path / "run")  # anew, without what was
+    watch.begin(encoder(), step=0, folder=tmp_path / "run")  # a new training
     watch.end()
-    assert of_run(Run.open(tmp_path / "run"), "loss") == ([], [])
+    assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1, 2, 3]
+    assert of_run(Run.open(tmp_path / "run-2"), "loss") == ([], [])
+    assert f"{tmp_path / 'run'} holds an earlier run" in watch.told()
+    watch.begin(encoder(), step=1, folder=tmp_path / "run").step(9.0)  # of the newer one
+    watch.end()
+    assert of_run(Run.open(tmp_path / "run-2"), "loss") == ([2], [9.0])
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="has other things in it"):
-        Watch({}).begin(encoder(), step=0, first=True, folder=tmp_path)
+        Watch({}).begin(encoder(), step=0, folder=tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "mine"

@@ -216,7 +216,7 @@ def test_mistakes_are_told():
     query = Place("b.{layer}.q", Part(0, 3, by_head=True))
     small = _small(query)
     with pytest.raises(ValueError, match="roles must be among"):
-        weights(["emb"], small, ["value"])
+        weights(["emb"], small, ["gate"])
     with pytest.raises(ValueError, match="no parameter is named"):
         weights(["other.emb"], small)
     with pytest.raises(ValueError, match=r"query at b\.1\.q"):

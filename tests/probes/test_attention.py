@@ -421,7 +421,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "padding shape": ({"padding": torch.ones(6, dtype=torch.bool)}, "padding must broadcast"),
     "mask type": ({"mask": torch.ones(5, 5, dtype=torch.int64)}, "mask must be bool"),
     "mask shape": ({"mask": torch.ones(4, 4, dtype=torch.bool)}, "mask must broadcast"),
-    "device": ({"mask": torch.ones(5, 5, dtype=torch.bool, device="meta")}, "one device"),
+    "device": ({"mask": torch.ones(5, 5, dtype=torch.bool, device="meta")}, "meta"),
 }
 
 

@@ -62,6 +62,9 @@ def _gpt2_weights(model: nn.Module, layer: int) -> dict[str, tuple[str, Tensor]]
     return {
         "query": (f"{name}[query]", fused[:32]),
         "key": (f"{name}[key]", fused[32:64]),
+        "value": (f"{name}[value]", fused[64:]),
+        "output": (f"transformer.h.{layer}.attn.c_proj", block.attn.c_proj.weight.T),
+        "mlp_down": (f"transformer.h.{layer}.mlp.c_proj", block.mlp.c_proj.weight.T),
         "mlp_lower": (f"transformer.h.{layer}.mlp.c_fc", block.mlp.c_fc.weight.T),
     }
 
@@ -73,6 +76,9 @@ def _neox_weights(model: nn.Module, layer: int) -> dict[str, tuple[str, Tensor]]
     return {
         "query": (f"{name}[query]", heads[:, 0].reshape(32, 32)),
         "key": (f"{name}[key]", heads[:, 1].reshape(32, 32)),
+        "value": (f"{name}[value]", heads[:, 2].reshape(32, 32)),
+        "output": (f"gpt_neox.layers.{layer}.attention.dense", block.attention.dense.weight),
+        "mlp_down": (f"gpt_neox.layers.{layer}.mlp.dense_4h_to_h", block.mlp.dense_4h_to_h.weight),
         "mlp_lower": (f"gpt_neox.layers.{layer}.mlp.dense_h_to_4h", block.mlp.dense_h_to_4h.weight),
     }
 
@@ -80,6 +86,9 @@ def _neox_weights(model: nn.Module, layer: int) -> dict[str, tuple[str, Tensor]]
 _LLAMA = _named(
     query="model.layers.{}.self_attn.q_proj",
     key="model.layers.{}.self_attn.k_proj",
+    value="model.layers.{}.self_attn.v_proj",
+    output="model.layers.{}.self_attn.o_proj",
+    mlp_down="model.layers.{}.mlp.down_proj",
     mlp_lower="model.layers.{}.mlp.gate_proj",
     mlp_up="model.layers.{}.mlp.up_proj",
 )
@@ -158,6 +167,9 @@ CASES = {
         _named(
             query="model.decoder.layers.{}.self_attn.q_proj",
             key="model.decoder.layers.{}.self_attn.k_proj",
+            value="model.decoder.layers.{}.self_attn.v_proj",
+            output="model.decoder.layers.{}.self_attn.out_proj",
+            mlp_down="model.decoder.layers.{}.fc2",
             mlp_lower="model.decoder.layers.{}.fc1",
         ),
     ),
@@ -174,6 +186,9 @@ CASES = {
         _named(
             query="bert.encoder.layer.{}.attention.self.query",
             key="bert.encoder.layer.{}.attention.self.key",
+            value="bert.encoder.layer.{}.attention.self.value",
+            output="bert.encoder.layer.{}.attention.output.dense",
+            mlp_down="bert.encoder.layer.{}.output.dense",
             mlp_lower="bert.encoder.layer.{}.intermediate.dense",
         ),
     ),
@@ -379,7 +394,7 @@ class TestWholeModels:
         ]
         for it in probed(name, implementation):
             record = json.loads(json.dumps(it.as_json()))
-            assert list(record) == ["metric", "module", "layer", "head", "value", "bound"]
+            assert list(record) == ["metric", "module", "layer", "head", "value", "bound", "kind"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -438,7 +453,7 @@ class TestWhatIsAsked:
         told: list[tuple[str, int, int]] = []
         probe(built("Llama"), windows(), batch=1, progress=lambda *words: told.append(words))
         assert [done for what, done, _ in told if what == "read the text"] == [0, 1, 2]
-        assert sum("weigh" in what for what, _, _ in told) == 1 + 4 * LAYERS
+        assert sum("weigh" in what for what, _, _ in told) == 1 + 7 * LAYERS
         assert all(done < total for _, done, total in told)
 
     def test_a_sample_of_the_tokens(self):
@@ -458,7 +473,7 @@ class TestWhatIsAsked:
             ({"metrics": []}, "metrics must be a list"),
             ({"batch": 0}, "batch must be"),
             ({"sample": 0}, "sample must be"),
-            ({"roles": ["value"]}, "roles must be among"),
+            ({"roles": ["gate"]}, "roles must be among"),
         ],
     )
     def test_bad_arguments(self, options, told: str):
@@ -525,5 +540,5 @@ def test_a_module_of_ones_own():
     entropy = torch.special.entr(weights).sum(-1)
     assert found[0].value == pytest.approx(float(entropy.mean()), abs=1e-5)
     assert [it.value for it in found[1:]] == pytest.approx(entropy.mean((0, 2)).tolist(), abs=1e-5)
-    with pytest.raises(ValueError, match="no map says where"):
+    with pytest.raises(ValueError, match="mlp_zero cannot be measured: no part of _Own"):
         probe(model, windows(), metrics=["attention_entropy", "mlp_zero"], attention=names)

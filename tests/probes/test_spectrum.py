@@ -347,3 +347,11 @@ def test_matrices_of_one_shape_and_any_scale_follow_each_other_on_a_gpu() -> Non
         stable_rank(spoilt)
     rank = stable_rank(plain.cuda()).value
     assert rank == pytest.approx(true_stable_rank(plain), rel=1e-3)
+
+
+@pytest.mark.parametrize("r", [0, 9, 64, -1, True, 2.0, None])
+def test_the_energy_of_values_that_are_not_known_is_refused(r) -> None:
+    known = singular_values(gaussian(64, 80), 8)
+    assert known.energy(8).certain
+    with pytest.raises(ValueError, match=r"^r must be a whole number from 1 to 8, "):
+        known.energy(r)

@@ -167,3 +167,17 @@ def test_small_and_large_on_a_gpu_that_allows_tf32(shape: tuple[int, int]) -> No
     with _legacy(), torch.autocast("cuda", torch.bfloat16):
         found = stable_rank(matrix, method="lanczos")
     assert abs(found.value - true_stable_rank(matrix)) <= found.bound <= 1e-3 * found.value
+
+
+@pytest.mark.parametrize(("side", "inner"), [(4, 100_000), (200, 200)])
+def test_the_bounds_leave_room_for_every_rounding(side: int, inner: int) -> None:
+    """A factor of c·1 − A·Aᵀ in floating point proves σ₁² ≤ c only up to these two."""
+    eps = 2.0**-53
+    matrix = gaussian(side, inner)
+    found = _certificate.top(matrix, seed=0)
+    gram, _ = _certificate.gram_matrix(matrix)
+    attained = float(found.vector @ gram @ found.vector)
+    of_gram = inner * eps * found.norm**2  # of each entry's sum, in the norm of the matrix
+    of_factor = (side + 1) * eps * side * found.ceiling
+    assert found.floor <= attained - of_gram
+    assert found.ceiling >= attained * (1 + 1e-10) + of_gram + of_factor

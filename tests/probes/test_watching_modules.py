@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from joma.models.architectures import Part
 from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
-from tests.probes._watched import entropy_of, sharpen
+from tests.probes._watched import assert_entropies, entropy_of, sharpen
 
 
 def attention_masks(batch: int, heads: int, queries: int, keys: int) -> dict[str, dict[str, Any]]:
@@ -70,8 +70,11 @@ def test_multihead_attention(kind: str, mask: str, batch_first: bool, training: 
     assert "forward" not in vars(module)
     assert len(calls) == 2
     for call in calls:
-        truth = entropy_of(plain[1])
-        torch.testing.assert_close(call.statistics().entropy.double(), truth, atol=1e-5, rtol=0)
+        real = torch.ones(2, 7, dtype=torch.bool)
+        if "key_padding_mask" in given and key.shape == query.shape:
+            real[0, -2:] = False  # padded queries see no key
+        assert_entropies(call, plain[1], real)
+        assert call.kind == ("cross" if kind in ("cross", "other widths") else "self")
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -94,8 +97,7 @@ def test_multihead_attention_without_batch():
     calls: list[AttentionCall] = []
     with torch.no_grad(), watch_attention(module, calls.append):
         _, attention = module(*[inputs] * 3, key_padding_mask=padded, average_attn_weights=False)
-    found = calls[0].statistics().entropy
-    torch.testing.assert_close(found[0].double(), entropy_of(attention), atol=1e-5, rtol=0)
+    assert_entropies(calls[0], attention.unsqueeze(0), ~padded.unsqueeze(0))
 
 
 @pytest.mark.parametrize("extra", ["add_bias_kv", "add_zero_attn"])

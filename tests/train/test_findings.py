@@ -151,6 +151,13 @@ def test_loss() -> None:
     assert "12.000" in found.sentence
 
 
+def test_a_loss_that_keeps_most_of_what_it_has_gained_has_not_diverged() -> None:
+    back = np.concatenate([np.linspace(10, 3, 100), np.linspace(3, 6, 30), np.full(20, 6.0)])
+    assert diverged_loss(range(150), back) is None
+    found = diverged_loss(range(150), np.where(np.arange(150) > 120, 11.0, back))
+    assert found is not None
+
+
 def test_low_rank_gradients_are_decided_by_the_worst_weight() -> None:
     good, bad = [0.1, 0.95, 0.96, 0.97], [0.9, 0.95, 0.89, 0.99]
     found = low_rank_gradients(range(4), {"a": good}, 8)

@@ -53,7 +53,15 @@ _COLUMNS = {
     "mlp_kurtosis": "MLP kurtosis",
     "residual_overlap": "overlap",
 }
-_ROLES = {"query": "query", "key": "key", "mlp_lower": "MLP lower", "mlp_up": "MLP up"}
+_ROLES = {
+    "query": "query",
+    "key": "key",
+    "value": "value",
+    "output": "output",
+    "mlp_lower": "MLP lower",
+    "mlp_up": "MLP up",
+    "mlp_down": "MLP down",
+}
 _RANKS = {"stable_rank": "rank", "effective_rank": "effective rank"}
 
 
@@ -334,13 +342,16 @@ def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
     title = Text.assemble((str(asked.model), "bold"), f"  {_heading(probed, asked)}")
     _show.put(title, "")
     rows = by_layer(probed)
-    if rows:
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        table = _show.table(*columns)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    ranks = [name for name in columns if name.startswith(tuple(_RANKS.values()))]
+    for shown in ([name for name in columns if name not in ranks], ["layer", *ranks]):
+        if len(shown) < 2:
+            continue
+        table = _show.table(*shown)
         for column in table.columns:
             column.justify = "right"
         for row in rows:
-            table.add_row(*(_show.printable(row.get(name, "")) for name in columns))
+            table.add_row(*(_show.printable(row.get(name, "")) for name in shown))
         _show.put(table, "")
     for line in _beside(probed):
         typer.echo(line)
@@ -348,9 +359,13 @@ def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
 
 
 def by_layer(probed: "Probed") -> list[dict[str, str]]:
-    """One row for each layer: what was measured of it, as it is shown."""
+    """One row for each layer: what was measured of it, as it is shown.
+
+    Where a layer has several of a kind, such as experts, from the smallest number to the largest.
+    """
     rows: dict[int, dict[str, str]] = {}
     heads: dict[int, list[float]] = {}
+    several: dict[tuple[int, str], list[float]] = {}
     for one in probed.measurements:
         if one.layer is None:
             continue
@@ -360,7 +375,11 @@ def by_layer(probed: "Probed") -> list[dict[str, str]]:
             few = heads[one.layer]
             row["of its heads"] = f"{min(few):.2f} … {max(few):.2f}"
         elif one.head is None:
-            row[_column(one.metric, probed.roles.get(one.module))] = f"{one.value:.4g}"
+            column = _column(one.metric, probed.roles.get(one.module))
+            values = several.setdefault((one.layer, column), [])
+            values.append(one.value)
+            low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+            row[column] = low if low == high else f"{low} … {high}"
     return [rows[layer] for layer in sorted(rows)]
 
 

@@ -39,7 +39,20 @@ def show(asked: "_Asked", folder: Path | None) -> None:
 
 
 def takes(asked: "_Asked", source: str, revision: str | None) -> dict[str, Any]:
-    """About how long one model takes and what memory, from the sizes of its files alone."""
+    """About how long one model takes and what memory, from the sizes of its files alone.
+
+    Raises:
+        JomaError: The model cannot be measured.
+    """
+    from joma.models.loading import check_source
+
+    if not asked.probing.low_memory:
+        check_source(
+            source,
+            revision=revision,
+            tokenizer=asked.probing.tokenizer,
+            reads_text=asked.probing.reads_text,
+        )
     sizes = _sizes(source)
     if sizes is None:
         return {"about_seconds": None, "about_bytes": None, "tokens": None}

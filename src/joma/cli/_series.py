@@ -19,7 +19,7 @@ from joma.cli._edge import (
 )
 from joma.cli._options import Json
 from joma.cli._progress import reports
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 
 if TYPE_CHECKING:
     from joma.cli._probe import _Asked
@@ -196,7 +196,10 @@ def _print_integrity(integrity: "Integrity", distances: bool = True) -> None:
             )
         _show.put(rows, "")
     for finding in integrity.findings:
-        typer.echo(_show.sentence(finding.sentence))
+        typer.echo(printable(_show.sentence(finding.sentence)))
+    if (count := len(integrity.unverified)) and distances:
+        of = "No checkpoint carries" if not integrity.verified else f"{count} checkpoints carry no"
+        typer.echo(f"{of} checksums: unverified.")
 
 
 def _print_table(table: Sequence[Any]) -> None:

@@ -1,7 +1,7 @@
 """What `joma probe` does to one model: load it, cut the text into windows, measure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from joma.data.text import windows
 from joma.errors import JomaError
-from joma.models.architectures import architecture_of, weights
+from joma.models import Found, dummy_forward, find_stored_weights, find_weights
+from joma.models._checksums import check_checksums
+from joma.models.architectures import Architecture, known_architecture
 from joma.models.loading import Loaded, load
 from joma.models.weight_files import WeightFiles
 from joma.probes.session import (
@@ -19,6 +21,7 @@ from joma.probes.session import (
     checked_metrics,
     probe,
     probe_weights,
+    unmeasured,
 )
 from joma.runs import Run
 
@@ -50,6 +53,7 @@ class Probing:
         dtype: what the model computes in, one of `DTYPES`.
         low_memory: measure weights alone, one tensor at a time from their files.
         seed: decides samples.
+        architecture: a map of where the weights are, for a model in which they are not found.
     """
 
     metrics: tuple[str, ...] | None = None
@@ -60,6 +64,7 @@ class Probing:
     dtype: str = "float32"
     low_memory: bool = False
     seed: int = 0
+    architecture: Architecture | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -98,6 +103,8 @@ class Probing:
         if self.reads_text:
             shown |= {"window": self.window, "windows": self.windows, "dtype": self.dtype}
             shown |= {"tokenizer": self.tokenizer, "special_tokens": "around each window"}
+        if self.architecture is not None:
+            shown["map"] = asdict(self.architecture)
         return shown | ({"low_memory": True} if self.low_memory else {})
 
 
@@ -168,8 +175,9 @@ def measure(
     shown, note = None, None
     if probing.reads_text:
         shown, note = text_windows(loaded, text, probing.window, probing.windows)
+    parts, left_out = _parts(loaded, probing)
     try:
-        found = _measure_model(loaded, shown, probing, progress)
+        found = _measure_model(loaded, parts, shown, probing, progress)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
@@ -178,7 +186,7 @@ def measure(
             "less, and the CPU none of it"
         ) from error
     facts = {
-        "architecture": _architecture_name(loaded),
+        "architecture": _architecture_name(loaded, probing),
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "context": loaded.context,
     }
@@ -186,35 +194,52 @@ def measure(
         facts["special_tokens"] = loaded.special_tokens.describe() or "none"
     return Probed(
         found,
-        _roles(loaded),
+        _roles(parts),
         None if shown is None else (shown.shape[0], shown.shape[1]),
-        note,
+        " ".join(it for it in (note, left_out) if it) or None,
         facts,
     )
 
 
-def _architecture_name(loaded: Loaded) -> str:
-    if loaded.architecture is not None:
-        return loaded.architecture.name
+def _parts(loaded: Loaded, probing: Probing) -> tuple[Found | None, str | None]:
+    """What was found in a model where a metric needs it, and which metrics are left out."""
+    if all(metric.startswith("attention") for metric in probing.chosen):
+        return None, None
+    parts = find_weights(
+        loaded.model, architecture=probing.architecture, run=dummy_forward(loaded.model)
+    )
+    return parts, _left_out(parts, probing)
+
+
+def _left_out(parts: Found, probing: Probing) -> str | None:
+    why = unmeasured(parts, probing.chosen)
+    said = [f"Not measured: {metric} ({reason})." for metric, reason in why.items()]
+    return " ".join(said) or None
+
+
+def _architecture_name(loaded: Loaded, probing: Probing) -> str:
+    architecture = probing.architecture or loaded.architecture
+    if architecture is not None:
+        return architecture.name
     return str(getattr(loaded.model.config, "model_type", type(loaded.model).__name__))
 
 
-def _roles(loaded: Loaded) -> dict[str, str]:
-    """What each weight that was probed is, by its module; nothing where no map is known."""
-    if (architecture := loaded.architecture) is None:
-        return {}
-    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
-    heads = architecture.head_counts(loaded.model)[0]
-    return {weight.module: weight.role for weight in weights(names, architecture, heads=heads)}
+def _roles(parts: Found | None) -> dict[str, str]:
+    """What each weight that was probed is, by its module."""
+    return {} if parts is None else {weight.module: weight.role for weight in parts.weights}
 
 
 def _measure_model(
-    loaded: Loaded, shown: Tensor | None, probing: Probing, progress: Progress
+    loaded: Loaded,
+    parts: Found | None,
+    shown: Tensor | None,
+    probing: Probing,
+    progress: Progress,
 ) -> list[Measurement]:
     if shown is None:
         return probe_weights(
             loaded.model,
-            architecture=loaded.architecture,
+            parts=parts,
             metrics=probing.chosen,
             seed=probing.seed,
             progress=progress,
@@ -222,8 +247,8 @@ def _measure_model(
     return probe(
         loaded.model,
         shown,
-        architecture=loaded.architecture,
-        metrics=probing.chosen,
+        parts=parts,
+        metrics=probing.metrics,
         batch=probing.batch,
         seed=probing.seed,
         progress=progress,
@@ -234,23 +259,23 @@ def _measure_files(
     source: str, probing: Probing, revision: str | None, progress: Progress
 ) -> Probed:
     files = WeightFiles(source, revision=revision)
-    config = files.config()
-    if config is None:
-        raise JomaError(f"{source} has no config.json, which says what its weights are")
-    architecture = architecture_of(config)
-    heads = architecture.head_counts(config)[0]
+    check_checksums(files.folder)
+    parts = find_stored_weights(files, architecture=probing.architecture)
     found = probe_weights(
         files,
-        architecture=architecture,
+        parts=parts,
         metrics=probing.chosen,
         seed=probing.seed,
         progress=progress,
     )
-    return Probed(
-        found,
-        {weight.module: weight.role for weight in weights(files.names, architecture, heads=heads)},
-        facts={"architecture": architecture.name, "bytes": files.bytes},
-    )
+    return Probed(found, _roles(parts), facts=_file_facts(files, probing))
+
+
+def _file_facts(files: WeightFiles, probing: Probing) -> dict[str, Any]:
+    config = files.config() or {}
+    known = probing.architecture or known_architecture(config)
+    name = config.get("model_type", "unknown") if known is None else known.name
+    return {"architecture": name, "bytes": files.bytes}
 
 
 def text_windows(

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from joma.errors import JomaError
-from joma.runs import Run, is_run
-from joma.train.monitor import Monitor
+from joma.runs import Run
+from joma.train.monitor import Monitor, TrainingStopped
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,27 +46,29 @@ class Watch:
         """Whether inputs to look at were given."""
         return self._options.get("held") is not None
 
-    def begin(self, model: nn.Module, *, step: int, first: bool, folder: Path | None) -> Monitor:
-        """Makes the monitor; one left open by a training that broke off is closed before.
+    def begin(self, model: nn.Module, *, step: int, folder: Run | Path | None) -> Monitor:
+        """Make the monitor; one left open by a training that broke off is closed before.
 
         Args:
-            model: to be watched.
-            step: optimizer steps made before. After some, the run in the folder is gone on with.
-            first: whether this process is the one that writes.
-            folder: of the run, unless the options say another.
+            model: The model to watch.
+            step: Optimizer steps made before. After some, the run in the folder is resumed.
+            folder: The run or its folder, unless the options say another.
         """
         self.end()
         options = dict(self._options)
         run = options.pop("run", None)
         run = folder if run is None else run
-        if step and first and run is not None:
-            if not isinstance(run, Run) and is_run(Path(run)):
-                run = Run.open(run)
-            if isinstance(run, Run):
-                run.metrics.rewind(step)  # what was logged after the checkpoint comes again
         self._monitor = monitor = Monitor(model, run=run, step=step, **options)
         atexit.register(monitor.close)  # trainers do not tell when they are interrupted
         return monitor.__enter__()
+
+    def step(self, loss: Tensor | None, learning_rate: float | None) -> str | None:
+        """Record a step; return why the training is to stop, None where it is not."""
+        try:
+            self.monitor.step(loss, learning_rate=learning_rate)
+        except TrainingStopped as reason:
+            return str(reason)
+        return None
 
     def end(self) -> None:
         """Closes the monitor, if there is one that is open."""

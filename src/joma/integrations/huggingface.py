@@ -33,12 +33,13 @@ class MonitorCallback(TrainerCallback):
     NaN included. A model that returns none (the Trainer smooths labels, or has a loss of its own)
     is recorded with the losses that the Trainer logs.
 
-    Training that goes on from a checkpoint goes on in the same run folder, from the same step; give
-    `held`, so that looks before and after are at the same inputs.
+    Training resumed from a checkpoint resumes the newest run folder, from the same step; give
+    `held`, so that measurements before and after are on the same inputs. Where `stop_on` asks for
+    it, the Trainer ends the training after the step.
 
     Args:
-        **monitor_options: of `joma.Monitor`. `run` is OUTPUT_DIR/monitor unless given; a training
-            that begins anew there replaces what an earlier one left.
+        **monitor_options: Options of `joma.Monitor`. `run` is OUTPUT_DIR/monitor unless given; a
+            second training there writes to OUTPUT_DIR/monitor-2.
     """
 
     def __init__(self, **monitor_options: Any) -> None:
@@ -62,7 +63,6 @@ class MonitorCallback(TrainerCallback):
         self._watch.begin(
             model,
             step=state.global_step,
-            first=state.is_world_process_zero,
             folder=Path(args.output_dir or ".") / "monitor",
         )
         self._losses, self._told = [], state.global_step
@@ -85,7 +85,11 @@ class MonitorCallback(TrainerCallback):
                 loss = losses.mean()
         self._losses = []
         rate = kwargs["optimizer"].param_groups[0]["lr"]
-        self.monitor.step(loss, learning_rate=rate)
+        reason = self._watch.step(loss, rate)
+        if reason is not None:
+            control.should_training_stop = True
+            if state.is_world_process_zero:
+                print(f"Training stops: {reason}")
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -95,8 +99,7 @@ class MonitorCallback(TrainerCallback):
         if self._hook is None or loss is None or self._told >= state.global_step:
             return
         self._told = state.global_step
-        if self.monitor.run is not None:
-            self.monitor.run.metrics.append(state.global_step, "loss", float(loss))
+        self.monitor.record_loss(state.global_step, loss)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

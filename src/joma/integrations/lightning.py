@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.integrations._watch import Watch
+from joma.runs import Run, is_run
 from joma.train.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class MonitorCallback(Callback):
     optimization, gradients are seen where `training_step` leaves them, and a batch in which
     several optimizers step is one step.
 
-    Training that goes on from a checkpoint goes on in the same run folder, from the same step; give
-    `held`, so that looks before and after are at the same inputs.
+    Training resumed from a checkpoint resumes the same run folder, from the same step; give `held`,
+    so that measurements before and after are on the same inputs. Where `stop_on` asks for it, the
+    Trainer ends the training after the step.
 
     Args:
         module: name of the submodule to watch, "model" or "net.decoder"; otherwise the one that has
@@ -81,8 +83,7 @@ class MonitorCallback(Callback):
         monitor = self._watch.begin(
             model,
             step=step,
-            first=trainer.is_global_zero,
-            folder=Path(self._folder) if going_on and self._folder else None,
+            folder=_earlier(self._folder) if going_on else None,
         )
         self._step = step
         self._folder = None if monitor.run is None else str(monitor.run.path)
@@ -109,7 +110,11 @@ class MonitorCallback(Callback):
                 mean = mean * trainer.accumulate_grad_batches
         self._losses = []
         rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
-        self.monitor.step(mean, learning_rate=rate)
+        reason = self._watch.step(mean, rate)
+        if reason is not None:
+            trainer.should_stop = True
+            if trainer.is_global_zero:
+                print(f"Training stops: {reason}")
         assert self._step is not None  # since the training began
         self._step += 1
 
@@ -125,6 +130,13 @@ class MonitorCallback(Callback):
     ) -> None:
         """Writes what there is of a training that broke off."""
         self._watch.end()
+
+
+def _earlier(folder: str | None) -> Run | Path | None:
+    """Return the run that a checkpoint names: that one, not a later one next to it."""
+    if folder is None:
+        return None
+    return Run.open(folder) if is_run(Path(folder)) else Path(folder)
 
 
 def _watched(whole: nn.Module, name: str | None) -> nn.Module:

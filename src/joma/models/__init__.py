@@ -7,6 +7,8 @@ what is measured of it, lives elsewhere.
 
 from joma.models._dummy import dummy_forward
 from joma.models._found import Attention, Block, Found, Mlp
+from joma.models._projections import reader_path
+from joma.models._stored import find_stored_weights
 from joma.models._weight import LowRank
 from joma.models.architectures import (
     ROLES,
@@ -61,6 +63,7 @@ __all__ = [
     "architecture_of",
     "check_tokens",
     "dummy_forward",
+    "find_stored_weights",
     "find_weights",
     "load",
     "load_tokenizer",
@@ -68,6 +71,7 @@ __all__ = [
     "module_path",
     "number_of_layers",
     "prefix_of",
+    "reader_path",
     "register",
     "untrained",
     "verify",

@@ -126,8 +126,8 @@ def _halves(both: Projection) -> dict[str, tuple[Projection, Rows | None]]:
 def _fused(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
     for name in _names.FUSED:
         whole = child_projection(module, path, name)
-        if whole is None or "conv1d" in module._modules or "A_log" in module._parameters:
-            continue  # a state space model's in_proj
+        if whole is None or any(part.startswith("conv") for part in module._modules):
+            continue  # a convolution's or state space model's in_proj
         if whole.why_not:
             return FoundAttention(path, {"query": (whole, None)}, notes={whole.path: whole.why_not})
         config = config_of(path)

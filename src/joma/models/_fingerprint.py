@@ -21,6 +21,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from joma.errors import JomaError
+from joma.models._checksums import SUMS, check_checksums, sha256
 from joma.models._hub import is_tokenizer_file, local_folder
 from joma.models.weight_files import WeightFiles
 from joma.runs._write import replacing
@@ -29,7 +30,6 @@ SIZE = 8191
 """Numbers of a sketch; a prime, so that neither rows nor columns of a matrix share a remainder."""
 
 _AT_ONCE = 512 * SIZE
-_HASHED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +41,14 @@ class Fingerprint:
         shapes: names and shapes of all tensors.
         norm: √Σ w² over all weights.
         sketch: (`SIZE`,), see above.
+        verified: Whether checksums written with the files have been compared with them.
     """
 
     files: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
     norm: float
     sketch: NDArray[np.float64]
+    verified: bool = False
 
     @property
     def contents(self) -> tuple[str, ...]:
@@ -64,7 +66,8 @@ def fingerprint(source: str | Path, *, revision: str | None = None) -> Fingerpri
     Whole numbers and truth values, which are masks and counters, count in `shapes` alone.
 
     Raises:
-        ValueError: it cannot be read, or holds numbers that are not finite.
+        ValueError: it cannot be read, holds numbers that are not finite, or is not as its checksums
+            have it.
     """
     stored = WeightFiles(source, revision=revision)
     sketch, square = np.zeros(SIZE), 0.0
@@ -75,11 +78,13 @@ def fingerprint(source: str | Path, *, revision: str | None = None) -> Fingerpri
         square += _add(tensor, name, sketch)
         if not np.isfinite(square):
             raise JomaError(f"{stored.tensors[name].file} holds NaN or infinity in {name}")
+    files = {str(path.relative_to(stored.folder)): sha256(path) for path in stored.files}
     return Fingerprint(
-        files={str(path.relative_to(stored.folder)): sha256(path) for path in stored.files},
+        files=files,
         shapes={name: tensor.shape for name, tensor in stored.tensors.items()},
         norm=float(np.sqrt(square)),
         sketch=sketch,
+        verified=check_checksums(stored.folder, files),
     )
 
 
@@ -91,27 +96,42 @@ def kept_fingerprint(kept: Path, source: str | Path, revision: str | None = None
     stored = WeightFiles(source, revision=revision)
     stamps = {
         str(path.relative_to(stored.folder)): [path.stat().st_size, path.stat().st_mtime_ns]
-        for path in stored.files
+        for path in (*stored.files, stored.folder / SUMS)
+        if path.exists()
     }
     if (before := _read(kept, stamps)) is not None:
         return before
     look = fingerprint(source, revision=revision)
-    facts = {"stamps": stamps, "files": dict(look.files), "shapes": look.shapes, "norm": look.norm}
-    data = save({"sketch": look.sketch}, metadata={"facts": json.dumps(facts)})
+    facts = json.dumps(
+        {
+            "stamps": stamps,
+            "files": dict(look.files),
+            "shapes": look.shapes,
+            "norm": look.norm,
+            "verified": look.verified,
+        }
+    )
+    metadata = {"facts": facts, "sha256": _digest(facts, look.sketch)}
     with replacing(kept) as file:
-        file.write(data)
+        file.write(save({"sketch": look.sketch}, metadata=metadata))
     return look
+
+
+def _digest(facts: str, sketch: NDArray[np.float64]) -> str:
+    return hashlib.sha256(facts.encode() + sketch.tobytes()).hexdigest()
 
 
 def _read(kept: Path, stamps: Mapping[str, list[int]]) -> Fingerprint | None:
     try:
         with safe_open(kept, framework="np") as file:
-            facts = json.loads((file.metadata() or {})["facts"])
-            if facts["stamps"] != stamps:
-                return None
-            shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
-            sketch = file.get_tensor("sketch")
-            return Fingerprint(facts["files"], shapes, float(facts["norm"]), sketch)
+            metadata, sketch = file.metadata() or {}, file.get_tensor("sketch")
+        facts = json.loads(metadata["facts"])
+        if facts["stamps"] != stamps or metadata["sha256"] != _digest(metadata["facts"], sketch):
+            return None
+        shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
+        return Fingerprint(
+            facts["files"], shapes, float(facts["norm"]), sketch, bool(facts["verified"])
+        )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
 
@@ -147,15 +167,6 @@ def _hashes(folder: Path, *, tokenizer: bool) -> dict[str, str]:
     }
 
 
-def sha256(path: Path) -> str:
-    """The hash of a file, read piece by piece."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(_HASHED_AT_ONCE):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def _add(tensor: Tensor, name: str, sketch: NDArray[np.float64]) -> float:
     """Adds a tensor to a sketch; gives its Σ w²."""
     signs = np.random.PCG64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "big"))
@@ -164,8 +175,10 @@ def _add(tensor: Tensor, name: str, sketch: NDArray[np.float64]) -> float:
         folded = np.zeros(-(-len(part) // SIZE) * SIZE, dtype=np.float32)
         numbers = folded[: len(part)]
         numbers[:] = part.to(torch.float32).numpy()
-        if not np.isfinite(partial := np.dot(numbers, numbers)):  # or larger than float32 can say
-            partial = np.square(numbers, dtype=np.float64).sum()
+        with np.errstate(over="ignore", invalid="ignore"):
+            partial = np.dot(numbers, numbers)
+            if not np.isfinite(partial):  # or larger than float32 can say
+                partial = np.square(numbers, dtype=np.float64).sum()
         square += float(partial)
         bits = np.unpackbits(signs.random_raw(-(-len(part) // 64)).view(np.uint8))[: len(part)]
         numbers *= 1 - 2 * bits.view(np.int8)

@@ -72,6 +72,8 @@ class Integrity:
         findings: what is wrong, by the steps it is about; none in a sound series.
         neighbours: the distances between those that follow each other.
         hashes: sha256 of each checkpoint's weight files, by step and file name.
+        verified: Steps whose files carry checksums and are as those have it. Of others, damage that
+            leaves files readable is not noticed.
     """
 
     series: str
@@ -79,6 +81,12 @@ class Integrity:
     findings: tuple[Finding, ...]
     neighbours: tuple[Neighbours, ...]
     hashes: Mapping[int, Mapping[str, str]]
+    verified: tuple[int, ...] = ()
+
+    @property
+    def unverified(self) -> tuple[int, ...]:
+        """The steps that could be read and carry no checksums."""
+        return tuple(step for step in sorted(self.hashes) if step not in set(self.verified))
 
     @property
     def clean(self) -> bool:
@@ -102,6 +110,8 @@ class Integrity:
                 {"from": pair.earlier, "to": pair.later, "distance": pair.distance}
                 for pair in self.neighbours
             ],
+            "verified": list(self.verified),
+            "unverified": list(self.unverified),
             "sha256": {str(step): dict(files) for step, files in self.hashes.items()},
         }
 
@@ -150,6 +160,7 @@ def judge(
             for a, b in pairwise(steps)
         ),
         {step: fingerprints[step].files for step in sorted(fingerprints)},
+        tuple(step for step in sorted(fingerprints) if fingerprints[step].verified),
     )
 
 

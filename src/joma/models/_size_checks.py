@@ -29,6 +29,7 @@ _MOST_OTHERS = 2**20
 _LAYERS = re.compile(r"layer|block|depth|stage")
 _COUNTS = re.compile(r"layer|block|depth|stage|head|expert|label|groups|towers|codebooks")
 _MODULES, _MODULES_PER_TENSOR = 50_000, 20
+_MOST_TENSORS, _MORE_TENSORS = 200_000, 5_000
 _UNSTORED = 2**26
 """Numbers that a model may have beyond those in its files, as a head of another task that is
 reported by its name later on."""
@@ -50,7 +51,8 @@ def check_config(config: Any, what: str) -> None:
                 most = MOST_LAYERS if _LAYERS.search(name) and "size" not in name else _MOST_OTHERS
                 if value > most:
                     raise JomaError(
-                        f"{what} must not have {printable(name, 60)} above {most}, got {value:.6g}"
+                        f"{what} must not have {printable(name, 60)} above {most}, got "
+                        f"{printable(str(value), 30)}"
                     )
             check_config(value, what)
     elif isinstance(config, list):
@@ -80,7 +82,14 @@ def check_sizes(
     with torch.device("meta"), quietly(), _bounded(_MODULES + _MODULES_PER_TENSOR * len(shapes)):
         model = model_class(config)
     parameters = dict(model.named_parameters())
-    if not _converts(config):
+    converts = _converts(config)  # experts, for example, from a tensor each into one for all
+    most = _MOST_TENSORS if converts else _MORE_TENSORS + 4 * len(parameters)
+    if len(shapes) > most:
+        raise JomaError(
+            f"{what} does not fit its configuration: it holds {len(shapes)} tensors, and a "
+            f"{model_class.__name__} of it has {len(parameters)}"
+        )
+    if not converts:
         for name, parameter in parameters.items():
             if name in shapes and shapes[name] != tuple(parameter.shape):
                 raise mismatch(what, name, shapes[name], parameter.shape)

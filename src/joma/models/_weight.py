@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 
@@ -118,7 +119,7 @@ class LowRank:
 
     def of(self, read: Callable[[str], Tensor]) -> Tensor:
         """The update, (out, in)."""
-        down, up = read(self.down), read(self.up)
+        down, up = _exact(read(self.down)), _exact(read(self.up))
         product = down.T @ up.T if self.transposed else up @ down
         return self.scaling * product
 
@@ -192,7 +193,8 @@ class Weight:
     def _whole(self, tensor: Tensor, read: Callable[[str], Tensor]) -> Tensor:
         matrix = self._oriented(tensor)
         for update in self.updates:
-            matrix = matrix + update.of(read).to(matrix.dtype)
+            change = update.of(read)
+            matrix = _exact(matrix) + change.to(matrix.device)
         return self._part(matrix)
 
     def _oriented(self, tensor: Tensor) -> Tensor:
@@ -207,6 +209,11 @@ class Weight:
     def _part(self, matrix: Tensor) -> Tensor:
         part = self.place.part
         return matrix if part is None else part.rows(matrix, self.heads)
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """In float32 at least: a sum of 16-bit numbers would lose a small update."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _computed(model: nn.Module, path: str) -> Tensor:

@@ -38,6 +38,7 @@ __all__ = [
     "Rows",
     "Weight",
     "architecture_of",
+    "how_to_map",
     "known_architecture",
     "module_at",
     "module_path",
@@ -178,14 +179,20 @@ def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
     architecture = known_architecture(model_or_config)
     if architecture is not None:
         return architecture
-    model_type = _model_type(model_or_config)
     known = sorted({name for known in _ARCHITECTURES for name in known.model_types})
-    tree = _tree_of(model_or_config)
     raise UnknownArchitectureError(
-        f"no map says where the weights of {model_type!r} are; known are {', '.join(known)}.\n"
-        f"{tree}"
-        f"Write its map{' from this tree' if tree else ''} in Python, before the model is used:\n"
-        + _EXAMPLE.replace("MODEL_TYPE", model_type)
+        f"no map says where the weights of {_model_type(model_or_config)!r} are; known are "
+        f"{', '.join(known)}.\n" + how_to_map(model_or_config)
+    )
+
+
+def how_to_map(model_or_config: nn.Module | Config) -> str:
+    """Return a model's tree and how to write its map, for the message of an error."""
+    tree = _tree_of(model_or_config)
+    return (
+        f"{tree}Write its map{' from this tree' if tree else ''} in Python, before the model is "
+        "used, or in a file for joma probe --map:\n"
+        + _EXAMPLE.replace("MODEL_TYPE", _model_type(model_or_config))
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 from joma.models._gguf_header import GgufHeader, read_header
 from joma.models._hub import is_tokenizer_file, local_folder
 from joma.models._json_files import read_json
@@ -138,9 +138,10 @@ def from_folder(folder: Path) -> Tokenizer | None:
     for path in folder.iterdir():
         if is_tokenizer_file(path.name):
             check_size(path)
-    _check_settings(folder / "tokenizer_config.json")
+    settings = _settings(folder / "tokenizer_config.json")
     tokenizer = _wrapped(str(folder), str(folder))
-    return HuggingFaceTokenizer(tokenizer, _told_by_settings(HuggingFaceTokenizer(tokenizer)))
+    told = _told_by_settings(settings, HuggingFaceTokenizer(tokenizer))
+    return HuggingFaceTokenizer(tokenizer, told)
 
 
 def check_size(path: Path) -> None:
@@ -152,20 +153,31 @@ def check_size(path: Path) -> None:
         )
 
 
-def _check_settings(path: Path) -> None:
-    """Raise JomaError where a tokenizer_config.json asks for more tokens than any model has."""
+def _settings(path: Path) -> dict[str, Any]:
+    """The contents of a tokenizer_config.json, empty where there is none.
+
+    Raises:
+        JomaError: It asks for more tokens than any model has.
+    """
     if not path.is_file():
-        return
+        return {}
     settings = read_json(path)
-    for name, value in settings.items() if isinstance(settings, dict) else ():
+    if not isinstance(settings, dict):
+        raise JomaError(f"{path} must hold settings by name, got a {type(settings).__name__}")
+    for name, value in settings.items():
         counts = isinstance(value, int | float) and "length" not in name
         if counts and not abs(value) <= _MOST_TOKENS:
-            raise JomaError(f"{path} must not ask for {name} = {value:.3g}")
+            raise JomaError(
+                f"{path} must not ask for {printable(name, 60)} = {printable(str(value), 30)}"
+            )
+    return settings
 
 
-def _told_by_settings(tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
+def _told_by_settings(
+    settings: dict[str, Any], tokenizer: HuggingFaceTokenizer
+) -> SpecialTokens | None:
     """The special tokens with those that tokenizer_config.json asks for and that are not added."""
-    own, settings = tokenizer.special_tokens, tokenizer.tokenizer.init_kwargs
+    own = tokenizer.special_tokens
     before, after = own.before, own.after
     if settings.get("add_bos_token") is True and not before:
         before = _ids(tokenizer.tokenizer.bos_token_id, tokenizer)

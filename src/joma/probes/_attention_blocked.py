@@ -26,6 +26,8 @@ from joma.probes._attention_sight import HIDDEN, Block, Sight, as_slice, lowest_
 _SINGLE = 400.0
 _COVERED = 1e29
 """Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
+_MINUS_INFINITY = -1e30
+"""Stands for a score of −∞ of a key that is seen: above `HIDDEN`, below all other scores."""
 _LEAST = -80.0
 """Bound of x: e⁻⁸⁰ is nothing beside 1, and below it exponentials are slow and then inexact."""
 _NOTHING = 1e-34
@@ -56,6 +58,7 @@ def statistics(
     window: int | None = None,
     mask_BHTS: Tensor | None = None,
     softcap: float | None = None,
+    rows_BT: Tensor | None = None,
     first: int | None = None,
     last: int | None = None,
     received: bool = False,
@@ -65,6 +68,8 @@ def statistics(
     None where not asked for; float64 for float64 input, else float32. The arguments are those of
     `joma.probes.attention_statistics`, checked there; axes of the mask but the last may be 1.
     """
+    if rows_BT is not None and rows_BT.all():
+        rows_BT = None
     H, T = query_BHTD.shape[1:3]
     Hk, S = key_BHSD.shape[1:3]
     group = (Hk, H // Hk)
@@ -87,14 +92,31 @@ def statistics(
         first=first,
         last=last,
         received=received,
+        rows_BT=rows_BT,
     )
     logsumexp, entropy, *masses = (part.flatten(1, 2).to(answer) for part in work.result())
-    return (
+    found = (
         logsumexp,
         entropy,
         None if first is None else masses.pop(0),
         None if last is None else masses.pop(0),
         masses.pop(0) if received else None,
+    )
+    return without_rows(found, rows_BT)
+
+
+def without_rows(found: Result, rows_BT: Tensor | None) -> Result:
+    """Return statistics in which queries that are not real see no key; received stays."""
+    if rows_BT is None:
+        return found
+    hidden_B1T = ~rows_BT.unsqueeze(1)
+    logsumexp, entropy, first, last, received = found
+    return (
+        logsumexp.masked_fill(hidden_B1T, -torch.inf),
+        entropy.masked_fill(hidden_B1T, 0),
+        None if first is None else first.masked_fill(hidden_B1T, 0),
+        None if last is None else last.masked_fill(hidden_B1T, 0),
+        received,
     )
 
 
@@ -130,12 +152,13 @@ class _Work:
         first: int | None,
         last: int | None,
         received: bool,
+        rows_BT: Tensor | None,
     ) -> None:
         B, H, G, T, _ = query_BHGTD.shape
         S = key_BHSD.shape[2]
         self._query_BHGTD, self._key_NDS = query_BHGTD, key_BHSD.flatten(0, 1).contiguous().mT
         self._sight, self._scale, self._softcap = sight, scale, softcap
-        self._first, self._last = first, last
+        self._first, self._last, self._rows_BT = first, last, rows_BT
         self._received_BHGS = query_BHGTD.new_zeros(B, H, G, S) if received else None
         block = _LARGEST_BLOCK
         if query_BHGTD.device.type == "cpu":
@@ -152,6 +175,7 @@ class _Work:
         parts = [self._measure(rows) for rows in _ranges(range(T), self._rows)]
         peak, total, moment, masses = _together(parts or [self._nothing(range(0))], -1)
         unseen = peak <= HIDDEN / 2  # NaN is not: it must stay NaN
+        total = total.masked_fill(~unseen & (peak <= _MINUS_INFINITY), torch.nan)  # as softmax
         log = total.log()
         found = [log - moment / total, *(mass / total for mass in masses)]
         found = [value.masked_fill_(unseen, 0) for value in found]
@@ -223,6 +247,8 @@ class _Work:
         torch.bmm(query, key, out=scores)
         if self._softcap is not None:
             scores.div_(self._softcap).tanh_().mul_(self._softcap)
+        if self._sight.firm:
+            scores.clamp_(min=_MINUS_INFINITY)
         self._sight.hide(scores.view(len(block.batch), len(block.heads), G, -1, shape[2]), block)
         return scores
 
@@ -247,6 +273,11 @@ class _Work:
     ) -> None:
         """Adds what the keys of the blocks receive from their rows."""
         share = torch.where(sums.peak > HIDDEN / 2, 1 / sums.total, 0)
+        if self._rows_BT is not None:
+            block = blocks[0]
+            real_BT = self._rows_BT[as_slice(block.batch), as_slice(block.rows)]
+            shape = (len(block.batch), len(block.heads), -1, len(block.rows))
+            share = (share.view(shape) * real_BT[:, None, None]).view(share.shape)
         for block in blocks:
             here = (as_slice(block.batch), as_slice(block.heads), slice(None), as_slice(block.keys))
             if len(blocks) > 1:  # only now is it known what the weights are relative to

@@ -162,7 +162,8 @@ def _visible(
 def _key_block(key, key_S, stride, S, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Keys of a block, transposed: (D, S)."""
     feature = tl.arange(0, BLOCK_D)
-    address = key + key_S[None, :] * stride + feature[:, None]
+    # 64-bit: place × stride passes 2³¹ beyond 524,288 keys at stride 4096
+    address = key + key_S.to(tl.int64)[None, :] * stride + feature[:, None]
     if D == BLOCK_D:
         return tl.load(address, mask=(key_S < S)[None, :], other=0.0)
     return tl.load(address, mask=(key_S < S)[None, :] & (feature < D)[:, None], other=0.0)
@@ -172,7 +173,7 @@ def _key_block(key, key_S, stride, S, D: tl.constexpr, BLOCK_D: tl.constexpr):
 def _rows_of(query, position, stride, T, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows of a block: (T, D)."""
     feature = tl.arange(0, BLOCK_D)
-    address = query + position[:, None] * stride + feature[None, :]
+    address = query + position.to(tl.int64)[:, None] * stride + feature[None, :]
     if D == BLOCK_D:
         return tl.load(address, mask=(position < T)[:, None], other=0.0)
     return tl.load(address, mask=(position < T)[:, None] & (feature < D)[None, :], other=0.0)

@@ -59,11 +59,14 @@ class Measurement:
 
     Attributes:
         metric: its name, one of `METRICS`.
-        module: of what, as the model names it.
-        layer: in which block, None for what is in none.
-        head: of which head, None for what is of all.
-        value: the number; never NaN or infinite.
-        bound: an absolute bound on its error, where there is one.
+        module: Path of the module measured; attention of a block that runs several times in one
+            forward pass has "#1", "#2", … after it from the second time on.
+        layer: Number of the block, None for what is in none.
+        head: Number of the head, None for the mean over heads.
+        value: The number; never NaN or infinite.
+        bound: An absolute bound on its error, where there is one.
+        kind: Of attention: "self" or "cross", after the name of the tower where the model has
+            several ("encoder self"); empty for everything else.
     """
 
     metric: str
@@ -72,6 +75,7 @@ class Measurement:
     head: int | None
     value: float
     bound: float | None = None
+    kind: str = ""
 
     def __post_init__(self) -> None:
         for name, number in (("value", self.value), ("bound", self.bound)):

@@ -1,25 +1,30 @@
 """One reading of a text by a model: what is seen of attention, MLPs and the residual stream."""
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from joma.errors import JomaError
-from joma.models.architectures import Architecture, module_path, number_of_layers
-from joma.probes import _checks
-from joma.probes._measurement import LAST, VECTORS_COMPARED, Measurement, Progress
-from joma.probes.activations import ActivationStatistics, ActivationStatisticsAccumulator
-from joma.probes.attention import AttentionAccumulator, AttentionMeans
-from joma.probes.embedding import EmbeddingOverlapAccumulator
+from joma.models import Found
+from joma.probes._inputs import Reader
+from joma.probes._measurement import LAST, Measurement, Progress
+from joma.probes._reading_parts import PartsReading
+from joma.probes.attention import AttentionAccumulator
 from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
 
-_TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 _OF_ATTENTION = ("entropy", "first", "last", "effective")
-_TOP = {0.01: "mlp_top1", 0.1: "mlp_top10"}
+
+
+@dataclass(eq=False)
+class _Attention:
+    """What was seen of one attention: one module in one pass."""
+
+    name: str
+    kind: str
+    layer: int
+    rows: AttentionAccumulator = field(default_factory=AttentionAccumulator)
 
 
 class Reading:
@@ -28,162 +33,62 @@ class Reading:
     def __init__(
         self,
         model: nn.Module,
-        architecture: Architecture | None,
+        parts: Found | None,
         metrics: Sequence[str],
-        windows: Tensor,
-        sample: int,
         seed: int,
     ) -> None:
-        self._model, self._architecture, self._metrics = model, architecture, metrics
-        self._attention: dict[int, AttentionAccumulator] = {}
-        self._modules: dict[str, dict[int, str]] = defaultdict(dict)
-        top = tuple(share for share, name in _TOP.items() if name in metrics)
-        self._mlp = defaultdict[int, Any](lambda: ActivationStatisticsAccumulator(top=top))
-        self._residual = defaultdict[int, Any](
-            lambda: EmbeddingOverlapAccumulator(keep=VECTORS_COMPARED, seed=seed)
-        )
-        self._looked_at = _sampled(windows, _checks.whole("sample", sample, 1), seed)
-        self._rows = self._tokens = torch.empty(0, dtype=torch.long)
+        self._model, self._metrics = model, metrics
+        self._attention: dict[str, _Attention] = {}
+        self._parts = PartsReading(model, parts, metrics, seed=seed)
 
     def run(
         self,
-        windows: Tensor,
-        batch: int | None,
+        reader: Reader,
+        at_once: int | None,
         attention: AttentionMap | None,
         progress: Progress,
     ) -> None:
-        """Reads all windows."""
+        """Read everything."""
         device = next(self._model.parameters()).device
-        at_once = batch or max(1, _TOKENS_AT_ONCE.get(device.type, 16384) // windows.shape[1])
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             stack.enter_context(_evaluating(self._model))
             if any(metric.startswith("attention") for metric in self._metrics):
                 stack.enter_context(watch_attention(self._model, self._see, names=attention))
-            stack.enter_context(self._hooked())
-            for start in range(0, len(windows), at_once):
-                progress("read the text", start, len(windows))
-                rows = windows[start : start + at_once]
-                places = self._looked_at[start : start + at_once].reshape(-1)
-                self._rows = places.nonzero().squeeze(1).to(device)
-                self._tokens = rows.reshape(-1)[places].to(device)
-                _forward(self._model, rows.to(device))
+            stack.enter_context(self._parts.hooked())
+            for batch in reader.batches(device, at_once):
+                progress("read the text", batch.start, len(reader))
+                self._parts.begin(batch.rows.to(device), batch.tokens.to(device), batch.places)
+                batch.run(self._model, device)
 
     def measurements(self) -> list[Measurement]:
         """What was seen."""
         found: list[Measurement] = []
-        for layer, attention in sorted(self._attention.items()):
-            found += self._of_attention(layer, attention.compute())
-        for layer, mlp in sorted(self._mlp.items()):
-            found += self._of_mlp(layer, mlp.compute())
-        for layer, residual in sorted(self._residual.items()):
-            module = self._modules["residual"][layer]
-            try:
-                overlap = residual.compute().mean
-            except ValueError as error:
-                raise JomaError(
-                    "residual_overlap needs a text with two different tokens at least; leave it "
-                    "out of the metrics"
-                ) from error
-            found.append(Measurement("residual_overlap", module, layer, None, overlap))
-        return found
+        for attention in self._attention.values():  # in the order of the forward pass
+            found += self._of_attention(attention)
+        return found + self._parts.measurements()
 
     def _see(self, call: AttentionCall) -> None:
         statistics = call.statistics(
             first=1 if "attention_first" in self._metrics else None,
             last=LAST if "attention_last" in self._metrics else None,
         )
-        self._attention.setdefault(call.layer, AttentionAccumulator()).update(statistics)
-        self._modules["attention"][call.layer] = call.module
+        of = self._attention.setdefault(call.name, _Attention(call.name, call.kind, call.layer))
+        of.rows.update(statistics)
 
-    @contextlib.contextmanager
-    def _hooked(self) -> Iterator[None]:
-        architecture = self._architecture
-        wanted = {metric.partition("_")[0] for metric in self._metrics} & {"mlp", "residual"}
-        if not wanted:
-            yield
-            return
-        assert architecture is not None, "`probe` asks for it"
-        names = [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
-        handles = []
-        try:
-            for layer in range(number_of_layers(names, architecture)):
-                if "mlp" in wanted:
-                    module = self._module("mlp", architecture.mlp_down, layer)
-                    handles.append(module.register_forward_pre_hook(self._mlp_hook(layer)))
-                if "residual" in wanted:
-                    module = self._module("residual", architecture.layer, layer)
-                    handles.append(module.register_forward_hook(self._residual_hook(layer)))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _module(self, what: str, path: str, layer: int) -> nn.Module:
-        name = module_path(self._model, path, layer, architecture=self._architecture)
-        self._modules[what][layer] = name
-        return self._model.get_submodule(name)
-
-    def _mlp_hook(self, layer: int) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            hidden = inputs[0]
-            self._mlp[layer].update(hidden.reshape(-1, hidden.shape[-1])[self._rows])
-
-        return look
-
-    def _residual_hook(self, layer: int) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: Any, output: Tensor | tuple[Tensor, ...]) -> None:
-            stream = output if isinstance(output, Tensor) else output[0]
-            rows = stream.reshape(-1, stream.shape[-1])[self._rows]
-            self._residual[layer].update(rows, self._tokens)
-
-        return look
-
-    def _of_attention(self, layer: int, means: AttentionMeans) -> list[Measurement]:
-        module, found = self._modules["attention"][layer], []
+    def _of_attention(self, of: _Attention) -> list[Measurement]:
+        means, found = of.rows.compute(), []
         for name in _OF_ATTENTION:
             metric = f"attention_{name}"
             if metric not in self._metrics:
                 continue
-            whole, heads = getattr(means.layer, name), getattr(means, name)
-            found.append(Measurement(metric, module, layer, None, float(whole)))
+            heads = [None, *range(len(means.rows))]
+            values = [getattr(means.layer, name).item(), *getattr(means, name).tolist()]
             found += [
-                Measurement(metric, module, layer, head, value)
-                for head, value in enumerate(heads.tolist())
+                Measurement(metric, of.name, of.layer, head, value, kind=of.kind)
+                for head, value in zip(heads, values, strict=True)
             ]
         return found
-
-    def _of_mlp(self, layer: int, of: ActivationStatistics) -> list[Measurement]:
-        values = {
-            "mlp_inactive": of.near_zero,
-            "mlp_zero": of.zero,
-            "mlp_dead": of.dead / len(of.activity),
-            "mlp_kurtosis": of.kurtosis,
-            **{_TOP[share]: energy for share, energy in of.top_energy.items()},
-        }
-        module = self._modules["mlp"][layer]
-        return [
-            Measurement(metric, module, layer, None, values[metric])
-            for metric in self._metrics
-            if metric in values
-        ]
-
-
-def _forward(model: nn.Module, tokens: Tensor) -> None:
-    """Runs the model's body: its head would be a large part of the work, for nothing."""
-    body = getattr(model, "base_model", model)
-    if hasattr(model, "config") and hasattr(body, "get_input_embeddings"):  # one of transformers
-        body(input_ids=tokens, use_cache=False)
-    else:
-        model(tokens)
-
-
-def _sampled(windows: Tensor, sample: int, seed: int) -> Tensor:
-    """Which tokens are looked at, (number, length), bool."""
-    generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
-    chosen = torch.zeros(windows.numel(), dtype=torch.bool)
-    chosen[torch.randperm(windows.numel(), generator=generator)[:sample]] = True
-    return chosen.view_as(windows)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from joma.errors import JomaError
 from joma.models.architectures import Part
 from joma.probes import _checks
-from joma.probes._watch_call import AttentionCall, Watch
+from joma.probes._watch_call import AttentionCall, recomputing
+from joma.probes._watch_pass import Passes
 
 _LAYER = "{layer}"
 
@@ -66,8 +67,8 @@ class AttentionMap:
 
 
 @contextmanager
-def watching(model: nn.Module, names: AttentionMap, watch: Watch) -> Iterator[None]:
-    """Tells the watch of queries and keys as soon as both of a layer are there."""
+def watching(model: nn.Module, names: AttentionMap, passes: Passes) -> Iterator[None]:
+    """Report queries and keys as soon as both of a layer are there."""
     queries, keys = _modules(model, names.query), _modules(model, names.key)
     if not queries or queries.keys() != keys.keys():
         raise JomaError(
@@ -78,9 +79,11 @@ def watching(model: nn.Module, names: AttentionMap, watch: Watch) -> Iterator[No
     half: dict[tuple[int, str], Tensor] = {}
 
     def arrived(layer: int, role: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if recomputing():
+            return
         half[layer, role] = _heads(names, role, output)
         if (layer, "query") in half and (layer, "key") in half:
-            watch.tell(
+            passes.report(
                 AttentionCall(
                     module=names.query.replace(_LAYER, str(layer)),
                     layer=layer,
@@ -90,7 +93,8 @@ def watching(model: nn.Module, names: AttentionMap, watch: Watch) -> Iterator[No
                     causal=names.causal,
                     window=names.window,
                     softcap=names.softcap,
-                )
+                ),
+                cross=False,
             )
 
     with ExitStack() as stack:

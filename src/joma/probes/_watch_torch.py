@@ -8,8 +8,10 @@ Where a layer's attention module was put into another one, as adapters do, it is
 """
 
 import inspect
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,56 +19,66 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from joma.errors import JomaError
-from joma.probes._watch_call import HOW, AttentionCall, Watch, layer_of
+from joma.probes._attention_sight import hides
+from joma.probes._watch_call import HOW, AttentionCall, layer_of, recomputing
+from joma.probes._watch_forward import wrapped_forward
+from joma.probes._watch_pass import Passes
 
 
 def is_watchable(model: nn.Module) -> bool:
-    """Whether it holds an `nn.MultiheadAttention`."""
+    """Return whether it holds an `nn.MultiheadAttention`."""
     return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
 @contextmanager
-def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Tells the watch of every attention the model computes."""
+def watching(model: nn.Module, passes: Passes) -> Iterator[None]:
+    """Report every attention the model computes."""
+    running = _Running()
     attentions: dict[nn.Module, _Attention] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
-            attentions[module] = _Attention(path, len(attentions), module, watch)
+            attentions[module] = _Attention(path, len(attentions), module, passes, running)
     with ExitStack() as stack:
         for attention in attentions.values():
-            stack.enter_context(_replaced(attention.module, attention.around))
+            stack.enter_context(wrapped_forward(attention.module, attention.around))
         for path, module in model.named_modules():
             if isinstance(module, nn.TransformerEncoderLayer):
                 inner = [attentions[it] for it in module.modules() if it in attentions]
-                layer = _Layer(path, module, inner)
-                stack.enter_context(_replaced(module, layer.around))
+                layer = _Layer(path, module, inner, passes, running)
+                stack.enter_context(wrapped_forward(module, layer.around))
                 if layer.attention is not None and layer.attention not in attentions:
-                    stack.enter_context(_replaced(layer.attention, layer.around_attention))
+                    stack.enter_context(wrapped_forward(layer.attention, layer.around_attention))
+            elif isinstance(module, nn.TransformerDecoderLayer):
+                decoder = _DecoderLayer(module, running)
+                stack.enter_context(wrapped_forward(module, decoder.around))
         yield
 
 
-@contextmanager
-def _replaced(module: nn.Module, around: Callable[..., Any]) -> Iterator[None]:
-    """`around(forward, …)` instead of `forward(…)` of this one module."""
-    own = vars(module).get("forward")
-    forward = module.forward
+class _Running(threading.local):
+    """What happens in this thread: calls so far, and padding of the sequence being decoded."""
 
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return around(forward, *args, **kwargs)
+    def __init__(self) -> None:
+        self.calls: Counter[int] = Counter()
+        self.padding: list[tuple[nn.Module, Tensor | None]] = []
 
-    module.forward = replacement
-    try:
-        yield
-    finally:
-        del module.forward
-        if own is not None:
-            module.forward = own
+
+def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `forward` of the module by name."""
+    signature = inspect.signature(type(module).forward)
+    return dict(signature.bind(module, *args, **kwargs).arguments)
 
 
 class _Attention:
     """One attention module while it is watched."""
 
-    def __init__(self, path: str, order: int, module: nn.MultiheadAttention, watch: Watch) -> None:
+    def __init__(
+        self,
+        path: str,
+        order: int,
+        module: nn.MultiheadAttention,
+        passes: Passes,
+        running: _Running,
+    ) -> None:
         extra = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
         if any(extra.values()):
             raise JomaError(
@@ -74,24 +86,35 @@ class _Attention:
                 f"the sequence ({', '.join(name for name, on in extra.items() if on)})"
             )
         self.path, self.layer, self.module = path, layer_of(path, module, order), module
-        self.calls = 0
-        self._watch = watch
+        self._passes, self._running = passes, running
+
+    @property
+    def calls(self) -> int:
+        """How many calls this thread has reported."""
+        return self._running.calls[id(self)]
 
     def around(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`forward` of the module, then told."""
+        """Call `forward` of the module, then report."""
         result = forward(*args, **kwargs)
-        given = inspect.signature(forward).bind(*args, **kwargs).arguments
+        given = _arguments(self.module, args, kwargs)
+        if "query" not in given or "key" not in given:
+            raise JomaError(
+                f"model cannot be watched: {self.path or 'it'}, a {type(self.module).__name__}, "
+                f"takes no arguments called query and key: {HOW}"
+            )
         hint = given.get("is_causal", False) and not given.get("need_weights", True)
-        self.tell(
-            given["query"],
-            given["key"],
-            given.get("key_padding_mask"),
-            given.get("attn_mask"),
-            is_causal=hint,
-        )
+        # A module that is watched alone is a forward pass of its own.
+        with nullcontext() if self.path else self._passes.inside(self.module):
+            self.report(
+                given["query"],
+                given["key"],
+                given.get("key_padding_mask"),
+                given.get("attn_mask"),
+                is_causal=hint,
+            )
         return result
 
-    def tell(
+    def report(
         self,
         query: Tensor,
         key: Tensor,
@@ -100,13 +123,17 @@ class _Attention:
         *,
         is_causal: bool,
     ) -> None:
-        """Projects and hands on what the module attends with."""
-        self.calls += 1
+        """Project and pass on what the module attends with."""
+        self._running.calls[id(self)] += 1
+        if recomputing():
+            return
+        cross = key is not query and self._is_cross(query, key)
+        rows = self._decoded() if cross else None
         with torch.no_grad():
             padding = None
             if query.is_nested:
                 query, padding = _padded(query)
-                key = query
+                key, rows = query, padding
             query, key = self._sequences(query), self._sequences(key)
             query, key = self._projected(query, key)
             (B, H, T, _), S = query.shape, key.shape[2]
@@ -115,11 +142,33 @@ class _Attention:
             if causal:  # the mask is said to be just that
                 mask = None
             if key_padding_mask is not None:
-                padding, mask = _with_padding(key_padding_mask.view(-1, S), mask)
+                hidden = key_padding_mask.view(-1, S)
+                padding, mask = _with_padding(hidden, mask)
+                if not cross and T == S:
+                    rows = ~(hidden if hidden.dtype == torch.bool else hides(hidden))
+            if rows is not None and rows.shape != (B, T):
+                rows = None
         call = AttentionCall(
-            self.path, self.layer, query, key, causal=causal, padding=padding, mask=mask
+            self.path, self.layer, query, key, causal=causal, padding=padding, mask=mask, rows=rows
         )
-        self._watch.tell(call)
+        self._passes.report(call, cross=cross)
+
+    def _is_cross(self, query: Tensor, key: Tensor) -> bool:
+        """Whether the keys are of another sequence: a decoder says so, else the shapes do."""
+        for layer, _ in reversed(self._running.padding):
+            if layer.self_attn is self.module:
+                return False
+            if layer.multihead_attn is self.module:
+                return True
+        return query.shape != key.shape or query.data_ptr() != key.data_ptr()
+
+    def _decoded(self) -> Tensor | None:
+        """Which queries of cross-attention in a decoder are real."""
+        for layer, hidden in reversed(self._running.padding):
+            if layer.multihead_attn is self.module and hidden is not None:
+                hidden = hidden.view(-1, hidden.shape[-1])
+                return ~(hidden if hidden.dtype == torch.bool else hides(hidden))
+        return None
 
     def _sequences(self, inputs: Tensor) -> Tensor:
         """(B, T, E), whatever order the module takes."""
@@ -145,11 +194,32 @@ class _Attention:
         return query, key
 
 
+class _DecoderLayer:
+    """One decoder layer while it is watched."""
+
+    def __init__(self, module: nn.TransformerDecoderLayer, running: _Running) -> None:
+        self._module, self._running = module, running
+
+    def around(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `forward` of the layer, noting which of its tokens are padding."""
+        padding = _arguments(self._module, args, kwargs).get("tgt_key_padding_mask")
+        self._running.padding.append((self._module, padding))
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self._running.padding.pop()
+
+
 class _Layer:
     """One encoder layer while it is watched: it may compute attention without calling `inner`."""
 
     def __init__(
-        self, path: str, module: nn.TransformerEncoderLayer, inner: list[_Attention]
+        self,
+        path: str,
+        module: nn.TransformerEncoderLayer,
+        inner: list[_Attention],
+        passes: Passes,
+        running: _Running,
     ) -> None:
         self.module, self.attention = module, getattr(module, "self_attn", None)
         self._unseen = (
@@ -160,27 +230,30 @@ class _Layer:
             raise JomaError(self._unseen)
         for one in inner:  # a number behind the layer's, inside what wraps it, is none of a layer
             one.layer = layer_of(path, module, one.layer)
-        self._inner = inner
-        self._calls = 0
+        self._path, self._inner, self._passes, self._running = path, inner, passes, running
 
     def around(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`forward` of the layer, then told where the modules that tell were passed by."""
-        before, inside = self._calls, [one.calls for one in self._inner]
-        result = forward(*args, **kwargs)
-        if [one.calls for one in self._inner] == inside:
-            fused = None if self._calls > before else self._fused()
-            if fused is None:
-                raise JomaError(self._unseen)
-            given = inspect.signature(forward).bind(*args, **kwargs).arguments
-            with torch.no_grad():
-                inputs = self.module.norm1(given["src"]) if self.module.norm_first else given["src"]
-            padding, mask = given.get("src_key_padding_mask"), given.get("src_mask")
-            fused.tell(inputs, inputs, padding, mask, is_causal=False)
+        """Call `forward` of the layer, and report if the attention modules were not called."""
+        # A layer that is watched alone is a forward pass of its own.
+        with nullcontext() if self._path else self._passes.inside(self.module):
+            calls = self._running.calls
+            before, inside = calls[id(self)], [one.calls for one in self._inner]
+            result = forward(*args, **kwargs)
+            if [one.calls for one in self._inner] == inside:
+                fused = None if calls[id(self)] > before else self._fused()
+                if fused is None:
+                    raise JomaError(self._unseen)
+                given = _arguments(self.module, args, kwargs)
+                source = given["src"]
+                with torch.no_grad():
+                    inputs = self.module.norm1(source) if self.module.norm_first else source
+                padding, mask = given.get("src_key_padding_mask"), given.get("src_mask")
+                fused.report(inputs, inputs, padding, mask, is_causal=False)
         return result
 
     def around_attention(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`forward` of what stands in the place of the attention module: no fused call, then."""
-        self._calls += 1
+        """Call `forward` of what stands in the place of the attention module: no fused call."""
+        self._running.calls[id(self)] += 1
         return forward(*args, **kwargs)
 
     def _fused(self) -> _Attention | None:

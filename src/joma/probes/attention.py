@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from joma.errors import JomaError
 from joma.probes import _attention_blocked, _checks
@@ -54,6 +55,7 @@ def attention_statistics(
     window: int | None = None,
     mask: Tensor | None = None,
     softcap: float | None = None,
+    rows: Tensor | None = None,
     first: int | None = None,
     last: int | None = None,
     received: bool = False,
@@ -75,6 +77,7 @@ def attention_statistics(
             scores; −∞, at most −10³⁰, and at most half the lowest number of the mask's type hide
             the key. A row hidden altogether sees no key, though softmax would spread it evenly.
         softcap: c, for scores c·tanh(score / c) before the mask, as Gemma 2 has them.
+        rows: (..., T), bool, True for a real query; others see no key.
         first: return the mass on keys 0 … first − 1.
         last: return the mass on the `last` keys up to the query's own place.
         received: return the mass every key receives.
@@ -82,7 +85,7 @@ def attention_statistics(
     Raises:
         ValueError: where shapes, types or devices do not fit.
     """
-    q, k = _checks.tensor("q", q, 2), _checks.tensor("k", k, 2)
+    q, k = _checks.dense("q", q, 2), _checks.dense("k", k, 2)
     alone = q.ndim == 2 and k.ndim == 2
     if alone:
         q, k = q.unsqueeze(0), k.unsqueeze(0)
@@ -90,9 +93,11 @@ def attention_statistics(
     whole = (*lead, q.shape[-3], q.shape[-2], k.shape[-2])
     given = {"q": q, "k": k}
     if padding is not None:
-        given["padding"] = padding = _padding(padding, (*lead, k.shape[-2]))
+        given["padding"] = padding = _of_places("padding", padding, (*lead, k.shape[-2]), "key")
     if mask is not None:
         given["mask"] = mask = _mask(mask, whole)
+    if rows is not None:
+        given["rows"] = rows = _of_places("rows", rows, (*lead, q.shape[-2]), "query")
     _checks.one_device(**given)
     found = _statistics(
         q.expand(*lead, *q.shape[-3:]).reshape(math.prod(lead), *q.shape[-3:]),
@@ -103,6 +108,7 @@ def attention_statistics(
         window=None if window is None else _checks.whole("window", window, 1),
         mask_BHTS=mask,
         softcap=None if softcap is None else _number("softcap", softcap, above=0),
+        rows_BT=rows,
         first=None if first is None else _checks.whole("first", first, 1),
         last=None if last is None else _checks.whole("last", last, 1),
         received=bool(received),
@@ -141,6 +147,33 @@ def attention_entropy(
         mask=mask,
         softcap=softcap,
     ).entropy
+
+
+def with_sinks(statistics: AttentionStatistics, sinks: Tensor) -> AttentionStatistics:
+    """Return statistics of rows in which one more outcome, which is no key, has a score.
+
+    With w the share that stays on the keys, the entropy is w·E − w ln w − (1 − w) ln (1 − w).
+
+    Args:
+        statistics: Of the keys alone.
+        sinks: (H,), the score of the sink of each head.
+    """
+    keys = statistics.logsumexp.double()
+    over = sinks.detach().double().unsqueeze(-1) - keys  # +∞ where a row sees no key
+    log_kept, log_lost = -softplus(over), -softplus(-over)
+    kept, lost = log_kept.exp(), log_lost.exp()
+    seen = ~keys.isneginf()
+    entropy = kept * (statistics.entropy - log_kept) - lost * log_lost
+
+    def narrowed(values: Tensor, otherwise: float) -> Tensor:
+        return values.where(seen, otherwise).to(statistics.entropy.dtype)
+
+    masses = (
+        None if mass is None else narrowed(mass * kept, 0.0)
+        for mass in (statistics.first, statistics.last)
+    )
+    logsumexp = narrowed(keys + softplus(over), -math.inf)
+    return AttentionStatistics(logsumexp, narrowed(entropy, 0.0), *masses)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +274,7 @@ def _statistics(
     *,
     mask_BHTS: Tensor | None,
     softcap: float | None,
+    rows_BT: Tensor | None,
     causal: bool,
     scale: float,
     padding_BS: Tensor | None,
@@ -260,13 +294,26 @@ def _statistics(
     }
     with torch.no_grad(), torch.autocast(query_BHTD.device.type, enabled=False):
         scores = query_BHTD.shape[:3].numel() * key_BHSD.shape[2]
-        if query_BHTD.is_cuda and mask_BHTS is None and softcap is None and scores > FEW:
+        plain = mask_BHTS is None and softcap is None and not (received and rows_BT is not None)
+        if query_BHTD.is_cuda and plain and scores > FEW:
             kernel = _kernel()
             if kernel is not None and kernel.takes(query_BHTD, key_BHSD):
-                return kernel.statistics(query_BHTD, key_BHSD, **options)
+                found = kernel.statistics(query_BHTD, key_BHSD, **options)
+                found = _nan_where_infinite(found, query_BHTD)
+                return _attention_blocked.without_rows(found, rows_BT)
         return _attention_blocked.statistics(
-            query_BHTD, key_BHSD, mask_BHTS=mask_BHTS, softcap=softcap, **options
+            query_BHTD, key_BHSD, mask_BHTS=mask_BHTS, softcap=softcap, rows_BT=rows_BT, **options
         )
+
+
+def _nan_where_infinite(
+    found: _attention_blocked.Result, query_BHTD: Tensor
+) -> _attention_blocked.Result:
+    """The kernel's result with NaN, as softmax has it, where all scores of a row are −∞."""
+    logsumexp, entropy, first, last, received = found
+    infinite = ~query_BHTD.sum(-1, dtype=torch.float32).isfinite() & logsumexp.isneginf()
+    logsumexp, entropy = (x.masked_fill(infinite, math.nan) for x in (logsumexp, entropy))
+    return logsumexp, entropy, first, last, received
 
 
 @cache
@@ -295,21 +342,22 @@ def _fitting(q: Tensor, k: Tensor) -> torch.Size:
     return _checks.together(q=q.shape[:-3], k=k.shape[:-3])
 
 
-def _padding(padding: Tensor, shape: tuple[int, ...]) -> Tensor:
-    padding = _checks.tensor("padding", padding, 1)
-    if padding.dtype != torch.bool:
-        raise JomaError(f"padding must be bool, True for a real key, got {padding.dtype}")
+def _of_places(name: str, real: Tensor, shape: tuple[int, ...], of: str) -> Tensor:
+    """`real` as (B, places), bool."""
+    real = _checks.dense(name, real, 1)
+    if real.dtype != torch.bool:
+        raise JomaError(f"{name} must be bool, True for a real {of}, got {real.dtype}")
     try:
-        return padding.expand(shape).reshape(math.prod(shape[:-1]), shape[-1])
+        return real.expand(shape).reshape(math.prod(shape[:-1]), shape[-1])
     except RuntimeError:
         raise JomaError(
-            f"padding must broadcast to {shape}, one per key, got shape {tuple(padding.shape)}"
+            f"{name} must broadcast to {shape}, one per {of}, got shape {tuple(real.shape)}"
         ) from None
 
 
 def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The mask as (B, H, T, S), where axes but the last may be 1."""
-    mask = _checks.tensor("mask", mask, 0)
+    mask = _checks.dense("mask", mask, 0)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise JomaError(
             f"mask must be bool, True where a key is seen, or numbers to add, got {mask.dtype}"

@@ -6,16 +6,15 @@ Weights are looked at one by one, from the model or straight from their files, w
 be built.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError
-from joma.models.architectures import ROLES, Architecture, Weight, architecture_of, weights
-from joma.models.weight_files import WeightFiles
+from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
+from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
 from joma.probes import _checks, spectrum
+from joma.probes._inputs import Inputs, Reader, Windows
 from joma.probes._measurement import (
     DEFAULT_METRICS,
     METRICS,
@@ -42,15 +41,17 @@ __all__ = [
 ]
 
 
-_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_RANKS = {"stable_rank", "effective_rank"}
 
 
 def probe(
     model: nn.Module,
-    windows: Tensor | Sequence[Sequence[int]],
+    windows: Windows | Inputs | None = None,
     *,
+    inputs: Inputs | None = None,
     architecture: Architecture | None = None,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    parts: Found | None = None,
+    metrics: Sequence[str] | None = None,
     roles: Sequence[str] = ROLES,
     attention: AttentionMap | None = None,
     batch: int | None = None,
@@ -59,7 +60,7 @@ def probe(
     seed: int = 0,
     progress: Progress = unseen,
 ) -> list[Measurement]:
-    """Measures a model on windows of tokens.
+    """Measure a model on windows of tokens, or on inputs of any kind.
 
     Means are over all tokens of all windows; what is measured of MLPs and of the residual stream,
     over a random sample of the tokens. The model runs in evaluation mode without its head, for
@@ -68,11 +69,17 @@ def probe(
     Args:
         model: a transformer.
         windows: (number, length), tokens.
-        architecture: where its parts are; found by its configuration unless given.
-        metrics: which, of `METRICS`.
-        roles: whose weights are probed.
-        attention: for a module of one's own: which of its modules make queries and keys. With it,
-            metrics of attention alone need no architecture.
+        inputs: instead of windows: keyword arguments the model is called with, or a list of such,
+            one for each forward pass. For images, sound, sequences with padding, or encoders with
+            decoders; the model then runs with its head. Where `input_ids` and an `attention_mask`
+            are among them, padded tokens are left out.
+        architecture: a map of where its parts are; unless given, they are found by reading the
+            module tree and one forward pass. Metrics of attention alone need neither.
+        parts: what `joma.models.find_weights` found in the model, where that is known already.
+        metrics: which, of `METRICS`; unless given, those of `DEFAULT_METRICS` that the model has
+            the parts for.
+        roles: whose weights are probed, of `joma.models.ROLES`; experts each on their own.
+        attention: for a module of one's own: which of its modules make queries and keys.
         batch: windows read at once; otherwise chosen for the device.
         tolerance: of stable ranks, relative.
         sample: tokens at which MLPs and the residual stream are looked at; all where there are not
@@ -80,30 +87,24 @@ def probe(
         seed: decides the samples and where the search for singular values begins.
         progress: is told how far it is.
     """
-    chosen = checked_metrics(metrics)
-    windows = _windows(windows)
+    chosen = checked_metrics(DEFAULT_METRICS if metrics is None else metrics)
+    reader = Reader(windows, inputs, sample, seed)
     if batch is not None:
         batch = _checks.whole("batch", batch, 1)
+    if not all(metric.startswith("attention") for metric in chosen):
+        if parts is None:
+            parts = find_weights(model, architecture=architecture, run=dummy_forward(model))
+        chosen = _measurable(chosen, parts, roles, model, asked_for=metrics is not None)
     of_weights = [metric for metric in chosen if metric in WEIGHT_METRICS]
     of_text = [metric for metric in chosen if metric not in WEIGHT_METRICS]
-    only_attention = all(metric.startswith("attention") for metric in chosen)
-    if architecture is None and not (attention is not None and only_attention):
-        architecture = architecture_of(model)
     found: list[Measurement] = []
     if of_text:
-        reading = Reading(model, architecture, of_text, windows, sample, seed)
-        reading.run(windows, batch, attention, progress)
+        reading = Reading(model, parts, of_text, seed)
+        reading.run(reader, batch, attention, progress)
         found += reading.measurements()
     if of_weights:
-        found += probe_weights(
-            model,
-            architecture=architecture,
-            metrics=of_weights,
-            roles=roles,
-            tolerance=tolerance,
-            seed=seed,
-            progress=progress,
-        )
+        assert parts is not None
+        found += _of_weights(model, parts, of_weights, roles, tolerance, seed, progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
 
 
@@ -111,7 +112,8 @@ def probe_weights(
     source: nn.Module | WeightFiles,
     *,
     architecture: Architecture | None = None,
-    metrics: Sequence[str] = ("stable_rank",),
+    parts: Found | None = None,
+    metrics: Sequence[str] | None = None,
     roles: Sequence[str] = ROLES,
     tolerance: float = 1e-3,
     seed: int = 0,
@@ -120,66 +122,126 @@ def probe_weights(
     """Measures weights one by one, of a model or as they lie in files.
 
     From files one tensor at a time is read, looked at and forgotten, so that a model far larger
-    than the memory can be measured.
+    than the memory can be measured. Of a model wrapped by peft the effective weights W + scaling·BA
+    are measured.
 
     Args:
         source: the model, or its files.
-        architecture: where its parts are; found by its configuration unless given.
-        metrics: which, of `WEIGHT_METRICS`.
-        roles: whose weights, of `joma.models.ROLES`; those the architecture does not have are left
-            out.
+        architecture: a map of where its parts are; unless given, they are found by reading the
+            module tree, or the names in the files.
+        parts: what `joma.models.find_weights` or `find_stored_weights` found, where that is known
+            already.
+        metrics: which, of `WEIGHT_METRICS`; stable ranks unless given.
+        roles: whose weights, of `joma.models.ROLES`; experts each on their own. Those the model
+            does not have are left out.
         tolerance: of stable ranks, relative.
         seed: decides samples and where the search for singular values begins.
         progress: is told how far it is.
     """
-    chosen = checked_metrics(metrics, WEIGHT_METRICS)
-    config = source.config() if isinstance(source, WeightFiles) else source
-    if architecture is None:
-        if config is None:
-            assert isinstance(source, WeightFiles)
-            raise JomaError(
-                f"{source.source} has no config.json, so that it is not known which weights are "
-                "what; give architecture"
-            )
-        architecture = architecture_of(config)
-    read: Callable[[str], Tensor]
-    if isinstance(source, WeightFiles):
-        names, read = source.names, source.read
+    chosen = checked_metrics(("stable_rank",) if metrics is None else metrics, WEIGHT_METRICS)
+    if parts is not None:
+        pass
+    elif isinstance(source, WeightFiles):
+        parts = find_stored_weights(source, architecture=architecture)
     else:
-        parameters = dict(source.named_parameters(remove_duplicate=False))
-        names, read = list(parameters), parameters.__getitem__
-    heads = None if config is None else architecture.head_counts(config)[0]
-    wanted = roles if {"stable_rank", "effective_rank"} & set(chosen) else ()
-    if "embedding_overlap" in chosen and "embedding" not in wanted:
-        wanted = ("embedding", *wanted)
-    by_name: dict[str, list[Weight]] = defaultdict(list)  # a fused matrix is read once
-    for weight in weights(names, architecture, wanted, heads):
-        by_name[weight.name].append(weight)
-    total, done = sum(map(len, by_name.values())), 0
-    found: list[Measurement] = []
-    for name, parts in by_name.items():
-        tensor = read(name)
-        if tensor.dtype not in _TYPES:
-            raise JomaError(
-                f"{name} is stored as {tensor.dtype}: quantized weights are not read, give the "
-                "original"
-            )
-        for weight in parts:
-            progress(f"weigh {weight.module}", done, total)
-            ranks = [m for m in chosen if m == "embedding_overlap" or weight.role in roles]
-            try:
-                found += _of_weight(weight, tensor, ranks, tolerance, seed)
-            except ValueError as error:
-                raise JomaError(f"{weight.module} cannot be measured: {error}") from error
-            done += 1
-        del tensor  # before the next is read
+        parts = find_weights(source, architecture=architecture, run=dummy_forward(source))
+    chosen = _measurable(chosen, parts, roles, source, asked_for=True)
+    found = _of_weights(source, parts, chosen, roles, tolerance, seed, progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
 
 
-def _of_weight(
-    weight: Weight, tensor: Tensor, metrics: Sequence[str], tolerance: float, seed: int
+def unmeasured(
+    parts: Found, metrics: Sequence[str], roles: Sequence[str] = ROLES
+) -> dict[str, str]:
+    """Return the metrics that need parts a model does not have, and why it has none.
+
+    Args:
+        parts: what was found in the model.
+        metrics: those wanted.
+        roles: whose weights are probed.
+    """
+    why: dict[str, str] = {}
+    for metric in metrics:
+        if metric in _RANKS and not any(parts.of_roles(roles)):
+            why[metric] = next((parts.missing[it] for it in roles if it in parts.missing), "")
+        elif metric == "embedding_overlap" and not parts.embeddings:
+            why[metric] = parts.missing.get("embedding", "no token embedding was found")
+        elif metric.startswith("mlp") and not parts.mlps:
+            why[metric] = parts.missing.get("mlp_down", "no MLP was found")
+        elif metric == "residual_overlap" and not parts.blocks:
+            why[metric] = "no blocks were found"
+    return why
+
+
+def _measurable(
+    metrics: tuple[str, ...],
+    parts: Found,
+    roles: Sequence[str],
+    source: nn.Module | WeightFiles,
+    *,
+    asked_for: bool,
+) -> tuple[str, ...]:
+    """The metrics the model has the parts for; one that was asked for must be among them."""
+    for role in roles:
+        if role not in ROLES:
+            raise JomaError(f"roles must be among {', '.join(ROLES)}, got {role!r}")
+    why = unmeasured(parts, metrics, roles)
+    left = tuple(metric for metric in metrics if metric not in why)
+    if why and (asked_for or not left):
+        metric, reason = next(iter(why.items()))
+        raise UnknownArchitectureError(
+            f"{metric} cannot be measured: {reason or 'no weights were found'}.\n"
+            + how_to_map(source if isinstance(source, nn.Module) else source.config())
+        )
+    return left
+
+
+def _of_weights(
+    source: nn.Module | WeightFiles,
+    parts: Found,
+    metrics: Sequence[str],
+    roles: Sequence[str],
+    tolerance: float,
+    seed: int,
+    progress: Progress,
 ) -> list[Measurement]:
-    matrix = weight.read(tensor)
+    wanted = set(roles) if _RANKS & set(metrics) else set()
+    if "embedding_overlap" in metrics:
+        wanted.add("embedding")
+    together: dict[tuple[str, ...], list[Weight]] = {}  # a fused matrix is read once
+    for weight in parts.of_roles(wanted):
+        together.setdefault(weight.names, []).append(weight)
+    total, done = sum(map(len, together.values())), 0
+    found: list[Measurement] = []
+    for names, weights in together.items():
+        tensors = {}
+        if isinstance(source, WeightFiles):
+            tensors = {name: source.read(name) for name in names}
+        for weight in weights:
+            progress(f"weigh {weight.module}", done, total)
+            ranks = [m for m in metrics if m == "embedding_overlap" or weight.role in roles]
+            try:
+                matrix = _matrix(weight, source, tensors)
+                found += _of_weight(weight, matrix, ranks, tolerance, seed)
+            except ValueError as error:
+                raise JomaError(f"{weight.module} cannot be measured: {error}") from error
+            done += 1
+        del tensors  # before the next are read
+    return found
+
+
+def _matrix(
+    weight: Weight, source: nn.Module | WeightFiles, tensors: Mapping[str, Tensor]
+) -> Tensor:
+    matrix = weight.of(source) if isinstance(source, nn.Module) else weight.matrix(tensors)
+    if matrix.is_meta:
+        raise JomaError("it is on the meta device, where it has no numbers")
+    return matrix.detach()
+
+
+def _of_weight(
+    weight: Weight, matrix: Tensor, metrics: Sequence[str], tolerance: float, seed: int
+) -> list[Measurement]:
     found = []
     for metric in metrics:
         if metric == "embedding_overlap":
@@ -189,22 +251,11 @@ def _of_weight(
             continue
         if metric == "stable_rank":
             estimate = spectrum.stable_rank(matrix, tolerance=tolerance, seed=seed)
-        else:
+        elif metric == "effective_rank":
             estimate = spectrum.effective_rank(matrix)
+        else:
+            raise AssertionError(f"{metric} is not measured of a weight")
         found.append(
             Measurement(metric, weight.module, weight.layer, None, estimate.value, estimate.bound)
         )
     return found
-
-
-def _windows(windows: Tensor | Sequence[Sequence[int]]) -> Tensor:
-    try:
-        tokens = torch.as_tensor(windows)
-    except (ValueError, TypeError) as error:
-        raise JomaError(f"windows must be of one length, tokens in each ({error})") from None
-    if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point():
-        raise JomaError(
-            f"windows must be whole numbers (number, length), got {tokens.dtype} of shape "
-            f"{tuple(tokens.shape)}"
-        )
-    return tokens.to("cpu", torch.long)

@@ -14,6 +14,7 @@ from joma.errors import JomaError
 from joma.probes import _watch_hf, _watch_named, _watch_torch
 from joma.probes._watch_call import HOW, AttentionCall, Watch
 from joma.probes._watch_named import AttentionMap
+from joma.probes._watch_pass import Passes
 
 __all__ = ["AttentionCall", "AttentionMap", "Watch", "watch_attention"]
 
@@ -45,9 +46,11 @@ def watch_attention(
             "model must not be compiled to be watched: run one that is not now and then"
         )
     watch = Watch(see)
+    passes = Passes(model, watch)
     with ExitStack() as stack:
+        stack.enter_context(passes.followed())
         if names is not None:
-            stack.enter_context(_watch_named.watching(model, names, watch))
+            stack.enter_context(_watch_named.watching(model, names, passes))
         else:
             kinds = [kind for kind in (_watch_hf, _watch_torch) if kind.is_watchable(model)]
             if not kinds:
@@ -56,7 +59,7 @@ def watch_attention(
                     f"watched, got {type(model).__name__}: {HOW}"
                 )
             for kind in kinds:
-                stack.enter_context(kind.watching(model, watch))
+                stack.enter_context(kind.watching(model, passes))
         yield watch
     if not watch.calls:
         raise JomaError(

@@ -14,10 +14,13 @@ from joma.report import figures
 ROLE_NAMES = {
     "query": "queries",
     "key": "keys",
+    "value": "values",
+    "output": "attention output",
     "mlp_lower": "MLP lower layer",
     "mlp_up": "MLP up (gated)",
+    "mlp_down": "MLP down",
 }
-_MARKERS = "osD^"
+_MARKERS = "osD^vPX"
 
 Record = Mapping[str, Any]
 

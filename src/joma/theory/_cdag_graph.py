@@ -198,7 +198,7 @@ class CDAG:
         x = checks.shape("x", checks.finite("x", x), (None, self.inputs))
         outputs = self.outputs
         network = self
-        for _ in range(int(checks.integers("steps", steps, 0))):
+        for _ in range(checks.whole("steps", steps, 0)):
             activations = network.forward(x)
             gradients = network.backward(activations, gradient(activations.values[:, outputs]))
             network = replace(

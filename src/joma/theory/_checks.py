@@ -24,8 +24,10 @@ def finite(name: str, value: ArrayLike) -> Array:
         if given.dtype.kind not in "biufO":
             raise TypeError(given.dtype)
         array = given.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise JomaError(f"{name} must be an array of real numbers, got {value!r}") from error
+    except OverflowError as error:
+        raise JomaError(f"{name} must be finite in float64, got {shown(value)}") from error
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors with a graph
+        raise JomaError(f"{name} must be an array of real numbers, got {shown(value)}") from error
     if not np.all(np.isfinite(array)):
         raise JomaError(f"{name} must be finite, got {_first(array, ~np.isfinite(array))}")
     return array
@@ -81,12 +83,28 @@ def distribution(name: str, value: ArrayLike) -> Array:
 
 
 def integers(name: str, value: ArrayLike, low: int) -> NDArray[np.int64]:
-    """`value` as an array of whole numbers ≥ low."""
+    """`value` as an array of whole numbers from low to the largest that int64 holds."""
     array = finite(name, value)
-    if np.any(array != np.round(array)) or np.any(array < low):
-        bad = (array != np.round(array)) | (array < low)
+    bad = (array != np.round(array)) | (array < low)
+    if np.any(bad):
         raise JomaError(f"{name} must be whole numbers ≥ {low}, got {_first(array, bad)}")
+    given = np.asarray(value)
+    if given.dtype.kind == "i":  # float64 would round those beyond 2⁵³
+        return given.astype(np.int64)
+    if np.any(array >= 2.0**63):
+        large = _first(array, array >= 2.0**63)
+        raise JomaError(f"{name} must be whole numbers below 2**63, got {large}")
     return array.astype(np.int64)
+
+
+def whole(name: str, value: ArrayLike, low: int) -> int:
+    """`value` as one whole number from low below 2⁶³."""
+    return int(one(name, integers(name, value, low)))
+
+
+def scalar(name: str, value: ArrayLike) -> float:
+    """`value` as one finite number."""
+    return float(one(name, finite(name, value)))
 
 
 def times(name: str, value: ArrayLike) -> Array:
@@ -102,6 +120,13 @@ def at_least_1d(name: str, value: ArrayLike) -> Array:
     array = finite(name, value)
     if array.ndim == 0:
         raise JomaError(f"{name} must have at least one axis, got the scalar {float(array)}")
+    return array
+
+
+def not_empty(name: str, array: Array) -> Array:
+    """`array` if its last axis has at least one entry."""
+    if array.shape[-1] == 0:
+        raise JomaError(f"{name} must not be empty over its last axis, got shape {array.shape}")
     return array
 
 
@@ -136,8 +161,17 @@ def together(**shapes: tuple[int, ...]) -> None:
 def instance(name: str, value: object, kind: type[T]) -> T:
     """`value` if it is of the kind asked for."""
     if not isinstance(value, kind):
-        raise JomaError(f"{name} must be a {kind.__name__}, got {value!r}")
+        raise JomaError(f"{name} must be a {kind.__name__}, got {shown(value)}")
     return value
+
+
+def shown(value: object) -> str:
+    """`value` as an error shows it: at most 200 characters, also where it cannot be written."""
+    try:
+        text = repr(value)
+    except Exception:  # as of a whole number of more than 4,300 digits
+        return f"a {type(value).__name__} that cannot be written"
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def norm(vectors: Array) -> Array:
@@ -158,7 +192,7 @@ def generator(rng: np.random.Generator | int) -> np.random.Generator:
     """A generator as given, or made from a seed; never an unseeded one."""
     if isinstance(rng, np.random.Generator):
         return rng
-    return np.random.default_rng(int(one("rng", integers("rng", rng, 0))))
+    return np.random.default_rng(whole("rng", rng, 0))
 
 
 def frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:

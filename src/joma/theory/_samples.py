@@ -50,7 +50,7 @@ class Samples:
             self._keep("labels", self._whole("labels", self.labels))
             largest = int(np.max(np.asarray(self.labels))) + 1
             classes = largest if self.classes is None else self.classes
-            if int(_checks.integers("classes", classes, 1)) < largest:
+            if _checks.whole("classes", classes, 1) < largest:
                 raise JomaError(f"classes must exceed the largest label {largest - 1}")
             object.__setattr__(self, "classes", int(classes))
         if self.query is not None:

@@ -136,6 +136,9 @@ def velocity(
         state: where.
         switches: h′ of every sample and node, shape (N, K), if it is not to follow the state.
     """
+    block = _checks.instance("block", block, Block)
+    samples = _checks.instance("samples", samples, Samples)
+    state = _checks.instance("state", state, State)
     query, x = _query(samples), np.asarray(samples.x)
     logits = state.z[query]
     pull = _node_gradients(block, samples, state, switches)
@@ -151,6 +154,9 @@ def velocity(
 
 def objective(block: Block, samples: Samples, state: State) -> float:
     """Eqn 9: E[Σ_k g_k h_k], or the mean log-likelihood of the labels; training ascends it."""
+    block = _checks.instance("block", block, Block)
+    samples = _checks.instance("samples", samples, Samples)
+    state = _checks.instance("state", state, State)
     h = block.phi.value(_preactivations(block, samples, state))
     share = np.asarray(samples.probability)
     if samples.gradient is not None:

@@ -60,6 +60,7 @@ def corr(x: ArrayLike, y: ArrayLike) -> Array:
 def angle(x: ArrayLike, y: ArrayLike) -> Array:
     """The angle between signals, arccos of corr(x, y)/(‖x‖‖y‖); π/2 where one of them is zero."""
     x, y = checks.at_least_1d("x", x), checks.at_least_1d("y", y)
+    checks.together(x=x.shape, y=y.shape)
     norms = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
     cosine = np.divide(corr(x, y), norms, out=np.zeros_like(norms), where=norms > 0)
     return np.arccos(np.clip(cosine, -1, 1))
@@ -80,6 +81,7 @@ def correlation_bound(theta_1: ArrayLike, theta_2: ArrayLike, theta_3: ArrayLike
     first = checks.within("theta_1", theta_1, 0, np.pi)
     second = checks.within("theta_2", theta_2, 0, np.pi)
     third = checks.within("theta_3", theta_3, 0, np.pi)
+    checks.together(theta_1=first.shape, theta_2=second.shape, theta_3=third.shape)
     nearest = np.abs(first - third)
     farthest = np.minimum(first + third, 2 * np.pi - first - third)
 
@@ -126,9 +128,9 @@ def random_cases(
     Returns fewer cases than draws: only those with corr(z_α, σ′g), corr(z_β, f_k) and
     |corr(z_α, z_β)| above the threshold.
     """
-    count = int(checks.integers("draws", draws, 1))
-    d = int(checks.integers("dimension", dimension, 1))
-    limit = float(checks.within("threshold", threshold, 0, 1))
+    count = checks.whole("draws", draws, 1)
+    d = checks.whole("dimension", dimension, 1)
+    limit = float(checks.one("threshold", checks.within("threshold", threshold, 0, 1)))
     vectors = checks.generator(rng).standard_normal((4, count, d))
     z_alpha, z_beta, f, delta = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     kept = (corr(z_alpha, delta) > limit) & (corr(z_beta, f) > limit)
@@ -156,6 +158,7 @@ def recursion_bound(
     agreement outweighs disagreement by more than σ′_max/σ′_min (never for ReLU otherwise).
     """
     low, high = checks.non_negative("slope_min", slope_min), checks.finite("slope_max", slope_max)
+    checks.together(slope_min=low.shape, slope_max=high.shape)
     if np.any(high < low):
         raise JomaError(f"slope_max must be ≥ slope_min, got {slope_max} < {slope_min}")
     corr(z_beta, g)
@@ -218,6 +221,7 @@ def _two_values(
     if np.any((z != 0) & (z != 1)):
         raise JomaError("z_alpha must be 0 or 1 on every sample")
     gradient = checks.shape("g", checks.finite("g", g), z.shape)
+    nonlinearity = checks.instance("nonlinearity", nonlinearity, Activation)
     rise = nonlinearity.derivative(weights @ plus) * plus
     fall = nonlinearity.derivative(weights @ minus) * minus
     return rise, fall, z, gradient
@@ -260,6 +264,9 @@ def edge_correlations(
         gradients: its backward pass.
         latents: centred latent variables, (latents, N).
     """
+    network = checks.instance("network", network, CDAG)
+    activations = checks.instance("activations", activations, Activations)
+    gradients = checks.instance("gradients", gradients, Gradients)
     samples = activations.values.shape[0]
     z = checks.shape("latents", checks.finite("latents", latents), (None, samples))
     length = np.linalg.norm(z, axis=1, keepdims=True)

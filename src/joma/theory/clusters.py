@@ -64,7 +64,7 @@ def expectations(
         raise JomaError("v must not be zero in the subspace of x: it has no direction there")
     direction = seen / length[..., None]
     s = np.sum(v / length[..., None] * mean, axis=-1) + bias / length
-    below, above = slopes
+    below, above = _checks.shape("slopes", _checks.finite("slopes", slopes), (2,)).tolist()
     activity = below + (above - below) * marginal.theta1(s)
     spread = (above - below) * marginal.theta2(s)
     moment = activity[..., None] * mean + spread[..., None] * direction
@@ -98,16 +98,21 @@ def velocity(
 
 def distances(means: ArrayLike, v: ArrayLike, bias: float) -> Array:
     """Lemma 2: s_j = (v·x̄_j + ξ)/‖v‖, the signed distance of each cluster from the hyperplane."""
-    v = _checks.at_least_1d("v", v)
-    return (_checks.finite("means", means) @ v + bias) / np.linalg.norm(v)
+    v = _checks.shape("v", _checks.finite("v", v), (None,))
+    means = _checks.at_least_1d("means", means)
+    bias = _checks.scalar("bias", bias)
+    if means.shape[-1] != v.size:
+        raise JomaError(f"means must have the {v.size} components of v, got {means.shape[-1]}")
+    return (means @ v + bias) / np.linalg.norm(v)
 
 
 def radial_velocity(
     marginal: Marginal, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
 ) -> float:
     """Eqn 53 (corrected): v·v̇ = ‖v‖ Σ a_j F(s_j) - ξ ξ̇."""
-    s = distances(means, v, bias)
-    a = _checks.finite("gradients", gradients)
+    marginal = _checks.instance("marginal", marginal, Marginal)
+    s = np.atleast_1d(distances(means, v, bias))
+    a = _checks.shape("gradients", _checks.finite("gradients", gradients), s.shape)
     length = float(_checks.norm(_checks.at_least_1d("v", v)))
     drift = a @ marginal.theta1(s)
     return float(length * (a @ marginal.first_integral(s)) - bias * drift)
@@ -175,6 +180,7 @@ def critical_points(marginal: Marginal, distance: float) -> list[CriticalPoint]:
 
 def sufficient_condition(marginal: Marginal) -> float:
     """Eqn 58: θ₂(0) p(0); the paper asks ≥ ¼, which is sufficient but not necessary."""
+    marginal = _checks.instance("marginal", marginal, Marginal)
     return float(marginal.theta2(0.0) * marginal.pdf(0.0))
 
 
@@ -203,6 +209,8 @@ def jacobian(
         positive_gradient: a₊; a₋ is the point's ratio times it.
         length: ‖μ‖, which places the point on its ray.
     """
+    marginal = _checks.instance("marginal", marginal, Marginal)
+    point = _checks.instance("point", point, CriticalPoint)
     a_plus = _checks.positive_scalar("positive_gradient", positive_gradient)
     length = _checks.positive_scalar("length", length)
     distance, bias = point.s_plus - point.s_minus, point.s_minus * length
@@ -216,27 +224,33 @@ def homogeneous_slopes(
     marginal: Marginal, s: ArrayLike, *, slopes: tuple[float, float] = (0.0, 1.0)
 ) -> tuple[Array, Array]:
     """Lemma 5 (Eqn 61, corrected): dθ₁/ds = (c₊-c₋) p(s), dθ₂/ds = -(c₊-c₋) s p(s)."""
+    marginal = _checks.instance("marginal", marginal, Marginal)
     s = _checks.finite("s", s)
-    jump = slopes[1] - slopes[0]
+    below, above = _checks.shape("slopes", _checks.finite("slopes", slopes), (2,))
+    jump = float(above - below)
     return jump * marginal.pdf(s), -jump * s * marginal.pdf(s)
 
 
 def curve(marginal: Marginal, s: ArrayLike) -> tuple[Array, Array]:
     """Fig. 9 (Eqn 57): the curve y = θ₁(s), G(y) = F(s); two points on a line through 0 rest."""
+    marginal = _checks.instance("marginal", marginal, Marginal)
     s = _checks.finite("s", s)
     return marginal.theta1(s), marginal.first_integral(s)
 
 
 def curve_slope(marginal: Marginal, s: ArrayLike) -> Array:
     """After Eqn 57: dG/dy = θ₁(s)/p(s) at y = θ₁(s)."""
+    marginal = _checks.instance("marginal", marginal, Marginal)
     s = _checks.finite("s", s)
     return marginal.theta1(s) / marginal.pdf(s)
 
 
 def balance(marginal: Marginal, gradients: ArrayLike, s: ArrayLike) -> float:
     """Lemma 4 (Eqns 54-55): Σ a_j F(s_j), which vanishes at every critical point."""
-    gradients = _checks.finite("gradients", gradients)
-    return float(gradients @ marginal.first_integral(_checks.finite("s", s)))
+    marginal = _checks.instance("marginal", marginal, Marginal)
+    s = _checks.at_least_1d("s", s)
+    gradients = _checks.shape("gradients", _checks.finite("gradients", gradients), s.shape)
+    return float(np.sum(gradients * marginal.first_integral(s)))
 
 
 def _project(v: Array, basis: ArrayLike) -> Array:

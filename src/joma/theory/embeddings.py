@@ -51,11 +51,11 @@ def superposed(patterns: ArrayLike, queries: ArrayLike, biases: ArrayLike) -> Ar
     return np.sum(patterns + biases[:, None] * queries, axis=0)
 
 
-def almost_orthogonal(tokens: int, dimension: int, rng: np.random.Generator) -> Array:
+def almost_orthogonal(tokens: int, dimension: int, rng: np.random.Generator | int) -> Array:
     """Section 7: random unit vectors as columns, (dimension, tokens); see `coherence`."""
-    tokens = int(_checks.integers("tokens", tokens, 1))
-    dimension = int(_checks.integers("dimension", dimension, 1))
-    columns = rng.normal(size=(dimension, tokens))
+    tokens = _checks.whole("tokens", tokens, 1)
+    dimension = _checks.whole("dimension", dimension, 1)
+    columns = _checks.generator(rng).normal(size=(dimension, tokens))
     return columns / np.linalg.norm(columns, axis=0)
 
 

@@ -74,6 +74,7 @@ def sigmoid_attention() -> Attention:
 
 def leaky_relu(slope: float = 0.01) -> Activation:
     """Lemma 5, leaky ReLU: c₋ = slope below zero, 1 above."""
+    slope = _checks.scalar("slope", slope)
     return Activation(
         f"leaky_relu({slope:g})",
         lambda y: np.where(y > 0, y, slope * y),

@@ -75,7 +75,7 @@ def project(g: ArrayLike, p: ArrayLike, q: ArrayLike) -> Array:
 def svd_projection(g: ArrayLike, rank: int) -> tuple[Array, Array]:
     """GaLore's choice of P and Q: the leading singular vectors of the gradient."""
     gradient = checks.shape("g", checks.finite("g", g), (None, None))
-    r = int(checks.integers("rank", rank, 1))
+    r = checks.whole("rank", rank, 1)
     if r > min(gradient.shape):
         raise JomaError(f"rank must be ≤ {min(gradient.shape)}, got {r}")
     left, _, right = np.linalg.svd(gradient, full_matrices=False)
@@ -139,10 +139,20 @@ def varying_rate(
         norm_b: largest ‖B_i‖ on the path, (N,).
         norm_c: largest ‖C_i‖ on the path, (N,).
     """
-    rate = checks.finite("kappa", kappa) - checks.non_negative("lipschitz_a", lipschitz_a)
-    from_b = checks.non_negative("lipschitz_b", lipschitz_b) * checks.non_negative("norm_c", norm_c)
-    from_c = checks.non_negative("lipschitz_c", lipschitz_c) * checks.non_negative("norm_b", norm_b)
-    return float(np.sum(rate - checks.non_negative("radius", radius) * (from_b + from_c)))
+    given = {
+        "lipschitz_a": lipschitz_a,
+        "lipschitz_b": lipschitz_b,
+        "lipschitz_c": lipschitz_c,
+        "radius": radius,
+        "norm_b": norm_b,
+        "norm_c": norm_c,
+    }
+    sizes = {name: checks.non_negative(name, value) for name, value in given.items()}
+    least = checks.finite("kappa", kappa)
+    checks.together(kappa=least.shape, **{name: size.shape for name, size in sizes.items()})
+    change_b = sizes["lipschitz_b"] * sizes["norm_c"]
+    change_c = sizes["lipschitz_c"] * sizes["norm_b"]
+    return float(np.sum(least - sizes["lipschitz_a"] - sizes["radius"] * (change_b + change_c)))
 
 
 def stalled_gradient(
@@ -153,6 +163,7 @@ def stalled_gradient(
     Only W₀ + PXQᵀ can be reached, and R = 0 there fixes X: Σ_i B̂_i X Ĉ_i = R₀. The gradient
     outside the subspace remains. New.
     """
+    problem = checks.instance("problem", problem, ReversibleGradient)
     left, right = checks.finite("p", p), checks.finite("q", q)
     start = checks.shape("w0", checks.finite("w0", w0), problem.a.shape[1:])
     b, c = _projected(problem.b, problem.c, left, right)
@@ -170,11 +181,11 @@ def refreshed_bound(problem: ReversibleGradient, *, step: float, rank: int) -> f
     ‖G‖² ≤ 2L · gap ≤ (L/μ) factor^refreshes ‖G₀‖². New.
     """
     eta = checks.positive_scalar("step", step)
-    least, largest = problem.curvature()
+    least, largest = checks.instance("problem", problem, ReversibleGradient).curvature()
     if eta * largest > 2 * (1 + 1e-12):
         raise JomaError(f"step must be ≤ 2/L = {2 / largest:g}, got {eta}")
     _, m, n = problem.a.shape
-    r = int(checks.integers("rank", rank, 1))
+    r = checks.whole("rank", rank, 1)
     if r > min(m, n):
         raise JomaError(f"rank must be ≤ {min(m, n)}, got {r}")
     return 1 - 2 * least * eta * (1 - eta * largest / 2) * r / min(m, n)
@@ -223,10 +234,10 @@ def descend(
         refresh: chooses again every so many steps; None keeps the first choice.
     """
     eta = checks.positive_scalar("step", step)
-    count = int(checks.integers("steps", steps, 0))
-    every = None if refresh is None else int(checks.integers("refresh", refresh, 1))
+    count = checks.whole("steps", steps, 0)
+    every = None if refresh is None else checks.whole("refresh", refresh, 1)
     weights = checks.shape("w0", checks.finite("w0", w0), (None, None))
-    r = int(checks.integers("rank", rank, 1))
+    r = checks.whole("rank", rank, 1)
     path = np.empty((count + 1, *weights.shape))
     projected_norm, gradient_norm = np.empty(count + 1), np.empty(count + 1)
     refreshes = 0

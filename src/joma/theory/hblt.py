@@ -91,7 +91,9 @@ def latent_distribution(
         (P[y_c=0], P[y_c=1]), shape (..., 2).
     """
     rho_to_top = _checks.within("rho_to_top", rho_to_top, -1, 1)
-    return p(rho_to_top * root_uncertainty(class_probs, child_off_probs))
+    root = root_uncertainty(class_probs, child_off_probs)
+    _checks.together(rho_to_top=rho_to_top.shape, classes=root.shape)
+    return p(rho_to_top * root)
 
 
 def cooccurrence(height: ArrayLike, depth: ArrayLike, rho: ArrayLike, rho0: ArrayLike) -> Array:
@@ -377,4 +379,4 @@ def descent(tree: Tree, descendant: Node, ancestor: Node) -> Array:
     Returns:
         P[y_γ=i | y_α=j] at [i, j].
     """
-    return transition(tree.path_rho(descendant, ancestor))
+    return transition(_checks.instance("tree", tree, Tree).path_rho(descendant, ancestor))

@@ -22,6 +22,7 @@ from joma.theory.block import Block, Trajectory
 
 def conserved(trajectory: Trajectory) -> Array:
     """Theorem 1 and its new laws: the quantities this block conserves, shape (T, …)."""
+    trajectory = _checks.instance("trajectory", trajectory, Trajectory)
     block, z = trajectory.block, trajectory.z
     if block.sigma.normalized:
         return np.sum(z, axis=-1)
@@ -57,7 +58,7 @@ def conserved_pointwise(block: Block, v: ArrayLike, z: ArrayLike) -> Array:
         v: shape (T, M, K).
         z: shape (T, M) for one query or (T, queries, M).
     """
-    if block.sigma.normalized:
+    if _checks.instance("block", block, Block).sigma.normalized:
         raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
     v = _checks.shape("v", _checks.finite("v", v), (None, None, None))
     z = _checks.finite("z", z)
@@ -72,6 +73,7 @@ def exp_logits(block: Block, v: ArrayLike) -> Array:
         block: its rates and temperature.
         v: shape (…, M, K).
     """
+    block = _checks.instance("block", block, Block)
     factor = block.eta_z / (2 * block.eta_w * block.tau)
     return factor * np.sum(_checks.at_least_1d("v", v) ** 2, axis=-1)
 
@@ -103,6 +105,7 @@ def softmax_logit_parts(block: Block, v: ArrayLike, mean_scores: ArrayLike) -> t
     mean_scores = _checks.shape(
         "mean_scores", _checks.finite("mean_scores", mean_scores), (v.shape[-2],)
     )
+    block = _checks.instance("block", block, Block)
     factor = block.eta_z / (2 * block.eta_w * block.tau)
     own = np.sum(v**2, axis=-1)
     return factor * own, -factor * np.sum(own, axis=-1, keepdims=True) * mean_scores

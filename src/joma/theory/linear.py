@@ -73,6 +73,7 @@ def winner(
     decides.
     """
     delta = _checks.at_least_1d("delta", delta)
+    _checks.not_empty("delta", delta)
     times = blowup_time(delta, initial=initial, log_offset=log_offset, normalizer=normalizer)
     if not np.all(np.isfinite(np.min(times, axis=-1))):
         raise JomaError("delta must have a non-zero component, got only zeros")
@@ -91,7 +92,8 @@ def limit(
     The winner (with its ties) is at ±inf, the others at finite values; from zero those are
     √2 erfinv(Δ_l / max|Δ|).
     """
-    tokens = _Tokens.checked(_checks.at_least_1d("delta", delta), initial, log_offset, normalizer)
+    delta = _checks.not_empty("delta", _checks.at_least_1d("delta", delta))
+    tokens = _Tokens.checked(delta, initial, log_offset, normalizer)
     own_time = tokens.blowup_time()
     first = np.min(own_time, axis=-1, keepdims=True)
     if not np.all(np.isfinite(first)):

@@ -314,7 +314,7 @@ def radial(density: Callable[[Array], Array], n: int, *, breaks: Sequence[float]
         n: the dimension, at least 1.
         breaks: norms at which p₀ jumps.
     """
-    if int(_checks.integers("n", n, 1)) == 1:
+    if _checks.whole("n", n, 1) == 1:
         return Density(density, breaks)
     shell = sphere_constant(n)
     edges = np.concatenate([[0.0], np.geomspace(2.0**-6, 2.0**20, 79)])
@@ -334,7 +334,7 @@ def radial(density: Callable[[Array], Array], n: int, *, breaks: Sequence[float]
 
 def sphere_constant(n: int) -> float:
     """Eqn 35: (n-1) π^{(n-1)/2}/Γ((n+1)/2), the area of the unit sphere in n-1 dimensions."""
-    n = int(_checks.integers("n", n, 2))
+    n = _checks.whole("n", n, 2)
     return float((n - 1) * np.exp((n - 1) / 2 * np.log(np.pi) - _special.gammaln((n + 1) / 2)))
 
 

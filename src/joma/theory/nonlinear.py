@@ -158,7 +158,7 @@ def weights_multi(mu: ArrayLike, t: ArrayLike) -> Array:
 
 def attention_entropy(v: ArrayLike, *, scale: float = 1.0) -> Array:
     """Fig. 4: entropy of softmax(scale · v²) over the last axis, in nats."""
-    v = _checks.at_least_1d("v", v)
+    v = _checks.not_empty("v", _checks.at_least_1d("v", v))
     return _special.entropy(_special.softmax(_checks.positive_scalar("scale", scale) * v**2))
 
 
@@ -212,7 +212,11 @@ class DropAndRebound(NamedTuple):
 
 def drop_and_rebound(curve: ArrayLike, axis: int = 0) -> DropAndRebound:
     """Fig. 4 and end of Section 4: the drop of a curve to its minimum and its rise at the end."""
-    curve = np.moveaxis(_checks.at_least_1d("curve", curve), axis, 0)
+    values = _checks.at_least_1d("curve", curve)
+    along = _checks.whole("axis", axis, -values.ndim)
+    if along >= values.ndim:
+        raise JomaError(f"axis must be below the {values.ndim} axes of curve, got {along}")
+    curve = np.moveaxis(values, along, 0)
     if len(curve) == 0:
         raise JomaError("curve must hold at least one value, got none")
     low = np.min(curve, axis=0)

@@ -25,11 +25,11 @@ def posteriors(tree: Tree, leaves: ArrayLike) -> tuple[Array, ...]:
         For each level from just above the leaves up to the top latents, shape (S, latents); last
         the class, shape (S, C). That is the order of `joma.data.Batch.latents`.
     """
-    on = np.asarray(leaves)
+    tree = _checks.instance("tree", tree, Tree)
+    on = _checks.finite("leaves", leaves)
     if on.ndim != 2 or on.shape[1] != tree.sizes[-1] or not np.isin(on, (0, 1)).all():
         raise JomaError(
-            f"leaves must be 0 or 1 and of shape (samples, {tree.sizes[-1]}), got {on.dtype} of "
-            f"shape {on.shape}"
+            f"leaves must be 0 or 1 and of shape (samples, {tree.sizes[-1]}), got shape {on.shape}"
         )
     # From the leaves up. Node first: (nodes, S, value). What is below a node, given its value,
     # counts up to a factor, so that no product of many becomes too small to be told from 0.

@@ -14,8 +14,11 @@ from joma.train.findings import Finding, attention_bounce, attention_collapse
 Key = tuple[int, float]
 """Depth and learning rate."""
 
-APART = 0.3
-"""How far apart losses on the same words may lie: of 30 sound networks one did once, at 1e-2."""
+MAX_LOSS_GAP = 0.3
+"""Largest healthy gap between the losses of networks on the same words.
+
+Of 30 healthy networks, one exceeded it once, at learning rate 1e-2.
+"""
 
 
 def _nothing() -> np.ndarray:
@@ -34,8 +37,8 @@ class Curves:
         loss: on the validation text, (looks, seeds).
         entropy_mean: of the attention on all validation windows; none where it was not recorded.
         stable_rank: of each lower layer; none where it was not recorded.
-        apart: share of the updates at which the training loss of one network is more than `APART`
-            from the middle of all, which read the same words.
+        apart: share of the updates at which the training loss of one network is apart from those
+            of the others, which read the same words (`share_apart`).
     """
 
     depth: int
@@ -122,6 +125,25 @@ def collect(run: Run, setting: Setting, groups: Iterable[str]) -> dict[Key, Curv
     }
 
 
+def share_apart(losses: np.ndarray) -> float:
+    """Return the share of updates at which one network's loss is apart from the others'.
+
+    It is where it differs by more than `MAX_LOSS_GAP` from the median of those that are finite, or
+    is NaN or infinite while another is not. Where none is finite there is nothing to compare with.
+
+    Args:
+        losses: Of networks that read the same words, (updates, networks).
+    """
+    finite = np.isfinite(losses)
+    compared = finite.any(1)
+    if not compared.any():
+        return 0.0
+    known = np.where(finite, losses, np.nan)[compared]
+    gaps = np.abs(known - np.nanmedian(known, 1, keepdims=True))
+    apart = (np.nan_to_num(gaps, nan=np.inf) > MAX_LOSS_GAP).any(1)
+    return float(apart.sum() / len(losses))
+
+
 def _read(own: Run, depth: int, setting: Setting) -> Iterable[Curves]:
     cells, looks = setting.size.cells(depth), np.array(setting.looks)
     members = len(cells) * setting.seeds
@@ -143,6 +165,5 @@ def _read(own: Run, depth: int, setting: Setting) -> Iterable[Curves]:
     trained[log["step"], log["member"]] = log["value"]
     for i, (cell, own_loss) in enumerate(zip(cells, np.split(trained, len(cells), 1), strict=True)):
         entropy, mean, rank = (values[:, :, i] for values in by_layer)
-        off = np.abs(own_loss - np.median(own_loss, 1, keepdims=True))
-        apart = float((off > APART).any(1).mean())
+        apart = share_apart(own_loss)
         yield Curves(depth, cell.rate, setting.counted, entropy, loss[:, i], mean, rank, apart)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome
-from joma.experiments.language._curves import APART, Curves, Key
+from joma.experiments.language._curves import MAX_LOSS_GAP, Curves, Key
 from joma.experiments.language._groups import (
     DEPTHS,
     EMBEDDED,
@@ -282,8 +282,8 @@ def _spoiled(shown: Iterable[Curves]) -> str:
         return ""
     return (
         f" But with {_name(worst)} at learning rate {named(worst.rate)} the training loss of one "
-        f"network is more than {APART:g} from that of the others, which read the same words, at "
-        f"{worst.apart:.1%} of the updates: something spoils their arithmetic."
+        f"network is more than {MAX_LOSS_GAP:g} from that of the others, which read the same "
+        f"words, at {worst.apart:.1%} of the updates: something spoils their arithmetic."
     )
 
 

@@ -56,7 +56,16 @@ class SingularValues:
     rounding: float
 
     def energy(self, r: int) -> Energy:
-        """Share of ‖A‖_F² in the top r of these directions."""
+        """Share of ‖A‖_F² in the top r of these directions.
+
+        Args:
+            r: How many directions, from 1 to the number of these values.
+        """
+        known = len(self.values)
+        if isinstance(r, bool) or not isinstance(r, int) or not 1 <= r <= known:
+            raise JomaError(
+                f"r must be a whole number from 1 to {known}, the number of known values, got {r!r}"
+            )
         if self.frobenius == 0:
             return Energy(0.0, 0.0, True)
         values, bounds = self.values[:r] / self.frobenius, self.bounds[:r] / self.frobenius

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from joma.models._checksums import SUMS, checksums_of
 from joma.models._quiet import quietly
 from joma.runs._write import sync_folder
 from joma.train.language._processes import Processes, whole
@@ -67,6 +68,7 @@ def export(folder: Path, model: Any, weights: dict[str, Tensor], tokenizer: Any)
         except SafetensorError as error:
             raise _from_system(error, beside / "model.safetensors") from error
         save_tokenizer(tokenizer, beside)
+        (beside / SUMS).write_bytes(checksums_of(beside))
         mode = (beside / "config.json").stat().st_mode
         for path in beside.iterdir():
             path.chmod(mode)  # safetensors lets nobody else read what it writes

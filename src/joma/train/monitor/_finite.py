@@ -13,8 +13,8 @@ from joma.errors import JomaError
 from joma.train.monitor._processes import Processes
 from joma.train.monitor._tensors import is_real, layer_in, named_parameters
 
-SHARE = 5e-4
-"""Share of the training's time that the flags may take between measurements."""
+SHARE, FREE = 5e-4, 0.5
+"""Share of the training's time, and seconds on top, that checks after single steps may take."""
 NAMED = 8
 """Weights that are named in the log; what follows is the same trouble."""
 
@@ -62,12 +62,14 @@ class FiniteWatch:
         self._names: list[str] = []
         self._first: dict[torch.device, Tensor] = {}
         self._indices: dict[torch.device, list[int]] = {}
-        self._every = 1
-        self._last: tuple[int, float] | None = None
+        self._began = perf_counter()
+        self._spent = self._usual = 0.0
 
-    def due(self, step: int) -> bool:
-        """Return whether weights are checked after this step."""
-        return self._last is None or step - self._last[0] >= self._every
+    @property
+    def due(self) -> bool:
+        """Whether weights are checked after this step: there is time left to pay for it."""
+        allowed = FREE + SHARE * (perf_counter() - self._began)
+        return self._spent + self._usual <= allowed
 
     def check(self, model: nn.Module, step: int, loss: Tensor | float | None = None) -> None:
         """Flag the weights that are not finite now.
@@ -89,13 +91,8 @@ class FiniteWatch:
             now = torch.full_like(first, step)
             self._first[device] = torch.where(flags & (first < 0), now, first)
         self._raise_alarm(loss)
-        ended = perf_counter()
-        if self._last is not None:
-            steps, seconds = step - self._last[0], began - self._last[1]
-            allowed = SHARE * seconds / max(steps, 1)  # for one step
-            self._every = max(1, math.ceil((ended - began) / max(allowed, 1e-9)))
-            self._every = min(self._every, 1000)
-        self._last = (step, ended)
+        self._usual = perf_counter() - began
+        self._spent += self._usual
 
     @property
     def located(self) -> bool:
@@ -116,7 +113,7 @@ class FiniteWatch:
         for device, indices in self._indices.items():
             for index, step in zip(indices, self._first[device].tolist(), strict=True):
                 if step >= 0:
-                    steps[index] = min(step, steps.get(index, step))
+                    steps[index] = min(int(step), steps.get(index, int(step)))
         self._found |= bool(steps)
         names = {index: self._names[index] for index in steps}
         return [
@@ -223,5 +220,5 @@ def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _not_finite(tensors: Iterable[Tensor]) -> Tensor:
     """Return a flag for each tensor, on their device: whether an entry is not finite."""
     with torch.no_grad():
-        norms = torch._foreach_norm(list(tensors), torch.inf)
+        norms = torch._foreach_norm(list(tensors), torch.inf)  # pyright: ignore[reportPrivateImportUsage]
         return ~torch.stack([norm.float() for norm in norms]).isfinite()

@@ -64,7 +64,7 @@ def _copied(loss: Tensor | float) -> Tensor | float:
         try:
             return float(loss)
         except OverflowError:
-            return math.copysign(math.inf, loss)
+            return math.inf if loss > 0 else -math.inf
     if loss.numel() != 1:
         raise JomaError(f"loss must be one number, got shape {tuple(loss.shape)}")
     if loss.is_complex() or loss.device.type == "meta":

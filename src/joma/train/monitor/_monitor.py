@@ -223,6 +223,17 @@ class Monitor:
             if reason is not None:
                 raise TrainingStopped(reason)
 
+    def record_loss(self, step: int, loss: Tensor | float) -> None:
+        """Record the loss of a step for a trainer that learns it later than `step` is called.
+
+        Args:
+            step: The step it is of.
+            loss: The loss.
+        """
+        with self._lock:
+            if self._processes.first and not self._closed:
+                self._losses.keep(step, loss)
+
     def look(self) -> None:
         """Measure everything now."""
         with self._lock:
@@ -266,6 +277,45 @@ class Monitor:
                 lines.append("- nothing out of the ordinary was found")
             lines += [f"- {sentence}" for sentence in self._faults.sentences()]
             return "\n".join(lines)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a resumed training needs to measure as if it had not been stopped.
+
+        Copies of the weights that updates are measured against, when measurements are due, and what
+        ranks begin with. All processes call this; the first one's is to be saved.
+        """
+        with self._lock:
+            moved_at = -1 if self._moved_at is None else self._moved_at
+            due = [*(cadence.due for cadence in self._cadences), moved_at]
+            state = self._guarded(lambda: dict(self._measurements.state()), "saving the state")
+            return {"due": torch.tensor(due), **(state or {})}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state_dict` gave before the training was stopped at `step`.
+
+        All processes call this; only the first one's state is read.
+
+        Args:
+            state: Tensors by name.
+        """
+        with self._lock:
+            if self._processes.looks:
+                self._guarded(lambda: self._load(state), "the saved state")
+
+    def _load(self, given: Mapping[str, Tensor]) -> None:
+        inner = self._model()
+        state = self._processes.same_tensors(given)
+        if inner is None or "due" not in state:
+            return
+        *due, moved_at = state["due"].tolist()
+        if self._options.budget is None:
+            for cadence, when in zip(self._cadences, due, strict=True):
+                cadence.due = max(when, self._step + 1)
+        self._moved_at = None if moved_at < 0 else moved_at
+        with undisturbed(inner):
+            self._measurements.prepare(inner)
+            self._measurements.load(state)
+        self._measurements.release()
 
     def close(self) -> None:
         """Write what is left and the findings; nothing is watched from then on."""
@@ -346,7 +396,7 @@ class Monitor:
             if value is not None and not math.isfinite(value) and finite.bad_loss is None:
                 finite.bad_loss = (self._step, value)
                 finite.alarmed = True
-        if finite.due(self._step) or (finite.alarmed and not finite.reported):
+        if finite.due or (finite.alarmed and not finite.reported):
             self._faults.tried(
                 NOT_FINITE,
                 lambda: finite.check(inner, self._step, loss),
@@ -409,6 +459,11 @@ class Monitor:
                 rows += self._guarded(measurements.weights, "reading weights") or []
                 middle = self._synchronised()
                 if expensive:
+                    if self._begun and not measurements.updates.known:
+                        self._faults.remark(
+                            f"update_stable_rank is counted from step {self._step}: the weights "
+                            "before the training was resumed are not known (load_state_dict)"
+                        )
                     stepped = self._step > self._begun
                     rows += (
                         self._guarded(
@@ -492,8 +547,8 @@ class Monitor:
     ) -> Measurements:
         layer = self._options.theorem1
 
-        def parts(model: nn.Module) -> Parts:
-            return parts_of(model, architecture)
+        def parts(found_in: nn.Module, run: Callable[[], object] | None) -> Parts:
+            return parts_of(found_in, architecture, run)
 
         measurements = Measurements(
             parts,

@@ -1,0 +1,125 @@
+"""Exported models carry checksums, and any flipped bit in any of their files is found."""
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from joma.data.tokenizing import BYTES
+from joma.errors import JomaError
+from joma.experiments._probing import Probing, measure
+from joma.models import load
+from joma.models._checksums import SUMS, check_checksums
+from joma.models._fingerprint import kept_fingerprint
+from joma.models.series import Series, verify
+from joma.train.language._export import export
+from tests.models.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    """A series of two steps."""
+    folder = tmp_path_factory.mktemp("run") / "series"
+    for step in (0, 4):
+        model = tiny("llama", seed=step)
+        export(folder / f"step-{step:06d}", model, model.state_dict(), BYTES)
+    return folder
+
+
+def _flipped(path: Path, bit: int) -> bytes:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    return bytes(data)
+
+
+def _check_flips(exported: Path, count: int) -> None:
+    folder = exported / "step-000004"
+    files = sorted(folder.iterdir())
+    assert {"config.json", "model.safetensors", SUMS} <= {path.name for path in files}
+    draw = random.Random(0)
+    for number in range(count):
+        path = files[number % len(files)]
+        whole = path.read_bytes()
+        path.write_bytes(_flipped(path, draw.randrange(8 * len(whole))))
+        try:
+            integrity = verify(Series.of(exported))
+            assert integrity.bad_steps == (4,), (path.name, number)
+        finally:
+            path.write_bytes(whole)
+    assert verify(Series.of(exported)).clean
+
+
+def test_a_flipped_bit_is_found(exported):
+    _check_flips(exported, 40)
+
+
+@pytest.mark.slow
+def test_a_thousand_flipped_bits_are_found(exported):
+    _check_flips(exported, 1000)
+
+
+def test_a_sound_series_is_verified(exported):
+    integrity = verify(Series.of(exported))
+    assert integrity.clean
+    assert (integrity.verified, integrity.unverified) == ((0, 4), ())
+    assert integrity.as_json()["verified"] == [0, 4]
+
+
+def test_a_series_without_checksums_opens_unverified(exported, tmp_path):
+    for step in (0, 4):
+        model = tiny("llama", seed=step)
+        model.save_pretrained(tmp_path / f"step-{step}")
+    integrity = verify(Series.of(tmp_path))
+    assert integrity.clean
+    assert (integrity.verified, integrity.unverified) == ((), (0, 4))
+    load(tmp_path / "step-0")
+
+
+def test_other_tools_read_the_checksums(exported):
+    folder = exported / "step-000000"
+    told = subprocess.run(
+        ["sha256sum", "-c", "--strict", SUMS], cwd=folder, capture_output=True, text=True
+    )
+    assert told.returncode == 0
+    assert "model.safetensors: OK" in told.stdout
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_a_damaged_model_is_not_measured(exported, tmp_path, low_memory):
+    folder = tmp_path / "step-000000"
+    folder.mkdir()
+    for path in (exported / "step-000000").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    probing = Probing(metrics=("stable_rank",), low_memory=low_memory)
+    measure(str(folder), "", probing)
+    path = folder / "model.safetensors"
+    path.write_bytes(_flipped(path, 8 * path.stat().st_size - 5))
+    with pytest.raises(JomaError, match=r"model\.safetensors is damaged: its sha256"):
+        measure(str(folder), "", probing)
+    (folder / SUMS).unlink()
+    measure(str(folder), "", probing)
+
+
+def test_a_listed_file_that_is_missing_is_found(exported, tmp_path):
+    (tmp_path / SUMS).write_text(f"{'0' * 64}  config.json\n")
+    with pytest.raises(JomaError, match=r"config\.json is missing"):
+        check_checksums(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "x\n", f"{'0' * 64} a\n", f"{'0' * 64}  a", "é\n"])
+def test_checksums_that_are_none(tmp_path, content):
+    (tmp_path / SUMS).write_text(content)
+    with pytest.raises(JomaError, match="is damaged"):
+        check_checksums(tmp_path)
+
+
+def test_a_kept_fingerprint_with_a_flipped_bit_is_taken_anew(exported, tmp_path):
+    kept = tmp_path / "kept.safetensors"
+    first = kept_fingerprint(kept, exported / "step-000000")
+    damaged = _flipped(kept, 8 * kept.stat().st_size - 3)
+    kept.write_bytes(damaged)
+    again = kept_fingerprint(kept, exported / "step-000000")
+    assert torch.equal(torch.from_numpy(again.sketch), torch.from_numpy(first.sketch))
+    assert kept.read_bytes() != damaged
