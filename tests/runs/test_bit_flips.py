@@ -1,7 +1,7 @@
 """Single flipped bits in the files of a run: every one is refused, in one sentence.
 
-The fast half flips bits at evenly spread places of every file. `pytest -m slow` flips some 4,000, at
-random places from a fixed seed.
+The fast half flips bits at evenly spread places of every file. `pytest -m slow` flips some 4,000,
+at random places from a fixed seed.
 """
 
 from collections.abc import Callable
