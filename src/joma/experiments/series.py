@@ -255,6 +255,7 @@ def _measured(
         "seconds": round(time.perf_counter() - start, 2),
         "measurements": [one.as_json() for one in probed.measurements],
     }
+    ended["checksum"] = _checksum(ended)
     write_bytes(kept, json.dumps(ended, allow_nan=False).encode())
     return {"note": probed.note}
 
@@ -266,12 +267,23 @@ def _settings(checkpoint: Checkpoint, probing: Probing) -> dict[str, str]:
 
 
 def _finished(kept: Path) -> dict[str, Any] | None:
-    """What was measured of a checkpoint, None where it is not done."""
+    """What was measured of a checkpoint, None where it is not done or the file is damaged.
+
+    Files of older versions have no checksum, nor a manifest next to them.
+    """
     try:
         found = json.loads(kept.read_bytes())
-        return found if found.keys() >= _KEPT else None
+        if not found.keys() >= _KEPT:
+            return None
     except (OSError, ValueError, AttributeError):
         return None
+    checksum = found.pop("checksum", None)
+    old = checksum is None and not (kept.parents[1] / "manifest.json").exists()
+    return found if old or checksum == _checksum(found) else None
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 # All of them

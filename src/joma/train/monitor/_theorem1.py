@@ -1,6 +1,6 @@
 """How far one layer is from Theorem 1 of JoMA, measured from forward pass to forward pass."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from joma.train.monitor._row import Row
 
 KEYS = 128
 """Tokens of the first held sequence on which Theorem 1 is measured."""
+_STATE = tuple(f"theorem1.{name}" for name in ("first", "predicted", "own", "attention"))
 
 
 class Theorem1:
@@ -47,6 +48,19 @@ class Theorem1:
         self._last: tuple[Tensor, Tensor] | None = None
         self._predicted_HTS: Tensor | None = None
         self._module = ""
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what was added up so far, by name."""
+        if self._last is None or self._first_HTS is None or self._predicted_HTS is None:
+            return
+        tensors = (self._first_HTS, self._predicted_HTS, *self._last)
+        yield from zip(_STATE, tensors, strict=True)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state` gave; what else is in it is left alone."""
+        if all(name in state for name in _STATE):
+            first, predicted, own, attention = (state[name].clone() for name in _STATE)
+            self._first_HTS, self._predicted_HTS, self._last = first, predicted, (own, attention)
 
     @contextmanager
     def watching(self, model: nn.Module, parts: Parts) -> Iterator[None]:
