@@ -139,6 +139,7 @@ class Probed:
                 one.metric,
                 one.value,
                 module=one.module,
+                kind=one.kind,
                 layer=one.layer,
                 head=one.head,
                 bound=one.bound,

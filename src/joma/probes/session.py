@@ -99,7 +99,7 @@ def probe(
     of_text = [metric for metric in chosen if metric not in WEIGHT_METRICS]
     found: list[Measurement] = []
     if of_text:
-        reading = Reading(model, parts, of_text, seed)
+        reading = Reading(model, parts, of_text, sample, seed)
         reading.run(reader, batch, attention, progress)
         found += reading.measurements()
     if of_weights:
