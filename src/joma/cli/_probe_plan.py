@@ -42,6 +42,7 @@ def takes(asked: "_Asked", source: str, revision: str | None) -> dict[str, Any]:
     Raises:
         JomaError: The model cannot be measured.
     """
+    from joma.experiments._probing import check
     from joma.models.loading import check_source
 
     if not asked.probing.low_memory:
@@ -51,6 +52,7 @@ def takes(asked: "_Asked", source: str, revision: str | None) -> dict[str, Any]:
             tokenizer=asked.probing.tokenizer,
             reads_text=asked.probing.reads_text,
         )
+    check(source, asked.read_text(), asked.probing, revision=revision)
     sizes = _sizes(source)
     if sizes is None:
         return {"about_seconds": None, "about_bytes": None, "tokens": None}
