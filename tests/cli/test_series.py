@@ -162,6 +162,18 @@ class TestProbe:
         assert len(measured) == len(STEPS)
         assert Run.open("here").metrics.read()["value"].tolist() == before
 
+    def test_a_damaged_measurement_is_made_again(self, series, measured):
+        assert probe().exit_code == 0
+        kept = Path("here/steps/step-200.json")
+        whole = kept.read_bytes()
+        for place in range(0, len(whole), len(whole) // 50):
+            kept.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            assert not joma.experiments.series.is_done(Path("here"), 200)
+        measured.clear()
+        assert probe().exit_code == 0
+        assert measured == ["training/step200"]
+        assert joma.experiments.series.is_done(Path("here"), 200)
+
     def test_new_and_changed_checkpoints_are(self, series, measured):
         assert probe().exit_code == 0
         del measured[:]

@@ -105,7 +105,7 @@ def _plain(value: Any) -> Any:
 def closing(run: "Run") -> Iterator[Record]:
     """Keeps `outcome.json` true: running, then done with what the block put in, or how it broke.
 
-    Written at the start too, so that a run that was killed, or that overwrites an older one, never
+    Written at the start too, so that a run that was killed, or that is started over, never
     shows an outcome that is not its own.
     """
     outcome: Record = {}

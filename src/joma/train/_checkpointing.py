@@ -27,42 +27,26 @@ _PINNED_BYTES = 1 << 26
 _SPARE = 0.25  # of that time, which is left for writing and for a long step or measurement
 
 
-@dataclass(eq=False)
-class Snapshot:
-    """Copies of tensors, some of them still on a GPU.
-
-    Attributes:
-        tensors: By name.
-        copied: The event of each GPU that the copies on it are complete at.
-    """
-
-    tensors: dict[str, Tensor]
-    copied: dict[torch.device, torch.cuda.Event]
-
-    def to_host(self) -> dict[str, Tensor]:
-        """Return the copies on the host; those on a GPU are given up one by one."""
-        mover = {device: _Mover(device, event) for device, event in self.copied.items()}
-        host: dict[str, Tensor] = {}
-        for name in list(self.tensors):
-            tensor = self.tensors.pop(name)
-            host[name] = mover[tensor.device].moved(tensor) if tensor.is_cuda else tensor
-        return host
-
-
 class _Mover:
     """Moves tensors from a GPU to the host on a stream of its own, through little pinned memory.
 
-    Pinning all of a large training's state would take seconds, during which the GPU waits.
+    Pinning all of a large training's state would take seconds, during which the GPU waits. Made by
+    the thread that trains: a CUDA graph that is being captured forbids allocations to all others.
 
     Args:
         device: The GPU.
-        ready: The event after which the tensors may be read.
     """
 
-    def __init__(self, device: torch.device, ready: torch.cuda.Event) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._stream.wait_event(ready)
-        self._pinned = torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    def __init__(self, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            # Of high priority, since torch hands out streams of the other kind to trainings too.
+            self._stream = torch.cuda.Stream(device, priority=-1)
+            self._pinned = torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._device = device
+
+    def follow(self) -> None:
+        """Wait, on its stream, for what the current stream was given to do."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def moved(self, tensor: Tensor) -> Tensor:
         """Return a contiguous tensor of the GPU on the host, once it is there."""
@@ -75,6 +59,27 @@ class _Mover:
                 pinned.copy_(part, non_blocking=True)
             self._stream.synchronize()
             target[start : start + _PINNED_BYTES].copy_(pinned)
+        return host
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """Copies of tensors, some of them still on a GPU.
+
+    Attributes:
+        tensors: By name.
+        movers: What moves those on a GPU to the host.
+    """
+
+    tensors: dict[str, Tensor]
+    movers: Mapping[torch.device, _Mover]
+
+    def to_host(self) -> dict[str, Tensor]:
+        """Return the copies on the host; those on a GPU are given up one by one."""
+        host: dict[str, Tensor] = {}
+        for name in list(self.tensors):
+            tensor = self.tensors.pop(name)
+            host[name] = self.movers[tensor.device].moved(tensor) if tensor.is_cuda else tensor
         return host
 
 
@@ -95,6 +100,7 @@ class CheckpointWriter:
         self._error: BaseException | None = None
         self._taken_at = time.monotonic()
         self._bytes_on: dict[torch.device, int] = {}
+        self._movers: dict[torch.device, _Mover] = {}
         self._writing = 0.0  # seconds that the last write took
 
     def __enter__(self) -> "CheckpointWriter":
@@ -158,12 +164,12 @@ class CheckpointWriter:
         room = _Room(self._bytes_on)
         copies = {name: room.copied(tensor.detach()) for name, tensor in tensors}
         self._bytes_on = room.taken
-        copied: dict[torch.device, torch.cuda.Event] = {}
-        for device in {it.device for it in copies.values() if it.is_cuda}:
-            # The training's own stream: what it does next, it does after the copies.
-            copied[device] = torch.cuda.Event()
-            copied[device].record(torch.cuda.current_stream(device))
-        return Snapshot(copies, copied)
+        for device in room.taken:
+            if device not in self._movers:
+                self._movers[device] = _Mover(device)
+            # Of the training's own stream: what it does next, it does after the copies.
+            self._movers[device].follow()
+        return Snapshot(copies, self._movers)
 
     def save(self, step: int, snapshot: Snapshot, about: Mapping[str, Any]) -> None:
         """Write a checkpoint on a thread.
@@ -214,8 +220,10 @@ class _Room:
 
     def copied(self, tensor: Tensor) -> Tensor:
         """Return a contiguous copy: on its GPU if there is room, else on the host."""
-        if not tensor.is_cuda:
+        if tensor.device.type == "cpu":
             return tensor.clone(memory_format=torch.contiguous_format)
+        if not tensor.is_cuda:
+            return tensor.cpu().contiguous()
         device = tensor.device
         if device not in self.taken:
             free, total = torch.cuda.mem_get_info(device)

@@ -235,7 +235,10 @@ class _Loop:
 
     def _keep(self, *, save: bool) -> None:
         """Writes what was logged, and begins to write a checkpoint."""
-        snapshot = self._copied() if save else None
+        snapshot = None
+        if save:
+            self.processes.first(self._finish)  # an error of the last one must end all processes
+            snapshot = self._copied()
 
         def write() -> None:
             assert self.run is not None, "the first process has one"
