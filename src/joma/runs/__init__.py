@@ -4,8 +4,8 @@ A run folder holds `config.json` (what was asked for), `environment.json` (versi
 commit, command line), `metrics/part-*.parquet` (what was measured, step by step),
 `tables/NAME.parquet`, `figures/`, `checkpoints/step-*.safetensors`, other small `NAME.json` files
 and `manifest.json` (the files the run owns, with checksums). Anything written is written whole or
-not at all, and the files of an earlier run are never removed. What may live here is reading, writing,
-resuming, listing and comparing such folders; no mathematics, no drawing, no torch.
+not at all, and the files of an earlier run are never removed. What may live here is reading,
+writing, resuming, listing and comparing such folders; no mathematics, no drawing, no torch.
 """
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, Found
