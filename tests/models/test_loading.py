@@ -235,7 +235,9 @@ def test_sources_that_are_none(tmp_path, folder):
 
 def test_without_transformers_the_extra_is_named(monkeypatch, folder):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs transformers: pip install 'joma\[hf\]'"):
+    with pytest.raises(
+        ValueError, match=r"needs transformers: pip install -c constraints.txt -e '\.\[hf\]'"
+    ):
         load(folder)
 
 

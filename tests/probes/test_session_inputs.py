@@ -54,7 +54,9 @@ def test_every_attention_is_a_row_and_needs_no_map(name: str):
 def test_images_and_sound_as_several_passes():
     vit = sharpen(hf.ViTModel(hf.ViTConfig(image_size=8, patch_size=4, **TOWER)))
     one = probe(vit, inputs={"pixel_values": PIXELS}, metrics=ATTENTION)
-    both = probe(vit, [{"pixel_values": PIXELS[:1]}, {"pixel_values": PIXELS[1:]}], metrics=ATTENTION)
+    both = probe(
+        vit, [{"pixel_values": PIXELS[:1]}, {"pixel_values": PIXELS[1:]}], metrics=ATTENTION
+    )
     assert {it.kind for it in one} == {"self"}
     assert len(one) == len(both) == 2 * 2 * 3
     assert [it.value for it in one] == pytest.approx([it.value for it in both], abs=1e-6)

@@ -104,7 +104,8 @@ def clocked(
 ) -> tuple[list[float], list[float]]:
     """Looks that measure nothing and take so long, the first one longer: the time, and theirs."""
     now, looks = [100.0], []
-    monkeypatch.setattr("joma.train.monitor._monitor.perf_counter", lambda: now[0])
+    for module in ("_monitor", "_cadence"):
+        monkeypatch.setattr(f"joma.train.monitor.{module}.perf_counter", lambda: now[0])
     for kind in ("forward", "weights", "expensive", "moved"):
 
         def slow(*args: Any, kind: str = kind, **options: Any) -> Any:
@@ -261,7 +262,7 @@ def test_what_is_held_is_the_first_training_batch_cut(tmp_path: Path) -> None:
     model(tokens)
     monitor.step()
     monitor.close()
-    held = monitor._held
+    held = monitor._inputs.held
     assert held is not None
     (args, _) = held[0].calls[0]
     assert torch.equal(args[0], tokens[: 2048 // LENGTH])

@@ -192,6 +192,35 @@ def check_source(
         raise _without_tokenizer(str(source))
 
 
+def outlined(
+    source: str | Path, *, revision: str | None = None, tokenizer: str | Path | None = None
+) -> Loaded | None:
+    """Return a folder's model without numbers (on the meta device); None for other sources.
+
+    Args:
+        source: What `load` takes.
+        revision: A hub id's branch, tag or commit.
+        tokenizer: Another tokenizer than the model's.
+
+    Raises:
+        JomaError: The folder holds no model that can be made.
+    """
+    folder = None if Path(source).is_file() else folder_if_here(source, revision)
+    if folder is None:
+        return None
+    config, _ = _folder_headers(folder)
+    model_class = class_of(config)
+    config._attn_implementation = None  # not a checkpoint's to say
+    with (
+        reading(lambda said: f"{folder} cannot be made a {model_class.__name__} ({said})"),
+        torch.device("meta"),
+        quietly(),
+    ):
+        model = model_class(config).eval().requires_grad_(False)
+    own = tokenizers.from_folder(folder) if tokenizer is None else load_tokenizer(tokenizer)
+    return Loaded(model, own, known_architecture(model), str(source), _context(config))
+
+
 def _folder_headers(folder: Path) -> tuple["PreTrainedConfig", WeightFiles]:
     """The configuration of a folder and what its weight files say of themselves."""
     from transformers import CONFIG_MAPPING, AutoConfig

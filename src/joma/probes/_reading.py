@@ -35,11 +35,12 @@ class Reading:
         model: nn.Module,
         parts: Found | None,
         metrics: Sequence[str],
+        sample: int,
         seed: int,
     ) -> None:
         self._model, self._metrics = model, metrics
         self._attention: dict[str, _Attention] = {}
-        self._parts = PartsReading(model, parts, metrics, seed=seed)
+        self._parts = PartsReading(model, parts, metrics, sample, seed)
 
     def run(
         self,

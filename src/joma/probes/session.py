@@ -94,12 +94,12 @@ def probe(
     if not all(metric.startswith("attention") for metric in chosen):
         if parts is None:
             parts = find_weights(model, architecture=architecture, run=dummy_forward(model))
-        chosen = _measurable(chosen, parts, roles, model, asked_for=metrics is not None)
+        chosen = measurable(chosen, parts, model, roles, asked_for=metrics is not None)
     of_weights = [metric for metric in chosen if metric in WEIGHT_METRICS]
     of_text = [metric for metric in chosen if metric not in WEIGHT_METRICS]
     found: list[Measurement] = []
     if of_text:
-        reading = Reading(model, parts, of_text, seed)
+        reading = Reading(model, parts, of_text, sample, seed)
         reading.run(reader, batch, attention, progress)
         found += reading.measurements()
     if of_weights:
@@ -145,7 +145,7 @@ def probe_weights(
         parts = find_stored_weights(source, architecture=architecture)
     else:
         parts = find_weights(source, architecture=architecture, run=dummy_forward(source))
-    chosen = _measurable(chosen, parts, roles, source, asked_for=True)
+    chosen = measurable(chosen, parts, source, roles, asked_for=True)
     found = _of_weights(source, parts, chosen, roles, tolerance, seed, progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
 
@@ -173,15 +173,26 @@ def unmeasured(
     return why
 
 
-def _measurable(
+def measurable(
     metrics: tuple[str, ...],
     parts: Found,
-    roles: Sequence[str],
     source: nn.Module | WeightFiles,
+    roles: Sequence[str] = ROLES,
     *,
     asked_for: bool,
 ) -> tuple[str, ...]:
-    """The metrics the model has the parts for; one that was asked for must be among them."""
+    """Return the metrics a model has the parts for.
+
+    Args:
+        metrics: those wanted.
+        parts: what was found in the model.
+        source: the model or its files, for the message.
+        roles: whose weights are probed.
+        asked_for: whether a metric without its parts is an error.
+
+    Raises:
+        UnknownArchitectureError: a metric was asked for and cannot be measured.
+    """
     for role in roles:
         if role not in ROLES:
             raise JomaError(f"roles must be among {', '.join(ROLES)}, got {role!r}")

@@ -11,12 +11,14 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from joma.models.architectures import Weight
+from joma.errors import JomaError
+from joma.models import Architecture, Weight
+from joma.probes import AttentionMap
 from joma.train.monitor import _weights
 from joma.train.monitor._faults import Faults
-from joma.train.monitor._held import Held
+from joma.train.monitor._held import Held, undisturbed
 from joma.train.monitor._options import Options
-from joma.train.monitor._parts import Heads, Parts
+from joma.train.monitor._parts import Heads, Parts, parts_of
 from joma.train.monitor._processes import Processes, whole
 from joma.train.monitor._reading import Reading, watching_activity
 from joma.train.monitor._row import Row
@@ -388,3 +390,38 @@ def _is_finite(matrix: Tensor) -> bool:
         return bool(matrix.isfinite().all())
     except Exception:  # a type that has no such thing
         return True
+
+
+def measurements_of(
+    model: nn.Module,
+    architecture: Architecture | None,
+    attention: AttentionMap | None,
+    processes: Processes,
+    options: Options,
+    faults: Faults,
+) -> Measurements:
+    """Return the measurements of a model, its parts found.
+
+    Raises:
+        JomaError: The model does not have what the architecture names, or no such layer as
+            `theorem1`.
+    """
+
+    def find(found_in: nn.Module, run: Callable[[], object] | None) -> Parts:
+        return parts_of(found_in, architecture, run)
+
+    layer = options.theorem1
+    reading = Reading(attention, layer, faults)
+    measurements = Measurements(find, processes, options, reading, faults)
+    try:
+        with undisturbed(model):
+            measurements.prepare(model, strict=True)
+    except JomaError:
+        raise
+    except Exception as error:  # of a model that nobody has seen
+        faults.note("the parts of the model", error, effect="not found")
+    measurements.release()
+    blocks = measurements.parts.blocks
+    if layer is not None and blocks and layer not in blocks:
+        raise JomaError(f"theorem1 must be a layer of the model, 0 to {max(blocks)}, got {layer}")
+    return measurements
