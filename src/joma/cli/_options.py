@@ -9,7 +9,6 @@ import typer
 
 from joma.errors import JomaError
 
-
 LARGEST = 2**63 - 1
 """The largest whole number that an option takes: what torch and NumPy hold in 64 bits."""
 
