@@ -199,6 +199,7 @@ ARCHITECTURES = [
         _HEADED,
         query_pre_attn_scalar=9,
         attn_logit_softcapping=2.0,
+        attn_implementation="eager",  # the others do not cap in all versions of transformers
         sliding_window=6,
         fast=True,
     ),

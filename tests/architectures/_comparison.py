@@ -1,7 +1,7 @@
 """What joma measures of a model, in the form of the reference, and how far the two are apart."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class Entropies:
         return {key: torch.cat(parts).mean(0) for key, parts in self._rows.items()}
 
 
-def watched(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Entropies, list[Tensor]]:
+def watched(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Entropies, list[Tensor]]:
     """Entropies while the model runs watched, and all it returns."""
     found = Entropies()
     with torch.no_grad(), watch_attention(model, found):
@@ -59,33 +59,81 @@ def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tenso
     return max(float((one - other).abs().max()) for one, other in pairs)
 
 
-def rank_errors(rows: Iterable[tuple[str, float, float]], model: nn.Module) -> dict[str, float]:
+def rank_errors(
+    rows: Iterable[tuple[str, float, float | None]],
+    model: nn.Module,
+    *,
+    without: Collection[str] = (),
+) -> dict[str, float]:
     """By how much each stable rank lies outside of its bound around numpy's, by weight.
 
     Args:
         rows: key of the weight, value and bound.
         model: whose weights were measured.
+        without: roles that need not have rows.
 
     Raises:
         AssertionError: a matrix of attention or of an MLP has no row, or several.
     """
-    found: dict[tuple[str, int | None], list[tuple[str | None, float, float]]] = {}
+    found: dict[tuple[str, int | None], list[tuple[str | None, float, float | None]]] = {}
     for key, value, bound in rows:
         path, expert, role = parsed(key)
         found.setdefault((path, expert), []).append((role, value, bound))
     errors = {}
     for name, role, expert, matrix in _layouts.matrices(model):
+        if role in without:
+            continue
         path = name.removesuffix(".weight")
         own = [row for row in found.get((path, expert), []) if row[0] in (None, role)]
         assert len(own) == 1, f"{path} has {len(own)} rows as {role} of expert {expert}, not 1"
         _, value, bound = own[0]
+        assert bound is not None
         errors[f"{path} {role} {expert}"] = abs(value - _reference.stable_rank(matrix)) - bound
+    return errors
+
+
+def product_errors(
+    rows: Iterable[tuple[str, int, float]], model: nn.Module
+) -> dict[tuple[str, int], float]:
+    """Relative errors of stable ranks of Wqᵀ·Wk, by module and head.
+
+    Args:
+        rows: key of the attention, number of the head (−1 for their mean) and value.
+        model: whose weights were measured.
+
+    Raises:
+        AssertionError: an attention whose queries and keys are read from the same has no rows.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for key, head, value in rows:
+        found.setdefault(key, {})[head] = value
+    made: dict[str, dict[str, Tensor]] = {}
+    for name, role, _, matrix in _layouts.matrices(model):
+        if role in ("query", "key"):
+            made.setdefault(name.removesuffix(".weight").rpartition(".")[0], {})[role] = matrix
+    errors = {}
+    for path, parts in made.items():
+        if parts.keys() != {"query", "key"} or parts["query"].shape[1] != parts["key"].shape[1]:
+            continue  # keys of another layer, or latent attention
+        own = found.get(f"{path}[query·key]", {})
+        heads = max(own, default=-1) + 1
+        assert own.keys() == {-1, *range(heads)}, f"{path} has rows for heads {sorted(own)}"
+        queries = parts["query"].unflatten(0, (heads, -1))
+        keys = parts["key"].unflatten(0, (-1, queries.shape[1]))
+        keys = keys.repeat_interleave(heads // len(keys), 0)
+        ranks = [
+            _reference.stable_rank(query.double().T @ key.double())
+            for query, key in zip(queries, keys, strict=True)
+        ]
+        ranks.append(sum(ranks) / len(ranks))
+        for head, rank in zip([*range(heads), -1], ranks, strict=True):
+            errors[path, head] = abs(own[head] - rank) / rank
     return errors
 
 
 def parsed(key: str) -> tuple[str, int | None, str | None]:
     """Path, expert and role of a weight's key: "mlp.experts[3].gate_up_proj[mlp_up]"."""
     marks = re.findall(r"\[(.*?)\]", key)
-    experts = [int(mark) for mark in marks if mark.isdigit()]
-    roles = [mark for mark in marks if not mark.isdigit()]
-    return re.sub(r"\[.*?\]", "", key), *(part[0] if part else None for part in (experts, roles))
+    expert = next((int(mark) for mark in marks if mark.isdigit()), None)
+    role = next((mark for mark in marks if not mark.isdigit()), None)
+    return re.sub(r"\[.*?\]", "", key), expert, role

@@ -26,7 +26,7 @@ REFUSED = [architecture for architecture in ARCHITECTURES if architecture.refuse
 
 def build(
     architecture: Architecture, *, attention: str | None = None, dtype: torch.dtype = torch.float32
-) -> nn.Module:
+) -> Any:
     """The tiny model in evaluation mode, the same weights whenever it is built.
 
     Args:
@@ -64,19 +64,29 @@ def initialise(model: nn.Module, seed: int) -> None:
                 parameter.copy_(1.5 * noise / inputs**0.5)
 
 
-def inputs_of(architecture: Architecture, padding: str = "", seed: int = 0) -> dict[str, Tensor]:
+def inputs_of(
+    architecture: Architecture,
+    padding: str = "",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Any]:
     """Two examples to call the model with.
 
     Args:
         architecture: which.
         padding: "" for none, "right" or "left" for a second sequence that is shorter.
         seed: of the draw.
+        dtype: of images and sounds.
     """
-    generator = torch.Generator().manual_seed(seed)
-    return _INPUTS[architecture.inputs](generator, padding)
+    inputs = _INPUTS[architecture.inputs](torch.Generator().manual_seed(seed), padding)
+    return {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
 
 
-def real_queries(inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
+def real_queries(inputs: Mapping[str, Any]) -> dict[int, Tensor]:
     """Which queries are real, (B, T), by T; lengths that are not there have real queries only."""
     masks = (inputs.get("attention_mask"), inputs.get("decoder_attention_mask"))
     return {mask.shape[1]: mask.bool() for mask in masks if mask is not None}

@@ -123,14 +123,14 @@ def mean_entropies(
     return {key: torch.cat(parts).mean(0) for key, parts in rows.items()}
 
 
-def attentions(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Attention]:
+def attentions(model: nn.Module, inputs: Mapping[str, Any]) -> list[Attention]:
     """Attentions of `model(**inputs)`, without gradients."""
     with torch.no_grad(), recording(model) as seen:
         model(**inputs)
     return seen
 
 
-def returned(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+def returned(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
     """All attention probabilities the model returns when asked to, in no particular order."""
     with torch.no_grad():
         outputs = model(**inputs, output_attentions=True)

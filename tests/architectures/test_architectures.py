@@ -19,7 +19,13 @@ from joma.errors import JomaError
 from joma.probes import probe, watch_attention
 from joma.runs import Run
 from tests.architectures._catalogue import Architecture
-from tests.architectures._comparison import largest_difference, rank_errors, tensors, watched
+from tests.architectures._comparison import (
+    largest_difference,
+    product_errors,
+    rank_errors,
+    tensors,
+    watched,
+)
 from tests.architectures._models import (
     ARCHITECTURES,
     MEASURED,
@@ -114,24 +120,26 @@ def test_the_monitor_agrees_and_changes_no_loss(architecture: Architecture, tmp_
     ) as monitor:
         losses, states = _trained(model, inputs, monitor)
     assert losses == alone
-    rows = Run.open(tmp_path / "run").metrics.read().to_pylist()
+    rows = _logged(tmp_path / "run")
     eager = build(architecture, attention="eager")
     for step, state in enumerate(states, 1):
         eager.load_state_dict(state)
         expected = mean_entropies(attentions(eager, inputs), real_queries(inputs))
         now = [row for row in rows if row["step"] == step]
         heads = _by_key(
-            (row["module"], row["head"], row["value"])
+            (row["module"], None if row["head"] < 0 else row["head"], row["value"])
             for row in now
-            if row["metric"] == "attention_entropy"
+            if row["name"] == "attention_entropy"
         )
         assert largest_difference(heads, expected) < TOLERANCE
-        ranks = [
-            (row["module"], row["value"], row["bound"])
-            for row in now
-            if row["metric"] == "stable_rank" and row["head"] is None
+        ranks = [row for row in now if row["name"] == "stable_rank"]
+        matrices = [
+            (row["module"], row["value"], row["bound"]) for row in ranks if "·" not in row["module"]
         ]
-        assert max(rank_errors(ranks, eager).values()) <= 0
+        errors = rank_errors(matrices, eager, without=("query", "key"))
+        assert max(errors.values()) <= 0
+        products = [(row["module"], row["head"], row["value"]) for row in ranks]
+        assert max(product_errors(products, eager).values(), default=0) < 1e-4
 
 
 @_each(REFUSED)
@@ -156,9 +164,15 @@ def test_the_monitor_continues_without_attention(architecture: Architecture, tmp
     with joma.Monitor(model, every=1, run=tmp_path / "run", budget=None) as monitor:
         losses, _ = _trained(model, inputs, monitor)
     assert losses == alone
-    rows = Run.open(tmp_path / "run").metrics.read().to_pylist()
-    assert not any(row["metric"] == "attention_entropy" for row in rows)
+    rows = _logged(tmp_path / "run")
+    assert not any(row["name"] == "attention_entropy" for row in rows)
     assert architecture.refused in monitor.summary()
+
+
+def _logged(run: Path) -> list[dict[str, Any]]:
+    """Rows of the metrics log."""
+    columns = {name: column.tolist() for name, column in Run.open(run).metrics.read().items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _by_key(rows: Iterable[tuple[str, int | None, float]]) -> dict[str, Tensor]:

@@ -233,7 +233,8 @@ def test_bfloat16(name: str):
 
 
 def test_attention_asked_for_by_the_model():
-    inputs = inputs_of(BY_NAME["llama"], "left") | {"output_attentions": True}
+    inputs = inputs_of(BY_NAME["llama"], "left")
+    inputs["output_attentions"] = True
     model = build(BY_NAME["llama"], attention="eager")
     found, _ = watched(model, inputs)
     real = {inputs["attention_mask"].shape[1]: inputs["attention_mask"].bool()}
