@@ -23,9 +23,23 @@ def exit_code(error: KeyboardInterrupt) -> int:
     return EXIT_SIGTERM if isinstance(error, TerminatedError) else EXIT_SIGINT
 
 
-def raise_terminated(number: int, frame: Any) -> None:
-    """Handle SIGTERM by raising TerminatedError."""
-    raise TerminatedError
+class RaiseTerminated:
+    """A handler of SIGTERM that raises TerminatedError once; later signals are ignored.
+
+    Schedulers and wrappers may send several, which must not disturb what is being saved.
+
+    Attributes:
+        raised: Whether it came, here or where the signal was held.
+    """
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Handle the signal."""
+        if not self.raised:
+            self.raised = True
+            raise TerminatedError
 
 
 @contextlib.contextmanager
@@ -37,7 +51,7 @@ def raising_on_sigterm() -> Iterator[None]:
     if not in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, raise_terminated)
+    signal.signal(signal.SIGTERM, RaiseTerminated())
     try:
         yield
     finally:

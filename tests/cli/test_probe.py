@@ -52,7 +52,7 @@ class TestNumbers:
 
         found = records(model, "--text", "text.txt", "--window", "32", "--windows", "5")
         assert {tuple(record) for record in found} == {
-            ("metric", "module", "layer", "head", "value", "bound")
+            ("metric", "module", "layer", "head", "value", "bound", "kind")
         }
         eager = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").double()
         tokens = AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"][: 5 * 32]
@@ -198,7 +198,9 @@ class TestShortTexts:
         assert not Path("runs").exists()
 
 
-HOW = pytest.mark.parametrize("how", [["--text", "text.txt"], ["--low-memory"]])
+_MEASURED = [["--text", "text.txt"], ["--low-memory"]]
+MEASURED = pytest.mark.parametrize("how", _MEASURED)
+HOW = pytest.mark.parametrize("how", [*_MEASURED, *([*it, "--dry-run"] for it in _MEASURED)])
 
 
 class TestDamage:
@@ -207,16 +209,18 @@ class TestDamage:
         assert not Path("runs").exists()  # nothing was measured
         return told
 
-    def test_another_models_tokenizer(self, model: str):
+    @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
+    def test_another_models_tokenizer(self, model: str, plan: list[str]):
         make_tokenizer(Path("other"), above=500)
-        told = self.refused(model, "--text", "text.txt", "--tokenizer", "other")
+        told = self.refused(model, "--text", "text.txt", "--tokenizer", "other", *plan)
         assert "the tokenizer is not that of model" in told
         assert f"embeddings for {len(WORDS) + 1}" in told
 
-    def test_no_tokenizer(self, model: str):
+    @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
+    def test_no_tokenizer(self, model: str, plan: list[str]):
         Path(model, "tokenizer.json").unlink()
         Path(model, "tokenizer_config.json").unlink()
-        assert "--tokenizer" in self.refused(model, "--text", "text.txt")
+        assert "--tokenizer" in self.refused(model, "--text", "text.txt", *plan)
 
     @HOW
     def test_a_pickle_that_wants_to_run_is_not_run(self, model: str, how: list[str]):
@@ -233,7 +237,7 @@ class TestDamage:
         path.write_bytes(path.read_bytes()[:left])
         assert "model/model.safetensors" in self.refused(model, *how)
 
-    @HOW
+    @MEASURED
     def test_not_finite(self, model: str, how: list[str]):
         from safetensors.torch import load_file, save_file
 
@@ -256,11 +260,15 @@ class TestDamage:
             ("model --window 0", "whole number from 1 on"),
             ("model --dtype int8", "float32, float16, bfloat16"),
             ("model --text nowhere.txt", "nowhere.txt"),
+            ("model --window 65", "--window must be at most 64"),
+            ("model --map nowhere.json", "nowhere.json cannot be read"),
+            ("model --map text.txt", "must be a .json or .toml file, got text.txt"),
             ("model --out model", "--out model has other things in it"),
         ],
     )
     def test_bad_input(self, model: str, line: str, told: str):
         assert told in self.refused(*line.split())
+        assert told in self.refused(*line.split(), "--dry-run")
 
     @pytest.mark.parametrize(
         ("line", "told"),
@@ -281,6 +289,96 @@ class TestDamage:
         result = joma("probe", model, "--dry-run", *line.split())
         assert result.exit_code == 0
         assert told in result.stderr
+
+
+MAP = """
+embedding = "embeddings.weight"
+query = "layers.{layer}.mixer.in_proj.weight"
+key = "layers.{layer}.mixer.in_proj.weight"
+mlp_lower = "layers.{layer}.mixer.x_proj.weight"
+layer = "layers.{layer}"
+attention = "layers.{layer}.mixer"
+mlp_down = "layers.{layer}.mixer.out_proj"
+prefixes = ["backbone."]
+heads = 1
+"""
+
+
+class TestOtherModels:
+    """What is measured of a model nobody wrote a map for, and of one without attention."""
+
+    @pytest.fixture
+    def mamba(self) -> str:
+        from transformers import MambaConfig, MambaForCausalLM
+
+        config = MambaConfig(vocab_size=11, hidden_size=16, state_size=4, num_hidden_layers=2)
+        MambaForCausalLM(config).save_pretrained("mamba")
+        make_tokenizer(Path("mamba"))
+        Path("text.txt").write_text(TEXT)
+        return "mamba"
+
+    @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
+    def test_no_attention(self, mamba: str, plan: list[str]):
+        told = sentence(joma("probe", mamba, "--text", "text.txt", *plan))
+        assert "mamba models cannot be watched: such a model has no softmax attention" in told
+
+    @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
+    @pytest.mark.parametrize("how", [["--metrics", "mlp_dead"], ["--metrics", "mlp_inactive"]])
+    def test_a_metric_without_its_parts(self, mamba: str, how: list[str], plan: list[str]):
+        result = joma("probe", mamba, "--text", "text.txt", *how, *plan)
+        assert result.exit_code == 2
+        assert f"{how[1]} cannot be measured: no part of MambaForCausalLM" in result.stderr
+        assert "mixer: MambaMixer" in result.stderr
+        assert "--map" in result.stderr
+
+    def test_a_map(self, mamba: str):
+        Path("map.toml").write_text(MAP)
+        bare = records(mamba, "--low-memory", "--metrics", "stable_rank")
+        assert [record["module"] for record in bare] == ["backbone.embeddings"]
+        found = records(mamba, "--low-memory", "--metrics", "stable_rank", "--map", "map.toml")
+        modules = {record["module"] for record in found}
+        assert "backbone.layers.1.mixer.x_proj" in modules
+        assert len(modules) == 1 + 3 * 2
+        assert joma("probe", mamba, "--low-memory", "--map", "map.toml", "--dry-run").exit_code == 0
+
+    def test_a_map_of_another_model(self, model: str):
+        Path("map.toml").write_text(MAP)
+        for plan in ([], ["--dry-run"]):
+            told = sentence(joma("probe", model, "--low-memory", "--map", "map.toml", *plan))
+            assert "no parameter is named as the map of map has it" in told
+
+    def test_a_family_without_a_map(self, model: str):
+        """Experts one by one, in the table from the smallest to the largest."""
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        config = Qwen3MoeConfig(
+            vocab_size=11,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=4,
+            moe_intermediate_size=12,
+            num_experts=3,
+            num_experts_per_tok=2,
+            max_position_embeddings=64,
+        )
+        Qwen3MoeForCausalLM(config).save_pretrained("moe")
+        make_tokenizer(Path("moe"))
+        found = records("moe", "--text", "text.txt", "--out", "a")
+        ranks = [record for record in found if record["metric"] == "stable_rank"]
+        assert len(ranks) == 1 + 2 * (4 + 3 * 3)
+        active = [record for record in found if record["metric"] == "mlp_inactive"]
+        assert {record["module"] for record in active} == {
+            f"model.layers.{layer}.mlp.experts.down_proj[{expert}]"
+            for layer in range(2)
+            for expert in range(3)
+        }
+        shown = joma("probe", "moe", "--text", "text.txt", "--out", "b").stdout
+        down = [it["value"] for it in ranks if "0.mlp.experts.down_proj" in it["module"]]
+        assert f"{min(down):.4g} … {max(down):.4g}" in shown
+        low = records("moe", "--low-memory", "--metrics", "stable_rank", "--out", "c")
+        assert sorted(it["value"] for it in low) == sorted(it["value"] for it in ranks)
 
 
 class _Poison:

@@ -162,6 +162,18 @@ class TestProbe:
         assert len(measured) == len(STEPS)
         assert Run.open("here").metrics.read()["value"].tolist() == before
 
+    def test_a_damaged_measurement_is_made_again(self, series, measured):
+        assert probe().exit_code == 0
+        kept = Path("here/steps/step-200.json")
+        whole = kept.read_bytes()
+        for place in range(0, len(whole), len(whole) // 50):
+            kept.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            assert not joma.experiments.series.is_done(Path("here"), 200)
+        measured.clear()
+        assert probe().exit_code == 0
+        assert measured == ["training/step200"]
+        assert joma.experiments.series.is_done(Path("here"), 200)
+
     def test_new_and_changed_checkpoints_are(self, series, measured):
         assert probe().exit_code == 0
         del measured[:]
@@ -208,18 +220,19 @@ class TestProbe:
         assert run_joma(*line).exit_code == 0
         assert measured[len(STEPS) :] == ["training/step200"]
 
-    def test_interrupted(self, series, measured, monkeypatch):
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_interrupted(self, series, measured, monkeypatch, number: signal.Signals, code: int):
         watched = joma.experiments.series.measure
 
         def interrupted(source: str, *arguments, **options):
             if source.endswith("step300"):
-                raise KeyboardInterrupt
+                signal.raise_signal(number)
             return watched(source, *arguments, **options)
 
         monkeypatch.setattr(joma.experiments.series, "measure", interrupted)
         monkeypatch.setattr("sys.argv", ["joma", "probe", "--series", "training"])
         result = probe()
-        assert result.exit_code == 130
+        assert result.exit_code == code
         assert "Run it again with: joma probe --series training" in result.stderr
         assert Run.open("here").read_json("outcome") == {"status": "interrupted"}
         monkeypatch.setattr(joma.experiments.series, "measure", watched)

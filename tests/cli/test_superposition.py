@@ -15,7 +15,7 @@ from joma.cli._superposition import superposition
 from joma.cli._superposition_print import line
 from joma.runs import Run
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'joma[hf]'")
+pytest.importorskip("transformers", reason="needs transformers")
 
 app = typer.Typer(cls=OneSentenceGroup)
 app.command(cls=PlainCommand)(superposition)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,26 +143,55 @@ def test_a_dry_run_writes_nothing():
     assert record["config"]["training"]["steps"] == 8
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "Interrupted"), (signal.SIGTERM, 143, "Terminated")],
+)
+def test_a_signal_saves_and_says_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, word: str
+):
     joma("train", "config.toml", "--out", "straight")
     advance = _loop._Loop._advance
 
     def interrupted(loop: Any, until: int) -> None:
         advance(loop, until)
         if loop.step >= 3:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
         patch.setattr(_loop._Loop, "_advance", interrupted)
         result = joma("train", "config.toml", "--out", "run", "--set", "training.steps=8")
-    assert result.exit_code == 130
-    assert "Interrupted. Incomplete: run" in result.stderr
+    assert result.exit_code == code
+    assert f"{word}. Incomplete: run" in result.stderr
     line = result.stderr.splitlines()[-1]
     assert line == "Continue with: joma train config.toml --set training.steps=8 --out run"
     assert Run.open("run").read_json("outcome")["status"] == "interrupted"
     went_on = joma(*line.removeprefix("Continue with: joma ").split())
     assert "went on from step" in went_on.stdout
     assert losses("run") == losses("straight")
+
+
+def test_a_folder_removed_while_training_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    advance = _loop._Loop._advance
+
+    def removed(loop: Any, until: int) -> None:
+        advance(loop, until)
+        if loop.step >= 3 and Path("run").exists():
+            shutil.rmtree("run")
+
+    monkeypatch.setattr(_loop._Loop, "_advance", removed)
+    result = joma("train", "config.toml", "--out", "run")
+    assert result.exit_code == 2
+    assert "run folder run was removed or replaced while" in sentence(result)
+    assert not Path("run").exists()
+
+
+def test_how_often_checkpoints_are_saved_may_change():
+    """As it did when the default became 60 seconds."""
+    changes = ["--set", "checkpoints.seconds=120", "--set", "training.steps=4"]
+    assert joma("train", "config.toml", *changes, "--out", "run").exit_code == 0
+    result = joma("train", "config.toml", "--set", "training.steps=4", "--out", "run")
+    assert result.exit_code == 0, result.stderr
 
 
 def test_a_full_disk_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch):

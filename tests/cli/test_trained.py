@@ -1,6 +1,8 @@
 """`joma reproduce` and `joma demo` for what trains networks: scales, devices, going on."""
 
 import json
+import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -177,6 +179,41 @@ class TestGoingOn:
         assert result.stderr.splitlines()[-1] == (
             "Continue with: joma reproduce table1 fig4 --out 'my runs'"
         )
+
+    def test_sigterm_is_answered_as_ctrl_c_is(self, few_experiments):
+        def terminated(run: Run, _: Request) -> Outcome:
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)  # does not disturb what is being saved
+                run.write_table("begun", {"value": [1.0]})
+            raise AssertionError("unreachable")
+
+        before = signal.getsignal(signal.SIGTERM)
+        whole = few_experiments["table1"]
+        few_experiments["table1"] = make_trained("table1", terminated)
+        result = joma("reproduce", "table1", "--out", "here")
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert result.exit_code == 143
+        assert "Terminated. Incomplete: here (" in result.stderr
+        line = result.stderr.splitlines()[-1]
+        assert line == "Continue with: joma reproduce table1 --out here"
+        assert Run.open("here").read_json("outcome") == {"status": "interrupted"}
+        assert Run.open("here").tables == ["begun"]
+        few_experiments["table1"] = whole
+        assert joma(*line.removeprefix("Continue with: joma ").split()).exit_code == 0
+
+    @pytest.mark.parametrize("make", [make_trained, make_experiment])
+    def test_a_removed_folder_is_an_error(self, few_experiments, make):
+        def removing(run: Run, _: Request) -> Outcome:
+            shutil.rmtree(run.path)
+            run.write_table("late", {"a": [1]})
+            return Outcome(True, "f.")
+
+        few_experiments["table1"] = make("table1", reproduce=removing)
+        result = joma("reproduce", "table1", "--out", "here")
+        assert "run folder here was removed or replaced while" in sentence(result)
+        assert not Path("here").exists()
 
     def test_ctrl_c_when_all_is_done(self, monkeypatch):
         def interrupted(_: object):

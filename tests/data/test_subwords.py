@@ -119,7 +119,7 @@ def test_files_that_are_no_tokenizer(bpe, tmp_path):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ValueError, match="byte-level BPE needs tokenizers: pip install 'joma"):
+    with pytest.raises(ValueError, match="byte-level BPE needs tokenizers: pip install -c"):
         ByteBPE.train("text", 300)
 
 

@@ -31,7 +31,7 @@ from joma.experiments.superposition._shuffle import dealt, dealt_to
 from joma.models import module_at
 from joma.probes.watching import AttentionCall
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'joma[hf]'")
+pytest.importorskip("transformers", reason="needs transformers")
 
 from tests.experiments import _planted
 

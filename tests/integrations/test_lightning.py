@@ -220,5 +220,7 @@ def test_where_lightning_is_missing_one_sentence_says_so(monkeypatch: pytest.Mon
     )
     monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
     monkeypatch.delitem(sys.modules, "joma.integrations.lightning")
-    with pytest.raises(ImportError, match=r"needs lightning: pip install 'joma\[lightning\]'"):
+    with pytest.raises(
+        ImportError, match=r"needs lightning: pip install -c constraints.txt -e '\.\[lightning\]'"
+    ):
         importlib.import_module("joma.integrations.lightning")

@@ -124,5 +124,7 @@ def test_trackio_has_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, name: str, make: Any) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=rf"needs {name}: pip install 'joma\[track\]'"):
+    with pytest.raises(
+        ValueError, match=rf"needs {name}: pip install -c constraints.txt -e '\.\[track\]'"
+    ):
         make()

@@ -1,6 +1,9 @@
 """float32 products in the precision asked for, whichever switches of torch were used before."""
 
+import random
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -190,3 +193,59 @@ def test_where_flags_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
             with float32_products("ieee"):
                 assert not float32_is_coarse()
         assert set_in_torch() == before
+
+
+class TestOverlap:
+    """Blocks that do not end in the reverse order of their beginning."""
+
+    @pytest.mark.usefixtures("switched")
+    @pytest.mark.parametrize("pair", [("ieee", "ieee"), ("tf32", "ieee"), ("ieee", "tf32")])
+    def test_what_was_set_comes_back_once_all_have_ended(self, pair: Any) -> None:
+        before = set_in_torch()
+        one, two = (float32_products(precision) for precision in pair)
+        one.__enter__()
+        two.__enter__()
+        assert _read() == [pair[1]] * 2  # the later one decides in one thread
+        one.__exit__(None, None, None)
+        assert _read() == [pair[1]] * 2
+        two.__exit__(None, None, None)
+        assert set_in_torch() == before
+
+    def test_threads(self) -> None:
+        began, left = threading.Event(), threading.Event()
+
+        def other() -> list[str]:
+            with float32_products("tf32"):
+                began.set()
+                left.wait()
+                return _read()
+
+        with as_torch_begins(), ThreadPoolExecutor(1) as pool:
+            torch.set_float32_matmul_precision("medium")
+            before = set_in_torch()
+            with float32_products("ieee"):
+                found = pool.submit(other)
+                began.wait()
+                together = _read()
+            alone = _read()
+            left.set()
+            assert found.result() == ["tf32"] * 2
+            assert set_in_torch() == before
+        assert together == ["ieee"] * 2  # nobody computes more coarsely than they asked
+        assert alone == ["tf32"] * 2
+
+    def test_many_threads_at_random_moments(self) -> None:
+        def work(seed: int) -> bool:
+            dice = random.Random(seed)
+            exact = True
+            for _ in range(30):
+                outer: Any = dice.choice(["ieee", "tf32"])
+                with float32_products(outer), float32_products("ieee"):
+                    exact &= not float32_is_coarse()
+            return exact
+
+        with as_torch_begins(), ThreadPoolExecutor(6) as pool:
+            torch.set_float32_matmul_precision("high")
+            before = set_in_torch()
+            assert all(pool.map(work, range(6)))
+            assert set_in_torch() == before

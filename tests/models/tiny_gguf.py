@@ -63,8 +63,10 @@ def write_gguf(path: Path, **told: int | bool) -> Path:
     writer.add_token_types([1] * len(words))
     writer.add_token_merges(["a b"])
     for name, value in told.items():
-        add = writer.add_bool if isinstance(value, bool) else writer.add_uint32
-        add(f"tokenizer.ggml.{name}", value)
+        if isinstance(value, bool):
+            writer.add_bool(f"tokenizer.ggml.{name}", value)
+        else:
+            writer.add_uint32(f"tokenizer.ggml.{name}", value)
     for name, tensor in model.state_dict().items():
         values = tensor.numpy()
         if "q_proj" in name or "k_proj" in name:

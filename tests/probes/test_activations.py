@@ -185,3 +185,30 @@ def activations_module() -> Any:
     import joma.probes.activations
 
     return joma.probes.activations
+
+
+SCALES = [1e-300, 1e-160, 1e-100, 1e100, 1e150, 1e300]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_statistics_of_very_small_and_large_activations(scale: float, parts: int) -> None:
+    x = torch.randn(60, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    plain, accumulator = activation_statistics(x), ActivationStatisticsAccumulator()
+    for part in (x * scale).chunk(parts):
+        accumulator.update(part)
+    scaled = accumulator.compute()
+    assert scaled.kurtosis == pytest.approx(plain.kurtosis, rel=1e-12)
+    assert scaled.std == pytest.approx(plain.std * scale, rel=1e-12)
+    assert scaled.mean == pytest.approx(plain.mean * scale, rel=1e-9)
+    assert scaled.near_zero == plain.near_zero
+    assert scaled.top_energy == pytest.approx(plain.top_energy)
+
+
+def test_batches_of_different_scales_are_added_up() -> None:
+    accumulator = ActivationStatisticsAccumulator()
+    for scale in (0.0, 1e-200, 1.0, 0.0):
+        accumulator.update(torch.tensor([[1.0, -1.0]], dtype=torch.float64) * scale)
+    found = accumulator.compute()
+    assert found.std == pytest.approx(0.5)  # two of eight are ±1, the others next to nothing
+    assert found.kurtosis == pytest.approx(4)

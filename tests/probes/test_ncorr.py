@@ -217,12 +217,19 @@ def test_gradients_are_not_kept():
         ({"activations": torch.zeros(2, 4, 3, dtype=torch.complex64)}, "activations must be real"),
         ({"activations": torch.full((2, 4, 3), INF)}, "activations must be finite"),
         ({"latents": torch.full((4, 2), float("nan"))}, "latents must be finite"),
-        ({"activations": torch.arange(24).reshape(2, 4, 3).double() * 1e300}, "small enough"),
+        (
+            {
+                "activations": torch.tensor([1.7e308, -1.7e308] * 2, dtype=torch.float64)[
+                    :, None
+                ].expand(2, 4, 3)
+            },
+            "differ by less than float64 holds",
+        ),
         ({"weights": torch.ones(3)}, "weights must be 4, one per row"),
         ({"weights": torch.tensor([1.0, -1.0, 1.0, 1.0])}, "weights must be ≥ 0, got -1"),
         ({"weights": torch.tensor([[1.0] * 4, [0.0] * 4])}, "at least one row"),
         ({"weights": torch.ones(3, 4)}, "broadcast"),
-        ({"weights": torch.ones(4, device="meta")}, "one device"),
+        ({"weights": torch.ones(4, device="meta")}, "weights must hold data"),
     ],
 )
 def test_bad_input(changes: dict, message: str):
@@ -241,3 +248,17 @@ def test_accumulators_say_what_is_missing():
     accumulator.update(*rows(0))
     with pytest.raises(ValueError, match=r"shape \(5, 7\) on cpu as before, got \(5, 8\)"):
         accumulator.update(*rows(0, nodes=8))
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-165, 1e-100, 1e100, 1e200, 1e300])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_correlations_have_no_scale(scale: float, parts: int) -> None:
+    dice = torch.Generator().manual_seed(0)
+    latents = torch.randint(2, (60, 3), generator=dice).double()
+    nodes = torch.randn(60, 4, generator=dice, dtype=torch.float64) + latents[:, :1]
+    plain = ncorr(latents, nodes).values
+    for small, large in ((latents, nodes * scale), (latents * scale, nodes)):
+        accumulator = NCorrAccumulator()
+        for part in zip(small.chunk(parts), large.chunk(parts), strict=True):
+            accumulator.update(*part)
+        torch.testing.assert_close(accumulator.compute().values, plain, rtol=1e-12, atol=1e-13)

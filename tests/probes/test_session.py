@@ -540,5 +540,5 @@ def test_a_module_of_ones_own():
     entropy = torch.special.entr(weights).sum(-1)
     assert found[0].value == pytest.approx(float(entropy.mean()), abs=1e-5)
     assert [it.value for it in found[1:]] == pytest.approx(entropy.mean((0, 2)).tolist(), abs=1e-5)
-    with pytest.raises(ValueError, match="no map says where"):
+    with pytest.raises(ValueError, match="mlp_zero cannot be measured: no part of _Own"):
         probe(model, windows(), metrics=["attention_entropy", "mlp_zero"], attention=names)

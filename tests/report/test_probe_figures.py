@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joma.report.probe import draw_probe, entropies
+from joma.report.probe import attentions, draw_probe, entropies
 from joma.report.series import Panel, draw_series
 from joma.runs import Run
 
@@ -114,3 +114,34 @@ class TestSeries:
         run = Run.create("probe-series", {}, out=tmp_path / "run")
         paths = figures.save(run, "series", figure, title="t", caption="c")
         assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_attentions_that_share_a_layer_keep_a_row_each():
+    records = [
+        {
+            "metric": "attention_entropy",
+            "module": module,
+            "kind": kind,
+            "layer": layer,
+            "head": head,
+            "value": 10.0 * number + (head or 0),
+            "bound": None,
+        }
+        for number, (module, kind, layer) in enumerate(
+            [("encoder.0", "encoder self", 0), ("decoder.0", "decoder self", 0), ("x#1", "self", 0)]
+        )
+        for head in (None, *range(2 - number % 2))
+    ]
+    assert list(attentions(records).values()) == [
+        "0 encoder self",
+        "0 decoder self",
+        "0 self #1",
+    ]
+    found = entropies(records)
+    assert found is not None
+    np.testing.assert_array_equal(found, [[0, 1], [10, np.nan], [20, 21]])
+    figure = draw_probe(records, {})
+    assert figure is not None
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels == ["0 encoder self", "0 decoder self", "0 self #1"]
+    assert attentions(records[:3]) == {}

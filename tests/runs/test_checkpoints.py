@@ -266,7 +266,7 @@ class TestDamage:
         assert found.checkpoint is not None
         assert found.checkpoint.step == 500
         assert found.refused == (
-            f"checkpoint {self.newer} cannot be read (Is a directory) and is not used; "
+            f"checkpoint {self.newer} is not a regular file and is not used; "
             "going back to step 500",
         )
         checkpoints.save(1500, ARRAYS, {})

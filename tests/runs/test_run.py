@@ -81,6 +81,16 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path):
         Run.create("fig4", {}, out=tmp_path / "config.json")
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "environment.json"])
+def test_a_file_of_somebody_else_with_our_name_is_kept(tmp_path: Path, name: str):
+    (tmp_path / name).write_text('{"name": "my web page", "files": {}}')
+    before = contents(tmp_path)
+    for enter in (Run.create, Run.resume, partial(Run.create, existing="next")):
+        with pytest.raises(JomaError, match=r"out .* other things"):
+            enter("fig4", {}, out=tmp_path)
+    assert contents(tmp_path) == before
+
+
 def test_the_folder_of_another_run_is_refused(run: Run):
     run.write_table("curve", {"a": [1]})
     with pytest.raises(ValueError, match=r"out .* holds a fig4 run.* earlier verify run"):

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
 from joma.runs import Run
+from joma.signals import TerminatedError
 from joma.train import Ensemble, fit
 from joma.train.ensemble import KEPT
 from tests.runs._log import rows
@@ -167,6 +169,53 @@ def test_ctrl_c_saves_before_it_ends(straight: Path, folder: Path, caplog):
     assert train(folder).begun_at == 6
     assert Ended.of(folder) == Ended.of(straight)
     assert not caplog.messages
+
+
+def test_sigterm_saves_before_it_ends(straight: Path, folder: Path):
+    """Schedulers may send it more than once."""
+
+    def terminate(done: int, _: int) -> None:
+        if done == 6:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(TerminatedError):
+        train(folder, progress=terminate, checkpoint_seconds=60.0)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert Run.open(folder).checkpoints.steps == [6]
+    check_log(folder, straight, losses=6, looks=6)
+    assert train(folder).begun_at == 6
+    assert Ended.of(folder) == Ended.of(straight)
+
+
+def test_a_program_keeps_its_own_way_with_sigterm(straight: Path, folder: Path):
+    came: list[int] = []
+
+    def own(number: int, frame: Any) -> None:
+        came.append(number)
+
+    def terminate(done: int, _: int) -> None:
+        if done == 6:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        train(folder, progress=terminate)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM]
+    assert Ended.of(folder) == Ended.of(straight)
+
+
+def test_signals_are_left_alone_in_another_thread(straight: Path, folder: Path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    thread = threading.Thread(target=train, args=(folder,))
+    thread.start()
+    thread.join()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert Ended.of(folder) == Ended.of(straight)
 
 
 @pytest.mark.parametrize("when", ["look", "progress"])

@@ -140,7 +140,7 @@ def test_the_first_look_comes_after_the_first_validation(
     """What any first pass over a model takes is no cost of the monitor's, and all of it is told."""
     order, now = [], [0.0]
     monkeypatch.setattr("joma.train.language._loop.time.monotonic", lambda: now[0])
-    for owner, name in ((Trainer, "validation_loss"), (Monitor, "_look")):
+    for owner, name in ((Trainer, "validation_loss"), (Monitor, "_measure")):
         does = getattr(owner, name)
 
         def told(*args: Any, name: str = name, does: Any = does, **options: Any) -> Any:
@@ -151,7 +151,7 @@ def test_the_first_look_comes_after_the_first_validation(
         monkeypatch.setattr(owner, name, told)
     config = make(text, training={"steps": 2}, monitor={"off": False})
     assert begin(config, tmp_path / "run").seconds == 10 * len(order)
-    assert order[:2] == ["validation_loss", "_look"]
+    assert order[:2] == ["validation_loss", "_measure"]
 
 
 def test_products_are_those_of_float32_whichever_switch_was_used(text: Path, tmp_path: Path):

@@ -147,7 +147,7 @@ def test_where_rates_follow_from_the_number_of_steps_it_is_not(
     def asked(**training: int) -> Config:
         return make(text, optimizer={"schedule": schedule}, training=training)
 
-    assert changing(asked()) is None
+    assert changing(asked()) == ("checkpoints.seconds",)
     run = Run.create("train", asked().sections(), out=tmp_path / "run")
     for steps in (8, 20):
         said = f"must stay 12 with the schedule {schedule}.* got {steps};"

@@ -104,7 +104,8 @@ def clocked(
 ) -> tuple[list[float], list[float]]:
     """Looks that measure nothing and take so long, the first one longer: the time, and theirs."""
     now, looks = [100.0], []
-    monkeypatch.setattr("joma.train.monitor._monitor.perf_counter", lambda: now[0])
+    for module in ("_monitor", "_cadence"):
+        monkeypatch.setattr(f"joma.train.monitor.{module}.perf_counter", lambda: now[0])
     for kind in ("forward", "weights", "expensive", "moved"):
 
         def slow(*args: Any, kind: str = kind, **options: Any) -> Any:
@@ -201,7 +202,8 @@ def test_a_model_without_a_map_is_watched_as_far_as_it_goes(
     assert of_run(run, "gradient_stable_rank", layer=1, module="blocks.1.o")[0] == [1]
     assert not of_run(run, "stable_rank")[0]
     said = [record.getMessage() for record in caplog.records]
-    assert sum("stable_rank of the MLP's lower layers is not measured" in one for one in said) == 1
+    assert sum("stable_rank of query is not measured: no part of Own" in one for one in said) == 1
+    assert "stable_rank of query and 7 more not measured" in monitor.summary()
 
     model = Own()
     with joma.Monitor(model, every=2, run=tmp_path / "b", budget=None) as monitor:
@@ -260,7 +262,7 @@ def test_what_is_held_is_the_first_training_batch_cut(tmp_path: Path) -> None:
     model(tokens)
     monitor.step()
     monitor.close()
-    held = monitor._held
+    held = monitor._inputs.held
     assert held is not None
     (args, _) = held[0].calls[0]
     assert torch.equal(args[0], tokens[: 2048 // LENGTH])

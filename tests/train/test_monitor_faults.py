@@ -497,9 +497,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("joma.runs._write.replacing", refuse)
-        patch.setattr("joma.runs._parts.replacing", refuse)
-        patch.setattr("joma.runs._write.os.fsync", refuse)
+        patch.setattr("os.fsync", refuse)
         yield
 
 
@@ -569,18 +567,18 @@ def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("_weights.stable_rank", "stable_rank of encoder.layers.0.linear1"),
+        ("_weights.stable_rank", "stable_rank of encoder.layers.0.self_attn"),
         ("_weights.scores_spectra", "ranks of Q·K of encoder.layers.0.self_attn"),
         ("_weights.gradient_rows", "gradient of encoder.layers.0"),
         ("_weights.update_rows", "update_stable_rank of encoder.layers.0"),
         ("_weights.overlap", "embedding_overlap of embedding"),
-        ("_weights.effective", "effective_rank of encoder.layers.0.linear1"),
+        ("_weights.effective", "effective_rank of encoder.layers.0.self_attn"),
         ("_reading.watch_attention", "attention not measured since step 1"),
         ("_reading.AttentionAccumulator.update", "attention of encoder.layers.0.self_attn"),
         ("_monitor.undisturbed", "a measurement failed since step 1"),
         ("_monitor.find", "findings not made"),
-        ("_monitor.Held.seen", "a measurement failed"),
-        ("_monitor.FiniteWatch.check", "where numbers stop being finite not located"),
+        ("_inputs.Held.seen", "catching inputs failed"),
+        ("_alarm.FiniteWatch.check", "where numbers stop being finite not located"),
         ("_finite.named_parameters", "where numbers stop being finite not located"),
         ("_measure.Measurements.moved", "a measurement failed"),
     ],
@@ -675,9 +673,9 @@ def test_a_monitored_model_is_copied_saved_and_pickled_without_a_trace(tmp_path:
             )
             assert module.__dict__.get("_compiled_call_impl") is None
         other(next(batches()))
-    assert monitor._held is None  # a copy's call is not the model's
+    assert monitor._inputs.held is None  # a copy's call is not the model's
     model(next(batches()))
-    assert monitor._held is not None
+    assert monitor._inputs.held is not None
     monitor.step(1.0)
     assert "_compiled_call_impl" not in vars(model)
     monitor.close()

@@ -226,7 +226,7 @@ def test_large_weights_are_gathered_one_by_one() -> None:
 
     def batched(*sizes: int) -> list[list[int]]:
         weights = [Matrix(0, str(size), "") for size in sizes]
-        return [[int(one.name) for one, _ in batch] for batch in batches(weights, sized)]
+        return [[int(one.name) for one in batch] for batch in batches(weights, sized)]
 
     small, large = 2**21, 2**23
     assert batched(large, large) == [[large], [large]]
@@ -237,9 +237,12 @@ def test_large_weights_are_gathered_one_by_one() -> None:
 
 def test_parts_of_torchs_own_layers() -> None:
     parts = parts_of(encoder(), None)
-    assert [weight.name for weight in parts.ranked] == [
-        f"encoder.layers.{layer}.linear1.weight" for layer in (0, 1)
+    assert [weight.module for weight in parts.ranked] == [
+        f"encoder.layers.{layer}.{name}"
+        for layer in (0, 1)
+        for name in ("self_attn.in_proj_weight[value]", "self_attn.out_proj", "linear1", "linear2")
     ]
+    assert parts.downs == {"encoder.layers.0.linear2": 0, "encoder.layers.1.linear2": 1}
     assert [(one.layer, one.heads) for one in parts.heads] == [(0, 2), (1, 2)]
     assert len(parts.matrices) == 8
     assert parts.embedding is not None

@@ -5,6 +5,8 @@ import itertools
 import sys
 import unicodedata
 
+from joma import errors
+
 SPELLED = "joma-spelled"
 """Name of the error handler of a stream that spells out what it cannot encode."""
 
@@ -35,7 +37,11 @@ def register() -> None:
 
 
 def printable(text: str) -> str:
-    """`text` as standard output will show it, so that a table can be laid out for it."""
+    """`text` as standard output will show it, so that a table can be laid out for it.
+
+    What a terminal would act on, such as ESC in the name of a module, is escaped.
+    """
+    text = errors.printable(text, limit=None)
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

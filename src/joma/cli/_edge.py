@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,7 @@ def checked_restart(
 
 
 def same_settings(
-    folder: Path | None, name: str, config: Mapping[str, Any], *, changing: str | None = None
+    folder: Path | None, name: str, config: Mapping[str, Any], *, changing: Collection[str] = ()
 ) -> None:
     """Refuses to go on with run `name` in the folder given with --out under other settings.
 
@@ -206,7 +206,7 @@ def same_settings(
         folder: given with --out.
         name: of the run.
         config: its settings.
-        changing: one that may be another number than before.
+        changing: settings that may be other numbers than before.
     """
     from joma.runs import Run, differing, is_run
 

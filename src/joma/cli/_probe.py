@@ -122,6 +122,15 @@ def probe(
             help=f"What to measure, with commas, or all. Otherwise {METRICS}.",
         ),
     ] = None,
+    map_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--map",
+            metavar="FILE",
+            help="A .json or .toml file that says where the weights are, for a model in which they "
+            "are not found: see the documentation of probes.",
+        ),
+    ] = None,
     device: Device = "auto",
     dtype: Annotated[
         str,
@@ -177,6 +186,7 @@ def probe(
                 dtype=dtype,
                 low_memory=low_memory,
                 seed=seed,
+                map_file=map_file,
             ),
             device=chosen_device(device),
             out=out,
@@ -220,8 +230,9 @@ class _Asked:
         return {**named, **text, **self.probing.config}
 
 
-def _probing(*, metrics: str | None, **settings: Any) -> "Probing":
+def _probing(*, metrics: str | None, map_file: Path | None, **settings: Any) -> "Probing":
     from joma.experiments._probing import Probing
+    from joma.models import load_map
     from joma.probes.session import METRICS, WEIGHT_METRICS
 
     names = None
@@ -229,7 +240,8 @@ def _probing(*, metrics: str | None, **settings: Any) -> "Probing":
         names = WEIGHT_METRICS if settings["low_memory"] else tuple(METRICS)
     elif metrics is not None:
         names = tuple(name.strip() for name in metrics.split(",") if name.strip())
-    return Probing(metrics=names, **settings)
+    architecture = None if map_file is None else load_map(map_file)
+    return Probing(metrics=names, architecture=architecture, **settings)
 
 
 @contextlib.contextmanager
@@ -274,14 +286,14 @@ def _one(asked: _Asked, model: str) -> None:
             _draw(run, probed, asked)
             outcome.update(finding=finding(probed), **probed.facts)
     if probed.note:
-        typer.echo(probed.note, err=True)
+        _show.say(probed.note, err=True)
     if asked.json:
         _show.as_json([one.as_json() for one in probed.measurements])
-        typer.echo(f"Run folder: {run.path}", err=True)
+        _show.say(f"Run folder: {run.path}", err=True)
         return
     _print(probed, asked, time.perf_counter() - start)
     for path in run.figures or [run.path]:
-        typer.echo(f"  {path}")
+        _show.say(f"  {path}")
 
 
 def _draw(run: Any, probed: "Probed", asked: _Asked) -> None:
@@ -332,14 +344,15 @@ def _heading(probed: "Probed", asked: _Asked) -> str:
         plural = "" if number == 1 else "s"
         words.append(f"{number} window{plural} of {length} tokens of {asked.text}")
         if (special := facts.get("special_tokens", "none")) != "none":
-            words.append(printable(special))
+            words.append(special)
     return ", ".join(words) + "."
 
 
 def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
     from rich.text import Text
 
-    title = Text.assemble((str(asked.model), "bold"), f"  {_heading(probed, asked)}")
+    heading = printable(_heading(probed, asked))
+    title = Text.assemble((printable(str(asked.model)), "bold"), f"  {heading}")
     _show.put(title, "")
     rows = by_layer(probed)
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -354,33 +367,29 @@ def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
             table.add_row(*(_show.printable(row.get(name, "")) for name in shown))
         _show.put(table, "")
     for line in _beside(probed):
-        typer.echo(line)
-    typer.echo(f"{_show.sentence(finding(probed))} {seconds:.1f} s.")
+        _show.say(line)
+    _show.say(f"{_show.sentence(finding(probed))} {seconds:.1f} s.")
 
 
 def by_layer(probed: "Probed") -> list[dict[str, str]]:
-    """One row for each layer: what was measured of it, as it is shown.
+    """One row for each layer, or each attention where several share a layer, as it is shown."""
+    from joma.report.probe import attentions
 
-    Where a layer has several of a kind, such as experts, from the smallest number to the largest.
-    """
-    rows: dict[int, dict[str, str]] = {}
-    heads: dict[int, list[float]] = {}
-    several: dict[tuple[int, str], list[float]] = {}
+    labels = attentions([one.as_json() for one in probed.measurements])
+    rows: dict[tuple[int, str], dict[str, str]] = {}
+    heads: dict[str, list[float]] = {}
     for one in probed.measurements:
         if one.layer is None:
             continue
-        row = rows.setdefault(one.layer, {"layer": str(one.layer)})
+        label = labels.get(one.module, str(one.layer)) if one.kind else str(one.layer)
+        row = rows.setdefault((one.layer, label), {"layer": label})
         if one.metric == "attention_entropy" and one.head is not None:
-            heads.setdefault(one.layer, []).append(one.value)
-            few = heads[one.layer]
+            few = heads.setdefault(one.module, [])
+            few.append(one.value)
             row["of its heads"] = f"{min(few):.2f} … {max(few):.2f}"
         elif one.head is None:
-            column = _column(one.metric, probed.roles.get(one.module))
-            values = several.setdefault((one.layer, column), [])
-            values.append(one.value)
-            low, high = f"{min(values):.4g}", f"{max(values):.4g}"
-            row[column] = low if low == high else f"{low} … {high}"
-    return [rows[layer] for layer in sorted(rows)]
+            row[_column(one.metric, probed.roles.get(one.module))] = f"{one.value:.4g}"
+    return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
 
 def _column(metric: str, role: str | None) -> str:

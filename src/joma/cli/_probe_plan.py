@@ -5,8 +5,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from joma.cli import _show
 
 if TYPE_CHECKING:
@@ -32,14 +30,29 @@ def show(asked: "_Asked", folder: Path | None) -> None:
     if asked.json:
         _show.as_json(plan)
         return
-    typer.echo(f"{asked.model} → {plan['run']}")
-    typer.echo(f"  metrics: {', '.join(plan['metrics'])}")
+    _show.say(f"{asked.model} → {plan['run']}")
+    _show.say(f"  metrics: {', '.join(plan['metrics'])}")
     for line in lines(plan):
-        typer.echo(f"  {line}")
+        _show.say(f"  {line}")
 
 
 def takes(asked: "_Asked", source: str, revision: str | None) -> dict[str, Any]:
-    """About how long one model takes and what memory, from the sizes of its files alone."""
+    """About how long one model takes and what memory, from the sizes of its files alone.
+
+    Raises:
+        JomaError: The model cannot be measured.
+    """
+    from joma.experiments._probing import check
+    from joma.models.loading import check_source
+
+    if not asked.probing.low_memory:
+        check_source(
+            source,
+            revision=revision,
+            tokenizer=asked.probing.tokenizer,
+            reads_text=asked.probing.reads_text,
+        )
+    check(source, asked.read_text(), asked.probing, revision=revision)
     sizes = _sizes(source)
     if sizes is None:
         return {"about_seconds": None, "about_bytes": None, "tokens": None}

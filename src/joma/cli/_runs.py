@@ -51,7 +51,7 @@ def list_(
         _show.as_json([summary.as_json() for summary in summaries])
         return
     if not summaries:
-        typer.echo("No runs in ./runs yet." if root is None else f"No runs in {root}.")
+        _show.say("No runs in ./runs yet." if root is None else f"No runs in {root}.")
         return
     rows = _show.table("run", "began (UTC)", "status", "finding")
     for summary in summaries:
@@ -130,13 +130,13 @@ def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
     if rows.row_count:
         _show.put(rows)
     else:
-        typer.echo("Settings, environment and outcome are the same.")
+        _show.say("Settings, environment and outcome are the same.")
     if metrics is not None:
-        typer.echo(f"metrics: {_in_words(metrics)}")
+        _show.say(f"metrics: {_in_words(metrics)}")
     for table in tables:
-        typer.echo(f"table {table.table}: {_in_words(table)}")
+        _show.say(f"table {table.table}: {_in_words(table)}")
     for name in missing:
-        typer.echo(f"table {name}: in {first if name in one.tables else second} only")
+        _show.say(f"table {name}: in {first if name in one.tables else second} only")
 
 
 def _say_left_out(folder: Path, why: str) -> None:

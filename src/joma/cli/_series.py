@@ -19,7 +19,7 @@ from joma.cli._edge import (
 )
 from joma.cli._options import Json
 from joma.cli._progress import reports
-from joma.errors import JomaError, printable
+from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.cli._probe import _Asked
@@ -78,7 +78,7 @@ def verify(
         _show.as_json(integrity.as_json())
     else:
         _print_integrity(integrity)
-        typer.echo(f"{summary(integrity, len(chosen.steps))} {time.perf_counter() - start:.1f} s.")
+        _show.say(f"{summary(integrity, len(chosen.steps))} {time.perf_counter() - start:.1f} s.")
     if not integrity.clean:
         raise typer.Exit(1)
 
@@ -131,7 +131,7 @@ def measure(
             found = summary(ended.integrity, len(series.steps))
             outcome.update(finding=" ".join([found, *ended.sentences]), sound=ended.sound)
     for note in ended.notes:
-        typer.echo(note, err=True)
+        _show.say(note, err=True)
     failed = [words for step, words in sorted(ended.failed.items())]
     if asked.json:
         _show.as_json(
@@ -151,14 +151,14 @@ def measure(
         told = {finding.sentence for finding in ended.integrity.findings}
         for words in failed:
             if words not in told:
-                typer.echo(_show.sentence(words))
+                _show.say(_show.sentence(words))
         _print_table(ended.table)
         for words in ended.sentences:
-            typer.echo(words)
+            _show.say(words)
         seconds = time.perf_counter() - start
-        typer.echo(f"{found} {len(ended.done)} measured. {seconds:.1f} s.")
+        _show.say(f"{found} {len(ended.done)} measured. {seconds:.1f} s.")
         for path in run.figures or [run.path]:
-            typer.echo(f"  {path}")
+            _show.say(f"  {path}")
     if not ended.sound:
         raise typer.Exit(1)
 
@@ -196,10 +196,10 @@ def _print_integrity(integrity: "Integrity", distances: bool = True) -> None:
             )
         _show.put(rows, "")
     for finding in integrity.findings:
-        typer.echo(printable(_show.sentence(finding.sentence)))
+        _show.say(_show.sentence(finding.sentence))
     if (count := len(integrity.unverified)) and distances:
         of = "No checkpoint carries" if not integrity.verified else f"{count} checkpoints carry no"
-        typer.echo(f"{of} checksums: unverified.")
+        _show.say(f"{of} checksums: unverified.")
 
 
 def _print_table(table: Sequence[Any]) -> None:
@@ -239,8 +239,8 @@ def _plan(asked: "_Asked", series: "Series", jobs: int) -> None:
     if asked.json:
         _show.as_json(plan)
         return
-    typer.echo(f"{series.name} → {plan['run']}")
-    typer.echo(f"  {len(series.steps)} checkpoints, {len(finished)} of them done")
-    typer.echo(f"  metrics: {', '.join(plan['metrics'])}")
+    _show.say(f"{series.name} → {plan['run']}")
+    _show.say(f"  {len(series.steps)} checkpoints, {len(finished)} of them done")
+    _show.say(f"  metrics: {', '.join(plan['metrics'])}")
     for line in _probe_plan.lines(plan) if one else ():
-        typer.echo(f"  {line}")
+        _show.say(f"  {line}")

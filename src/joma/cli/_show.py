@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from joma import errors
 from joma.cli._ascii import printable
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 Record = dict[str, Any]
+
+_ACTING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that act on a terminal or cannot be encoded, and that JSON need not escape."""
 
 NARROW = 125
 """Below this many columns, where a claim comes from stands under it."""
@@ -32,8 +37,19 @@ _SHORT = 24
 
 
 def as_json(value: Any) -> None:
-    """Prints `value` as JSON on standard output."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    """Prints `value` as JSON on standard output; what acts on a terminal is escaped."""
+    written = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    typer.echo(_ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", written))
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Prints a line, whatever a file or the user put into it: what acts on a terminal is escaped.
+
+    Args:
+        text: The line, or several.
+        err: Whether it goes to standard error.
+    """
+    typer.echo(errors.printable(text, limit=None), err=err)
 
 
 def console() -> "Console":
@@ -56,13 +72,18 @@ def put(*renderables: Any) -> None:
 
 
 def table(*columns: str) -> "Table":
-    """An empty table in the house style."""
+    """An empty table in the house style; what acts on a terminal is escaped in its cells."""
     from rich import box
     from rich.table import Table
 
-    empty = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    class Escaped(Table):
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            shown = (printable(cell) if isinstance(cell, str) else cell for cell in cells)
+            super().add_row(*shown, **options)
+
+    empty = Escaped(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
-        empty.add_column(column, overflow="fold")
+        empty.add_column(printable(column), overflow="fold")
     return empty
 
 

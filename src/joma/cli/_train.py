@@ -203,9 +203,13 @@ def _mendable(asked: _Asked) -> Iterator[None]:
     except OSError as error:
         if not asked.begun:
             raise
-        from joma.runs import Run
+        from joma.runs import Run, is_run
 
         folder = asked.begun[0]
+        if not is_run(folder):
+            raise JomaError(
+                f"run folder {folder} was removed or replaced while the training was writing to it"
+            ) from error
         steps = Run.open(folder).checkpoints.steps
         kept = f"what was learned up to step {steps[0]} is safe" if steps else "nothing is lost yet"
         raise JomaError(

@@ -53,7 +53,7 @@ def reproduce_experiment(
         begun: is told the run folder once it is there.
     """
     from joma.experiments import EXPERIMENTS
-    from joma.runs import Run
+    from joma.runs import Run, is_run
 
     experiment = EXPERIMENTS[name]
     start = time.perf_counter()
@@ -65,7 +65,8 @@ def reproduce_experiment(
         try:
             result = experiment.reproduce(run, request)
         except ValueError as error:
-            if experiment.resumable:  # of what is in the folder, which is the user's to mend
+            # What is in the folder, or that it was removed, is for the user to fix.
+            if experiment.resumable or not is_run(run.path):
                 raise
             raise RuntimeError(f"experiment {name} failed") from error
         except RuntimeError as error:
@@ -104,7 +105,7 @@ def _plain(value: Any) -> Any:
 def closing(run: "Run") -> Iterator[Record]:
     """Keeps `outcome.json` true: running, then done with what the block put in, or how it broke.
 
-    Written at the start too, so that a run that was killed, or that overwrites an older one, never
+    Written at the start too, so that a run that was killed, or that is started over, never
     shows an outcome that is not its own.
     """
     outcome: Record = {}

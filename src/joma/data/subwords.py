@@ -15,7 +15,7 @@ from joma.data.tokenizing import (
     digest_of,
     write_tokenizer_config,
 )
-from joma.errors import JomaError
+from joma.errors import JomaError, how_to_install
 from joma.runs import _json
 from joma.runs._write import write_bytes
 
@@ -181,5 +181,5 @@ def _tokenizers() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.trainers
     except ImportError as error:
-        raise JomaError("byte-level BPE needs tokenizers: pip install 'joma[hf]'") from error
+        raise JomaError(f"byte-level BPE needs tokenizers: {how_to_install('hf')}") from error
     return tokenizers

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,18 +12,21 @@ from joma.data.text import windows
 from joma.errors import JomaError
 from joma.models import Found, dummy_forward, find_stored_weights, find_weights
 from joma.models._checksums import check_checksums
+from joma.models._hub import folder_if_here
 from joma.models.architectures import Architecture, known_architecture
-from joma.models.loading import Loaded, load
+from joma.models.loading import Loaded, load, outlined
 from joma.models.weight_files import WeightFiles
 from joma.probes.session import (
     DEFAULT_METRICS,
     WEIGHT_METRICS,
     Measurement,
     checked_metrics,
+    measurable,
     probe,
     probe_weights,
     unmeasured,
 )
+from joma.probes.watching import watch_attention
 from joma.runs import Run
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -135,6 +139,7 @@ class Probed:
                 one.metric,
                 one.value,
                 module=one.module,
+                kind=one.kind,
                 layer=one.layer,
                 head=one.head,
                 bound=one.bound,
@@ -199,6 +204,60 @@ def measure(
         " ".join(it for it in (note, left_out) if it) or None,
         facts,
     )
+
+
+def check(
+    source: str, text: str, probing: Probing, *, revision: str | None = None
+) -> tuple[int, int] | None:
+    """Raise what `measure` would raise of a folder's model, without measuring it.
+
+    Only headers of weight files are read, and the model is built without numbers. Whether the
+    files hold the model is for `joma.models.loading.check_source` to say.
+
+    Args:
+        source: as of `measure`.
+        text: as of `measure`.
+        probing: what is to be measured.
+        revision: of a hub id.
+
+    Returns:
+        Number and length of the windows that would be read; None where none are, or where the
+        source is no folder.
+    """
+    if probing.low_memory:
+        if not Path(source).is_file() and folder_if_here(source, revision) is None:
+            return None
+        files = WeightFiles(source, revision=revision)
+        parts = find_stored_weights(files, architecture=probing.architecture)
+        measurable(probing.chosen, parts, files, asked_for=True)
+        return None
+    loaded = outlined(source, revision=revision, tokenizer=probing.tokenizer)
+    if loaded is None:
+        return None
+    if any(metric.startswith("attention") for metric in probing.chosen):
+        _check_attention(loaded)
+    if not all(metric.startswith("attention") for metric in probing.chosen):
+        parts = find_weights(loaded.model, architecture=probing.architecture)
+        asked_for = probing.metrics is not None
+        measurable(probing.chosen, parts, loaded.model, asked_for=asked_for)
+    if not probing.reads_text:
+        return None
+    shown, _ = text_windows(loaded, text, probing.window, probing.windows)
+    return shown.shape[0], shown.shape[1]
+
+
+def _check_attention(loaded: Loaded) -> None:
+    """Raises where no attention can be seen; a model without numbers may fail in other ways."""
+    run = dummy_forward(loaded.model, numbers=False)
+    if run is None:
+        return
+    try:
+        with watch_attention(loaded.model, lambda call: None):
+            run()
+    except JomaError:
+        raise
+    except Exception:  # some models decide by their numbers what to compute
+        return
 
 
 def _parts(loaded: Loaded, probing: Probing) -> tuple[Found | None, str | None]:

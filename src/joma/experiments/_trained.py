@@ -167,6 +167,7 @@ def _take_over(own: Run, other: Run) -> bool:
         own.metrics.rewind(-1)
         for name, data in copies.items():
             write_bytes(own.path / "metrics" / name, data)
+        own.metrics.compact()  # which counts them
         own.write_json("outcome", {**outcome, "taken_from": str(other.path)})
         own.checkpoints.clear()
     return True

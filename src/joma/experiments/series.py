@@ -255,6 +255,7 @@ def _measured(
         "seconds": round(time.perf_counter() - start, 2),
         "measurements": [one.as_json() for one in probed.measurements],
     }
+    ended["checksum"] = _checksum(ended)
     write_bytes(kept, json.dumps(ended, allow_nan=False).encode())
     return {"note": probed.note}
 
@@ -266,12 +267,23 @@ def _settings(checkpoint: Checkpoint, probing: Probing) -> dict[str, str]:
 
 
 def _finished(kept: Path) -> dict[str, Any] | None:
-    """What was measured of a checkpoint, None where it is not done."""
+    """What was measured of a checkpoint, None where it is not done or the file is damaged.
+
+    Files of older versions have no checksum, nor a manifest next to them.
+    """
     try:
         found = json.loads(kept.read_bytes())
-        return found if found.keys() >= _KEPT else None
+        if not found.keys() >= _KEPT:
+            return None
     except (OSError, ValueError, AttributeError):
         return None
+    checksum = found.pop("checksum", None)
+    old = checksum is None and not (kept.parents[1] / "manifest.json").exists()
+    return found if old or checksum == _checksum(found) else None
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 # All of them
@@ -289,15 +301,20 @@ def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
     """Brings the numbers of all steps together in the metrics of the run."""
     run.metrics.rewind(-1)
     rows: dict[_Place, list[tuple[int, float, float | None]]] = {}
-    drawn: dict[str, dict[tuple[int, int], float]] = {metric: {} for metric in _TITLES}
+    drawn: dict[str, dict[str, tuple[int, dict[int, float]]]] = {name: {} for name in _TITLES}
+    kinds: dict[str, str] = {}
     for place, step in enumerate(steps):
         found = _finished(_file(run.path, step))
         assert found is not None, "it was measured a moment ago"
         for one in found["measurements"]:
             key = (one["metric"], one["module"], one["layer"], one["head"])
             rows.setdefault(key, []).append((step, one["value"], one["bound"]))
+            kinds[one["module"]] = one.get("kind", "")
             if _is_drawn(key, found["roles"]):
-                drawn[one["metric"]][place, one["layer"]] = one["value"]
+                # Experts of one layer are drawn as one line.
+                line = one["module"] if one["metric"] == "attention_entropy" else str(one["layer"])
+                lines = drawn[one["metric"]]
+                lines.setdefault(line, (one["layer"], {}))[1][place] = one["value"]
     for (name, module, layer, head), values in rows.items():
         at, value, bound = zip(*values, strict=True)
         run.metrics.append_many(
@@ -305,19 +322,37 @@ def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
             name,
             np.array(value)[:, None],
             module=module,
+            kind=kinds[module] if name.startswith("attention") else "",
             layer=layer,
             head=head,
             bound=None if None in bound else np.array(bound)[:, None],
         )
     run.metrics.compact()
-    layers = 1 + max((layer for points in drawn.values() for _, layer in points), default=-1)
-    curves = {}
-    for metric, points in drawn.items():
-        if points:
-            curves[metric] = np.full((len(steps), layers), np.nan)
-            for where, value in points.items():
-                curves[metric][where] = value
+    curves = {name: _by_layer(lines, len(steps)) for name, lines in drawn.items() if lines}
+    layers = max((values.shape[1] for values in curves.values()), default=0)
+    for name, values in curves.items():
+        rest = ((0, 0), (0, layers - values.shape[1]))
+        curves[name] = np.pad(values, rest, constant_values=np.nan)
     return _Curves(steps, curves)
+
+
+def _by_layer(
+    lines: Mapping[str, tuple[int, Mapping[int, float]]], steps: int
+) -> NDArray[np.float64]:
+    """Values by step and layer; by order where attentions share a layer, so that none is lost.
+
+    Args:
+        lines: By module, its layer and its values by the number of the step.
+        steps: How many steps there are.
+    """
+    layers = [layer for layer, _ in lines.values()]
+    if len(set(layers)) < len(layers):
+        layers = list(range(len(layers)))
+    values_SL = np.full((steps, 1 + max(layers)), np.nan)
+    for layer, (_, points) in zip(layers, lines.values(), strict=True):
+        for place, value in points.items():
+            values_SL[place, layer] = value
+    return values_SL
 
 
 def _is_drawn(place: _Place, roles: Mapping[str, str]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from joma.errors import how_to_install
 from joma.integrations._watch import Watch
 from joma.train.monitor import Monitor
 
@@ -15,7 +16,7 @@ try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
-        "joma.integrations.huggingface needs transformers: pip install 'joma[hf]' accelerate"
+        f"joma.integrations.huggingface needs transformers: {how_to_install('hf', 'accelerate')}"
     ) from error
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from joma.errors import JomaError
+from joma.errors import JomaError, how_to_install
 from joma.integrations._watch import Watch
 from joma.runs import Run, is_run
 from joma.train.monitor import Monitor
@@ -22,7 +22,7 @@ else:
         from pytorch_lightning import Callback
     except ImportError as error:
         raise ImportError(
-            "joma.integrations.lightning needs lightning: pip install 'joma[lightning]'"
+            f"joma.integrations.lightning needs lightning: {how_to_install('lightning')}"
         ) from error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from joma.errors import JomaError
+from joma.errors import JomaError, how_to_install
 
 _STEP = "joma/step"
 _Log = Callable[[int, Mapping[str, float]], None]
@@ -120,4 +120,4 @@ def _need(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise JomaError(f"logging to {what} needs {module}: pip install 'joma[track]'") from error
+        raise JomaError(f"logging to {what} needs {module}: {how_to_install('track')}") from error

@@ -7,6 +7,7 @@ what is measured of it, lives elsewhere.
 
 from joma.models._dummy import dummy_forward
 from joma.models._found import Attention, Block, Found, Mlp
+from joma.models._map_file import load_map
 from joma.models._projections import reader_path
 from joma.models._stored import find_stored_weights
 from joma.models._weight import LowRank
@@ -66,6 +67,7 @@ __all__ = [
     "find_stored_weights",
     "find_weights",
     "load",
+    "load_map",
     "load_tokenizer",
     "module_at",
     "module_path",

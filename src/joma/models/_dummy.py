@@ -14,19 +14,21 @@ _TOKENS = 7
 _PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder")
 
 
-def dummy_forward(model: nn.Module) -> Callable[[], object] | None:
+def dummy_forward(model: nn.Module, *, numbers: bool = True) -> Callable[[], object] | None:
     """Return a function that runs a Hugging Face model on a small input; None without one.
 
     The model runs in evaluation mode without gradients and is left as it was, the global random
     numbers too. The input has seven tokens, one image or one sound, as the model takes them.
 
     Args:
-        model: the model; for one that is not of transformers, or on the meta device, None is
-            returned.
+        model: the model; for one that is not of transformers None is returned.
+        numbers: False to run a model on the meta device as well, which computes shapes alone.
     """
     config = getattr(model, "config", None)
     first = next(model.parameters(), None)
-    if config is None or first is None or first.is_meta or get(config, "model_type") is None:
+    if config is None or first is None or get(config, "model_type") is None:
+        return None
+    if first.is_meta and numbers:
         return None
     inputs = _inputs(model, config, first)
     if not inputs:

@@ -72,6 +72,8 @@ def fingerprint(source: str | Path, *, revision: str | None = None) -> Fingerpri
     stored = WeightFiles(source, revision=revision)
     sketch, square = np.zeros(SIZE), 0.0
     for name in sorted(stored.names):  # in one order, in whatever files they lie
+        if not stored.tensors[name].bytes:
+            continue
         tensor = stored.read(name)
         if not tensor.is_floating_point():
             continue

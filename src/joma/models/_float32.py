@@ -3,33 +3,84 @@
 torch keeps one record for all backends, which `torch.set_float32_matmul_precision` writes, and one
 for each, `torch.backends.….fp32_precision`. It raises when the first is asked for after a change of
 the second alone. Here both are set, so that they agree, and both come back.
+
+The setting belongs to the process, so blocks that overlap, in one thread or in several, share it:
+the first to begin notes what the user has set, and the last to end puts that back.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+
+Precision = Literal["ieee", "tf32"]
 
 _OLDER = {"ieee": "highest", "tf32": "high"}
 """The same in the words of the record for all backends."""
 
 
 @contextmanager
-def float32_products(precision: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """float32 products in that precision; what was set before comes back."""
-    before = _Setting.now()
+def float32_products(precision: Precision) -> Iterator[None]:
+    """Compute float32 products in a precision for the block; what was set before comes back.
+
+    Within a thread the innermost block decides. Where threads ask for different precisions at the
+    same time, all of them get "ieee".
+
+    Args:
+        precision: "ieee" for float32 throughout, "tf32" where the device may round factors.
+    """
+    block = _Block(precision)
+    _begin(block)
     try:
-        torch.set_float32_matmul_precision(_OLDER[precision])  # writes the others as well
         yield
     finally:
-        before.put_back()
+        _end(block)
 
 
 def float32_is_coarse() -> bool:
     """Whether products of float32 may be rounded further than float32 is, on some backend."""
     return any(backend.fp32_precision not in ("ieee", "none") for backend in _backends())
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """A block that is being run, and by which thread."""
+
+    precision: Precision
+    thread: int = field(default_factory=threading.get_ident)
+
+
+_lock = threading.Lock()
+_blocks: list[_Block] = []
+_before: list["_Setting"] = []
+"""What the user has set, while there are blocks."""
+
+
+def _begin(block: _Block) -> None:
+    with _lock:
+        if not _blocks:
+            _before.append(_Setting.now())
+        _blocks.append(block)
+        _apply()
+
+
+def _end(block: _Block) -> None:
+    with _lock:
+        _blocks.remove(block)
+        if _blocks:
+            _apply()
+        else:
+            _before.pop().put_back()
+
+
+def _apply() -> None:
+    """Set what the blocks ask for."""
+    innermost = {block.thread: block.precision for block in _blocks}
+    precision = "ieee" if "ieee" in innermost.values() else "tf32"
+    torch.set_float32_matmul_precision(_OLDER[precision])  # writes the others as well
 
 
 @dataclass(frozen=True)

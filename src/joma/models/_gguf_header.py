@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from joma.errors import JomaError, printable
+from joma.errors import JomaError, how_to_install, printable
 
 Scalar = int | float | bool | str
 
@@ -68,7 +68,7 @@ def read_header(path: Path) -> GgufHeader:
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError as error:
-        raise JomaError(f"reading {path} needs gguf: pip install 'joma[hf]'") from error
+        raise JomaError(f"reading {path} needs gguf: {how_to_install('hf')}") from error
     sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
     with open(path, "rb") as file:
         cursor = _Cursor(file, path.stat().st_size)

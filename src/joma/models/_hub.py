@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 from joma.models._quiet import first_line, need_transformers
 
 WEIGHTS = (
@@ -28,16 +28,39 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
     Raises:
         ValueError: neither a folder nor a hub id, or one that cannot be had.
     """
+    path = _folder(source, revision)
+    if path is not None:
+        return path
+    need_transformers(f"loading {source} from the Hugging Face hub")
+    return _downloaded(str(source), revision)
+
+
+def folder_if_here(source: str | Path, revision: str | None = None) -> Path | None:
+    """Return the folder of a model without a download; None where it must be downloaded first.
+
+    Raises:
+        JomaError: Neither a folder nor a hub id, or the hub has no such model or revision.
+    """
+    path = _folder(source, revision)
+    if path is not None:
+        return path
+    need_transformers(f"loading {source} from the Hugging Face hub")
+    return _asked(str(source), revision)[0]
+
+
+def _folder(source: str | Path, revision: str | None) -> Path | None:
+    """The folder that a source names, None for a hub id."""
     path = Path(source)
     if path.is_dir():
         if revision is not None:
             raise JomaError(f"revision goes with a hub id, got {revision!r} for the folder {path}")
         return path
-    name = str(source)
-    if path.exists() or not _HUB_ID.fullmatch(name):
-        raise JomaError(f"{name} is neither a folder nor a hub id such as EleutherAI/pythia-70m")
-    need_transformers(f"loading {name} from the Hugging Face hub")
-    return _downloaded(name, revision)
+    if path.exists() or not _HUB_ID.fullmatch(str(source)):
+        raise JomaError(
+            f"{printable(str(source))} is neither a folder nor a hub id such as "
+            "EleutherAI/pythia-70m"
+        )
+    return None
 
 
 def is_tokenizer_file(name: str) -> bool:
@@ -46,20 +69,31 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 def _downloaded(name: str, revision: str | None) -> Path:
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
+
+    here, wanted = _asked(name, revision)
+    if here is not None:
+        return here
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+    except Exception as error:  # the network broke, the disk is full
+        return _downloaded_before(name, revision, error)
+
+
+def _asked(name: str, revision: str | None) -> tuple[Path | None, list[str]]:
+    """What the hub says of a model: the files to download, or a folder where it does not answer."""
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    which = name if revision is None else f"{name} at revision {revision}"
     try:
         # Asked once: listing the files as such would be tried for half a minute without a network.
         files = HfApi().model_info(name, revision=revision, timeout=20).siblings or ()
-        wanted = _wanted(file.rfilename for file in files)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except GatedRepoError as error:
+        which = _which(name, revision)
         raise JomaError(f"{which} is gated: log in with `hf auth login` to use it") from error
     except RevisionNotFoundError as error:
         raise JomaError(f"{name} has no revision {revision!r} on the Hugging Face hub") from error
@@ -67,14 +101,25 @@ def _downloaded(name: str, revision: str | None) -> Path:
         raise JomaError(
             f"no folder and no model on the Hugging Face hub is named {name}, or it is private"
         ) from error
-    except Exception as error:  # offline, a proxy, a full disk: what was downloaded before may do
-        try:
-            return Path(snapshot_download(name, revision=revision, local_files_only=True))
-        except Exception:
-            raise JomaError(
-                f"{which} is no folder here, was not downloaded before, and the Hugging Face hub "
-                f"cannot be asked ({first_line(error)})"
-            ) from error
+    except Exception as error:  # offline, a proxy: what was downloaded before may do
+        return _downloaded_before(name, revision, error), []
+    return None, _wanted(file.rfilename for file in files)
+
+
+def _downloaded_before(name: str, revision: str | None, error: Exception) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception:
+        raise JomaError(
+            f"{_which(name, revision)} is no folder here, was not downloaded before, and the "
+            f"Hugging Face hub cannot be asked ({first_line(error)})"
+        ) from error
+
+
+def _which(name: str, revision: str | None) -> str:
+    return name if revision is None else f"{name} at revision {revision}"
 
 
 def _wanted(files: Iterable[str]) -> list[str]:

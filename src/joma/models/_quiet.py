@@ -5,13 +5,13 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
 
-from joma.errors import JomaError, printable
+from joma.errors import JomaError, how_to_install, printable
 
 
 def need_transformers(what: str) -> None:
     """Says how to install transformers where it is missing; `what` is what needs it."""
     if importlib.util.find_spec("transformers") is None:
-        raise JomaError(f"{what} needs transformers: pip install 'joma[hf]'")
+        raise JomaError(f"{what} needs transformers: {how_to_install('hf')}")
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def check_sizes(
     """
     if numbers is None:
         numbers = sum(map(math.prod, shapes.values()))
-    with torch.device("meta"), quietly(), _bounded(_MODULES + _MODULES_PER_TENSOR * len(shapes)):
+    with torch.device("meta"), quietly(), bounded(_MODULES + _MODULES_PER_TENSOR * len(shapes)):
         model = model_class(config)
     parameters = dict(model.named_parameters())
     converts = _converts(config)  # experts, for example, from a tensor each into one for all
@@ -148,7 +148,7 @@ def _converts(config: "PreTrainedConfig") -> bool:
 
 
 @contextmanager
-def _bounded(most: int) -> Iterator[None]:
+def bounded(most: int) -> Iterator[None]:
     """Raise JomaError once more modules than these are put together by this thread."""
     thread, count = threading.get_ident(), 0
 

@@ -18,12 +18,14 @@ from joma.models._architecture import Architecture
 from joma.models._found import Found
 from joma.models._mapped import found_by_map
 from joma.models._quiet import quietly
+from joma.models._size_checks import bounded, check_config
 from joma.models.architectures import registered_for
 from joma.models.discovery import Finder
 from joma.models.weight_files import StoredTensor, WeightFiles
 
 _DEEPEST = 24
 """Parts of a name beyond which it is no module's."""
+_MODULES, _MODULES_PER_TENSOR = 10_000, 20
 
 
 def find_stored_weights(files: WeightFiles, *, architecture: Architecture | None = None) -> Found:
@@ -53,7 +55,7 @@ def find_stored_weights(files: WeightFiles, *, architecture: Architecture | None
 
 def _by_model(files: WeightFiles, config: Any) -> Found | None:
     """What is found in the model of the configuration, where the files have the same names."""
-    model = model_without_numbers(config)
+    model = model_without_numbers(config, len(files.tensors))
     if model is None:
         return None
     own = {name: tuple(it.shape) for name, it in model.named_parameters(remove_duplicate=False)}
@@ -70,14 +72,20 @@ def _by_names(files: WeightFiles, config: Any) -> Found:
     return Finder(tree_of(files.tensors, config)).found()
 
 
-def model_without_numbers(config: Mapping[str, Any]) -> nn.Module | None:
-    """Return the model of a configuration on the meta device; None where it cannot be made."""
+def model_without_numbers(config: Mapping[str, Any], tensors: int) -> nn.Module | None:
+    """Return the model of a configuration on the meta device; None where it cannot be made.
+
+    Args:
+        config: the contents of a config.json.
+        tensors: how many tensors the files hold: a model of far more modules is not made.
+    """
     try:
         from transformers import AutoConfig
 
         from joma.models.loading import class_of
 
-        with quietly(), torch.device("meta"):
+        check_config(config, "config.json")
+        with quietly(), torch.device("meta"), bounded(_MODULES + _MODULES_PER_TENSOR * tensors):
             made = AutoConfig.for_model(**config)
             model_class = class_of(made)
             made._attn_implementation = None  # not a configuration's to say

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from joma.models._architecture import ROLES, Architecture, get
 from joma.models._attentions import FoundAttention, attention_at
@@ -221,7 +222,8 @@ class Finder:
             if name not in used
             and not name.endswith("bias")
             and reader_path(name).startswith(inside)
-            and len(getattr(parameter, "shape", ())) > 1
+            and not is_lazy(parameter)
+            and parameter.ndim > 1
         )
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from joma.errors import JomaError, printable
 from joma.models import _llama2c, tokenizers
 from joma.models._checksums import check_checksums
-from joma.models._hub import local_folder
+from joma.models._gguf_header import read_header
+from joma.models._hub import folder_if_here, local_folder
 from joma.models._quiet import need_transformers, quietly, reading
 from joma.models._size_checks import check_config, check_sizes, counted, lacking, mismatch
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
@@ -71,10 +72,7 @@ class Loaded:
             ValueError: there is no tokenizer, or it is another model's.
         """
         if self.tokenizer is None:
-            raise JomaError(
-                f"{self.source} has no tokenizer: give one with --tokenizer PATH, or "
-                "--tokenizer bytes to take every byte as a token"
-            )
+            raise _without_tokenizer(self.source)
         tokens = self.tokenizer.encode(text, special=special)
         check_tokens(tokens, self.vocabulary, source=self.source)
         return tokens
@@ -120,7 +118,7 @@ def load(
     elif _starts_with(path, b"GGUF") or path.suffix == ".gguf":
         loaded = _from_gguf(path, given, dtype)
     elif path.suffix == ".safetensors" or _starts_with(path, b"PK"):
-        raise JomaError(f"{path} holds weights alone: give the folder it is in with a config.json")
+        raise _weights_alone(path)
     else:
         loaded = _from_llama2c(path, given, dtype)
     loaded.model.to(device)
@@ -155,7 +153,76 @@ def check_tokens(tokens: list[int], vocabulary: int, *, source: str = "the model
         )
 
 
-def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
+def check_source(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    tokenizer: str | Path | None = None,
+    reads_text: bool = True,
+) -> None:
+    """Raise what `load` would, as far as headers tell: no weight is read and nothing downloaded.
+
+    Args:
+        source: What `load` takes.
+        revision: A hub id's branch, tag or commit.
+        tokenizer: Another tokenizer than the model's.
+        reads_text: Whether the model is to read text, and so needs a tokenizer.
+    """
+    path = Path(source)
+    need_transformers(f"loading {source}")
+    if tokenizer is not None:
+        load_tokenizer(tokenizer)
+    if path.is_file():
+        if _starts_with(path, b"GGUF") or path.suffix == ".gguf":
+            read_header(path)
+        elif path.suffix != ".safetensors":
+            _llama2c.read_tokenizer(path, _llama2c.read_header(path))
+        elif reads_text:
+            raise _weights_alone(path)
+        return
+    folder = folder_if_here(source, revision)
+    if folder is None:
+        return
+    config, files = _folder_headers(folder)
+    model_class = class_of(config)
+    shapes = {name: tensor.shape for name, tensor in files.tensors.items()}
+    with reading(lambda said: f"{folder} cannot be made a {model_class.__name__} ({said})"):
+        check_sizes(config, model_class, shapes, str(folder))
+    if reads_text and tokenizer is None and tokenizers.from_folder(folder) is None:
+        raise _without_tokenizer(str(source))
+
+
+def outlined(
+    source: str | Path, *, revision: str | None = None, tokenizer: str | Path | None = None
+) -> Loaded | None:
+    """Return a folder's model without numbers (on the meta device); None for other sources.
+
+    Args:
+        source: What `load` takes.
+        revision: A hub id's branch, tag or commit.
+        tokenizer: Another tokenizer than the model's.
+
+    Raises:
+        JomaError: The folder holds no model that can be made.
+    """
+    folder = None if Path(source).is_file() else folder_if_here(source, revision)
+    if folder is None:
+        return None
+    config, _ = _folder_headers(folder)
+    model_class = class_of(config)
+    config._attn_implementation = None  # not a checkpoint's to say
+    with (
+        reading(lambda said: f"{folder} cannot be made a {model_class.__name__} ({said})"),
+        torch.device("meta"),
+        quietly(),
+    ):
+        model = model_class(config).eval().requires_grad_(False)
+    own = tokenizers.from_folder(folder) if tokenizer is None else load_tokenizer(tokenizer)
+    return Loaded(model, own, known_architecture(model), str(source), _context(config))
+
+
+def _folder_headers(folder: Path) -> tuple["PreTrainedConfig", WeightFiles]:
+    """The configuration of a folder and what its weight files say of themselves."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -171,7 +238,11 @@ def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | Non
         config = AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    files = WeightFiles(folder)
+    return config, WeightFiles(folder)
+
+
+def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
+    config, files = _folder_headers(folder)
     check_checksums(folder)
     tokenizer = given if given is not None else tokenizers.from_folder(folder)
     model = _made(config, files.mapped(), str(folder), dtype)
@@ -180,7 +251,6 @@ def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | Non
 
 def _from_gguf(path: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
     from joma.models._gguf import read_gguf
-    from joma.models._gguf_header import read_header
 
     header = read_header(path)
     config, weights = read_gguf(path, header)
@@ -326,6 +396,17 @@ def _vocabulary(model: nn.Module, source: str) -> int:
     if not isinstance(embedding, nn.Embedding):
         raise JomaError(f"{source} has no embeddings of tokens: it does not read text alone")
     return embedding.num_embeddings
+
+
+def _without_tokenizer(source: str) -> JomaError:
+    return JomaError(
+        f"{source} has no tokenizer: give one with --tokenizer PATH, or --tokenizer bytes to take "
+        "every byte as a token"
+    )
+
+
+def _weights_alone(path: Path) -> JomaError:
+    return JomaError(f"{path} holds weights alone: give the folder it is in with a config.json")
 
 
 def _starts_with(path: Path, magic: bytes) -> bool:

@@ -41,6 +41,7 @@ _DTYPES = {
 }
 _MOST_HEADER = 100_000_000  # bytes; the format's own limit
 _MOST_AXES = 8
+_MOST_TENSORS = 50_000
 _COMPLEX = {"C64": torch.complex64, "C128": torch.complex128}
 
 
@@ -274,7 +275,10 @@ def _safetensors_header(path: Path) -> dict[str, StoredTensor]:
         reading(lambda said: _unsound(path, said)),
         safe_open(path, framework="np") as file,
     ):
-        for name in file.offset_keys():  # in the order in which they fill the file without gaps
+        names = file.offset_keys()
+        if len(names) > _MOST_TENSORS:
+            raise JomaError(f"{path} holds {len(names)} tensors, more than {_MOST_TENSORS}")
+        for name in names:  # in the order in which they fill the file without gaps
             part = file.get_slice(name)
             shape, kind = tuple(part.get_shape()), part.get_dtype()
             if kind not in _DTYPES | _COMPLEX:
@@ -310,4 +314,4 @@ def _fill(file: Any, data: bytearray) -> int:
 
 def _plain(name: object) -> bool:
     """Whether a file named in an index lies beside the index."""
-    return isinstance(name, str) and Path(name).name == name
+    return isinstance(name, str) and Path(name).name == name and name.isprintable()

@@ -11,6 +11,18 @@ from torch import Tensor
 
 from joma.errors import JomaError
 
+_COMPUTABLE = frozenset(
+    {
+        torch.bool,
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.uint16, torch.uint32, torch.uint64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+        *(torch.complex32, torch.complex64, torch.complex128),
+    }
+)
+"""Kinds of numbers that torch converts; complex ones are refused by the checks that follow."""
+
 
 class Rows(NamedTuple):
     """Latents (..., S, N), activations (..., S, H) and weights (..., S) in float64.
@@ -63,34 +75,45 @@ def rows(latents: Tensor, activations: Tensor, weights: Tensor | None) -> Rows:
 
 
 def tensor(name: str, value: Tensor, axes: int) -> Tensor:
-    """`value` if it is a tensor of at least that many axes, cut from its graph."""
-    if not isinstance(value, Tensor):
-        raise JomaError(f"{name} must be a torch.Tensor, got a {type(value).__name__}")
+    """`value` if it is a dense tensor of at least that many axes, cut from its graph."""
+    value = computable(name, value)
     if value.ndim < axes:
         raise JomaError(f"{name} must have at least {axes} axes, got shape {tuple(value.shape)}")
     return value.detach()
+
+
+def computable(name: str, value: Tensor) -> Tensor:
+    """Return `value` if it is a tensor that can be computed with; float8 becomes float32."""
+    _check_is_tensor(name, value)
+    if value.is_nested or value.layout != torch.strided:
+        raise JomaError(f"{name} must be a dense tensor, got a {_layout(value)} one")
+    if value.is_quantized or value.dtype not in _COMPUTABLE:
+        raise JomaError(f"{name} must be numbers to compute with, got {value.dtype}")
+    if value.is_meta:
+        raise JomaError(f"{name} must hold data, got a tensor on the meta device")
+    return value.float() if value.is_floating_point() and value.itemsize == 1 else value
 
 
 _TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def dense(name: str, value: Tensor, axes: int) -> Tensor:
-    """Return `value` if it is an ordinary tensor with data: strided, not quantized, not on meta."""
-    value = tensor(name, value, axes) if not _is_nested(value) else value
-    if _is_nested(value) or value.layout != torch.strided:
-        what = "nested" if _is_nested(value) else str(value.layout).removeprefix("torch.")
-        raise JomaError(f"{name} must be a dense tensor, got a {what} one")
-    if value.is_meta:
-        raise JomaError(f"{name} must hold data, got a tensor on the meta device")
+    """Return `value` as `tensor` does, but refuse floating-point numbers other than the usual."""
+    _check_is_tensor(name, value)
     if value.is_quantized or (value.is_floating_point() and value.dtype not in _TYPES):
         raise JomaError(
             f"{name} must be float64, float32, float16 or bfloat16, got {value.dtype}: convert it"
         )
-    return value
+    return tensor(name, value, axes)
 
 
-def _is_nested(value: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.is_nested
+def _check_is_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise JomaError(f"{name} must be a torch.Tensor, got a {type(value).__name__}")
+
+
+def _layout(value: Tensor) -> str:
+    return "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
 
 
 def _numbers(name: str, value: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ computed once more, for a sample of the tokens, from what the experts are given:
 the experts chosen for each token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,10 @@ from torch.nn import functional
 
 
 def expert_activations(
-    module: nn.Module, inputs: Sequence[Any], options: Mapping[str, Any], sample: int
+    module: nn.Module,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    some: Callable[[Tensor], Tensor],
 ) -> dict[int, Tensor] | None:
     """Return the hidden activations of every expert that was chosen, (tokens, nodes) each.
 
@@ -22,24 +25,25 @@ def expert_activations(
         module: holds the experts, as transformers writes them.
         inputs: what it is called with.
         options: the same by name.
-        sample: tokens at most.
+        some: picks the tokens to look at from (tokens, …).
 
     Returns:
         None where the module is of another kind.
     """
     given: Any = module  # transformers says of each what its matrices look like
     lower = module._parameters.get("gate_up_proj", module._parameters.get("up_proj"))
-    gate: Any = getattr(given, "_apply_gate", None)
-    if lower is None or lower.ndim != 3 or not hasattr(given, "is_transposed"):
+    gated = getattr(given, "has_gate", True) and hasattr(given, "_apply_gate")
+    activation = given._apply_gate if gated else getattr(given, "act_fn", None)
+    if lower is None or lower.ndim != 3 or activation is None:
+        return None
+    if not hasattr(given, "is_transposed"):
         return None
     hidden = inputs[0] if inputs else options.get("hidden_states")
     chosen = _chosen(inputs, options)
     if not isinstance(hidden, Tensor) or chosen is None:
         return None
     hidden = hidden.reshape(-1, hidden.shape[-1])
-    chosen = chosen.reshape(len(hidden), -1)
-    step = max(1, -(-len(hidden) // sample))
-    hidden, chosen = hidden[::step], chosen[::step]
+    hidden, chosen = some(hidden), some(chosen.reshape(len(hidden), -1))
     bias = module._parameters.get("gate_up_proj_bias", module._parameters.get("up_proj_bias"))
     made: dict[int, Tensor] = {}
     with torch.no_grad():
@@ -49,8 +53,7 @@ def expert_activations(
             rows = hidden[(chosen == expert).any(-1)]
             matrix = lower[expert].T if given.is_transposed else lower[expert]
             first = functional.linear(rows, matrix, None if bias is None else bias[expert])
-            plain = gate is None or not getattr(given, "has_gate", True)
-            made[expert] = given.act_fn(first) if plain else gate(first)
+            made[expert] = activation(first)
     return made
 
 

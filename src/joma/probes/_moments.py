@@ -17,24 +17,35 @@ from joma.probes._checks import Rows
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Where columns lie and how far they spread: origin, mean − origin, Σ w (x − mean)², (..., K).
+    """Where columns lie and how far they spread, all (..., K).
 
     The mean is kept as a distance from the origin because it is known better than it could be
-    written beside a large offset.
+    written next to a large offset. Each column has its own unit, a power of two near its largest
+    distance from the origin, so that no square over- or underflows.
+
+    Attributes:
+        origin: value in the heaviest row.
+        unit: what distances from the origin are divided by.
+        mean: (mean − origin) / unit.
+        squares: Σ w ((x − mean) / unit)².
     """
 
     origin: Tensor
+    unit: Tensor
     mean: Tensor
     squares: Tensor
 
     def inverse_norm(self) -> Tensor:
-        """1 / √Σ w (x − mean)², and 0 for a constant column: it correlates with nothing."""
+        """1 / √squares, and 0 for a constant column: it correlates with nothing."""
         return torch.where(self.squares > 0, self.squares.rsqrt(), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Total weight (...), the spread of latents and of nodes, Σ w (y − ȳ)(f − f̄) of (..., N, H)."""
+    """Total weight (...), the spread of latents and of nodes, Σ w (y − ȳ)(f − f̄) of (..., N, H).
+
+    The products are in the units of both.
+    """
 
     weight: Tensor
     latents: Spread
@@ -49,20 +60,23 @@ class Moments:
 
 
 def centre(values: Tensor, weights: Tensor) -> tuple[Tensor, Spread]:
-    """Columns (..., S, K) minus their weighted mean, and where they lie."""
+    """Columns (..., S, K) minus their weighted mean, in their units, and where they lie."""
     heaviest = weights.argmax(-1)[..., None, None].expand(*weights.shape[:-1], 1, values.shape[-1])
     origin = values.gather(-2, heaviest)
     columns = values - origin
+    if not columns.isfinite().all():
+        raise JomaError(
+            "latents and activations must differ by less than float64 holds from row to row, got "
+            f"{values.abs().max().item():.3g}"
+        )
+    unit = _powers_of_two(columns.abs().amax(-2, keepdim=True))
+    columns = columns / unit
     weights = weights.unsqueeze(-2)
     mean = weights @ columns / weights.sum(-1, keepdim=True)
     columns -= mean
     squares = weights @ columns.square()
-    if not squares.isfinite().all():
-        raise JomaError(
-            "latents and activations must be small enough for their squares to be added up, got "
-            f"{values.abs().max().item():.3g}"
-        )
-    return columns, Spread(origin.squeeze(-2), mean.squeeze(-2), squares.squeeze(-2))
+    flat = (part.squeeze(-2) for part in (origin, unit, mean, squares))
+    return columns, Spread(*flat)
 
 
 def moments(rows: Rows) -> Moments:
@@ -85,12 +99,31 @@ def combine(first: Moments, second: Moments) -> Moments:
     latents, latent_step = _joined(first.latents, second.latents, part, cross)
     activations, activation_step = _joined(first.activations, second.activations, part, cross)
     step = latent_step.unsqueeze(-1) * activation_step.unsqueeze(-2)
-    products = first.products + second.products + cross[..., None, None] * step
+    parts = (
+        part.products
+        * (part.latents.unit / latents.unit).unsqueeze(-1)
+        * (part.activations.unit / activations.unit).unsqueeze(-2)
+        for part in (first, second)
+    )
+    products = sum(parts, cross[..., None, None] * step)
     return Moments(weight, latents, activations, products)
 
 
 def _joined(first: Spread, second: Spread, part: Tensor, cross: Tensor) -> tuple[Spread, Tensor]:
-    """The spread of both, and how far the second's mean lies from the first's."""
-    step = (second.origin - first.origin) + (second.mean - first.mean)
-    squares = first.squares + second.squares + cross.unsqueeze(-1) * step.square()
-    return Spread(first.origin, first.mean + part.unsqueeze(-1) * step, squares), step
+    """The spread of both, and how far the second's mean lies from the first's, in its unit."""
+    apart = second.origin - first.origin
+    unit = torch.maximum(torch.maximum(first.unit, second.unit), _powers_of_two(apart.abs()))
+    one, two = first.unit / unit, second.unit / unit
+    step = apart / unit + (second.mean * two - first.mean * one)
+    squares = first.squares * one.square() + second.squares * two.square()
+    squares = squares + cross.unsqueeze(-1) * step.square()
+    return Spread(first.origin, unit, first.mean * one + part.unsqueeze(-1) * step, squares), step
+
+
+def _powers_of_two(sizes: Tensor) -> Tensor:
+    """The powers of two at or just below sizes ≥ 0; the least normal number where they are 0.
+
+    To divide by one loses no digit.
+    """
+    mantissas = torch.where(sizes > 0, torch.frexp(sizes).mantissa, 0.5)
+    return torch.where(sizes > 0, sizes / (2 * mantissas), torch.finfo(sizes.dtype).tiny)

@@ -5,16 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from joma.models import Found
-from joma.probes import _checks
+from joma.probes._inputs import Reader
 from joma.probes._measurement import LAST, Measurement, Progress
 from joma.probes._reading_parts import PartsReading
 from joma.probes.attention import AttentionAccumulator
 from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
 
-_TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 _OF_ATTENTION = ("entropy", "first", "last", "effective")
 
 
@@ -36,41 +35,32 @@ class Reading:
         model: nn.Module,
         parts: Found | None,
         metrics: Sequence[str],
-        windows: Tensor,
         sample: int,
         seed: int,
     ) -> None:
         self._model, self._metrics = model, metrics
         self._attention: dict[str, _Attention] = {}
         self._parts = PartsReading(model, parts, metrics, sample, seed)
-        self._looked_at = _sampled(windows, _checks.whole("sample", sample, 1), seed)
 
     def run(
         self,
-        windows: Tensor,
-        batch: int | None,
+        reader: Reader,
+        at_once: int | None,
         attention: AttentionMap | None,
         progress: Progress,
     ) -> None:
-        """Reads all windows."""
+        """Read everything."""
         device = next(self._model.parameters()).device
-        at_once = batch or max(1, _TOKENS_AT_ONCE.get(device.type, 16384) // windows.shape[1])
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             stack.enter_context(_evaluating(self._model))
             if any(metric.startswith("attention") for metric in self._metrics):
                 stack.enter_context(watch_attention(self._model, self._see, names=attention))
             stack.enter_context(self._parts.hooked())
-            for start in range(0, len(windows), at_once):
-                progress("read the text", start, len(windows))
-                rows = windows[start : start + at_once]
-                places = self._looked_at[start : start + at_once].reshape(-1)
-                self._parts.begin(
-                    places.nonzero().squeeze(1).to(device),
-                    rows.reshape(-1)[places].to(device),
-                    places.numel(),
-                )
-                _forward(self._model, rows.to(device))
+            for batch in reader.batches(device, at_once):
+                progress("read the text", batch.start, len(reader))
+                self._parts.begin(batch.rows.to(device), batch.tokens.to(device), batch.places)
+                batch.run(self._model, device)
 
     def measurements(self) -> list[Measurement]:
         """What was seen."""
@@ -100,23 +90,6 @@ class Reading:
                 for head, value in zip(heads, values, strict=True)
             ]
         return found
-
-
-def _forward(model: nn.Module, tokens: Tensor) -> None:
-    """Runs the model's body: its head would be a large part of the work, for nothing."""
-    body = getattr(model, "base_model", model)
-    if hasattr(model, "config") and hasattr(body, "get_input_embeddings"):  # one of transformers
-        body(input_ids=tokens, use_cache=False)
-    else:
-        model(tokens)
-
-
-def _sampled(windows: Tensor, sample: int, seed: int) -> Tensor:
-    """Which tokens are looked at, (number, length), bool."""
-    generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
-    chosen = torch.zeros(windows.numel(), dtype=torch.bool)
-    chosen[torch.randperm(windows.numel(), generator=generator)[:sample]] = True
-    return chosen.view_as(windows)
 
 
 @contextlib.contextmanager

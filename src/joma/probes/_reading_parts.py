@@ -1,6 +1,7 @@
 """What MLPs, experts and blocks compute while a text is read."""
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class PartsReading:
             if "residual" in wanted:
                 assert self._parts is not None, "`probe` asks for it"
                 for block in self._parts.blocks:
-                    module = self._module(block.module)
+                    module = self._modules[block.module]
                     handles.append(module.register_forward_hook(self._residual_hook(block)))
             yield
         finally:
@@ -115,14 +116,12 @@ class PartsReading:
             module = self._model.get_submodule(mlp.down_path)
             yield module.register_forward_pre_hook(self._mlp_hook(mlp))
         for path, experts in stacks.items():
-            module = self._module(path)
+            module = self._modules[path]
             yield module.register_forward_pre_hook(self._stack_hook(experts), with_kwargs=True)
 
-    def _module(self, path: str) -> nn.Module:
-        for name, module in self._model.named_modules():
-            if reader_path(name) == path:
-                return module
-        raise JomaError(f"the model has no {path}")
+    @functools.cached_property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {reader_path(name): module for name, module in self._model.named_modules()}
 
     def _key(self, module: str) -> str:
         """The key of this pass of a module."""
@@ -132,14 +131,15 @@ class PartsReading:
 
     def _mlp_hook(self, mlp: Mlp) -> Callable[..., None]:
         def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            hidden = self._some(inputs[0], expert=mlp.expert)
+            hidden = inputs[0].reshape(-1, inputs[0].shape[-1])
+            hidden = self._spread(hidden) if mlp.expert is not None else self._some(hidden)
             self._add(mlp, self._key(reader_path(mlp.down_path or mlp.module)), hidden)
 
         return look
 
     def _stack_hook(self, experts: Sequence[Mlp]) -> Callable[..., None]:
         def look(module: nn.Module, inputs: Any, options: Any) -> None:
-            made = expert_activations(module, inputs, options, self._sample)
+            made = expert_activations(module, inputs, options, self._some)
             if made is None:
                 return
             for mlp in experts:
@@ -159,11 +159,11 @@ class PartsReading:
             self._mlps[key] = _Seen(key, mlp.layer, sums)
         self._mlps[key].sums.update(hidden)
 
-    def _some(self, hidden: Tensor, expert: int | None) -> Tensor:
+    def _some(self, rows: Tensor) -> Tensor:
         """The places looked at; of a module that works on others, some evenly spaced."""
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        if len(rows) == self._places and expert is None:
-            return rows[self._rows]
+        return rows[self._rows] if len(rows) == self._places else self._spread(rows)
+
+    def _spread(self, rows: Tensor) -> Tensor:
         return rows[:: max(1, -(-len(rows) // self._sample))]
 
     def _residual_hook(self, block: Block) -> Callable[..., None]:

@@ -23,7 +23,9 @@ class AttentionMap:
     """Where queries and keys come from in a model of one's own.
 
     The outputs of the modules named must be what the scores are products of: (B, T, heads · D),
-    (B, heads, T, D), or (T, heads · D).
+    (B, heads, T, D), or (T, heads · D). In a model with rotary position embeddings those are not
+    the outputs of the query and key projections, which are rotated afterwards; such a model is
+    refused unless `rotated` says what is named.
 
     Args:
         query: path of the module whose output is the queries, "blocks.{layer}.q".
@@ -37,6 +39,8 @@ class AttentionMap:
         query_part: which part of the output the queries are, where one matrix makes more:
             `Part(0, of=3)` for queries, keys and values in this order.
         key_part: the same for the keys.
+        rotated: for a model with rotary position embeddings: True where the modules named return
+            queries and keys that are rotated already, False where these layers rotate nothing.
     """
 
     query: str
@@ -49,6 +53,7 @@ class AttentionMap:
     softcap: float | None = None
     query_part: Part | None = None
     key_part: Part | None = None
+    rotated: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("query", "key"):
@@ -75,6 +80,13 @@ def watching(model: nn.Module, names: AttentionMap, passes: Passes) -> Iterator[
             f"names must find queries and keys of the same layers, got {_found(queries)} at "
             f"{names.query!r} and {_found(keys)} at {names.key!r}; the model has "
             f"{', '.join(name for name, _ in list(model.named_modules())[1:9])} …"
+        )
+    sign = _sign_of_rotation(model) if names.rotated is None else None
+    if sign is not None:
+        raise JomaError(
+            f"names must say where rotated queries and keys are: the model rotates them ({sign}) "
+            f"after {names.query!r} and {names.key!r} are computed; name modules that return "
+            "rotated ones and give rotated=True, or rotated=False if these layers do not rotate"
         )
     half: dict[tuple[int, str], Tensor] = {}
 
@@ -106,6 +118,26 @@ def watching(model: nn.Module, names: AttentionMap, passes: Passes) -> Iterator[
     if half:
         layer, role = next(iter(half))
         raise JomaError(f"names must find queries and keys, got only the {role} of layer {layer}")
+
+
+_ROTARY = re.compile(r"[Rr]otary|R[Oo]PE|Rope(?![a-z])|^rope")
+_TABLES = ("inv_freq", "freqs_cis", "cos_cached", "sin_cached", "rope_freqs")
+_OPTIONS = ("rope_parameters", "rope_theta", "rope_scaling", "rotary_dim", "rotary_pct")
+
+
+def _sign_of_rotation(model: nn.Module) -> str | None:
+    """What shows that a model has rotary position embeddings, if anything does."""
+    for path, module in model.named_modules():
+        if _ROTARY.search(type(module).__name__):
+            return f"{path or 'it'} is a {type(module).__name__}"
+        config = getattr(module, "config", None)
+        for option in _OPTIONS:
+            if getattr(config, option, None):
+                return f"its configuration has {option}"
+    for path, _ in model.named_buffers():
+        if path.rpartition(".")[2] in _TABLES:
+            return f"it has a buffer {path}"
+    return None
 
 
 def _modules(model: nn.Module, template: str) -> dict[int, nn.Module]:

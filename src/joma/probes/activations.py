@@ -131,8 +131,8 @@ class ActivationStatisticsAccumulator:
             zero=sums.zero / moments.count,
             near_zero=1 - float(sums.active.sum()) / moments.count,
             negative=sums.negative / moments.count,
-            mean=moments.mean,
-            std=math.sqrt(second),
+            mean=moments.mean * moments.unit,
+            std=math.sqrt(second) * moments.unit,
             kurtosis=fourth / second**2 if second > 0 else math.nan,
             top_energy={
                 share: energy / loud if loud else math.nan
@@ -160,9 +160,14 @@ class ActivationStatisticsAccumulator:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Count, mean, and Σ (a − mean)ⁿ for n = 2, 3, 4."""
+    """Count, mean, and Σ (a − mean)ⁿ for n = 2, 3, 4, of activations divided by the unit.
+
+    The unit is a power of two near the largest, so that no power over- or underflows; 0 where all
+    are 0.
+    """
 
     count: int
+    unit: float
     mean: float
     squares: float
     cubes: float
@@ -172,6 +177,8 @@ class _Moments:
         """Those of both together (Pébay 2008): central, so that a large mean costs no digits."""
         if not self.count or not other.count:
             return self if self.count else other
+        unit = max(self.unit, other.unit)
+        self, other = self.measured_in(unit), other.measured_in(unit)
         n, m = self.count, other.count
         count, step = n + m, other.mean - self.mean
         cubes = (
@@ -188,7 +195,21 @@ class _Moments:
             + 4 * step * (n * other.cubes - m * self.cubes) / count
         )
         squares = self.squares + other.squares + step**2 * n * m / count
-        return _Moments(count, self.mean + step * m / count, squares, cubes, fourths)
+        return _Moments(count, unit, self.mean + step * m / count, squares, cubes, fourths)
+
+    def measured_in(self, unit: float) -> "_Moments":
+        """The same in a larger unit."""
+        if unit == self.unit:
+            return self
+        ratio = self.unit / unit
+        return _Moments(
+            self.count,
+            unit,
+            self.mean * ratio,
+            self.squares * ratio**2,
+            self.cubes * ratio**3,
+            self.fourths * ratio**4,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,13 +277,15 @@ def _energies(shares: Tensor, energy: Tensor, top: tuple[float, ...]) -> tuple[f
 
 def _moments(rows: Tensor) -> _Moments:
     if rows.numel() == 0:
-        return _Moments(0, 0.0, 0.0, 0.0, 0.0)
-    centred = rows.double()
+        return _Moments(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    largest = float(rows.abs().max())
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 0.0
+    centred = rows.double() / (unit or 1.0)
     mean = centred.mean()
     centred = centred - mean
     squares = centred.square()
     sums = (squares.sum(), (squares * centred).sum(), squares.square().sum())
-    return _Moments(rows.numel(), float(mean), *map(float, sums))
+    return _Moments(rows.numel(), unit, float(mean), *map(float, sums))
 
 
 def _rows(activations: Tensor, counted: Tensor | None) -> Tensor:

@@ -8,13 +8,13 @@ be built.
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
 from joma.probes import _checks, spectrum
+from joma.probes._inputs import Inputs, Reader, Windows
 from joma.probes._measurement import (
     DEFAULT_METRICS,
     METRICS,
@@ -46,8 +46,9 @@ _RANKS = {"stable_rank", "effective_rank"}
 
 def probe(
     model: nn.Module,
-    windows: Tensor | Sequence[Sequence[int]],
+    windows: Windows | Inputs | None = None,
     *,
+    inputs: Inputs | None = None,
     architecture: Architecture | None = None,
     parts: Found | None = None,
     metrics: Sequence[str] | None = None,
@@ -59,7 +60,7 @@ def probe(
     seed: int = 0,
     progress: Progress = unseen,
 ) -> list[Measurement]:
-    """Measures a model on windows of tokens.
+    """Measure a model on windows of tokens, or on inputs of any kind.
 
     Means are over all tokens of all windows; what is measured of MLPs and of the residual stream,
     over a random sample of the tokens. The model runs in evaluation mode without its head, for
@@ -68,6 +69,10 @@ def probe(
     Args:
         model: a transformer.
         windows: (number, length), tokens.
+        inputs: instead of windows: keyword arguments the model is called with, or a list of such,
+            one for each forward pass. For images, sound, sequences with padding, or encoders with
+            decoders; the model then runs with its head. Where `input_ids` and an `attention_mask`
+            are among them, padded tokens are left out.
         architecture: a map of where its parts are; unless given, they are found by reading the
             module tree and one forward pass. Metrics of attention alone need neither.
         parts: what `joma.models.find_weights` found in the model, where that is known already.
@@ -83,19 +88,19 @@ def probe(
         progress: is told how far it is.
     """
     chosen = checked_metrics(DEFAULT_METRICS if metrics is None else metrics)
-    windows = _windows(windows)
+    reader = Reader(windows, inputs, sample, seed)
     if batch is not None:
         batch = _checks.whole("batch", batch, 1)
     if not all(metric.startswith("attention") for metric in chosen):
         if parts is None:
             parts = find_weights(model, architecture=architecture, run=dummy_forward(model))
-        chosen = _measurable(chosen, parts, roles, model, asked_for=metrics is not None)
+        chosen = measurable(chosen, parts, model, roles, asked_for=metrics is not None)
     of_weights = [metric for metric in chosen if metric in WEIGHT_METRICS]
     of_text = [metric for metric in chosen if metric not in WEIGHT_METRICS]
     found: list[Measurement] = []
     if of_text:
-        reading = Reading(model, parts, of_text, windows, sample, seed)
-        reading.run(windows, batch, attention, progress)
+        reading = Reading(model, parts, of_text, sample, seed)
+        reading.run(reader, batch, attention, progress)
         found += reading.measurements()
     if of_weights:
         assert parts is not None
@@ -140,7 +145,7 @@ def probe_weights(
         parts = find_stored_weights(source, architecture=architecture)
     else:
         parts = find_weights(source, architecture=architecture, run=dummy_forward(source))
-    chosen = _measurable(chosen, parts, roles, source, asked_for=True)
+    chosen = measurable(chosen, parts, source, roles, asked_for=True)
     found = _of_weights(source, parts, chosen, roles, tolerance, seed, progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
 
@@ -168,15 +173,26 @@ def unmeasured(
     return why
 
 
-def _measurable(
+def measurable(
     metrics: tuple[str, ...],
     parts: Found,
-    roles: Sequence[str],
     source: nn.Module | WeightFiles,
+    roles: Sequence[str] = ROLES,
     *,
     asked_for: bool,
 ) -> tuple[str, ...]:
-    """The metrics the model has the parts for; one that was asked for must be among them."""
+    """Return the metrics a model has the parts for.
+
+    Args:
+        metrics: those wanted.
+        parts: what was found in the model.
+        source: the model or its files, for the message.
+        roles: whose weights are probed.
+        asked_for: whether a metric without its parts is an error.
+
+    Raises:
+        UnknownArchitectureError: a metric was asked for and cannot be measured.
+    """
     for role in roles:
         if role not in ROLES:
             raise JomaError(f"roles must be among {', '.join(ROLES)}, got {role!r}")
@@ -254,16 +270,3 @@ def _of_weight(
             Measurement(metric, weight.module, weight.layer, None, estimate.value, estimate.bound)
         )
     return found
-
-
-def _windows(windows: Tensor | Sequence[Sequence[int]]) -> Tensor:
-    try:
-        tokens = torch.as_tensor(windows)
-    except (ValueError, TypeError) as error:
-        raise JomaError(f"windows must be of one length, tokens in each ({error})") from None
-    if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point():
-        raise JomaError(
-            f"windows must be whole numbers (number, length), got {tokens.dtype} of shape "
-            f"{tuple(tokens.shape)}"
-        )
-    return tokens.to("cpu", torch.long)

@@ -69,5 +69,6 @@ def watch_attention(
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    call = getattr(module, "_compiled_call_impl", None)
+    in_place = call is not None and not getattr(call, "is_uncompiled", False)
     return in_place or hasattr(module, "_orig_mod")

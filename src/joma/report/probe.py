@@ -45,22 +45,40 @@ def draw_probe(records: Sequence[Record], roles: Mapping[str, str]) -> Figure | 
     figure, axes = figures.new(width, 4.2, 1, panels)
     axes = list(np.atleast_1d(axes))
     if entropy_LH is not None:
-        _draw_entropies(figure, axes.pop(0), entropy_LH)
+        _draw_entropies(figure, axes.pop(0), entropy_LH, list(attentions(records).values()))
     if ranks:
         _draw_ranks(axes.pop(0), ranks)
     return figure
 
 
 def entropies(records: Sequence[Record]) -> NDArray[np.float64] | None:
-    """Attention entropy of every layer and head, NaN where there is none."""
+    """Return attention entropy by layer and head, NaN where there is none.
+
+    Where several attentions share a layer there is a row for each, in the order of `attentions`.
+    """
     heads = [r for r in records if r["metric"] == "attention_entropy" and r["head"] is not None]
     if not heads:
         return None
-    layers = max(r["layer"] for r in heads) + 1
-    entropy_LH = np.full((layers, max(r["head"] for r in heads) + 1), np.nan)
+    names = attentions(records)
+    rows = list(names) if names else range(max(r["layer"] for r in heads) + 1)
+    place = {row: number for number, row in enumerate(rows)}
+    entropy_LH = np.full((len(place), max(r["head"] for r in heads) + 1), np.nan)
     for r in heads:
-        entropy_LH[r["layer"], r["head"]] = r["value"]
+        entropy_LH[place[r["module"] if names else r["layer"]], r["head"]] = r["value"]
     return entropy_LH
+
+
+def attentions(records: Sequence[Record]) -> dict[str, str]:
+    """Return labels of attentions by module, "0 decoder cross"; none if each has its own layer."""
+    layers = {r["module"]: r for r in records if r["metric"] == "attention_entropy"}
+    if len({r["layer"] for r in layers.values()}) == len(layers):
+        return {}
+    return {
+        module: " ".join(
+            (str(r["layer"]), r.get("kind", ""), *("#" + n for n in module.split("#")[1:]))
+        )
+        for module, r in layers.items()
+    }
 
 
 def _ranks(records: Sequence[Record], roles: Mapping[str, str], role: str) -> list[Record]:
@@ -73,7 +91,9 @@ def _ranks(records: Sequence[Record], roles: Mapping[str, str], role: str) -> li
     ]
 
 
-def _draw_entropies(figure: Figure, ax: Axes, entropy_LH: NDArray[np.float64]) -> None:
+def _draw_entropies(
+    figure: Figure, ax: Axes, entropy_LH: NDArray[np.float64], labels: Sequence[str]
+) -> None:
     image = ax.imshow(entropy_LH, aspect="auto", cmap="viridis", origin="lower", vmin=0)
     bar = figure.colorbar(image, ax=ax, pad=0.02)
     bar.set_label("nats", fontsize=9)
@@ -83,6 +103,10 @@ def _draw_entropies(figure: Figure, ax: Axes, entropy_LH: NDArray[np.float64]) -
     ax.grid(False)
     for axis, count in ((ax.xaxis, entropy_LH.shape[1]), (ax.yaxis, entropy_LH.shape[0])):
         axis.set_major_locator(MaxNLocator(min(count, 12), integer=True))
+    if labels:
+        every = -(-len(labels) // 24)
+        ax.set_yticks(range(0, len(labels), every), labels[::every], fontsize=7)
+        ax.set_ylabel("")
 
 
 def _draw_ranks(ax: Axes, ranks: Mapping[str, Sequence[Record]]) -> None:

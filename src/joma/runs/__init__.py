@@ -2,9 +2,10 @@
 
 A run folder holds `config.json` (what was asked for), `environment.json` (versions, device,
 commit, command line), `metrics/part-*.parquet` (what was measured, step by step),
-`tables/NAME.parquet`, `figures/`, `checkpoints/step-*.safetensors` and other small `NAME.json`
-files. Anything written is written whole or not at all. What may live here is reading, writing,
-resuming, listing and comparing such folders; no mathematics, no drawing, no torch.
+`tables/NAME.parquet`, `figures/`, `checkpoints/step-*.safetensors`, other small `NAME.json` files
+and `manifest.json` (the files the run owns, with checksums). Anything written is written whole or
+not at all, and the files of an earlier run are never removed. What may live here is reading,
+writing, resuming, listing and comparing such folders; no mathematics, no drawing, no torch.
 """
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, Found

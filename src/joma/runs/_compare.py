@@ -1,6 +1,6 @@
 """How two runs differ."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +36,14 @@ class TableDifference:
 
 
 def differing(
-    first: Mapping[str, Any], second: Mapping[str, Any], *, changing: str | None = None
+    first: Mapping[str, Any], second: Mapping[str, Any], *, changing: Collection[str] = ()
 ) -> dict[str, tuple[Any, Any]]:
     """The entries that differ, nested ones under "outer.inner"; None stands for a missing one.
 
     Args:
         first: entries by name.
         second: others.
-        changing: the name of an entry that does not count where it is a number in both.
+        changing: names of entries that do not count where they are numbers in both.
     """
     one, two = _flat(first), _flat(second)
     found = {
@@ -51,8 +51,9 @@ def differing(
         for key in [*one, *(key for key in two if key not in one)]
         if one.get(key) != two.get(key)
     }
-    if changing in found and all(isinstance(value, int | float) for value in found[changing]):
-        del found[changing]
+    for key in changing:
+        if key in found and all(isinstance(value, int | float) for value in found[key]):
+            del found[key]
     return found
 
 

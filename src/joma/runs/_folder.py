@@ -10,7 +10,7 @@ from pathlib import Path
 
 from joma.errors import JomaError
 from joma.runs._lock import locked
-from joma.runs._manifest import MANIFEST
+from joma.runs._manifest import MANIFEST, Manifest
 from joma.runs._read import read_file
 from joma.runs._write import is_temporary, remove_temporaries, sync_folder
 
@@ -126,7 +126,12 @@ def _next_free(out: Path) -> Path:
 def _is_unused(folder: Path) -> bool:
     """Return whether a folder holds at most what a kill leaves of a run that was being made."""
     names = {path.name for path in folder.iterdir() if not is_temporary(path)}
-    return names <= {ENVIRONMENT, MANIFEST}
+    if not names <= {ENVIRONMENT, MANIFEST} or (ENVIRONMENT in names and not is_run(folder)):
+        return False
+    try:
+        return MANIFEST not in names or Manifest(folder).read() is not None
+    except (JomaError, OSError):  # somebody else's file of that name
+        return False
 
 
 def remove_leftovers(folder: Path) -> None:

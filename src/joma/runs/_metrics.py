@@ -229,6 +229,8 @@ class Metrics:
         self.flush()
         count, covered = self._counting()
         _parts.remove(covered)
+        if count:
+            self._set_parts(count[-1].last + 1)  # parts may have been copied here
         if len(count) < 2:
             return
         table = _parts.joined([_parts.read(part) for part in count])

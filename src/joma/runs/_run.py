@@ -1,7 +1,7 @@
 """One run folder, as an object."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,7 +119,7 @@ class Run:
     def _restart(cls, out: Path, name: str, settings: dict[str, Any], device: str) -> "Run":
         with locked(out):
             check_restart(out, name)  # again: another process may have been faster
-            run = cls._go_on(out, name, settings, device, None)
+            run = cls._go_on(out, name, settings, device, ())
             run.metrics.rewind(-1)
             return run
 
@@ -131,7 +131,7 @@ class Run:
         *,
         out: Path | str | None,
         device: str = "cpu",
-        changing: str | None = None,
+        changing: Collection[str] = (),
     ) -> "Run":
         """Opens the run in `out` to go on with it, or makes it as `create` does if there is none.
 
@@ -143,7 +143,7 @@ class Run:
             config: as for `create`; must be what the run in `out` was made with.
             out: the folder; if not given, a new one is made.
             device: what the run computes on from now on.
-            changing: an entry of the configuration that may be another number than the run in
+            changing: Entries of the configuration that may be other numbers than the run in
                 `out` has, "outer.inner" for a nested one; `config.json` keeps what it has until
                 `write_config`.
         """
@@ -155,7 +155,7 @@ class Run:
 
     @classmethod
     def _go_on(
-        cls, out: Path, name: str, settings: dict[str, Any], device: str, changing: str | None
+        cls, out: Path, name: str, settings: dict[str, Any], device: str, changing: Collection[str]
     ) -> "Run":
         run = cls.open(out)
         if differences := differing(run.config, settings, changing=changing):

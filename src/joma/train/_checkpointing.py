@@ -1,8 +1,8 @@
 """Checkpoints that are copied at once and written while training continues.
 
-A copy costs the training what a transfer to the host takes, and no more: on a GPU it is queued on
-the training's own stream, into pinned memory, so that it is complete before the next step changes
-the weights, and the program does not wait for it. A thread then writes the file.
+On a GPU the training waits for a copy within its memory alone: a thread moves that copy to the
+host, on a stream of its own, and writes the file. Where memory is short, and on a CPU, the training
+waits for a copy to the host.
 """
 
 import logging
@@ -23,25 +23,64 @@ _logger = logging.getLogger(__name__)
 CHECKPOINT_SECONDS = 60.0
 """The most work that a kill costs, in seconds, unless given otherwise."""
 
+_PINNED_BYTES = 1 << 26
 _SPARE = 0.25  # of that time, which is left for writing and for a long step or measurement
 
 
-@dataclass(frozen=True, eq=False)
+class _Mover:
+    """Moves tensors from a GPU to the host on a stream of its own, through little pinned memory.
+
+    Pinning all of a large training's state would take seconds, during which the GPU waits. Made by
+    the thread that trains: a CUDA graph that is being captured forbids allocations to all others.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            # Of high priority, since torch hands out streams of the other kind to trainings too.
+            self._stream = torch.cuda.Stream(device, priority=-1)
+            self._pinned = torch.empty(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._device = device
+
+    def follow(self) -> None:
+        """Wait, on its stream, for what the current stream was given to do."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """Return a contiguous tensor of the GPU on the host, once it is there."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype)
+        source, target = (it.view(-1).view(torch.uint8) for it in (tensor, host))
+        for start in range(0, source.numel(), _PINNED_BYTES):
+            part = source[start : start + _PINNED_BYTES]
+            pinned = self._pinned[: part.numel()]
+            with torch.cuda.stream(self._stream):
+                pinned.copy_(part, non_blocking=True)
+            self._stream.synchronize()
+            target[start : start + _PINNED_BYTES].copy_(pinned)
+        return host
+
+
+@dataclass(eq=False)
 class Snapshot:
-    """A copy of tensors on the host.
+    """Copies of tensors, some of them still on a GPU.
 
     Attributes:
-        tensors: By name. They may be read once `copied` says so.
-        copied: The event of a GPU that the copies are complete at; None where they are complete.
+        tensors: By name.
+        movers: What moves those on a GPU to the host.
     """
 
     tensors: dict[str, Tensor]
-    copied: torch.cuda.Event | None
+    movers: Mapping[torch.device, _Mover]
 
-    def wait(self) -> None:
-        """Wait until the copies are complete."""
-        if self.copied is not None:
-            self.copied.synchronize()
+    def to_host(self) -> dict[str, Tensor]:
+        """Return the copies on the host; those on a GPU are given up one by one."""
+        host: dict[str, Tensor] = {}
+        for name in list(self.tensors):
+            tensor = self.tensors.pop(name)
+            host[name] = self.movers[tensor.device].moved(tensor) if tensor.is_cuda else tensor
+        return host
 
 
 class CheckpointWriter:
@@ -57,15 +96,16 @@ class CheckpointWriter:
 
     def __init__(self, checkpoints: Checkpoints, seconds: float = CHECKPOINT_SECONDS) -> None:
         self._checkpoints, self._seconds = checkpoints, seconds
-        self._pinned: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._taken = time.monotonic()
+        self._taken_at = time.monotonic()
+        self._bytes_on: dict[torch.device, int] = {}
+        self._movers: dict[torch.device, _Mover] = {}
         self._writing = 0.0  # seconds that the last write took
 
     def __enter__(self) -> "CheckpointWriter":
         """Begin to count the time that a kill would cost."""
-        self._taken = time.monotonic()
+        self._taken_at = time.monotonic()
         return self
 
     def __exit__(
@@ -94,7 +134,7 @@ class CheckpointWriter:
             return False
         spare = max(_SPARE * self._seconds, 1.25 * self._writing + longest)
         wait = max(self._seconds - spare, self._seconds / 2)
-        return time.monotonic() - self._taken >= wait
+        return time.monotonic() - self._taken_at >= wait
 
     @property
     def busy(self) -> bool:
@@ -118,19 +158,18 @@ class CheckpointWriter:
         Args:
             tensors: Names and tensors; one at a time is asked for, and may be made for it.
         """
-        self._join()  # it may still read the pinned memory
+        self._join()
         self.check()
-        self._taken = time.monotonic()
-        copies: dict[str, Tensor] = {}
-        device = None
-        for name, tensor in tensors:
-            copies[name] = self._copied(name, tensor.detach())
-            device = tensor.device if tensor.is_cuda else device
-        if device is None:
-            return Snapshot(copies, None)
-        copied = torch.cuda.Event(blocking=True)
-        copied.record(torch.cuda.current_stream(device))
-        return Snapshot(copies, copied)
+        self._taken_at = time.monotonic()
+        room = _Room(self._bytes_on)
+        copies = {name: room.copied(tensor.detach()) for name, tensor in tensors}
+        self._bytes_on = room.taken
+        for device in room.taken:
+            if device not in self._movers:
+                self._movers[device] = _Mover(device)
+            # Of the training's own stream: what it does next, it does after the copies.
+            self._movers[device].follow()
+        return Snapshot(copies, self._movers)
 
     def save(self, step: int, snapshot: Snapshot, about: Mapping[str, Any]) -> None:
         """Write a checkpoint on a thread.
@@ -153,15 +192,6 @@ class CheckpointWriter:
         self._join()
         self.check()
 
-    def _copied(self, name: str, tensor: Tensor) -> Tensor:
-        if not tensor.is_cuda:
-            return tensor.clone()
-        pinned = self._pinned.get(name)
-        if pinned is None or pinned.shape != tensor.shape or pinned.dtype != tensor.dtype:
-            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._pinned[name] = pinned
-        return pinned.copy_(tensor, non_blocking=True)
-
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
@@ -170,9 +200,36 @@ class CheckpointWriter:
     def _write(self, step: int, snapshot: Snapshot, about: dict[str, Any]) -> None:
         start = time.monotonic()
         try:
-            snapshot.wait()
-            arrays = {name: tensor.numpy() for name, tensor in snapshot.tensors.items()}
+            arrays = {name: tensor.numpy() for name, tensor in snapshot.to_host().items()}
             self._checkpoints.save(step, arrays, about)
         except BaseException as error:
             self._error = error
         self._writing = time.monotonic() - start
+
+
+class _Room:
+    """How much of the GPUs' memory copies may take: what leaves a quarter of each free.
+
+    Args:
+        taken_before: Bytes of each GPU that the last copies took, which torch keeps for the next.
+    """
+
+    def __init__(self, taken_before: Mapping[torch.device, int]) -> None:
+        self.taken: dict[torch.device, int] = {}
+        self._before, self._room = taken_before, dict[torch.device, int]()
+
+    def copied(self, tensor: Tensor) -> Tensor:
+        """Return a contiguous copy: on its GPU if there is room, else on the host."""
+        if tensor.device.type == "cpu":
+            return tensor.clone(memory_format=torch.contiguous_format)
+        if not tensor.is_cuda:
+            return tensor.cpu().contiguous()
+        device = tensor.device
+        if device not in self.taken:
+            free, total = torch.cuda.mem_get_info(device)
+            self._room[device] = self._before.get(device, 0) + free - total // 4
+            self.taken[device] = 0
+        if self.taken[device] + tensor.nbytes > self._room[device]:
+            return tensor.cpu().contiguous()
+        self.taken[device] += tensor.nbytes
+        return tensor.clone(memory_format=torch.contiguous_format)

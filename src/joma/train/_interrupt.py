@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from joma.signals import TerminatedError, in_main_thread, raise_terminated
+from joma.signals import RaiseTerminated, TerminatedError, in_main_thread
 
 
 class StopRequest:
@@ -47,11 +47,14 @@ def interrupts_held() -> Iterator[StopRequest]:
     if in_main_thread():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             held[signal.SIGINT] = stop.on_sigint
-        if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, raise_terminated):
+        usual = signal.getsignal(signal.SIGTERM)
+        if usual is signal.SIG_DFL or isinstance(usual, RaiseTerminated):
             held[signal.SIGTERM] = stop.on_sigterm
     before = {number: signal.signal(number, handler) for number, handler in held.items()}
     try:
         yield stop
     finally:
         for number, handler in before.items():
+            if isinstance(handler, RaiseTerminated):
+                handler.raised |= stop.terminated
             signal.signal(number, handler)

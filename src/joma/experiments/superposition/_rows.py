@@ -17,6 +17,8 @@ def attention_rows(call: AttentionCall, sequence: int, positions: Tensor) -> Ten
         sequence: which sequence of the batch.
         positions: of the queries, (n,).
     """
+    if call.scores is not None:
+        return call.scores[sequence, :, positions].float().softmax(-1).mean(0)
     query = call.query[sequence, :, positions].float()
     key = call.key[sequence].float()
     heads, queries, keys = query.shape[0], query.shape[1], key.shape[1]
@@ -35,7 +37,10 @@ def attention_rows(call: AttentionCall, sequence: int, positions: Tensor) -> Ten
             scores = scores + mask.float()
     scores = scores.masked_fill(~seen, -torch.inf)
     # A row that sees no key would be NaN.
-    rows = scores.softmax(-1).nan_to_num_(0.0).mean(0)
+    if call.sinks is not None:  # one more outcome, which is no key
+        sinks = call.sinks.float()[:, None, None].expand(heads, queries, 1)
+        scores = torch.cat((scores, sinks), -1)
+    rows = scores.softmax(-1)[..., :keys].nan_to_num_(0.0).mean(0)
     assert rows.shape == (queries, keys)
     return rows
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
+from joma.probes._checks import computable
 
 _METHODS = ("auto", "lanczos", "exact")
 
@@ -29,11 +30,10 @@ def as_matrix(matrix: Tensor) -> Tensor:
             raise JomaError(
                 f"matrix must be a torch.Tensor, got a {type(matrix).__name__}"
             ) from None
+    matrix = computable("matrix", matrix)
     if matrix.ndim != 2 or matrix.numel() == 0:
         raise JomaError(f"matrix must have two axes, none empty, got shape {tuple(matrix.shape)}")
     if matrix.is_complex():
         raise JomaError(f"matrix must be real numbers, got {matrix.dtype}")
     matrix = matrix.detach()
-    if matrix.is_floating_point() and matrix.itemsize == 1:  # float8 has no arithmetic of its own
-        matrix = matrix.float()
     return matrix if matrix.is_floating_point() else matrix.to(torch.float64)

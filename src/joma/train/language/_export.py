@@ -59,7 +59,8 @@ def export(folder: Path, model: Any, weights: dict[str, Tensor], tokenizer: Any)
 
     beside = folder.with_name(f".{folder.name}.tmp")
     _remove(beside)
-    beside.mkdir(parents=True)
+    folder.parent.mkdir(exist_ok=True)  # not the run folder: one that was removed stays so
+    beside.mkdir()
     try:
         try:
             with quietly():

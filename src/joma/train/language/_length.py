@@ -7,12 +7,17 @@ from joma.train.language._config import Config
 STEPS = "training.steps"
 
 
-def changing(config: Config) -> str | None:
-    """The setting that may be another than in the run that is gone on with; None for none.
+CHECKPOINT_SECONDS = "checkpoints.seconds"
 
-    It is the number of steps, if no step made so far would have been another with another number.
+
+def changing(config: Config) -> tuple[str, ...]:
+    """Return the settings that may be others than in the run that is resumed.
+
+    How often checkpoints are saved changes no number. The number of steps may change if no step
+    made so far would have been another with it.
     """
-    return STEPS if config.optimizer.schedule == "constant" else None
+    constant = config.optimizer.schedule == "constant"
+    return (CHECKPOINT_SECONDS, STEPS) if constant else (CHECKPOINT_SECONDS,)
 
 
 def check_length(config: Config, run: Run) -> None:
@@ -25,9 +30,10 @@ def check_length(config: Config, run: Run) -> None:
     Raises:
         ValueError: its learning rates follow from how many steps there are, or it has made more.
     """
-    if differing(run.config, {"name": run.name, **config.sections()}).keys() != {STEPS}:
+    asked = {"name": run.name, **config.sections()}
+    if differing(run.config, asked, changing=(CHECKPOINT_SECONDS,)).keys() != {STEPS}:
         return
-    if changing(config) is None:
+    if STEPS not in changing(config):
         raise JomaError(
             f"training.steps must stay {run.config['training']['steps']} with the schedule "
             f"{config.optimizer.schedule}, which takes the learning rate to its end in as many "

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -24,7 +25,7 @@ from joma.train.language._export import remove_after, remove_leftovers, series_f
 from joma.train.language._length import check_made
 from joma.train.language._processes import Processes
 from joma.train.language._trainer import Trainer
-from joma.train.language._watch import Watch
+from joma.train.language._watch import STATE, Watch
 
 _logger = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class _Loop:
         with contextlib.ExitStack() as around:
             if self.run is not None:
                 around.callback(self.run.metrics.flush)
-            watch = contextlib.closing(Watch(self.trainer, self.run, begun))
+            watch = contextlib.closing(Watch(self.trainer, self.run, begun, self.watched))
             self.watch = around.enter_context(watch)
             stop = around.enter_context(interrupts_held())
             self.processes.first(self._accept)
@@ -234,7 +235,10 @@ class _Loop:
 
     def _keep(self, *, save: bool) -> None:
         """Writes what was logged, and begins to write a checkpoint."""
-        snapshot = self._copied() if save else None
+        snapshot = None
+        if save:
+            self.processes.first(self._finish)  # an error of the last one must end all processes
+            snapshot = self._copied()
 
         def write() -> None:
             assert self.run is not None, "the first process has one"
@@ -251,7 +255,7 @@ class _Loop:
 
     def _copied(self) -> Snapshot | None:
         """Return a copy of the training's state, None on other processes than the first."""
-        state = self.trainer.state()
+        state = chain(self.trainer.state(), self.watch.state())
         if self.writer is not None:
             return self.writer.copy(state)
         for _ in state:  # the first process cannot gather its copy alone
@@ -308,8 +312,13 @@ class _Loop:
             0 if checkpoint is None else checkpoint.step, int(place.unfinished)
         )
         self.unlogged = place.unlogged
+        arrays = {} if checkpoint is None else dict(checkpoint.arrays)
+        self.watched = {
+            name.removeprefix(STATE): arrays.pop(name)
+            for name in [name for name in arrays if name.startswith(STATE)]
+        }
         if self.step > 0:
-            self.trainer.load({} if checkpoint is None else checkpoint.arrays, self.step)
+            self.trainer.load(arrays, self.step)
         return replace(place, unfinished=bool(unfinished))
 
     def _check(self, checkpoint: Checkpoint) -> None:

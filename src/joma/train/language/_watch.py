@@ -1,11 +1,19 @@
 """The monitor of a training, or nothing where it is off."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import fmean
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from joma.runs import Run
 from joma.train.language._trainer import Trainer
 from joma.train.monitor import Monitor
+
+STATE = "monitor."
+"""What the names of the monitor's tensors in a checkpoint begin with."""
 
 
 class Watch:
@@ -15,12 +23,15 @@ class Watch:
         trainer: of the model that is watched.
         run: where to; None on other processes than the first.
         begun: the step it goes on from.
+        state: what `state` gave at that step; empty on other processes than the first.
 
     Raises:
         ValueError: for settings that do not fit the model.
     """
 
-    def __init__(self, trainer: Trainer, run: Run | None, begun: int) -> None:
+    def __init__(
+        self, trainer: Trainer, run: Run | None, begun: int, state: Mapping[str, NDArray[Any]]
+    ) -> None:
         self.entropy: float | None = None
         """The mean attention entropy of the last look that saw it, in nats."""
         self._monitor: Monitor | None = None
@@ -38,6 +49,9 @@ class Watch:
                 budget=settings.budget or None,
                 step=begun,
             )
+            if begun:
+                tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+                self._monitor.load_state_dict(tensors)
 
     def begin(self) -> None:
         """Looks at what the model is before it learns."""
@@ -53,6 +67,12 @@ class Watch:
         """Tells of an update, while the gradients that made it are there."""
         if self._monitor is not None:  # the loop logs the loss, of all processes
             self._monitor.step(learning_rate=rate)
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what the monitor needs to be resumed, by name; all processes go through it."""
+        if self._monitor is not None:
+            for name, tensor in self._monitor.state_dict().items():
+                yield f"{STATE}{name}", tensor
 
     @property
     def seconds(self) -> float:

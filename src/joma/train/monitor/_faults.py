@@ -60,6 +60,7 @@ class Faults:
         self.step = self._begun = begun
         self._speaks = speaks
         self._known: dict[tuple[str, bool], Fault] = {}
+        self._remarks: dict[str, None] = {}
 
     def is_off(self, what: str, module: str | None = None) -> bool:
         """Return whether something failed before, altogether or for a module."""
@@ -109,9 +110,13 @@ class Faults:
             self.note(what, error, module=module, effect=effect)
             return None
 
+    def remark(self, sentence: str) -> None:
+        """Keep a sentence for the summary that is no fault."""
+        self._remarks[sentence] = None
+
     def sentences(self) -> list[str]:
-        """Return a line for each fault."""
-        return [fault.sentence(self._begun) for fault in self._known.values()]
+        """Return a line for each fault and remark."""
+        return [*(fault.sentence(self._begun) for fault in self._known.values()), *self._remarks]
 
 
 def first_line(error: BaseException) -> str:

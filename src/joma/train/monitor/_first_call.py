@@ -43,6 +43,11 @@ class FirstCall:
         return type(None), ()
 
     @property
+    def is_uncompiled(self) -> bool:
+        """Whether what it calls is the module as it was written: `watch_attention` asks."""
+        return self._before is None
+
+    @property
     def in_place(self) -> bool:
         """Whether the module still calls it: compiling the module in place replaces it."""
         module = self._module()

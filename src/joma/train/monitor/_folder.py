@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ def open_run(
     step: int,
     device: str,
     faults: Faults,
+    stack: ExitStack,
 ) -> Opened:
-    """Make the run folder, or open it where a training is resumed.
+    """Make and lock the run folder, or open it where a training is resumed.
 
     An earlier run is never touched by a new training: the second one in `runs/mine` goes to
     `runs/mine-2`. A training resumed at a step goes to the newest of these, and what was logged
@@ -43,10 +45,27 @@ def open_run(
         step: Optimizer steps made before.
         device: The device of the model.
         faults: Where it is noted if the folder cannot be made or read.
+        stack: Unlocks the folder when it is closed.
 
     Raises:
         JomaError: The folder holds something else.
     """
+    opened = _opened(run, config, step, device, faults)
+    if opened.run is not None:
+        try:
+            stack.enter_context(opened.run.locked())
+        except OSError as error:
+            faults.note("the run folder", error, effect="not locked")
+    return opened
+
+
+def _opened(
+    run: Run | Path | str | None,
+    config: Mapping[str, Any],
+    step: int,
+    device: str,
+    faults: Faults,
+) -> Opened:
     try:
         if isinstance(run, str):
             run = Path(run)

@@ -5,32 +5,35 @@ fails in between: a process that left the sequence would leave the others waitin
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
-from joma.models.architectures import Weight
+from joma.errors import JomaError
+from joma.models import Architecture, Weight
+from joma.probes import AttentionMap
 from joma.train.monitor import _weights
 from joma.train.monitor._faults import Faults
-from joma.train.monitor._held import Held
+from joma.train.monitor._held import Held, undisturbed
 from joma.train.monitor._options import Options
-from joma.train.monitor._parts import Heads, Matrix, Parts
+from joma.train.monitor._parts import Heads, Parts, parts_of
 from joma.train.monitor._processes import Processes, whole
 from joma.train.monitor._reading import Reading, watching_activity
 from joma.train.monitor._row import Row
 from joma.train.monitor._tensors import Tensors
+from joma.train.monitor._updates import Updates
 
-_COPIES_ON_THE_GPU = 2**30
-"""Bytes of copies of weights kept on the GPU; beyond that they lie in the CPU's memory."""
+FindParts = Callable[[nn.Module, Callable[[], object] | None], Parts]
 
 
 class Measurements:
     """Measures one model again and again.
 
     Args:
-        find_parts: Returns the parts of the model as it is now.
+        find_parts: Returns the parts of the model as it is now; a function that runs the model
+            once helps, where there is one.
         processes: The processes that train it.
         options: What is measured, and how.
         reading: Forward passes over held inputs.
@@ -39,7 +42,7 @@ class Measurements:
 
     def __init__(
         self,
-        find_parts: Callable[[nn.Module], Parts],
+        find_parts: FindParts,
         processes: Processes,
         options: Options,
         reading: Reading,
@@ -49,10 +52,10 @@ class Measurements:
         self._processes, self._options = processes, options
         self._reading, self._faults = reading, faults
         self._signature: tuple[object, ...] | None = None
+        self._traced = False
         self._parts = Parts.none()
         self._tensors: Tensors | None = None
-        self._copies: dict[str, Tensor] = {}
-        self._versions: dict[str, int] = {}
+        self.updates = Updates(processes, options, faults)
         self._stable = _weights.StableRanks(options.tolerance, options.seed)
 
     @property
@@ -72,26 +75,50 @@ class Measurements:
         if signature == self._signature:
             return
         again = self._signature is not None
-        self._signature = signature
+        self._signature, self._traced = signature, False
         try:
-            self._parts = self._find_parts(model)
+            self._parts = self._find_parts(model, None)
         except Exception as error:
             self._parts = Parts.none()
             if strict:
                 raise
             self._faults.note("the parts of the model", error, effect="not found")
-        self._copies = {
-            name: copy
-            for name, copy in self._copies.items()
-            if name in tensors.parameters and tensors.parameters[name].shape == copy.shape
-        }
+        self.updates.forget_others(tensors, self._parts.matrices)
         self._stable = _weights.StableRanks(self._options.tolerance, self._options.seed)
-        for what, why in self._parts.missing.items():
-            self._faults.note(what, why)
+        if self._wants("stable_rank", "effective_rank"):
+            for part, why in self._parts.missing.items():
+                if part != "embedding":
+                    self._faults.note("stable_rank", why, module=part)
+        if self._wants("embedding_overlap") and "embedding" in self._parts.missing:
+            self._faults.note("embedding_overlap", self._parts.missing["embedding"])
         if again:
             self._faults.note(
                 "the model", "its parameters are others than before", effect="changed"
             )
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what later measurements build on; all processes go through it, or none."""
+        for name, tensor in self.updates.state():
+            yield f"copy.{name}", tensor
+        if self._processes.first:
+            yield from self._stable.state()
+            yield from self._reading.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state` gave; `prepare` comes first."""
+        copies = {
+            name.removeprefix("copy."): tensor
+            for name, tensor in state.items()
+            if name.startswith("copy.")
+        }
+        self.updates.load(copies, self.tensors, self._parts.matrices)
+        here = {
+            name: tensor.to(self._processes.device)
+            for name, tensor in state.items()
+            if not name.startswith("copy.")
+        }
+        self._stable.load(here)
+        self._reading.load(here)
 
     def release(self) -> None:
         """Forget the model's tensors, which live only as long as the model."""
@@ -110,6 +137,7 @@ class Measurements:
         activity = self._wants("mlp_dead") and not self._faults.is_off("mlp_dead")
         if not attention and not activity:
             return [], candidates[0]
+        self._trace(model, candidates[-1])
         lower = self._lower() if attention else None
         downs = self._parts.downs if activity else {}
         for held in candidates:
@@ -134,15 +162,28 @@ class Measurements:
                 self._faults.note(what, why)
         return [], candidates[0]
 
+    def _trace(self, model: nn.Module, held: Held) -> None:
+        """Let one forward pass show, once, how fused matrices are to be read."""
+        fused = any(heads.query.place.part is not None for heads in self._parts.heads)
+        if self._traced or not fused:
+            return
+        self._traced = True
+        found = self._faults.tried(
+            "tracing the model", lambda: self._find_parts(model, lambda: held.run(model))
+        )
+        self._parts = found or self._parts
+
     def weights(self) -> list[Row]:
         """Return stable ranks of the weights."""
         if not self._wants("stable_rank"):
             return []
         rows: list[Row] = []
-        for batch in _weights.batches(self._parts.ranked, self.tensors.get):
-            matrices = [(weight, weight.read(whole(tensor))) for weight, tensor in batch]
+        tensors = self.tensors
+        there = [weight for weight in self._parts.ranked if tensors.has(weight)]
+        for batch in _weights.batches(there, tensors.get):
+            tensors.gather(batch)
             if self._processes.first:
-                rows += self._stable_rows(matrices)
+                rows += self._stable_rows(batch)
         return self._kept(rows + self._scores(("stable_rank",)))
 
     def expensive(self, *, stepped: bool) -> list[Row]:
@@ -154,54 +195,30 @@ class Measurements:
         rows: list[Row] = []
         if self._wants("effective_rank"):
             for weight in self._parts.ranked:
-                tensor = self.tensors.get(weight.name)
-                if tensor is not None:
-                    matrix = weight.read(whole(tensor))
-                    rows += self._each(
-                        "effective_rank", weight.module, matrix, self._effective_rows, weight
-                    )
+                rows += self._of_weight("effective_rank", weight, self._effective_rows)
             rows += self._scores(("effective_rank",))
         embedding = self._parts.embedding
         if embedding is not None and self._wants("embedding_overlap"):
-            tensor = self.tensors.get(embedding.name)
-            if tensor is not None:
-                table = embedding.read(whole(tensor))
-                rows += self._each(
-                    "embedding_overlap", embedding.module, table, self._overlap_rows, embedding
-                )
+            rows += self._of_weight("embedding_overlap", embedding, self._overlap_rows)
         rows += self._gradients(missed=stepped)
-        return self._kept(rows + self._updates())
+        if self._wants("update_stable_rank"):
+            rows += self.updates.since_last(self.tensors, self._parts.matrices)
+        return self._kept(rows)
+
+    def _of_weight(
+        self, what: str, weight: Weight, measure: Callable[[Weight, Tensor], list[Row]]
+    ) -> list[Row]:
+        """Return what is measured of one weight, gathered from all processes."""
+        if not self.tensors.has(weight):
+            return []
+        self.tensors.gather([weight])
+        return self._each(what, weight.module, lambda: self.tensors.matrix(weight), measure, weight)
 
     def moved(self) -> list[Row]:
         """Return by how much of its size the last single step moved each weight."""
-        rows: list[Row] = []
         if not self._wants("update_stable_rank"):
-            return rows
-        for matrix in self._parts.matrices:
-            now = self.tensors.get(matrix.name)
-            if now is None:
-                continue
-            copy = self._copies.get(matrix.name)
-            if copy is None:
-                if self._versions.get(matrix.name) == now._version:
-                    rows += self._moved_rows(matrix, 0.0)
-                continue
-            copy = copy.to(now.device)
-            # Both norms are made by all processes where weights are sharded.
-            change = whole(torch.linalg.vector_norm(now - copy, dtype=torch.float32))
-            size = whole(torch.linalg.vector_norm(copy, dtype=torch.float32))
-            if self._processes.first and float(size) > 0:
-                rows += self._moved_rows(matrix, float(change / size))
-        return self._kept(rows)
-
-    def _moved_rows(self, matrix: Matrix, share: float) -> list[Row]:
-        if not self._processes.first:
             return []
-        where = (matrix.module, matrix.layer)
-        return [
-            Row("update_relative", share, *where),
-            Row("frozen", float(share == 0.0), *where),
-        ]
+        return self._kept(self.updates.of_one_step(self.tensors, self._parts.matrices))
 
     @property
     def tensors(self) -> Tensors:
@@ -229,9 +246,9 @@ class Measurements:
         if layer is None or self._faults.is_off("theorem1_residual"):
             return None
         for weight in self._parts.lower:
-            tensor = self.tensors.get(weight.name) if weight.layer == layer else None
-            if tensor is not None:
-                return weight.read(whole(tensor))
+            if weight.layer == layer and self.tensors.has(weight):
+                self.tensors.gather([weight])
+                return self.tensors.matrix(weight)
         layers = sorted({weight.layer for weight in self._parts.lower if weight.layer is not None})
         self._faults.note("theorem1_residual", f"the MLP is known of layers {layers} alone")
         return None
@@ -240,7 +257,7 @@ class Measurements:
         self,
         what: str,
         module: str,
-        matrix: Tensor,
+        read: Callable[[], Tensor],
         measure: Callable[..., Iterable[Row]],
         *arguments: object,
     ) -> list[Row]:
@@ -251,30 +268,28 @@ class Measurements:
         """
         if not self._processes.first or self._faults.is_off(what, module):
             return []
+        matrix: Tensor | None = None
         try:
+            matrix = read()
             return list(measure(*arguments, matrix))
         except Exception as error:
-            if _is_finite(matrix):
+            if matrix is None or _is_finite(matrix):
                 self._faults.note(what, error, module=module)
             return []
 
-    def _stable_rows(self, matrices: Sequence[tuple[Weight, Tensor]]) -> list[Row]:
-        matrices = [
-            (weight, matrix)
-            for weight, matrix in matrices
-            if not self._faults.is_off("stable_rank", weight.module)
-        ]
-        if len(matrices) > 1:
+    def _stable_rows(self, weights: Sequence[Weight]) -> list[Row]:
+        weights = [it for it in weights if not self._faults.is_off("stable_rank", it.module)]
+        if len(weights) > 1:
             try:
-                return self._stable_rows_of([w for w, _ in matrices], [m for _, m in matrices])
+                return self._stable_rows_of(weights, [self.tensors.matrix(it) for it in weights])
             except Exception:  # one of them: each is tried alone below
                 pass
         rows: list[Row] = []
-        for weight, matrix in matrices:
+        for weight in weights:
             rows += self._each(
                 "stable_rank",
                 weight.module,
-                matrix,
+                lambda w=weight: self.tensors.matrix(w),
                 lambda w, m: self._stable_rows_of([w], [m]),
                 weight,
             )
@@ -303,29 +318,29 @@ class Measurements:
         return [Row("embedding_overlap", overlap, weight.module)]
 
     def _scores(self, metrics: tuple[str, ...]) -> list[Row]:
-        """Return ranks of Q·K of every layer."""
+        """Return ranks of Q·K of every attention."""
         layers: list[tuple[Heads, Tensor, Tensor]] = []
         for of in self._parts.heads:
-            tensors = {name: self.tensors.get(name) for name in (of.query.name, of.key.name)}
-            if any(tensor is None for tensor in tensors.values()):
+            if not (self.tensors.has(of.query) and self.tensors.has(of.key)):
                 continue
-            gathered = {
-                name: whole(tensor) for name, tensor in tensors.items() if tensor is not None
-            }
-            if self._processes.first and not self._faults.is_off("ranks of Q·K", of.module):
-                query, key = (w.read(gathered[w.name]) for w in (of.query, of.key))
-                layers.append((of, query, key))
+            self.tensors.gather([of.query, of.key])
+            if not self._processes.first or self._faults.is_off("ranks of Q·K", of.module):
+                continue
+            try:
+                pair = self.tensors.matrix(of.query), self.tensors.matrix(of.key)
+                layers.append((of, *pair))
+            except Exception as error:
+                self._faults.note("ranks of Q·K", error, module=of.module)
         try:
             return _score_rows(layers, metrics)
         except Exception:  # one of them: each is tried alone below
             rows: list[Row] = []
             for layer in layers:
-                both = torch.stack([layer[1].abs().amax(), layer[2].abs().amax()])
                 rows += self._each(
                     "ranks of Q·K",
                     layer[0].module,
-                    both,
-                    lambda one, _: _score_rows([one], metrics),
+                    lambda it=layer: torch.stack([it[1].abs().amax(), it[2].abs().amax()]),
+                    lambda it, _: _score_rows([it], metrics),
                     layer,
                 )
             return rows
@@ -341,62 +356,22 @@ class Measurements:
             if gradient is None:
                 continue
             some = True
-            gradient = matrix.read(whole(gradient))
+            gradient = whole(matrix.read(gradient))
             rows += self._each(
                 "gradient",
                 matrix.module,
-                gradient,
+                lambda g=gradient: g,
                 lambda m, r, g: _weights.gradient_rows(
                     m, g, r, self._options.tolerance, self._options.seed
                 ),
                 matrix,
                 ranks,
             )
-        learns = any(
-            self.tensors.parameters[matrix.name].requires_grad
-            for matrix in self._parts.matrices
-            if matrix.name in self.tensors.parameters
-        )
+        parameters = self.tensors.parameters
+        learning = (parameters.get(matrix.name) for matrix in self._parts.matrices)
+        learns = any(parameter is not None and parameter.requires_grad for parameter in learning)
         if missed and not some and learns:
             self._faults.note("gradient", "no .grad is there: call step() before zero_grad()")
-        return rows
-
-    def _updates(self) -> list[Row]:
-        if not self._wants("update_stable_rank"):
-            return []
-        rows: list[Row] = []
-        bytes_of_copies = sum(
-            tensor.numel() * tensor.element_size()
-            for tensor in map(self.tensors.get, (m.name for m in self._parts.matrices))
-            if tensor is not None
-        )
-        for batch in _weights.batches(self._parts.matrices, self.tensors.get):
-            moved: list[tuple[Matrix, Tensor]] = []
-            for matrix, now in batch:
-                parameter = self.tensors.parameters.get(matrix.name)
-                before = self._copies.pop(matrix.name, None)
-                self._versions.pop(matrix.name, None)
-                if parameter is not None and not parameter.requires_grad:
-                    self._versions[matrix.name] = now._version  # no copy of what is not trained
-                    continue
-                if before is not None:
-                    moved.append((matrix, matrix.read(whole(now - before.to(now.device)))))
-                far = now.is_cuda and bytes_of_copies > _COPIES_ON_THE_GPU
-                self._copies[matrix.name] = now.cpu() if far else now.clone()
-            if self._processes.first and moved:
-                rows += (
-                    self._faults.tried(
-                        "update_stable_rank",
-                        lambda m=moved: _weights.update_rows(
-                            [one for one, _ in m],
-                            [change for _, change in m],
-                            self._options.tolerance,
-                            self._options.seed,
-                        ),
-                        module=moved[0][0].module,
-                    )
-                    or []
-                )
         return rows
 
 
@@ -415,3 +390,38 @@ def _is_finite(matrix: Tensor) -> bool:
         return bool(matrix.isfinite().all())
     except Exception:  # a type that has no such thing
         return True
+
+
+def measurements_of(
+    model: nn.Module,
+    architecture: Architecture | None,
+    attention: AttentionMap | None,
+    processes: Processes,
+    options: Options,
+    faults: Faults,
+) -> Measurements:
+    """Return the measurements of a model, its parts found.
+
+    Raises:
+        JomaError: The model does not have what the architecture names, or no such layer as
+            `theorem1`.
+    """
+
+    def find(found_in: nn.Module, run: Callable[[], object] | None) -> Parts:
+        return parts_of(found_in, architecture, run)
+
+    layer = options.theorem1
+    reading = Reading(attention, layer, faults)
+    measurements = Measurements(find, processes, options, reading, faults)
+    try:
+        with undisturbed(model):
+            measurements.prepare(model, strict=True)
+    except JomaError:
+        raise
+    except Exception as error:  # of a model that nobody has seen
+        faults.note("the parts of the model", error, effect="not found")
+    measurements.release()
+    blocks = measurements.parts.blocks
+    if layer is not None and blocks and layer not in blocks:
+        raise JomaError(f"theorem1 must be a layer of the model, 0 to {max(blocks)}, got {layer}")
+    return measurements

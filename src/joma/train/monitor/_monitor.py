@@ -1,7 +1,6 @@
 """The monitor: a training loop calls it after every step, and it measures now and then."""
 
 import contextlib
-import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -18,28 +17,23 @@ from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
 from joma.runs import Run
 from joma.train.findings import Finding
-from joma.train.monitor._cadence import Cadence
-from joma.train.monitor._faults import LOG, Faults
-from joma.train.monitor._finite import NAMED, FiniteWatch, TrainingStopped
-from joma.train.monitor._first_call import FirstCall
+from joma.train.monitor._alarm import Alarm
+from joma.train.monitor._cadence import Budget
+from joma.train.monitor._faults import Faults
+from joma.train.monitor._finite import TrainingStopped
 from joma.train.monitor._folder import Opened, open_run
 from joma.train.monitor._found import find
 from joma.train.monitor._held import Held, bare, undisturbed
+from joma.train.monitor._inputs import Inputs
 from joma.train.monitor._losses import Losses
-from joma.train.monitor._measure import Measurements
+from joma.train.monitor._measure import measurements_of
 from joma.train.monitor._options import Options, check_kinds, whole_number
-from joma.train.monitor._parts import Parts, parts_of
 from joma.train.monitor._processes import Processes
-from joma.train.monitor._reading import Reading
 from joma.train.monitor._recorder import Logger, Recorder, logged
 from joma.train.monitor._row import Row
 
 EXPENSIVE_EVERY = 10
 """Every how many measurements the expensive metrics are measured too."""
-STOP_EVERY = 10
-"""Steps after which several processes agree on whether to stop."""
-NOT_FINITE = "where numbers stop being finite"
-
 T = TypeVar("T")
 
 
@@ -136,35 +130,35 @@ class Monitor:
         )
         self._begun = self._step = whole_number("step", step, 0)
         inner = bare(model)
-        self._model, self._called = weakref.ref(inner), weakref.ref(model)
-        self._name = type(inner).__name__
-        self._processes = Processes(inner)
-        self._faults = Faults(step, self._processes.first)
-        share = None if options.budget is None else options.budget / 2
-        self._cadences = tuple(
-            Cadence(apart, share, due=1 if step == 0 else (step // apart + 1) * apart)
-            for apart in (options.every, EXPENSIVE_EVERY * options.every)
-        )
-        self._trained = self._seconds = self._moving = 0.0
-        self._ended = perf_counter()
-        self._losses = Losses(self._faults)
+        self._model, self._name = weakref.ref(inner), type(inner).__name__
+        self._processes = processes = Processes(inner)
+        self._faults = faults = Faults(step, processes.first)
+        expensive = EXPENSIVE_EVERY * options.every
+        self._budget = Budget(options.every, expensive, options.budget, step)
+        self._losses = Losses(faults)
         self._rate: float | None = None
         self._moved_at: int | None = None
-        self._finite = FiniteWatch()
-        self._held = None if held is None else (Held.of(held),)
-        self._measurements = self._prepared(inner, architecture, attention)
+        self._alarm = Alarm(processes, faults)
+        given = None if held is None else Held.of(held)
+        self._measurements = measurements_of(
+            inner, architecture, attention, processes, options, faults
+        )
         self._lock = threading.RLock()
-        self._closed = self._settled = False
+        self._closed = False
         with contextlib.ExitStack() as stack:
-            self._opened = self._open(run, stack)
-            self._recorder = Recorder(self._opened.run, tuple(loggers), self._faults)
-            self._first_calls: list[FirstCall] = []
-            stack.callback(_remove, self._first_calls)
-            if self._held is None and self._processes.looks:
-                self._await_inputs()
+            self._opened = Opened(None)
+            if processes.first:
+                config = {"model": self._name, **options.as_config()}
+                device = str(processes.device)
+                self._opened = open_run(
+                    run, config, step=step, device=device, faults=faults, stack=stack
+                )
+            self._recorder = Recorder(self._opened.run, tuple(loggers), faults)
+            self._inputs = Inputs(model, inner, given, processes, faults)
+            stack.callback(self._inputs.close)
             self._stack = stack.pop_all()
-        # A monitor that is forgotten lets go of the folder, and the model never holds it.
-        self._finalizer = weakref.finalize(self, self._stack.close)
+        # A monitor that is forgotten unlocks the folder and leaves the model alone.
+        weakref.finalize(self, self._stack.close)
 
     @property
     def run(self) -> Run | None:
@@ -174,7 +168,7 @@ class Monitor:
     @property
     def seconds(self) -> float:
         """Total seconds spent measuring."""
-        return self._seconds
+        return self._budget.seconds
 
     def __enter__(self) -> "Monitor":
         self.begin()
@@ -191,7 +185,7 @@ class Monitor:
     def begin(self) -> None:
         """Measure the model before it learns, if `held` was given; `with` does it too."""
         with self._lock:
-            if self._held is not None and self._step == 0 and self._processes.looks:
+            if self._inputs.held is not None and self._step == 0 and self._processes.looks:
                 self._guarded(lambda: self._measure(expensive=False))
 
     def step(
@@ -219,7 +213,9 @@ class Monitor:
                 self._guarded(lambda: self._made_step(loss, learning_rate))
             elif self._options.stop_on:
                 self._guarded(lambda: self._check_finite(self._losses.kept(loss)))
-            reason = self._guarded(self._reason_to_stop) if self._options.stop_on else None
+            if not self._options.stop_on:
+                return
+            reason = self._guarded(lambda: self._alarm.reason_to_stop(self._step))
             if reason is not None:
                 raise TrainingStopped(reason)
 
@@ -257,19 +253,17 @@ class Monitor:
             return ""
         with self._lock:
             found = self.findings()
-            trained = self._trained
-            if not self._closed:
-                trained += perf_counter() - self._ended
-            share = self._seconds / max(trained, 1e-9)
+            seconds = self._budget.seconds
+            share = seconds / max(self._budget.trained, 1e-9)
             run = self.run
             where = "numbers in memory" if run is None else f"numbers in {run.path}"
             if self._opened.instead_of is not None:
                 where += f" ({self._opened.instead_of} holds an earlier run)"
             lines = [
-                f"{self._step} steps watched, measurements took {self._seconds:.1f} s, {share:.1%} "
+                f"{self._step} steps watched, measurements took {seconds:.1f} s, {share:.1%} "
                 f"of the training's time; {where}"
             ]
-            trouble = self._trouble()
+            trouble = self._alarm.sentence()
             if trouble is not None:
                 lines.append(f"- {trouble}")
             lines += [f"- step {one.step}: {one.sentence}" for one in found]
@@ -278,13 +272,51 @@ class Monitor:
             lines += [f"- {sentence}" for sentence in self._faults.sentences()]
             return "\n".join(lines)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a resumed training needs to measure as if it had not been stopped.
+
+        Copies of the weights that updates are measured against, when measurements are due, and what
+        ranks begin with. All processes call this; the first one's is to be saved.
+        """
+        with self._lock:
+            moved_at = -1 if self._moved_at is None else self._moved_at
+            due = [*self._budget.due, moved_at]
+            state = self._guarded(lambda: dict(self._measurements.state()), "saving the state")
+            return {"due": torch.tensor(due), **(state or {})}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state_dict` gave before the training was stopped at `step`.
+
+        All processes call this; only the first one's state is read.
+
+        Args:
+            state: Tensors by name.
+        """
+        with self._lock:
+            if self._processes.looks:
+                self._guarded(lambda: self._load(state), "the saved state")
+
+    def _load(self, given: Mapping[str, Tensor]) -> None:
+        inner = self._model()
+        state = self._processes.same_tensors(given)
+        if inner is None or "due" not in state:
+            return
+        *due, moved_at = state["due"].tolist()
+        if not self._budget.limited:
+            self._budget.due = [max(step, self._step + 1) for step in due]
+        self._moved_at = None if moved_at < 0 else moved_at
+        with undisturbed(inner):
+            self._measurements.prepare(inner)
+            self._measurements.load(state)
+        self._measurements.release()
+
     def close(self) -> None:
         """Write what is left and the findings; nothing is watched from then on."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._trained += perf_counter() - self._ended
+            self._budget.stop()
             try:
                 if self._processes.first:
                     found = [one.as_json() for one in self.findings()]
@@ -296,41 +328,6 @@ class Monitor:
     def _guarded(self, action: Callable[[], T], what: str = "a measurement") -> T | None:
         return self._faults.tried(what, action, effect="failed")
 
-    def _open(self, run: Run | Path | str | None, stack: contextlib.ExitStack) -> Opened:
-        if not self._processes.first:
-            return Opened(None)
-        opened = open_run(
-            run,
-            {"model": self._name, **self._options.as_config()},
-            step=self._begun,
-            device=str(self._processes.device),
-            faults=self._faults,
-        )
-        if opened.run is not None:
-            try:
-                stack.enter_context(opened.run.locked())
-            except OSError as error:
-                self._faults.note("the run folder", error, effect="not locked")
-        return opened
-
-    def _await_inputs(self) -> None:
-        called, this = self._called(), weakref.ref(self)
-        if called is None:
-            return
-
-        def caught(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            monitor = this()
-            if monitor is not None:
-                monitor._guarded(lambda: monitor._catch(args, kwargs))
-
-        self._first_calls.append(FirstCall(called, caught))
-
-    def _catch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        inner = self._model()
-        # A validation before the first step is not training.
-        if self._held is None and inner is not None and torch.is_grad_enabled():
-            self._held = Held.seen(inner, args, kwargs, self._processes.device.type)
-
     def _made_step(self, loss: Tensor | float | None, learning_rate: float | None) -> None:
         kept = self._losses.keep(self._step, loss) if self._processes.first else None
         if learning_rate is not None:
@@ -338,7 +335,7 @@ class Monitor:
         self._check_finite(kept)
         if self._moved_at is not None and self._step == self._moved_at + 1:
             self._measure_move()
-        usual, expensive = (self._step >= cadence.due for cadence in self._cadences)
+        usual, expensive = (self._step >= due for due in self._budget.due)
         if usual or expensive:
             self._measure(expensive=expensive)
         elif self._losses.many:
@@ -348,78 +345,40 @@ class Monitor:
         self._rate = float(rate)
 
     def _check_finite(self, loss: Tensor | float | None) -> None:
-        inner, finite = self._model(), self._finite
-        if inner is None or finite.located or self._faults.is_off(NOT_FINITE):
+        inner = self._model()
+        if inner is None:
             return
         began = perf_counter()
-        if not isinstance(loss, Tensor) or loss.device.type == "cpu":
-            value = None if loss is None else float(loss)
-            if value is not None and not math.isfinite(value) and finite.bad_loss is None:
-                finite.bad_loss = (self._step, value)
-                finite.alarmed = True
-        if finite.due or (finite.alarmed and not finite.reported):
-            self._faults.tried(
-                NOT_FINITE,
-                lambda: finite.check(inner, self._step, loss),
-                effect="not located",
-            )
-        if finite.alarmed and not finite.reported:
-            self._report_trouble(inner)
-        took = perf_counter() - began
-        self._seconds += took
-        self._ended += took
+        self._alarm.check(inner, self._step, loss, lambda: self._report(inner))
+        self._budget.aside(began)
 
-    def _report_trouble(self, inner: nn.Module) -> None:
-        """Say once what is not finite, and since when."""
-        finite = self._finite
-        finite.reported = True
+    def _report(self, inner: nn.Module) -> None:
         self._record_losses()
-        with torch.no_grad():
-            finite.scan_gradients(inner)
-        weights = finite.weights()
-        sentence = finite.sentence(weights)
-        if not self._processes.first or sentence is None:
-            return
-        LOG.warning(sentence)
-        rows = [Row("not_finite", float(bad.step), bad.name, bad.layer) for bad in weights[:NAMED]]
-        self._recorder.rows(self._step, rows)
-
-    def _trouble(self) -> str | None:
-        """Return a sentence on what is not finite, None where everything is."""
-        finite = self._finite
-        return self._faults.tried(
-            NOT_FINITE, lambda: finite.sentence(finite.weights()), effect="not located"
-        )
-
-    def _reason_to_stop(self) -> str | None:
-        processes = self._processes
-        alarmed = self._finite.alarmed
-        if processes.several:
-            if self._step % STOP_EVERY:
-                return None
-            alarmed = processes.any_of_all(alarmed)
-        if not alarmed:
-            return None
-        return self._trouble() or "Another process met a loss or weight that is not finite."
+        self._alarm.report(inner, self._step, self._recorder)
 
     def _measure(self, *, expensive: bool) -> None:
         inner = self._model()
         if inner is None:
             return
         began = self._synchronised()
-        self._trained += began - self._ended
+        self._budget.begin(began)
         rows: list[Row] = []
-        middle = began
+        middle = None
         try:
-            self._settle()
-            self._share_flags(inner)
+            self._inputs.settle()
+            self._alarm.share(inner, self._step, lambda: self._report(inner))
             with undisturbed(inner):
                 measurements = self._measurements
                 measurements.prepare(inner)
                 rows += self._guarded(lambda: self._forward(inner), "the forward pass") or []
                 rows += self._guarded(measurements.weights, "reading weights") or []
-                middle = self._synchronised()
                 if expensive:
+                    middle = self._synchronised()
+                    if self._begun and not measurements.updates.known:
+                        self._faults.remark(
+                            f"update_stable_rank is counted from step {self._step}: the weights "
+                            "before the training was resumed are not known (load_state_dict)"
+                        )
                     stepped = self._step > self._begun
                     rows += (
                         self._guarded(
@@ -431,48 +390,19 @@ class Monitor:
         finally:
             self._measurements.release()
             self._record(rows)
-            self._pay(began, middle, expensive)
-
-    def _share_flags(self, inner: nn.Module) -> None:
-        """Learn of weights that are not finite in the shards of other processes."""
-        finite = self._finite
-        if not self._processes.together or self._faults.is_off(NOT_FINITE):
-            return
-        finite.check(inner, self._step)
-        finite.share(self._processes)
-        if finite.alarmed and not finite.reported:
-            self._report_trouble(inner)
-
-    def _pay(self, began: float, middle: float, expensive: bool) -> None:
-        """Charge a measurement to the budget, and set when the next one is due."""
-        ended = self._synchronised()
-        seconds = (middle - began, ended - middle + self._moving) if expensive else (ended - began,)
-        owed = self._seconds + ended - began - (self._options.budget or 0.0) * self._trained
-        for cadence, took in zip(self._cadences, seconds, strict=False):
-            cadence.looked(self._step, took, self._trained, owed)
-        due = self._processes.agree([cadence.due for cadence in self._cadences])
-        for cadence, when in zip(self._cadences, due, strict=True):
-            cadence.due = when
-        self._ended = perf_counter()
-        self._seconds += self._ended - began
+            self._budget.pay(self._step, began, middle, self._synchronised())
+            self._budget.due = self._processes.agree(self._budget.due)
 
     def _forward(self, inner: nn.Module) -> list[Row]:
-        if self._held is None:
+        held = self._inputs.held
+        if held is None:
             if self._step > self._begun:
-                self._faults.note("attention", f"{self._name} was not called; give held")
+                why = f"{self._name} was not called; give held"
+                self._faults.note("attention and MLP activity", why)
             return []
-        rows, held = self._measurements.forward(inner, self._held)
-        self._held = (held,)
+        rows, taken = self._measurements.forward(inner, held)
+        self._inputs.held = (taken,)
         return rows
-
-    def _settle(self) -> None:
-        """End the watch for inputs once there are some; all processes take those of the first."""
-        if self._held is not None and not self._settled:
-            _remove(self._first_calls)
-            self._held = tuple(held.shared(self._processes.same) for held in self._held)
-            self._settled = True
-        elif self._first_calls and not self._first_calls[-1].in_place:
-            self._await_inputs()  # the model was compiled in place meanwhile
 
     def _measure_move(self) -> None:
         inner = self._model()
@@ -491,42 +421,7 @@ class Monitor:
                 self._recorder.rows(self._step, rows)
                 self._recorder.flush()
                 self._recorder.log(self._step, logged(rows))
-            self._moving = perf_counter() - began
-            self._seconds += self._moving
-            self._ended += self._moving  # no time of training
-
-    def _prepared(
-        self,
-        inner: nn.Module,
-        architecture: Architecture | None,
-        attention: AttentionMap | None,
-    ) -> Measurements:
-        layer = self._options.theorem1
-
-        def parts(model: nn.Module) -> Parts:
-            return parts_of(model, architecture)
-
-        measurements = Measurements(
-            parts,
-            self._processes,
-            self._options,
-            Reading(attention, layer, self._faults),
-            self._faults,
-        )
-        try:
-            with undisturbed(inner):
-                measurements.prepare(inner, strict=True)
-        except JomaError:
-            raise
-        except Exception as error:  # of a model that nobody has seen
-            self._faults.note("the parts of the model", error, effect="not found")
-        measurements.release()
-        blocks = measurements.parts.blocks
-        if layer is not None and blocks and layer not in blocks:
-            raise JomaError(
-                f"theorem1 must be a layer of the model, 0 to {max(blocks)}, got {layer}"
-            )
-        return measurements
+            self._budget.aside(began, expensive=True)
 
     def _record(self, rows: list[Row]) -> None:
         if not self._processes.first:
@@ -546,8 +441,7 @@ class Monitor:
         """Record the losses since the last measurement; return the last of them."""
         steps, values = self._losses.take()
         for step, value in zip(steps, values, strict=True):
-            if not math.isfinite(value) and self._finite.bad_loss is None:
-                self._finite.bad_loss = (step, value)
+            self._alarm.see_loss(step, value)
         if not steps:
             return None
         self._recorder.losses(steps, values)
@@ -558,9 +452,3 @@ class Monitor:
         if self._processes.device.type == "cuda":
             torch.cuda.synchronize(self._processes.device)
         return perf_counter()
-
-
-def _remove(first_calls: list[FirstCall]) -> None:
-    for call in first_calls:
-        call.remove()
-    first_calls.clear()

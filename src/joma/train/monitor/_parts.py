@@ -1,37 +1,33 @@
-"""Which parts of a model are looked at: by the map of its architecture, or by its modules."""
+"""Which parts of a model are measured."""
 
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from joma.errors import JomaError
-from joma.models.architectures import (
-    Architecture,
-    Part,
-    Place,
-    Weight,
-    architecture_of,
-    number_of_layers,
-    prefix_of,
-    weights,
-)
+from joma.models import Architecture, Found, Mlp, Weight, find_weights
 from joma.train.monitor._tensors import is_real, layer_in, named_parameters, plain
+
+MOST_EXPERTS = 8
+"""Experts of one mixture that are measured, spread evenly over all of them."""
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The weights behind one layer's scores.
+    """The weights behind the scores of one attention.
 
     Attributes:
-        layer: which.
-        module: what a reader knows it by.
-        query: makes the queries.
-        key: makes the keys.
-        heads: of the queries.
-        key_heads: of the keys.
+        layer: Layer index, or None for what is in no layer.
+        module: Path of the attention, with "[query·key]".
+        query: The weight that makes the queries.
+        key: The weight that makes the keys.
+        heads: Number of heads of the queries.
+        key_heads: Number of heads of the keys.
     """
 
-    layer: int
+    layer: int | None
     module: str
     query: Weight
     key: Weight
@@ -41,35 +37,42 @@ class Heads:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A whole parameter of a layer, as an optimizer sees it.
+    """A whole parameter as an optimizer sees it, or one expert's part of it.
 
     Attributes:
-        layer: in which, None for none.
-        name: of the parameter.
-        module: what a reader knows it by.
+        layer: Layer index, or None for what is in no layer.
+        name: Name of the parameter.
+        module: What a reader knows it by.
+        expert: Index along the first axis of a parameter that holds experts, otherwise None.
     """
 
     layer: int | None
     name: str
     module: str
+    expert: int | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells it from other matrices."""
+        return self.name if self.expert is None else f"{self.name}[{self.expert}]"
 
     def read(self, tensor: Tensor) -> Tensor:
         """Return the matrix in the parameter."""
-        return tensor
+        return tensor if self.expert is None else tensor[self.expert]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What there is to look at, and why what is missing is.
+    """What there is to measure, and why what is missing is.
 
     Attributes:
-        embedding: the token embedding.
-        ranked: weights whose ranks are followed: of every MLP the lower layer.
-        heads: queries and keys of every attention.
-        matrices: weight matrices of the layers, whose gradients and updates are followed.
-        blocks: by layer, the path of the block.
-        missing: by metric, why it is not measured.
-        downs: by path of an MLP's second linear map, the layer.
+        embedding: The token embedding, or None.
+        ranked: Weights whose ranks are followed: values, outputs and all matrices of the MLPs.
+        heads: Queries and keys of every attention.
+        matrices: Parameters in the layers whose gradients and updates are followed.
+        blocks: By layer, the path of the first block of that number.
+        missing: By role or module, why it is not measured.
+        downs: By path of an MLP's second linear map, the layer.
     """
 
     embedding: Weight | None
@@ -78,7 +81,7 @@ class Parts:
     matrices: tuple[Matrix, ...]
     blocks: dict[int, str]
     missing: dict[str, str]
-    downs: dict[str, int] = field(default_factory=dict)
+    downs: dict[str, int | None] = field(default_factory=dict)
 
     @classmethod
     def none(cls) -> "Parts":
@@ -92,140 +95,127 @@ class Parts:
 
 
 def module_named(model: nn.Module, path: str) -> nn.Module:
-    """The module at a path among such names."""
+    """Return the module at a path without wrappers."""
     for name, module in model.named_modules():
         if plain(name) == path:
             return module
     raise JomaError(f"model must have {path}, which its map names")
 
 
-def parts_of(model: nn.Module, architecture: Architecture | None) -> Parts:
-    """The parts of a model, uncompiled.
+def parts_of(
+    model: nn.Module,
+    architecture: Architecture | None,
+    run: Callable[[], object] | None = None,
+) -> Parts:
+    """Return the parts of a model.
+
+    Args:
+        model: The model, uncompiled.
+        architecture: Where its parts are; None to find out.
+        run: Runs the model once, which shows how fused matrices are to be read.
 
     Raises:
-        ValueError: the model does not have what the architecture that was given names.
+        JomaError: The model does not have what the architecture that was given names.
     """
-    if architecture is not None:
-        return _by_map(model, architecture)
-    try:
-        return _by_map(model, architecture_of(model))
-    except ValueError as error:
-        return _by_modules(model, str(error).splitlines()[0])
-
-
-def _by_map(model: nn.Module, architecture: Architecture) -> Parts:
-    named = named_parameters(model)
-    names = list(named)
-    heads, key_heads = architecture.head_counts(model)
-    found = weights(names, architecture, heads=heads)
-    by_role: dict[str, dict[int | None, Weight]] = {}
-    for weight in found:
-        by_role.setdefault(weight.role, {})[weight.layer] = weight
-    prefix = prefix_of(names, architecture)
-    blocks = {
-        layer: prefix + architecture.layer.replace("{layer}", str(layer))
-        for layer in range(number_of_layers(names, architecture))
-    }
-    attention = architecture.attention
-    return Parts(
-        embedding=by_role["embedding"][None],
-        ranked=tuple(by_role["mlp_lower"].values()),
-        heads=tuple(
-            Heads(
-                layer,
-                prefix + attention.replace("{layer}", str(layer)) + "[query·key]",
-                by_role["query"][layer],
-                by_role["key"][layer],
-                heads,
-                key_heads,
-            )
-            for layer in blocks
-        ),
-        matrices=_matrices(named, blocks),
-        blocks=blocks,
-        missing={},
-        downs={
-            prefix + architecture.mlp_down.replace("{layer}", str(layer)): layer for layer in blocks
-        },
-    )
-
-
-def _by_modules(model: nn.Module, why: str) -> Parts:
-    """Without a map: what torch's own transformer layers tell, and matrices by their names."""
-    named = named_parameters(model)
-    blocks: dict[int, str] = {}
-    ranked, heads = [], []
-    modules = {plain(name): module for name, module in model.named_modules()}
-    for name, module in modules.items():
-        if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-            layer = len(blocks)
-            blocks[layer] = name
-            ranked.append(_weight("mlp_lower", layer, _join(name, "linear1.weight")))
-    for name, module in modules.items():
-        if isinstance(module, nn.MultiheadAttention):
-            inside = [layer for layer, block in blocks.items() if name.startswith(block + ".")]
-            layer = inside[0] if inside else len(heads)
-            if any(one.layer == layer for one in heads):
-                continue  # a decoder's attention to its memory
-            heads.append(_heads(layer, name, module))
-    embeddings = [
-        (module.num_embeddings, name)
-        for name, module in modules.items()
-        if isinstance(module, nn.Embedding)
+    found = find_weights(model, architecture=architecture, run=run)
+    experts = _measured_experts(found)
+    mlps = [mlp for mlp in found.mlps if mlp.expert is None or mlp.module in experts]
+    ranked = [
+        weight
+        for attention in found.attentions
+        for weight in (attention.value, attention.output)
+        if weight is not None
     ]
-    embedding = max(embeddings)[1] if embeddings else None
-    missing = {}
-    if not ranked:
-        missing["stable_rank of the MLP's lower layers"] = why
-    if not heads:
-        missing["ranks of Q·K"] = why
-    if embedding is None:
-        missing["embedding_overlap"] = "the model has no nn.Embedding"
-    tables = {f"{name}.weight" for _, name in embeddings}
-    if blocks:
-        matrices = _matrices(named, blocks)
-    else:
-        matrices = tuple(
-            Matrix(layer_in(name), name, name.removesuffix(".weight"))
-            for name, parameter in named.items()
-            if is_real(parameter) and parameter.ndim == 2 and name not in tables
+    ranked += [weight for mlp in mlps for weight in mlp.weights]
+    heads = tuple(
+        Heads(
+            it.layer,
+            f"{it.module}[query·key]",
+            it.query,
+            it.key,
+            it.heads,
+            it.key_heads,
         )
+        for it in found.attentions
+        if it.has_scores and it.query and it.key and it.heads and it.key_heads
+    )
+    blocks: dict[int, str] = {}
+    for block in found.blocks:
+        if block.layer is not None:
+            blocks.setdefault(block.layer, block.module)
+    missing = dict(found.missing)
+    if not heads:
+        missing["query·key"] = found.missing.get("query", "no attention has both, by head")
     return Parts(
-        embedding=None if embedding is None else _weight("embedding", None, f"{embedding}.weight"),
-        ranked=tuple(ranked),
-        heads=tuple(heads),
-        matrices=matrices,
+        embedding=found.embeddings[0] if found.embeddings else None,
+        ranked=tuple(sorted(ranked, key=lambda it: -1 if it.layer is None else it.layer)),
+        heads=heads,
+        matrices=_matrices(model, found),
         blocks=blocks,
         missing=missing,
-        downs={_join(block, "linear2"): layer for layer, block in blocks.items()},
+        downs={plain(mlp.down_path): mlp.layer for mlp in mlps if mlp.down_path is not None},
     )
 
 
-def _heads(layer: int, name: str, module: nn.MultiheadAttention) -> Heads:
-    if module.in_proj_weight is not None:
-        query, key = (
-            _weight(role, layer, _join(name, "in_proj_weight"), Part(index, of=3))
-            for index, role in enumerate(("query", "key"))
-        )
-    else:
-        query = _weight("query", layer, _join(name, "q_proj_weight"))
-        key = _weight("key", layer, _join(name, "k_proj_weight"))
-    return Heads(layer, f"{name}[query·key]", query, key, module.num_heads, module.num_heads)
+def _measured_experts(found: Found) -> set[str]:
+    """Return the modules of the experts that are measured."""
+    mixtures: dict[tuple[int | None, str], list[Mlp]] = defaultdict(list)
+    for mlp in found.mlps:
+        if mlp.expert is not None:
+            mixture = mlp.module.removesuffix(f"[{mlp.expert}]").removesuffix(f".{mlp.expert}")
+            mixtures[mlp.layer, mixture].append(mlp)
+    return {experts[at].module for experts in mixtures.values() for at in spread(len(experts))}
 
 
-def _matrices(named: dict[str, Tensor], blocks: dict[int, str]) -> tuple[Matrix, ...]:
-    return tuple(
-        Matrix(layer, name, name.removesuffix(".weight"))
-        for layer, block in blocks.items()
-        for name, parameter in named.items()
-        if name.startswith(block + ".") and is_real(parameter) and parameter.ndim == 2
-    )
+def spread(count: int) -> Sequence[int]:
+    """Return the indices of at most `MOST_EXPERTS` of so many experts, evenly spread."""
+    if count <= MOST_EXPERTS:
+        return range(count)
+    return [round(at * (count - 1) / (MOST_EXPERTS - 1)) for at in range(MOST_EXPERTS)]
 
 
-def _weight(role: str, layer: int | None, name: str, part: Part | None = None) -> Weight:
-    module = name.removesuffix(".weight")
-    return Weight(role, layer, module, name, Place(name, part))
+def _matrices(model: nn.Module, found: Found) -> tuple[Matrix, ...]:
+    """Return the matrices of the blocks, or of the whole model where no block is known."""
+    tables = {name for weight in found.embeddings for name in weight.names}
+    stacked = {
+        name
+        for mlp in found.mlps
+        if mlp.expert is not None
+        for weight in mlp.weights
+        for name in weight.names
+    }
+    of_block = {block.module: block.layer for block in found.blocks}
+    measured = _measured_experts(found)
+    listed = {
+        name: mlp.module in measured
+        for mlp in found.mlps
+        if mlp.expert is not None
+        for weight in mlp.weights
+        for name in weight.names
+    }
+    matrices: list[Matrix] = []
+    for name, parameter in named_parameters(model).items():
+        if not is_real(parameter) or name in tables:
+            continue
+        module = plain(name).removesuffix(".weight")
+        inside, layer = _block_of(plain(name), of_block)
+        if of_block and not inside:
+            continue
+        layer = layer if of_block else layer_in(plain(name))
+        if parameter.ndim == 2 and listed.get(name, True):
+            matrices.append(Matrix(layer, name, module))
+        elif parameter.ndim == 3 and name in stacked:
+            matrices += [
+                Matrix(layer, name, f"{module}[{at}]", at) for at in spread(len(parameter))
+            ]
+    return tuple(matrices)
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _block_of(name: str, blocks: dict[str, int | None]) -> tuple[bool, int | None]:
+    """Return whether a parameter is in a block, and the block's number."""
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in blocks:
+            return True, blocks[path]
+    return False, None

@@ -6,7 +6,7 @@ one, forward passes are made together, and when to look next is what the first p
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -80,6 +80,21 @@ class Processes:
         held = held.contiguous()
         dist.broadcast(held, src=0)
         return held.to(tensor.device)
+
+    def same_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the named tensors of the first process, in all."""
+        if not self.together:
+            return tensors
+        kinds = [[(name, it.shape, it.dtype) for name, it in tensors.items()]]
+        dist.broadcast_object_list(kinds, src=0)
+        found: dict[str, Tensor] = {}
+        for name, shape, dtype in kinds[0]:
+            held = torch.empty(shape, dtype=dtype, device=self.device)
+            if self.first:
+                held.copy_(tensors[name])
+            dist.broadcast(held, src=0)
+            found[name] = held
+        return found
 
 
 def whole(tensor: Tensor) -> Tensor:

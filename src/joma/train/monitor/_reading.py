@@ -1,6 +1,6 @@
 """What a forward pass over held inputs shows: attention, MLP activity, and Theorem 1."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,13 +70,13 @@ class Reading:
         theorem = self.theorem1 if lower is not None else None
 
         def see(call: AttentionCall) -> None:
-            if self._faults.is_off("attention", _name(call)):
+            if self._faults.is_off("attention", call.name):
                 return
             try:
                 self._see(seen, call, theorem)
             except Exception as error:
-                seen.pop(_name(call), None)
-                self._faults.note("attention", error, module=_name(call))
+                seen.pop(call.name, None)
+                self._faults.note("attention", error, module=call.name)
 
         with ExitStack() as stack:
             if theorem is not None:
@@ -90,12 +90,22 @@ class Reading:
             rows += self._faults.tried("theorem1_residual", lambda: theorem.rows(lower)) or []
         return rows
 
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what Theorem 1 has added up so far, by name."""
+        if self.theorem1 is not None:
+            yield from self.theorem1.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state` gave."""
+        if self.theorem1 is not None:
+            self.theorem1.load(state)
+
     def _see(
         self, seen: dict[str, _Attention], call: AttentionCall, theorem: Theorem1 | None
     ) -> None:
-        one = seen.setdefault(_name(call), _Attention(call.layer, getattr(call, "kind", "")))
+        one = seen.setdefault(call.name, _Attention(call.layer, call.kind))
         one.real.update(call.statistics())
-        if _name(call) not in self._even:
+        if call.name not in self._even:
             one.even.update(call.uniform().statistics())
         if theorem is not None and call.layer == theorem.layer:
             theorem.see(call)
@@ -108,7 +118,7 @@ class Reading:
 
 @contextmanager
 def watching_activity(
-    tensors: Tensors, downs: dict[str, int], faults: Faults
+    tensors: Tensors, downs: dict[str, int | None], faults: Faults
 ) -> Iterator[list[Row]]:
     """Yield a list that holds, when the block ends, the share of dead nodes of every MLP.
 
@@ -149,7 +159,3 @@ def watching_activity(
             handle.remove()
     for path, alive in active.items():
         rows.append(Row("mlp_dead", 1 - float(alive.float().mean()), path, downs[path]))
-
-
-def _name(call: AttentionCall) -> str:
-    return getattr(call, "name", call.module)

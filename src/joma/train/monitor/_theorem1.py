@@ -1,6 +1,6 @@
 """How far one layer is from Theorem 1 of JoMA, measured from forward pass to forward pass."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from joma.train.monitor._row import Row
 
 KEYS = 128
 """Tokens of the first held sequence on which Theorem 1 is measured."""
+_STATE = tuple(f"theorem1.{name}" for name in ("first", "predicted", "own", "attention"))
 
 
 class Theorem1:
@@ -48,6 +49,19 @@ class Theorem1:
         self._predicted_HTS: Tensor | None = None
         self._module = ""
 
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what was added up so far, by name."""
+        if self._last is None or self._first_HTS is None or self._predicted_HTS is None:
+            return
+        tensors = (self._first_HTS, self._predicted_HTS, *self._last)
+        yield from zip(_STATE, tensors, strict=True)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state` gave; what else is in it is left alone."""
+        if all(name in state for name in _STATE):
+            first, predicted, own, attention = (state[name].clone() for name in _STATE)
+            self._first_HTS, self._predicted_HTS, self._last = first, predicted, (own, attention)
+
     @contextmanager
     def watching(self, model: nn.Module, parts: Parts) -> Iterator[None]:
         """Keeps what enters the block."""
@@ -80,9 +94,12 @@ class Theorem1:
         self._module = call.module
         query_HTD, key_HSD = (x[0].float()[:, :KEYS] for x in (call.query, call.key))
         key_HSD = key_HSD.repeat_interleave(len(query_HTD) // len(key_HSD), 0)
-        scale = query_HTD.shape[-1] ** -0.5 if call.scale is None else call.scale
-        with _in_float32(query_HTD.device):  # growth is a small difference
-            scores_HTS = scale * query_HTD @ key_HSD.mT
+        if call.scores is not None:
+            scores_HTS = call.scores[0].float()[:, :KEYS, :KEYS]
+        else:
+            scale = query_HTD.shape[-1] ** -0.5 if call.scale is None else call.scale
+            with _in_float32(query_HTD.device):  # growth is a small difference
+                scores_HTS = scale * query_HTD @ key_HSD.mT
         self._scores_HTS, self._seen_HTS = scores_HTS, seen_keys(call).expand_as(scores_HTS)
         # (B, T, d), or (T, B, d) where sequences come second
         batch_first = stream.shape[0] == call.query.shape[0] and (
@@ -139,6 +156,8 @@ def seen_keys(call: AttentionCall) -> Tensor:
         seen = seen.triu(offset + 1 - call.window).tril(offset + call.window - 1)
     if call.padding is not None:
         seen = seen & call.padding[0, :S]
+    if call.scores is not None:
+        seen = seen & (call.scores[0, :, :T, :S] > -5e3)  # as models hide keys
     if call.mask is not None:
         mask = call.mask[(None,) * (4 - call.mask.ndim)][0, :, :T, :S]
         seen = seen & (mask if mask.dtype == torch.bool else mask > -1e4)

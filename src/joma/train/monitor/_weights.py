@@ -1,6 +1,6 @@
 """What weights, gradients and updates show: ranks, energies, overlap."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from joma.probes import embedding_overlap, stable_rank, stable_ranks
 from joma.probes.gradient import measured
 from joma.probes.spectrum import EffectiveRank, StableRank, effective_rank
+from joma.probes.spectrum._refresh import Anchor
 from joma.train.monitor._parts import Heads, Matrix
 from joma.train.monitor._row import Row
 
@@ -17,6 +18,7 @@ LARGEST = 2048
 PAIRS = 2**14
 """Pairs of embeddings compared: the mean is right to about 0.005."""
 _SMALL = 192
+_NUMBERS = ("value", "bound", "certain", "top", "frobenius", "products")
 _TOGETHER = 2**22
 """Numbers of a matrix below which those of one shape are worked on together on a GPU."""
 _BATCH = 2**26
@@ -33,27 +35,24 @@ class Named(Protocol):
 W = TypeVar("W", bound=Named)
 
 
-def batches(
-    weights: Iterable[W], tensor: Callable[[str], Tensor | None]
-) -> Iterator[list[tuple[W, Tensor]]]:
+def batches(weights: Iterable[W], tensor: Callable[[str], Tensor | None]) -> Iterator[list[W]]:
     """Yield weights that are measured together: small ones on a GPU, others one by one.
 
     Args:
         weights: Weights, in order.
-        tensor: Returns the tensor of a name, sharded or not; None leaves the weight out.
+        tensor: Returns the tensor of a name, sharded or not. A weight that has none under its own
+            name, since it is computed from several, is measured alone.
     """
-    batch: list[tuple[W, Tensor]] = []
+    batch: list[W] = []
     left = 0
     for weight in weights:
         held = tensor(weight.name)
-        if held is None:
-            continue
-        size = held.numel() if _is_small(held) else _BATCH + 1
+        size = held.numel() if held is not None and _is_small(held) else _BATCH + 1
         if size > left:
             if batch:
                 yield batch
             batch, left = [], _BATCH
-        batch.append((weight, held))
+        batch.append(weight)
         left -= size
     if batch:
         yield batch
@@ -93,6 +92,29 @@ class StableRanks:
         if warm and found.anchor is not None:
             self._last[name] = found
         return found
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what the next measurement begins with, by name."""
+        for name, rank in self._last.items():
+            anchor = rank.anchor
+            assert anchor is not None, "kept for it alone"
+            numbers = [getattr(rank, field) for field in _NUMBERS]
+            numbers += [anchor.vectors, anchor.ceiling]
+            yield f"rank.{name}", torch.tensor(numbers, dtype=torch.float64)
+            yield f"block.{name}", anchor.block_SB
+            yield f"before.{name}", anchor.before_TB
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state` gave; what else is in it is left alone."""
+        for key, numbers in state.items():
+            name = key.removeprefix("rank.")
+            if not key.startswith("rank.") or f"before.{name}" not in state:
+                continue
+            value, bound, certain, top, frobenius, products, vectors, ceiling = numbers.tolist()
+            anchor = Anchor(state[f"block.{name}"], int(vectors), state[f"before.{name}"], ceiling)
+            self._last[name] = StableRank(
+                value, bound, bool(certain), top, frobenius, int(products), anchor
+            )
 
 
 def scores_spectra(layers: Sequence[tuple[Heads, Tensor, Tensor]]) -> list[Tensor]:

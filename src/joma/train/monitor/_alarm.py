@@ -1,0 +1,107 @@
+"""Saying once, in one sentence, that a loss or weight is not finite, and which one was first."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from joma.train.monitor._faults import LOG, Faults
+from joma.train.monitor._finite import NAMED, FiniteWatch
+from joma.train.monitor._processes import Processes
+from joma.train.monitor._recorder import Recorder
+from joma.train.monitor._row import Row
+
+NOT_FINITE = "where numbers stop being finite"
+STOP_EVERY = 10
+"""Steps after which several processes agree on whether to stop."""
+
+
+class Alarm:
+    """Watches losses and weights, and reports the first that is not finite.
+
+    Args:
+        processes: The processes that train the model.
+        faults: Where failures are noted.
+    """
+
+    def __init__(self, processes: Processes, faults: Faults) -> None:
+        self._processes, self._faults = processes, faults
+        self._finite = FiniteWatch()
+
+    def check(
+        self,
+        model: nn.Module,
+        step: int,
+        loss: Tensor | float | None,
+        report: Callable[[], object],
+    ) -> None:
+        """Check a step's loss, and the weights if there is time for it.
+
+        Args:
+            model: The model, after the step.
+            step: The step.
+            loss: Its loss. One on a GPU is not waited for.
+            report: Called where the alarm is raised.
+        """
+        finite = self._finite
+        if finite.located or self._faults.is_off(NOT_FINITE):
+            return
+        if isinstance(loss, Tensor) and loss.device.type == "cpu":
+            loss = float(loss)
+        if isinstance(loss, float):
+            self.see_loss(step, loss)
+        if finite.due or (finite.alarmed and not finite.reported):
+            self._faults.tried(
+                NOT_FINITE, lambda: finite.check(model, step, loss), effect="not located"
+            )
+        if finite.alarmed and not finite.reported:
+            report()
+
+    def share(self, model: nn.Module, step: int, report: Callable[[], object]) -> None:
+        """Learn of weights that are not finite in the shards of other processes."""
+        finite = self._finite
+        if not self._processes.together:
+            return
+        self._faults.tried(NOT_FINITE, lambda: finite.check(model, step), effect="not located")
+        finite.share(self._processes)
+        if finite.alarmed and not finite.reported:
+            report()
+
+    def see_loss(self, step: int, loss: float) -> None:
+        """Look at a loss that is known by now."""
+        if not math.isfinite(loss) and self._finite.bad_loss is None:
+            self._finite.bad_loss = (step, loss)
+            self._finite.alarmed = True
+
+    def report(self, model: nn.Module, step: int, recorder: Recorder) -> None:
+        """Say once what is not finite, and since when."""
+        finite = self._finite
+        finite.reported = True
+        with torch.no_grad():
+            finite.scan_gradients(model)
+        weights = finite.weights()
+        sentence = finite.sentence(weights)
+        if not self._processes.first or sentence is None:
+            return
+        LOG.warning(sentence)
+        rows = [Row("not_finite", float(bad.step), bad.name, bad.layer) for bad in weights[:NAMED]]
+        recorder.rows(step, rows)
+
+    def sentence(self) -> str | None:
+        """Return what is not finite in one sentence, None where everything is."""
+        finite = self._finite
+        return self._faults.tried(
+            NOT_FINITE, lambda: finite.sentence(finite.weights()), effect="not located"
+        )
+
+    def reason_to_stop(self, step: int) -> str | None:
+        """Return why the training is to stop, None where it is not; all processes call this."""
+        alarmed = self._finite.alarmed
+        if self._processes.several:
+            if step % STOP_EVERY:
+                return None
+            alarmed = self._processes.any_of_all(alarmed)
+        if not alarmed:
+            return None
+        return self.sentence() or "Another process met a loss or weight that is not finite."

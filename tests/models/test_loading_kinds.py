@@ -1,0 +1,127 @@
+"""Folders of models of any kind that transformers knows, with or without a map of their weights."""
+
+import json
+
+import pytest
+import torch
+import transformers as tr
+
+from joma.errors import JomaError
+from joma.models import load
+from joma.models.loading import check_source, class_of
+from tests.models.tiny import tiny
+
+_STACK = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+_STACK |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 24}
+_TOKENS = {"vocab_size": 61, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+_TOWER = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+_TOWER |= {"num_attention_heads": 4}
+_IMAGE = {**_TOWER, "image_size": 16, "patch_size": 8}
+_T5 = {"vocab_size": 61, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 4}
+
+MODELS = {
+    "t5": lambda: tr.T5ForConditionalGeneration(tr.T5Config(**_T5)),
+    "t5 encoder": lambda: tr.T5EncoderModel(tr.T5Config(**_T5)),
+    "bart": lambda: tr.BartForConditionalGeneration(tr.BartConfig(**_STACK, **_TOKENS)),
+    "whisper": lambda: tr.WhisperForConditionalGeneration(
+        tr.WhisperConfig(
+            **_STACK, **_TOKENS, max_source_positions=30, max_target_positions=32, num_mel_bins=8
+        )
+    ),
+    "clip": lambda: tr.CLIPModel(
+        tr.CLIPConfig(text_config={**_TOWER, **_TOKENS}, vision_config=_IMAGE, projection_dim=16)
+    ),
+    "vit": lambda: tr.ViTForImageClassification(tr.ViTConfig(**_IMAGE, num_labels=3)),
+    "albert": lambda: tr.AlbertForMaskedLM(tr.AlbertConfig(**_TOWER, **_TOKENS, embedding_size=12)),
+    "mixtral": lambda: tr.MixtralForCausalLM(
+        tr.MixtralConfig(**_TOWER, **_TOKENS, num_key_value_heads=2, num_local_experts=3)
+    ),
+    "bloom": lambda: tr.BloomForCausalLM(
+        tr.BloomConfig(hidden_size=24, n_layer=2, n_head=4, **_TOKENS)
+    ),
+    "mamba": lambda: tr.MambaForCausalLM(
+        tr.MambaConfig(hidden_size=24, num_hidden_layers=2, state_size=4, **_TOKENS)
+    ),
+}
+TEXTLESS = {"clip", "vit"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_any_kind_comes_back(tmp_path, name):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = MODELS[name]()
+    model.save_pretrained(tmp_path)
+    check_source(tmp_path, reads_text=False)
+    loaded = load(tmp_path)
+    assert type(loaded.model) is type(model)
+    assert loaded.architecture is None
+    stored = dict(loaded.model.named_parameters())
+    assert stored.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(stored[key], value) for key, value in model.named_parameters())
+    if name in TEXTLESS:
+        with pytest.raises(JomaError, match="no embeddings of tokens"):
+            _ = loaded.vocabulary
+    else:
+        assert loaded.vocabulary == 61
+
+
+def test_a_part_of_a_larger_checkpoint_is_whole(tmp_path):
+    """An encoder class loads from the files of encoder and decoder."""
+    MODELS["t5"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"architectures": ["T5EncoderModel"]})
+    )
+    assert type(load(tmp_path).model) is tr.T5EncoderModel
+
+
+def test_more_blocks_than_the_configuration_tells_of(tmp_path):
+    MODELS["t5"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": 1}))
+    with pytest.raises(JomaError, match=r"does not tell of: encoder\.block\.1"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "named", [[["x"]], [None], [{}], [3], "x", ["os"], ["\x1b[2J"], ["Mapping"]]
+)
+def test_odd_names_of_classes_give_the_base_model(named):
+    config = tr.LlamaConfig()
+    config.architectures = named
+    assert class_of(config) is tr.LlamaModel
+
+
+def test_a_configuration_without_a_model_is_named():
+    class Lonely(tr.PreTrainedConfig):
+        model_type = "lonely"
+
+    with pytest.raises(JomaError, match="no model for the model_type 'lonely'"):
+        class_of(Lonely())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers above 2048, got 1000000000"),
+        ({"num_labels": 10**9}, "num_labels above"),
+        ({"hidden_size": 2**20}, r"has shape \(61, 24\) and should have \(61, 1048576\)"),
+        ({"intermediate_size": 2**40}, r"should have \(1099511627776, 24\)"),
+    ],
+)
+def test_what_a_configuration_asks_for_is_compared_before_it_is_built(
+    tmp_path, monkeypatch, change, told
+):
+    tiny("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    monkeypatch.setattr(tr.LlamaForCausalLM, "from_pretrained", _never)
+    with pytest.raises(JomaError, match=told):
+        load(tmp_path)
+    with pytest.raises(JomaError, match=told):
+        check_source(tmp_path, reads_text=False)
+
+
+def _never(*arguments, **options):
+    raise AssertionError("the model was built")

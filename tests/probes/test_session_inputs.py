@@ -1,0 +1,115 @@
+"""`probe` on inputs that are given by name: encoders with decoders, images, sound, padding."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from joma.probes import Measurement, probe
+from tests.probes._watched import entropy_of, sharpen
+from tests.probes.test_watching_identity import (
+    CASES,
+    FRAMES,
+    MASK,
+    PIXELS,
+    TOKENS,
+    TOWER,
+    attentions,
+    bart,
+    whisper,
+)
+
+ATTENTION = ("attention_entropy", "attention_first")
+
+
+def by_head(found: list[Measurement], metric: str) -> dict[tuple[str, str, int | None], float]:
+    return {(it.module, it.kind, it.head): it.value for it in found if it.metric == metric}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_attention_is_a_row_and_needs_no_map(name: str):
+    build, inputs, expected = CASES[name]
+    model: Any = sharpen(build())
+    found = by_head(probe(model, inputs=inputs, metrics=ATTENTION), "attention_entropy")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    rows = 0
+    for kind, (path, attribute, mask) in expected.items():
+        for number, attention in enumerate(attentions(output, attribute)):
+            shared = f"#{number}" if number else ""
+            key = path.format(shared if name == "albert" else number)
+            entropy = entropy_of(attention).transpose(1, 2)
+            real = entropy.flatten(0, 1) if mask is None else entropy[mask.bool()]
+            heads = [found.pop((key, kind, head)) for head in range(attention.shape[1])]
+            assert heads == pytest.approx(real.mean(0).tolist(), abs=1e-5)
+            assert found.pop((key, kind, None)) == pytest.approx(float(real.mean()), abs=1e-5)
+            rows += 1
+    assert not found
+    assert rows == len(expected) * (3 if name == "albert" else 2)
+
+
+def test_images_and_sound_as_several_passes():
+    vit = sharpen(hf.ViTModel(hf.ViTConfig(image_size=8, patch_size=4, **TOWER)))
+    one = probe(vit, inputs={"pixel_values": PIXELS}, metrics=ATTENTION)
+    both = probe(
+        vit, [{"pixel_values": PIXELS[:1]}, {"pixel_values": PIXELS[1:]}], metrics=ATTENTION
+    )
+    assert {it.kind for it in one} == {"self"}
+    assert len(one) == len(both) == 2 * 2 * 3
+    assert [it.value for it in one] == pytest.approx([it.value for it in both], abs=1e-6)
+    speech = {"input_features": FRAMES, "decoder_input_ids": TOKENS[:, :5]}
+    kinds = {it.kind for it in probe(sharpen(whisper()), inputs=speech, metrics=ATTENTION)}
+    assert kinds == {"encoder self", "decoder self", "decoder cross"}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padded_tokens_count_nowhere(side: str):
+    """What is measured of a padded batch is what is measured of its sequences alone."""
+    sizes: dict[str, Any] = TOWER | {"vocab_size": 40, "max_position_embeddings": 16}
+    model = sharpen(hf.BertModel(hf.BertConfig(**sizes)))
+    mask = MASK if side == "right" else MASK.flip(1)
+    real = mask[0].bool()
+    alone = [
+        {"input_ids": TOKENS[:1, real], "position_ids": torch.arange(9)[None, real]},
+        {"input_ids": TOKENS[1:], "position_ids": torch.arange(9)[None]},
+    ]
+    metrics = (*ATTENTION, "mlp_kurtosis", "mlp_inactive")
+    padded = probe(model, inputs={"input_ids": TOKENS, "attention_mask": mask}, metrics=metrics)
+    apart = probe(model, inputs=alone, metrics=metrics)
+    found, expected = ({(i.metric, i.module, i.head): i.value for i in x} for x in (padded, apart))
+    if side == "left":  # the first key of a padded row is another one
+        found, expected = (
+            {key: value for key, value in x.items() if key[0] != "attention_first"}
+            for x in (found, expected)
+        )
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_module_of_ones_own_with_inputs():
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.attend(image, image, image)[0]
+
+    found = probe(Own(), inputs={"image": torch.randn(2, 5, 8)}, metrics=ATTENTION)
+    assert {(it.module, it.kind) for it in found} == {("attend", "self")}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "got neither"),
+        ({"windows": TOKENS, "inputs": {"input_ids": TOKENS}}, "got both"),
+        ({"inputs": []}, "inputs must be keyword arguments"),
+        ({"inputs": TOKENS}, "inputs must be keyword arguments"),
+    ],
+)
+def test_bad_inputs(given: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        probe(bart(), **given, metrics=ATTENTION)
