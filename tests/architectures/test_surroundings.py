@@ -110,6 +110,7 @@ def test_two_models_made_into_an_encoder_and_a_decoder():
         both = EncoderDecoderConfig(
             encoder=AutoConfig.for_model("bert", **own).to_dict(), decoder=decoder.to_dict()
         )
+        torch.manual_seed(0)
         model: Any = EncoderDecoderModel(both)
         if attention is not None:
             model.set_attn_implementation(attention)
@@ -153,6 +154,7 @@ class _Translator(nn.Module):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_the_transformer_of_torch_with_padding():
     def make(attention: str | None) -> nn.Module:
+        torch.manual_seed(0)
         model = _Translator()
         initialise(model, 4)
         return model.eval()
