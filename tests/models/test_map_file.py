@@ -1,6 +1,7 @@
 """Maps of architectures in files."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,11 @@ def test_files_that_hold_no_map(name: str, contents: str, told: str, tmp_path: P
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(JomaError, match=r"cannot be read \(No such file"):
         load_map(tmp_path / "map.json")
+
+
+def test_the_example_of_the_documentation(tmp_path: Path):
+    page = Path(__file__).parents[2] / "docs" / "probes.md"
+    (example,) = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = load_map(_written(tmp_path, example, "map.toml"))
+    assert found.name == "map"
+    assert found.query == Place("blocks.{layer}.mix.qkv.weight", Part(0, 3, by_head=True))

@@ -52,6 +52,7 @@ windows = 6
 [monitor]
 {monitor}
 """
+GROUPS = {"table1": "C20-N2", "fig6": "depth-1"}
 MONITORS = {"train": "off = true", "monitored": "every = 7\nbudget = 0\nwindows = 2"}
 
 
@@ -65,8 +66,7 @@ def arguments(folder: Path) -> list[str]:
         command = ["probe", "--series", str(series), "--text", str(text), "--window", "16"]
         command += ["--windows", "4", "--tokenizer", "bytes"]
     else:
-        groups = {"table1": "C20-N2", "fig6": "depth-1"}
-        command = ["reproduce", work, "--scale", "tiny", "--group", groups[work]]
+        command = ["reproduce", work, "--scale", "tiny", "--group", GROUPS[work]]
     return [*command, "--device", "cpu", "--out", str(folder)]
 
 
@@ -176,16 +176,17 @@ def left(folder: Path) -> dict[str, Any]:
 
 def moments(folder: Path, seconds: float, chance: random.Random) -> Callable[[], bool]:
     """Return a moment at which to send a signal."""
-    times = chance.randrange(1, 6)
-    return chance.choice(
-        [
-            after(chance.uniform(0.02, seconds), folder),
-            after(chance.uniform(0.02, seconds), folder),
-            written(folder / "checkpoints", r"step-\d+\.safetensors", times),
-            written(folder / "metrics", r"part-.*\.parquet", times),
-            written(folder, r"(manifest|outcome|environment)\.json", times),
-        ]
-    )
+    times, work = chance.randrange(1, 5), folder.parent.name
+    own = folder / "groups" / GROUPS[work] if work in GROUPS else folder
+    choices = [
+        after(chance.uniform(0.02, 0.8 * seconds), folder),
+        after(chance.uniform(0.02, 0.8 * seconds), folder),
+        written(own, r"(manifest|outcome|environment)\.json", times),
+    ]
+    if work != "probe":
+        choices.append(written(own / "checkpoints", r"step-\d+\.safetensors", times))
+        choices.append(written(own / "metrics", r"part-.*\.parquet", times))
+    return chance.choice(choices)
 
 
 @pytest.mark.parametrize("work", ["train", "monitored", "table1", "fig6", "probe"])
