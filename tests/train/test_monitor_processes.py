@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import joma
 from joma.runs import Run
+from joma.train.monitor import TrainingStopped
 from tests.train._watched import batches, encoder, loss_of
 
 STEPS = 6
@@ -58,6 +59,53 @@ def watched(model: nn.Module, folder: Path, rank: int, ranks: int, held: Tensor)
         return train(model, monitor, rank, ranks)
 
 
+FAULTS = ("model", "attention", "disk")
+
+
+def faulty(fault: str, folder: Path, rank: int) -> tuple[list[float], str]:
+    """A training in which something fails in one process alone."""
+    model = parallel("fsdp2")
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError("of this process alone")
+
+    def refuse(module: nn.Module, args: Any) -> None:
+        if not module.training:
+            raise KeyError("of this process alone")
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        joma.Monitor(model, every=1, run=folder, held=next(batches(9)), budget=None) as monitor,
+    ):
+        if fault == "model" and rank == 1:
+            model.get_submodule("encoder.layers.0.linear1").register_forward_pre_hook(refuse)
+        elif fault == "attention" and rank == 0:
+            patch.setattr("joma.train.monitor._reading.AttentionAccumulator.update", fail)
+        elif fault == "disk" and rank == 0:
+            patch.setattr("os.fsync", fail)
+        return train(model, monitor, rank, 2), monitor.summary()
+
+
+def stopped(folder: Path, rank: int) -> list[int | str]:
+    """Where a training of two processes ends in which the loss of one is NaN at step 2."""
+    ends: list[int | str] = []
+    for kind in ("ddp", "fsdp2"):
+        model = parallel(kind)
+        place = folder / f"stopped-{kind}"
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            joma.Monitor(model, run=place, held=next(batches(9)), stop_on=["nan"]) as monitor,
+        ):
+            patch.setattr("joma.train.monitor._alarm.STOP_EVERY", 3)
+            for step in range(1, 9):
+                try:
+                    monitor.step(torch.nan if (rank, step) == (1, 2) else 1.0)
+                except TrainingStopped as reason:
+                    ends += [step, str(reason)]
+                    break
+    return ends
+
+
 def _work(rank: int, place: str) -> None:
     folder = Path(place)
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
@@ -71,6 +119,11 @@ def _work(rank: int, place: str) -> None:
         model = parallel("fsdp2")  # on what it sees itself, at its own cadence
         with joma.Monitor(model, every=2, run=folder / "seen") as monitor:
             found["seen"] = (found["fsdp2"][0], train(model, monitor, rank, 2))
+        for fault in FAULTS:
+            losses, summary = faulty(fault, folder / fault, rank)
+            found[fault] = (found["fsdp2"][0], losses)
+            (folder / f"{fault}-{rank}.txt").write_text(summary)
+        found["stopped"] = stopped(folder, rank)
         (folder / f"{rank}.json").write_text(json.dumps(found))
     finally:
         dist.destroy_process_group()
@@ -96,12 +149,35 @@ def test_losses_are_the_same_to_the_bit(kind: str, folder: Path) -> None:
 def test_numbers_are_those_of_one_process(kind: str, folder: Path) -> None:
     one, several = (Run.open(folder / name).metrics.read() for name in ("one", kind))
     kept = [table["name"] != "loss" for table in (one, several)]
-    for column in ("step", "name", "module", "layer", "head"):
+    for column in ("step", "name", "module", "kind", "layer", "head"):
         assert one[column][kept[0]].tolist() == several[column][kept[1]].tolist(), column
-    assert {"attention_entropy", "gradient_energy_8", "update_stable_rank"} <= set(one["name"])
+    wider = {"mlp_dead", "update_relative", "frozen", "update_stable_rank"}
+    assert {"attention_entropy", "gradient_energy_8", *wider} <= set(one["name"])
+    assert len(set(one["module"][one["name"] == "stable_rank"])) == 10  # five for each layer
     values = one["value"][kept[0]], several["value"][kept[1]]
     slack = np.where(one["name"][kept[0]] == "theorem1_residual", 1e-2, 2e-3)
     assert (np.abs(values[0] - values[1]) <= slack * np.maximum(np.abs(values[0]), 1e-3)).all()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_one_process_holds_up_no_other(fault: str, folder: Path) -> None:
+    for rank in (0, 1):
+        alone, with_monitor = json.loads((folder / f"{rank}.json").read_text())[fault]
+        assert with_monitor == alone
+    said = {
+        "model": "attention not measured since step 1: the forward pass failed in another process",
+        "attention": "attention of encoder.layers.0.self_attn and 1 more not measured",
+        "disk": "writing to the run folder failed",
+    }
+    assert said[fault] in (folder / f"{fault}-0.txt").read_text()
+
+
+def test_processes_stop_together(folder: Path) -> None:
+    ends = [json.loads((folder / f"{rank}.json").read_text())["stopped"] for rank in (0, 1)]
+    another = "Another process met a loss or weight that is not finite."
+    assert ends[0] == [3, another, 3, another]
+    own = "The loss is NaN since step 2; all weights are finite."
+    assert ends[1] == [3, own, 3, own]
 
 
 def test_what_every_process_sees_itself_is_held_as_the_first_has_it(folder: Path) -> None:

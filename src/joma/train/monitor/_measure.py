@@ -22,6 +22,7 @@ from joma.train.monitor._parts import Heads, Parts, parts_of
 from joma.train.monitor._processes import Processes, whole
 from joma.train.monitor._reading import Reading, watching_activity
 from joma.train.monitor._row import Row
+from joma.train.monitor._sharded import Gathers
 from joma.train.monitor._tensors import Tensors
 from joma.train.monitor._updates import Updates
 
@@ -53,6 +54,7 @@ class Measurements:
         self._reading, self._faults = reading, faults
         self._signature: tuple[object, ...] | None = None
         self._traced = False
+        self._gathers = Gathers()
         self._parts = Parts.none()
         self._tensors: Tensors | None = None
         self.updates = Updates(processes, options, faults)
@@ -145,6 +147,7 @@ class Measurements:
             failed: Exception | None = None
             try:
                 with ExitStack() as stack:
+                    stack.enter_context(self._gathers.completed(model))
                     dead = stack.enter_context(watching_activity(self.tensors, downs, self._faults))
                     if attention:
                         rows += self._reading.attend(model, held, self._parts, lower)

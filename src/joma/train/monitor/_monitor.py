@@ -329,7 +329,8 @@ class Monitor:
         return self._faults.tried(what, action, effect="failed")
 
     def _made_step(self, loss: Tensor | float | None, learning_rate: float | None) -> None:
-        kept = self._losses.keep(self._step, loss) if self._processes.first else None
+        first = self._processes.first
+        kept = self._losses.keep(self._step, loss) if first else self._losses.kept(loss)
         if learning_rate is not None:
             self._guarded(lambda: self._keep_rate(learning_rate))
         self._check_finite(kept)
