@@ -252,7 +252,8 @@ def _left(folder: Path) -> str:
         status = "unknown"
     if status == "done":
         return f"Saved: {folder}."
-    files = [path for path in sorted(folder.glob("**/[!.]*")) if path.is_file()]
+    found = (path for path in sorted(folder.glob("**/[!.]*")) if path.is_file())
+    files = [path for path in found if path.name != "manifest.json"]
     names = ", ".join(str(path.relative_to(folder)) for path in files)
     holds = "empty" if not files else names if len(files) <= CLOSEST else f"{len(files)} files"
     return f"Incomplete: {folder} ({holds})."
