@@ -372,12 +372,16 @@ def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
 
 
 def by_layer(probed: "Probed") -> list[dict[str, str]]:
-    """One row for each layer, or each attention where several share a layer, as it is shown."""
+    """One row for each layer, or each attention where several share a layer, as it is shown.
+
+    Where a row has several of a kind, such as experts, from the smallest number to the largest.
+    """
     from joma.report.probe import attentions
 
     labels = attentions([one.as_json() for one in probed.measurements])
     rows: dict[tuple[int, str], dict[str, str]] = {}
     heads: dict[str, list[float]] = {}
+    several: dict[tuple[int, str, str], list[float]] = {}
     for one in probed.measurements:
         if one.layer is None:
             continue
@@ -388,7 +392,11 @@ def by_layer(probed: "Probed") -> list[dict[str, str]]:
             few.append(one.value)
             row["of its heads"] = f"{min(few):.2f} … {max(few):.2f}"
         elif one.head is None:
-            row[_column(one.metric, probed.roles.get(one.module))] = f"{one.value:.4g}"
+            column = _column(one.metric, probed.roles.get(one.module))
+            values = several.setdefault((one.layer, label, column), [])
+            values.append(one.value)
+            low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+            row[column] = low if low == high else f"{low} … {high}"
     return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 
 
