@@ -68,7 +68,7 @@ def test_the_examples_of_learning_a_hierarchy_run(tmp_path, monkeypatch):
 def test_the_examples_of_measuring_a_model_run(capsys):
     page = (ROOT / "docs" / "probes.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     exec(compile("\n".join(examples), "docs/probes.md", "exec"), {})
     assert "attention_entropy 0 0" in capsys.readouterr().out
 

@@ -19,8 +19,11 @@ class Entropies:
         self._rows: dict[str, list[Tensor]] = {}
 
     def __call__(self, call: AttentionCall) -> None:
-        entropy_BTH = call.statistics().entropy.transpose(1, 2)
-        rows = entropy_BTH.flatten(0, 1) if call.rows is None else entropy_BTH[call.rows]
+        statistics = call.statistics()
+        seen_BT = ~statistics.logsumexp.isneginf().all(1)  # a row that sees no key is in no mean
+        rows = statistics.entropy.transpose(1, 2)[seen_BT]
+        if call.rows is not None:
+            assert not (seen_BT & ~call.rows).any()
         assert call.name == call.module + (f"#{call.pass_index}" if call.pass_index else "")
         assert self.kinds.setdefault(call.name, call.kind) == call.kind
         self._rows.setdefault(call.name, []).append(rows.double())

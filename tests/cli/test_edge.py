@@ -181,3 +181,13 @@ def test_what_has_no_effect_on_a_list_is_said(tmp_path, few_claims):
 
 def test_signals_have_their_defaults_here():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("given", ["9" * 19, "9" * 30, "9" * 5000])
+@pytest.mark.parametrize("line", ["verify --seed", "reproduce fig4 --seed", "demo --jobs"])
+def test_numbers_that_64_bits_cannot_hold_are_refused(line: str, given: str):
+    assert "it must be a whole number" in sentence(joma(*line.split(), given))
+
+
+def test_a_name_of_thousands_of_digits_is_no_step():
+    assert "9" * 50 in sentence(joma("series", "verify", "9" * 5000))

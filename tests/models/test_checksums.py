@@ -52,7 +52,7 @@ def _check_flips(exported: Path, count: int) -> None:
 
 
 def test_a_flipped_bit_is_found(exported):
-    _check_flips(exported, 40)
+    _check_flips(exported, 20)
 
 
 @pytest.mark.slow

@@ -296,3 +296,44 @@ def test_a_forward_pass_that_fails_leaves_names_to_decide():
 
     assert find_weights(model, run=fail) == find_weights(model)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+class _ByHead(nn.Module):
+    """Attention of one's own: fused by head, and no attribute says how many heads there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (HEADS, 3, -1)).transpose(1, 2)
+        q, k, v = heads.unbind(3)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+def test_heads_that_only_a_forward_pass_shows():
+    torch.manual_seed(0)
+    model = nn.Sequential(_ByHead(), _ByHead())
+    x = torch.randn(2, 5, WIDTH)
+    by_names = find_weights(model).attentions[1]
+    assert by_names.heads is None
+    traced = find_weights(model, run=lambda: model(x)).attentions[1]
+    assert traced.checked
+    assert (traced.heads, traced.key_heads) == (HEADS, HEADS)
+    whole: Any = model.get_parameter("1.qkv.weight")
+    rows = whole.unflatten(0, (HEADS, 3, -1))
+    for number, weight in enumerate(traced.weights[:3]):
+        assert torch.equal(weight.of(model), rows[:, number].flatten(0, 1))
+
+
+def test_wrappers_of_a_whole_model():
+    model = _built("llama", **_SMALL, intermediate_size=40)
+    plain = [weight.module for weight in find_weights(model).weights]
+    wrapped = nn.Module()
+    wrapped.module = model  # as DistributedDataParallel names it
+    found = find_weights(wrapped)
+    assert [weight.module for weight in found.weights] == [f"module.{name}" for name in plain]
+    assert {(it.heads, it.key_heads) for it in found.attentions} == {(HEADS, HEADS)}
+    compiled = torch.compile(model, backend="eager")
+    assert [weight.module for weight in find_weights(compiled).weights] == plain  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Maps of architectures in files."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,19 @@ def test_a_map_finds_what_reading_the_tree_does_not(tmp_path: Path):
             self.first = nn.Parameter(torch.randn(4, 6))
             self.second = nn.Linear(6, 4)
 
-    model: Any = nn.Module()
-    model.body = nn.Module()
-    model.body.table = nn.Parameter(torch.randn(9, 4))
-    model.body.blocks = nn.ModuleList(Block() for _ in range(2))
+    body = nn.Module()
+    body.table = nn.Parameter(torch.randn(9, 4))
+    body.blocks = nn.ModuleList(Block() for _ in range(2))
+    model = nn.Module()
+    model.body = body
+    block: Any = model.get_submodule("body.blocks.1")
     assert "query" in find_weights(model).missing
     found = find_weights(model, architecture=load_map(_written(tmp_path, MAP)))
     attention, mlp = found.attentions[1], found.mlps[1]
-    heads = model.body.blocks[1].mix.unflatten(0, (2, 3, 2))
+    heads = block.mix.unflatten(0, (2, 3, 2))
     assert torch.equal(attention.weights[0].of(model), heads[:, 0].flatten(0, 1))
     assert attention.module == "body.blocks.1"
-    assert torch.equal(mlp.weights[0].of(model), model.body.blocks[1].first.T)
+    assert torch.equal(mlp.weights[0].of(model), block.first.T)
     assert mlp.down_path == "body.blocks.1.second"
     assert found.missing == {"output": "the map of own does not name it"}
 
@@ -151,3 +154,11 @@ def test_files_that_hold_no_map(name: str, contents: str, told: str, tmp_path: P
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(JomaError, match=r"cannot be read \(No such file"):
         load_map(tmp_path / "map.json")
+
+
+def test_the_example_of_the_documentation(tmp_path: Path):
+    page = Path(__file__).parents[2] / "docs" / "probes.md"
+    (example,) = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = load_map(_written(tmp_path, example, "map.toml"))
+    assert found.name == "map"
+    assert found.query == Place("blocks.{layer}.mix.qkv.weight", Part(0, 3, by_head=True))

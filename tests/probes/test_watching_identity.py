@@ -134,7 +134,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor], dict[str, Any
 
 
 def attentions(output: Any, name: str) -> tuple[Tensor, ...]:
-    return output[f"{name}_model_output"].attentions if name in ("text", "vision") else output[name]
+    if name in ("text", "vision"):
+        return output[f"{name}_model_output"].attentions
+    if not output.get(name):
+        pytest.skip("this version of transformers does not return the attention of T5")
+    return output[name]
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -1,5 +1,7 @@
 """Watches that overlap, end in any order, or run next to other threads."""
 
+import copy
+import pickle
 import threading
 from contextlib import ExitStack
 from typing import Any
@@ -178,4 +180,22 @@ def test_a_wrapper_of_somebody_else_stays(name: str):
     assert count == 1 or name == "encoder"  # an encoder layer goes past its attention module
     assert len(calls) == each
     model(inputs)
+    assert len(calls) == each
+
+
+@pytest.mark.parametrize("name", ["encoder", "llama", "bloom"])
+@pytest.mark.parametrize("how", ["copy", "pickle"])
+def test_a_copy_made_during_a_watch_is_a_model_of_its_own(name: str, how: str):
+    build, inputs, each = MODELS[name]
+    model = build()
+    calls: list[AttentionCall] = []
+    with torch.no_grad(), watch_attention(model, calls.append):
+        twin = copy.deepcopy(model) if how == "copy" else pickle.loads(pickle.dumps(model))
+        for parameter in twin.parameters():
+            parameter.zero_()
+        found = twin(inputs)
+        found = found[0] if isinstance(found, tuple | dict) else found
+        assert not found.any()  # its own weights were used
+        assert not calls
+        model(inputs)
     assert len(calls) == each

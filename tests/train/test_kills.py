@@ -1,8 +1,8 @@
 """Commands really killed, over and over: what they leave in the end is what they leave unharmed.
 
 `pytest -m slow tests/train/test_kills.py` makes 21 kills of each of five commands: SIGKILL, SIGTERM
-and SIGINT, at random moments from a fixed seed and while files are written. JOMA_KILLS is another
-number of kills of each.
+and SIGINT, at random moments and while files are written. JOMA_KILLS is another number of kills of
+each, and JOMA_KILLS_SEED another seed of their moments.
 """
 
 import json
@@ -52,6 +52,7 @@ windows = 6
 [monitor]
 {monitor}
 """
+GROUPS = {"table1": "C20-N2", "fig6": "depth-1"}
 MONITORS = {"train": "off = true", "monitored": "every = 7\nbudget = 0\nwindows = 2"}
 
 
@@ -65,8 +66,7 @@ def arguments(folder: Path) -> list[str]:
         command = ["probe", "--series", str(series), "--text", str(text), "--window", "16"]
         command += ["--windows", "4", "--tokenizer", "bytes"]
     else:
-        groups = {"table1": "C20-N2", "fig6": "depth-1"}
-        command = ["reproduce", work, "--scale", "tiny", "--group", groups[work]]
+        command = ["reproduce", work, "--scale", "tiny", "--group", GROUPS[work]]
     return [*command, "--device", "cpu", "--out", str(folder)]
 
 
@@ -176,16 +176,17 @@ def left(folder: Path) -> dict[str, Any]:
 
 def moments(folder: Path, seconds: float, chance: random.Random) -> Callable[[], bool]:
     """Return a moment at which to send a signal."""
-    times = chance.randrange(1, 6)
-    return chance.choice(
-        [
-            after(chance.uniform(0.02, seconds), folder),
-            after(chance.uniform(0.02, seconds), folder),
-            written(folder / "checkpoints", r"step-\d+\.safetensors", times),
-            written(folder / "metrics", r"part-.*\.parquet", times),
-            written(folder, r"(manifest|outcome|environment)\.json", times),
-        ]
-    )
+    times, work = chance.randrange(1, 5), folder.parent.name
+    own = folder / "groups" / GROUPS[work] if work in GROUPS else folder
+    choices = [
+        after(chance.uniform(0.02, 0.8 * seconds), folder),
+        after(chance.uniform(0.02, 0.8 * seconds), folder),
+        written(own, r"(manifest|outcome|environment)\.json", times),
+    ]
+    if work != "probe":
+        choices.append(written(own / "checkpoints", r"step-\d+\.safetensors", times))
+        choices.append(written(own / "metrics", r"part-.*\.parquet", times))
+    return chance.choice(choices)
 
 
 @pytest.mark.parametrize("work", ["train", "monitored", "table1", "fig6", "probe"])
@@ -200,7 +201,7 @@ def test_killed_commands_leave_what_whole_ones_do(commands: Commands, place: Pat
     seconds = max(commands.seconds, 0.5)
     whole = left(straight)
     assert len(whole) >= 2
-    chance = random.Random(work)
+    chance = random.Random(work + os.environ.get("JOMA_KILLS_SEED", ""))
     sent = dict.fromkeys(SIGNALS, 0)
     chains, in_a_row, lives = 0, 0, 0
     folder = place / work / "0"

@@ -9,6 +9,9 @@ import typer
 
 from joma.errors import JomaError
 
+LARGEST = 2**63 - 1
+"""The largest whole number that an option takes: what torch and NumPy hold in 64 bits."""
+
 
 def whole(least: int) -> Callable[[str | int], int]:
     """A parser of whole numbers from `least` on, whose error says what was given."""
@@ -20,6 +23,8 @@ def whole(least: int) -> Callable[[str | int], int]:
             number = least - 1
         if number < least:
             raise typer.BadParameter(f"it must be a whole number from {least} on, not {given!r}.")
+        if number > LARGEST:
+            raise typer.BadParameter(f"it must be a whole number below 2**63, not {given!r}.")
         return number
 
     return parse

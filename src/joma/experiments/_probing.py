@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from joma.data.text import windows
-from joma.errors import JomaError
+from joma.errors import JomaError, printable
 from joma.models import Found, dummy_forward, find_stored_weights, find_weights
 from joma.models._checksums import check_checksums
 from joma.models._hub import folder_if_here
-from joma.models.architectures import Architecture, known_architecture
+from joma.models.architectures import ROLES, Architecture, known_architecture
 from joma.models.loading import Loaded, load, outlined
 from joma.models.weight_files import WeightFiles
 from joma.probes.session import (
@@ -273,7 +273,12 @@ def _parts(loaded: Loaded, probing: Probing) -> tuple[Found | None, str | None]:
 def _left_out(parts: Found, probing: Probing) -> str | None:
     why = unmeasured(parts, probing.chosen)
     said = [f"Not measured: {metric} ({reason})." for metric, reason in why.items()]
-    return " ".join(said) or None
+    odd = {module: why for module, why in parts.missing.items() if module not in ROLES}
+    if odd and {"stable_rank", "effective_rank"} & set(probing.chosen):
+        module, reason = next(iter(odd.items()))
+        more = "" if len(odd) == 1 else f"; {len(odd) - 1} more weights are left out as well"
+        said.append(f"Not measured: {module} ({reason}{more}).")
+    return printable(" ".join(said)) or None
 
 
 def _architecture_name(loaded: Loaded, probing: Probing) -> str:
@@ -327,7 +332,8 @@ def _measure_files(
         seed=probing.seed,
         progress=progress,
     )
-    return Probed(found, _roles(parts), facts=_file_facts(files, probing))
+    note = _left_out(parts, probing)
+    return Probed(found, _roles(parts), note=note, facts=_file_facts(files, probing))
 
 
 def _file_facts(files: WeightFiles, probing: Probing) -> dict[str, Any]:

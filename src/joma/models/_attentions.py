@@ -81,12 +81,14 @@ def _separate(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttenti
     for names in _names.SEPARATE:
         made = [child_projection(module, path, name) for name in names]
         query, key, value = made
-        if query is None or (key is None) != (value is None):
+        if query is None:
             continue
         parts: dict[str, tuple[Projection, Rows | None]] = {"query": (query, None)}
-        if key is not None and value is not None:
-            parts |= {"key": (key, None), "value": (value, None)}
-        elif (both := _key_value(module, path)) is not None:
+        if key is not None:
+            parts["key"] = (key, None)
+        if value is not None:  # some models use the keys as values
+            parts["value"] = (value, None)
+        if key is None and value is None and (both := _key_value(module, path)) is not None:
             parts |= _halves(both)
         found = FoundAttention(path, parts)
         _count_heads(found, module, config_of(path))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.errors import printable
+
 _SAMPLES = ("x", "the", "a b", "1", ".", "é")
 """Texts of which at least one should give tokens, whatever the vocabulary."""
 
@@ -45,8 +47,8 @@ class SpecialTokens:
 
     def describe(self) -> str:
         """Return what they are, such as "each begins with <bos>"; empty where there are none."""
-        before = " ".join(self.names[: len(self.before)])
-        after = " ".join(self.names[len(self.before) :])
+        before = printable(" ".join(self.names[: len(self.before)]), 60)
+        after = printable(" ".join(self.names[len(self.before) :]), 60)
         if before and after:
             return f"each begins with {before} and ends with {after}"
         if before or after:

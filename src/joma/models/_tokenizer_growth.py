@@ -40,14 +40,16 @@ def check_growth(tokenizer: Any, text: str) -> None:
     for part, growth in parts:
         length = int(_LETTERS_AT_ONCE / growth)
         if length < 1:
-            raise JomaError(f"its normalizer may make {growth:.0f} letters of one")
+            raise JomaError(
+                f"the tokenizer has a normalizer that may make {growth:.0f} letters of one"
+            )
         pieces, total = [], 0
         for start in range(0, len(text), length):
             pieces.append(part.normalize_str(text[start : start + length]))
             total += len(pieces[-1])
             if total > limit:
                 raise JomaError(
-                    f"its normalizers make a text more than {_MOST_GROWTH} times longer"
+                    f"the tokenizer's normalizers make a text more than {_MOST_GROWTH} times longer"
                 )
         text = "".join(pieces)
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from joma.models._attentions import FoundAttention, read_as
+from joma.models._fused import layouts
 from joma.models._projections import Projection
 from joma.models._weight import Rows
 
@@ -124,10 +125,23 @@ class Traced:
                 return
             _, frame = self._open.pop()
             if attention.path not in self._scores and frame.products:
+                _count_heads(attention, frame)
                 with torch.no_grad():
                     self._scores[attention.path] = dict(_judged(attention, frame))
 
         return close_frame
+
+
+def _count_heads(attention: FoundAttention, frame: _Frame) -> None:
+    """Takes the number of heads of a fused matrix from what was seen, where nothing says it."""
+    whole, rows = attention.parts.get("query", (None, None))
+    if attention.heads is not None or whole is None or rows is None or not attention.ways:
+        return
+    for queries, _ in frame.products:
+        if queries.ndim == 4:
+            ways = layouts(whole.out, queries.shape[1], queries.shape[-1])
+            attention.ways = ways or attention.ways
+            return
 
 
 def _judged(attention: FoundAttention, frame: _Frame) -> Iterator[tuple[str, float]]:

@@ -109,6 +109,7 @@ class Finder:
     mlps: list[FoundMlp] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._adapted = _adapted_stacks(self.model)
         self._modules = {path: it for path, it in self.model.named_modules() if not _unused(path)}
         unused = _not_in_use(self._modules)
         self._modules = {
@@ -148,7 +149,7 @@ class Finder:
 
     def found(self, traced: Traced | None = None) -> Found:
         """Return what was found; what was traced decides how fused matrices are read."""
-        missing: dict[str, str] = {}
+        missing = dict(self._adapted)
         if traced is not None:
             for attention in self.attentions:
                 traced.decide(attention)
@@ -336,6 +337,16 @@ def _names_of(found: FoundAttention | FoundMlp) -> set[str]:
 def _unused(path: str) -> bool:
     inside = path.split(".")
     return "base_layer" in inside or "lora_A" in inside or "lora_B" in inside
+
+
+def _adapted_stacks(model: nn.Module) -> dict[str, str]:
+    """Experts that peft adapts as stacks of matrices, and why they are left out."""
+    return {
+        reader_path(path): "an adapter changes it, and how is not known for stacks of matrices"
+        for path, module in model.named_modules()
+        if (base := module._modules.get("base_layer")) is not None
+        and any(not is_lazy(it) and it.ndim == 3 for it in base.parameters())
+    }
 
 
 def _not_in_use(modules: Mapping[str, nn.Module]) -> set[str]:

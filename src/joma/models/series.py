@@ -210,7 +210,8 @@ def step_of(name: str) -> int | None:
     (500, 500, None)
     """
     found = _NAMED.search(name.lower()) or _LAST.search(name)
-    return None if found is None else int(found[1])
+    # More digits are no step, and Python reads no number of 4,300 digits.
+    return None if found is None or len(found[1]) > 18 else int(found[1])
 
 
 def _of_folder(folder: Path, schedule: tuple[int, ...] | None) -> Series:

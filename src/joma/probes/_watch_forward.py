@@ -4,6 +4,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -14,27 +15,33 @@ Around = Callable[..., Any]
 _lock = threading.Lock()
 
 
+_MARK = "joma_wrapper"
+
+
 class _Wrapper:
-    """Our replacement of `forward` of one module."""
+    """Our replacement of `forward` of one module; a copy of the module gets its own `forward`."""
 
     def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self.own = vars(module).get("forward")
         self.inner = module.forward
         self.arounds: list[Around] = []
+        functools.update_wrapper(self, self.inner)
+        setattr(self, _MARK, self)
+        module.forward = self
 
-        @functools.wraps(self.inner)
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            call = self.inner
-            for around in tuple(self.arounds):
-                call = functools.partial(around, call)
-            return call(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.inner
+        for around in tuple(self.arounds):
+            call = functools.partial(around, call)
+        return call(*args, **kwargs)
 
-        self.replacement = replacement
-        setattr(replacement, _MARK, self)
-        module.forward = replacement
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _forward_of, (self.module,)
 
 
-_MARK = "joma_wrapper"
+def _forward_of(module: nn.Module) -> Any:
+    return MethodType(type(module).forward, module)
 
 
 @contextmanager
@@ -54,7 +61,7 @@ def wrapped_forward(module: nn.Module, around: Around) -> Iterator[None]:
         with _lock:
             wrapper.arounds.remove(around)
             # Where somebody has wrapped our wrapper it stays, and passes everything through.
-            if not wrapper.arounds and vars(module).get("forward") is wrapper.replacement:
+            if not wrapper.arounds and vars(module).get("forward") is wrapper:
                 del module.forward
                 if wrapper.own is not None:
                     module.forward = wrapper.own

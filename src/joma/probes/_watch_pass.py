@@ -8,7 +8,7 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -39,6 +39,23 @@ class _State(threading.local):
         self.frames: list[_Frame] = []
         self.calls: Counter[str] = Counter()
         self.runs: Counter[str] = Counter()
+
+
+class _Hook:
+    """A hook that does nothing in a copy of the model."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    pass
 
 
 class Passes:
@@ -78,12 +95,12 @@ class Passes:
         with ExitStack() as stack:
             for path, module in self._entries.items():
                 for handle in (
-                    module.register_forward_pre_hook(self._entered(path), with_kwargs=True),
-                    module.register_forward_hook(self._left, always_call=True),
+                    module.register_forward_pre_hook(_Hook(self._entered(path)), with_kwargs=True),
+                    module.register_forward_hook(_Hook(self._left), always_call=True),
                 ):
                     stack.callback(handle.remove)
             for path, module in self._attentions.items():
-                stack.callback(module.register_forward_pre_hook(self._ran(path)).remove)
+                stack.callback(module.register_forward_pre_hook(_Hook(self._ran(path))).remove)
             yield
 
     @contextmanager
