@@ -610,6 +610,24 @@ def test_our_own_defects_are_noted(
     check(case, tmp_path)
 
 
+def test_a_lazy_model_draws_its_weights_itself(tmp_path: Path) -> None:
+    tokens = next(batches())
+    drawn = []
+    for watched in (False, True):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.LazyLinear(VOCABULARY))
+        if watched:
+            with joma.Monitor(model, run=tmp_path / "run", held=tokens) as monitor:
+                monitor.look()
+                model(tokens)
+                monitor.step(1.0)
+        else:
+            model(tokens)
+        drawn.append(model[1].weight)
+    assert torch.equal(*drawn)
+    assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1]
+
+
 def test_ctrl_c_in_a_measurement_is_not_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,8 @@ class Alarm:
         if not self._processes.together:
             return
         self._faults.tried(NOT_FINITE, lambda: finite.check(model, step), effect="not located")
+        if self._processes.any(self._faults.is_off(NOT_FINITE)):
+            return
         finite.share(self._processes)
         if finite.alarmed and not finite.reported:
             report()

@@ -171,9 +171,12 @@ class Measurements:
         if self._traced or not fused:
             return
         self._traced = True
-        found = self._faults.tried(
-            "tracing the model", lambda: self._find_parts(model, lambda: held.run(model))
-        )
+
+        def run() -> None:
+            with self._gathers.completed(model):
+                held.run(model)
+
+        found = self._faults.tried("tracing the model", lambda: self._find_parts(model, run))
         self._parts = found or self._parts
 
     def weights(self) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from joma.errors import JomaError
 from joma.models.architectures import Architecture
@@ -403,6 +404,8 @@ class Monitor:
                 why = f"{self._name} was not called; give held"
                 self._faults.note("attention and MLP activity", why)
             return []
+        if self._step == self._begun and any(map(is_lazy, inner.parameters())):
+            return []  # a first call would draw weights that are the training's to draw
         rows, taken = self._measurements.forward(inner, held)
         self._inputs.held = (taken,)
         return rows
