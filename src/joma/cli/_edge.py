@@ -190,7 +190,7 @@ def checked_restart(
         return None
     try:
         check_restart(out, name)
-    except ValueError as error:
+    except JomaError as error:
         raise JomaError(f"--{error}") from error  # the library calls its argument `out`
     if config is not None:
         same_settings(out, name, config)
