@@ -87,6 +87,8 @@ def _live(folder: Path) -> None:
         app(sys.argv[1:], prog_name="joma")
     except SystemExit as leave:
         os._exit(leave.code if isinstance(leave.code, int) else 0)
+    except KeyboardInterrupt:  # it came when the command had ended
+        os._exit(130)
     os._exit(0)
 
 
