@@ -20,6 +20,7 @@ import importlib
 import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -92,7 +93,9 @@ def main() -> None:
     for _ in range(options.rounds):  # in turns: a machine that slows down slows all
         for name, (every, waits) in sides.items():
             _Counting.waits = waits
-            found[name].append(train(options.group, scale, device, options.steps, every))
+            one = train(options.group, scale, device, options.steps, every)
+            found[name].append(one)
+            print(name, one, file=sys.stderr, flush=True)
     plain = statistics.median(one["seconds"] for one in found["without"])
     rows = []
     for name, each in found.items():

@@ -195,3 +195,20 @@ def test_where_transformers_is_missing_one_sentence_says_so(
     monkeypatch.delitem(sys.modules, "joma.integrations.huggingface")
     with pytest.raises(ImportError, match=r"needs transformers: pip install .* -e '\.\[hf\]'"):
         importlib.import_module("joma.integrations.huggingface")
+
+
+class Breaking(TrainerCallback):
+    """Makes one weight infinite before the third step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            with torch.no_grad():
+                kwargs["model"].get_submodule(WEIGHT).weight[0, 0] = torch.inf
+
+
+def test_stop_on_nan_ends_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watching = MonitorCallback(every=1, stop_on=["nan"], metrics=["stable_rank"])
+    train(tmp_path, [watching, Breaking()])
+    assert of_run(Run.open(tmp_path / "monitor"), "loss")[0] == [1, 2, 3]
+    said = capsys.readouterr().out
+    assert "Training stops: The loss is NaN since step 3; the first weight that is not" in said

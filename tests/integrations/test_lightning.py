@@ -224,3 +224,16 @@ def test_where_lightning_is_missing_one_sentence_says_so(monkeypatch: pytest.Mon
         ImportError, match=r"needs lightning: pip install -c constraints.txt -e '\.\[lightning\]'"
     ):
         importlib.import_module("joma.integrations.lightning")
+
+
+def test_stop_on_nan_ends_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(Module):
+        def on_train_batch_start(self, batch: Any, place: int) -> None:
+            if place == 2 * ACCUMULATED:
+                with torch.no_grad():
+                    next(self.parameters())[:] = torch.nan
+
+    watching = MonitorCallback(every=1, run=tmp_path / "run", stop_on=["nan"])
+    fit(tmp_path, [watching], module=Broken())
+    assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1, 2, 3]
+    assert "Training stops: The loss is NaN since step 3" in capsys.readouterr().out

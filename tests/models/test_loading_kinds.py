@@ -1,6 +1,7 @@
 """Folders of models of any kind that transformers knows, with or without a map of their weights."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,17 @@ from joma.models import load
 from joma.models.loading import check_source, class_of
 from tests.models.tiny import tiny
 
-_STACK = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
-_STACK |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 24}
-_TOKENS = {"vocab_size": 61, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-_TOWER = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+Settings = dict[str, Any]
+_STACK: Settings = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 24}
+_STACK |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+_STACK |= {"encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+_TOKENS: Settings = {"vocab_size": 61, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+_TOWER: Settings = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
 _TOWER |= {"num_attention_heads": 4}
-_IMAGE = {**_TOWER, "image_size": 16, "patch_size": 8}
-_T5 = {"vocab_size": 61, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_heads": 4}
+_IMAGE: Settings = {**_TOWER, "image_size": 16, "patch_size": 8}
+_T5: Settings = {"vocab_size": 61, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2}
+_T5 |= {"num_heads": 4}
+_LABELS: Settings = {"num_labels": 3}
 
 MODELS = {
     "t5": lambda: tr.T5ForConditionalGeneration(tr.T5Config(**_T5)),
@@ -31,7 +36,7 @@ MODELS = {
     "clip": lambda: tr.CLIPModel(
         tr.CLIPConfig(text_config={**_TOWER, **_TOKENS}, vision_config=_IMAGE, projection_dim=16)
     ),
-    "vit": lambda: tr.ViTForImageClassification(tr.ViTConfig(**_IMAGE, num_labels=3)),
+    "vit": lambda: tr.ViTForImageClassification(tr.ViTConfig(**_IMAGE, **_LABELS)),
     "albert": lambda: tr.AlbertForMaskedLM(tr.AlbertConfig(**_TOWER, **_TOKENS, embedding_size=12)),
     "mixtral": lambda: tr.MixtralForCausalLM(
         tr.MixtralConfig(**_TOWER, **_TOKENS, num_key_value_heads=2, num_local_experts=3)

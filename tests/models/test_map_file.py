@@ -81,17 +81,19 @@ def test_a_map_finds_what_reading_the_tree_does_not(tmp_path: Path):
             self.first = nn.Parameter(torch.randn(4, 6))
             self.second = nn.Linear(6, 4)
 
-    model: Any = nn.Module()
-    model.body = nn.Module()
-    model.body.table = nn.Parameter(torch.randn(9, 4))
-    model.body.blocks = nn.ModuleList(Block() for _ in range(2))
+    body = nn.Module()
+    body.table = nn.Parameter(torch.randn(9, 4))
+    body.blocks = nn.ModuleList(Block() for _ in range(2))
+    model = nn.Module()
+    model.body = body
+    block: Any = model.get_submodule("body.blocks.1")
     assert "query" in find_weights(model).missing
     found = find_weights(model, architecture=load_map(_written(tmp_path, MAP)))
     attention, mlp = found.attentions[1], found.mlps[1]
-    heads = model.body.blocks[1].mix.unflatten(0, (2, 3, 2))
+    heads = block.mix.unflatten(0, (2, 3, 2))
     assert torch.equal(attention.weights[0].of(model), heads[:, 0].flatten(0, 1))
     assert attention.module == "body.blocks.1"
-    assert torch.equal(mlp.weights[0].of(model), model.body.blocks[1].first.T)
+    assert torch.equal(mlp.weights[0].of(model), block.first.T)
     assert mlp.down_path == "body.blocks.1.second"
     assert found.missing == {"output": "the map of own does not name it"}
 

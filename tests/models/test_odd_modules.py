@@ -260,9 +260,10 @@ def test_small_updates_survive_sixteen_bits(model: Any):
     layer = LowRankLinear(model.blocks[0].attn.q_proj)
     layer.base_layer.to(torch.bfloat16)
     model.blocks[0].attn.q_proj = layer
+    down, up = (layer.get_parameter(f"lora_{it}.first.weight") for it in "AB")
     with torch.no_grad():
-        layer.lora_B["first"].weight.mul_(1e-4)
+        up.mul_(1e-4)
     weight = _at(find_weights(model), "blocks.0.attn.q_proj")
     change = weight.of(model) - layer.base_layer.weight.float()
-    expected = 2.0 * layer.lora_B["first"].weight @ layer.lora_A["first"].weight
+    expected = 2.0 * up @ down
     torch.testing.assert_close(change, expected, atol=1e-7, rtol=1e-2)

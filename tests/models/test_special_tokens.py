@@ -11,10 +11,12 @@ import transformers
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers, processors
 
+from joma.data.subwords import HuggingFace
 from joma.errors import JomaError
 from joma.experiments._probing import Probing, text_windows
 from joma.models import load, load_tokenizer
 from joma.models.tokenizers import ByteTokenizer
+from joma.train.language._text import save_tokenizer
 from tests.models.tiny import tiny
 
 WORDS = ["<unk>", "<s>", "</s>", "[CLS]", "[SEP]", *(f"w{index}" for index in range(50))]
@@ -88,6 +90,13 @@ def test_settings_may_ask_for_what_the_tokenizer_does_not_add(folder):
     ):
         settings.write_text(json.dumps(json.loads(settings.read_text()) | asked))
         assert load_tokenizer(folder).encode("w0") == expected
+
+
+def test_a_model_trained_here_reads_text_as_it_was_trained_to(folder):
+    """Its training text had no special tokens, whatever the tokenizer would add."""
+    save_tokenizer(HuggingFace(_tokenizer("<s> $A")), folder)
+    assert load(folder).special_tokens.count == 0
+    assert load(folder).encode("w0") == [5]
 
 
 def test_a_short_text_is_read_whole_with_its_special_tokens(folder):

@@ -212,11 +212,11 @@ def test_readers_meet_no_damage_while_the_run_writes(run: Run):
 
     reader = threading.Thread(target=read)
     reader.start()
-    for number in range(30):
+    for number in range(12):
         run.write_json("findings", [number])
         run.metrics.append(10 + number, "loss", 1.0)
         run.metrics.flush()
-        if number % 10 == 9:
+        if number % 4 == 3:
             run.metrics.compact()
     stop.set()
     reader.join()

@@ -1,8 +1,8 @@
 """Commands really killed, over and over: what they leave in the end is what they leave unharmed.
 
 `pytest -m slow tests/train/test_kills.py` makes 21 kills of each of five commands: SIGKILL, SIGTERM
-and SIGINT, at random moments from a fixed seed and while files are written. JOMA_KILLS is another
-number of kills of each.
+and SIGINT, at random moments and while files are written. JOMA_KILLS is another number of kills of
+each, and JOMA_KILLS_SEED another seed of their moments.
 """
 
 import json
@@ -201,7 +201,7 @@ def test_killed_commands_leave_what_whole_ones_do(commands: Commands, place: Pat
     seconds = max(commands.seconds, 0.5)
     whole = left(straight)
     assert len(whole) >= 2
-    chance = random.Random(work)
+    chance = random.Random(work + os.environ.get("JOMA_KILLS_SEED", ""))
     sent = dict.fromkeys(SIGNALS, 0)
     chains, in_a_row, lives = 0, 0, 0
     folder = place / work / "0"

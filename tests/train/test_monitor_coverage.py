@@ -78,7 +78,7 @@ def test_attentions_of_one_layer_number_are_measured_one_by_one(tmp_path: Path) 
 def test_passes_of_a_shared_block_are_measured_one_by_one(tmp_path: Path) -> None:
     from transformers import AlbertConfig, AlbertForMaskedLM
 
-    sizes = {"hidden_size": 16, "embedding_size": 8, "intermediate_size": 32}
+    sizes: dict[str, Any] = {"hidden_size": 16, "embedding_size": 8, "intermediate_size": 32}
     config = AlbertConfig(
         vocab_size=50,
         num_hidden_layers=2,
@@ -189,7 +189,7 @@ def test_a_low_rank_update_counts_in_its_weight(tmp_path: Path) -> None:
             optimizer.step()
             monitor.step()
             optimizer.zero_grad()
-    lora = mlp.down_proj
+    lora: Any = mlp.down_proj
     effective = lora.base_layer.weight + 2 * lora.lora_B.default.weight @ lora.lora_A.default.weight
     found = of_module(monitor.run, "stable_rank", layer=0)
     path = "model.layers.0.mlp.down_proj"

@@ -190,7 +190,7 @@ def checked_restart(
         return None
     try:
         check_restart(out, name)
-    except ValueError as error:
+    except JomaError as error:
         raise JomaError(f"--{error}") from error  # the library calls its argument `out`
     if config is not None:
         same_settings(out, name, config)
@@ -252,7 +252,8 @@ def _left(folder: Path) -> str:
         status = "unknown"
     if status == "done":
         return f"Saved: {folder}."
-    files = [path for path in sorted(folder.glob("**/[!.]*")) if path.is_file()]
+    found = (path for path in sorted(folder.glob("**/[!.]*")) if path.is_file())
+    files = [path for path in found if path.name != "manifest.json"]
     names = ", ".join(str(path.relative_to(folder)) for path in files)
     holds = "empty" if not files else names if len(files) <= CLOSEST else f"{len(files)} files"
     return f"Incomplete: {folder} ({holds})."

@@ -249,7 +249,7 @@ def _said_of_options() -> Iterator[None]:
     """Errors of arguments that are options here are said of the options."""
     try:
         yield
-    except ValueError as error:
+    except JomaError as error:
         first = str(error).split(" ", 1)[0]
         if first in _OPTIONS:
             raise JomaError(f"--{error}") from error

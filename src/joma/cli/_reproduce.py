@@ -236,7 +236,7 @@ def _requests(names: Sequence[str], asked: Mapping[str, Any], device: str) -> di
             name: EXPERIMENTS[name].request(**asked, device="cpu" if device == "auto" else device)
             for name in names
         }
-    except ValueError as error:
+    except JomaError as error:
         raise JomaError(f"--{error}") from error  # begins with the name of what was given
 
 

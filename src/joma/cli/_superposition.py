@@ -151,7 +151,7 @@ def _load(asked: _Asked, device: str) -> "tuple[Loaded, Tensor]":
     read = spread(cut(tokens, asked.window, most=most), asked.windows)
     try:
         check(loaded, read, layers=asked.layers, nodes=asked.nodes)
-    except ValueError as error:
+    except JomaError as error:
         raise JomaError(f"--{error}") from error  # begins with the name of what was given
     return loaded, read
 

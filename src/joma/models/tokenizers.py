@@ -1,5 +1,6 @@
 """Text to tokens and back, whatever tokenizer a model came with."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +16,7 @@ from joma.models._tokenizer_growth import check_growth
 
 _LARGEST_FILE = 2**28
 _MOST_TOKENS = 2**24
+_WITHOUT = "trained_without_special_tokens"
 _GGUF_ENTRIES = (
     *("add_bos_token", "add_eos_token", "add_sep_token"),
     *("bos_token_id", "eos_token_id", "sep_token_id"),
@@ -173,10 +175,22 @@ def _settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+def note_no_special_tokens(folder: Path) -> None:
+    """Note in a folder's tokenizer_config.json that its model was trained without special tokens.
+
+    The tokenizer may add some all the same, as that of another model.
+    """
+    path = folder / "tokenizer_config.json"
+    settings = {**_settings(path), _WITHOUT: True}
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _told_by_settings(
     settings: dict[str, Any], tokenizer: HuggingFaceTokenizer
 ) -> SpecialTokens | None:
     """The special tokens with those that tokenizer_config.json asks for and that are not added."""
+    if settings.get(_WITHOUT) is True:
+        return NO_SPECIAL_TOKENS
     own = tokenizer.special_tokens
     before, after = own.before, own.after
     if settings.get("add_bos_token") is True and not before:

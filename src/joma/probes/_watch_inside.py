@@ -131,7 +131,7 @@ class _Observer(TorchFunctionMode):
     def __init__(self, tap: _Tap, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self._tap, self._calls = tap, 0
-        given = [*args, *kwargs.values()]
+        given = [kwargs.get("hidden_states"), *args, *kwargs.values()]
         numbers = [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
         self._hidden = numbers[0] if numbers else None
         others = (kwargs.get(name) for name in ("key_value_states", "encoder_hidden_states"))

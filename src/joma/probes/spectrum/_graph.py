@@ -76,9 +76,12 @@ class Look(NamedTuple):
     length: Tensor
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def plan(rows: int, columns: int, device: torch.device, failure: float) -> "Plan":
-    """The buffers and graphs of one shape; those of the two shapes used last are kept."""
+    """The buffers and graphs of one shape; those of the four shapes used last are kept.
+
+    `joma.probes.spectrum.release` frees them.
+    """
     return Plan(rows, columns, device, failure)
 
 

@@ -1,6 +1,7 @@
 """Stable rank ‖A‖_F²/σ₁², which JoMA's Fig. 7 follows over training, with its error bound."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -284,6 +285,13 @@ def _result(floor: float, share: float, norm: float, products: int) -> StableRan
         return StableRank(0.0, 0.0, True, 0.0, 0.0, products)
     value = 1 / floor
     return StableRank(value, value * share, False, norm * math.sqrt(floor), norm, products)
+
+
+def release() -> None:
+    """Free the GPU memory that is kept for the shapes measured last."""
+    graph = sys.modules.get("joma.probes.spectrum._graph")
+    if graph is not None:
+        graph.plan.cache_clear()
 
 
 def _by_graph(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> StableRank | None:

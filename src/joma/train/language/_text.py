@@ -67,9 +67,11 @@ def read_tokens(data: Data) -> Text:
 def save_tokenizer(tokenizer: "TextTokenizer", folder: Path) -> None:
     """Writes a tokenizer's files as transformers has them; bytes need none."""
     from joma.data.subwords import HuggingFace
+    from joma.models.tokenizers import note_no_special_tokens
 
     if isinstance(tokenizer, HuggingFace):
         tokenizer.tokenizer.save_pretrained(str(folder))
+        note_no_special_tokens(folder)  # training text is encoded without them
     elif hasattr(tokenizer, "save"):
         tokenizer.save(folder)  # type: ignore[attr-defined]
 

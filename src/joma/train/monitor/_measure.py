@@ -183,6 +183,8 @@ class Measurements:
         rows: list[Row] = []
         tensors = self.tensors
         there = [weight for weight in self._parts.ranked if tensors.has(weight)]
+        # Those of one shape after each other: on a GPU they share what is prepared for it.
+        there.sort(key=lambda weight: tuple(tensors.shape(weight)))
         for batch in _weights.batches(there, tensors.get):
             tensors.gather(batch)
             if self._processes.first:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from joma.errors import JomaError
 from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
+from joma.probes.spectrum import release
 from joma.runs import Run
 from joma.train.findings import Finding
 from joma.train.monitor._alarm import Alarm
@@ -324,6 +325,7 @@ class Monitor:
             finally:
                 self._measurements.release()
                 self._faults.tried("closing", self._stack.close, effect="failed")
+                release()  # GPU memory that stable ranks keep
 
     def _guarded(self, action: Callable[[], T], what: str = "a measurement") -> T | None:
         return self._faults.tried(what, action, effect="failed")

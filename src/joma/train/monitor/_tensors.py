@@ -77,6 +77,10 @@ class Tensors:
         """Return whether all parameters of a weight are there and can be measured."""
         return all(self.get(name) is not None for name in weight.names)
 
+    def shape(self, weight: Weight) -> torch.Size:
+        """Return the shape of the first parameter of a weight."""
+        return self.parameters[weight.names[0]].shape
+
     def gather(self, weights: Iterable[Weight]) -> None:
         """Gather what weights are made of, if sharded; all processes call this, or none.
 
