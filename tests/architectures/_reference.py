@@ -149,11 +149,3 @@ def stable_rank(matrix: Tensor) -> float:
     """‖W‖²_F / σ₁² by numpy's SVD in float64."""
     values = np.linalg.svd(matrix.detach().double().numpy(), compute_uv=False)
     return float((values**2).sum() / values[0] ** 2)
-
-
-def linear_map(module: nn.Module, features: int) -> Tensor:
-    """The (out, in) matrix of an affine module, read off by feeding it the identity."""
-    dtype = next(module.parameters()).dtype
-    with torch.no_grad():
-        zero = module(torch.zeros(1, 1, features, dtype=dtype))
-        return (module(torch.eye(features, dtype=dtype)[None]) - zero)[0].T
