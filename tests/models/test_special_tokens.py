@@ -148,7 +148,8 @@ def test_gemma_reads_text_as_it_was_trained_to():
     tokens = own.encode(text[:20_000], add_special_tokens=False)
     expected = [[own.bos_token_id, *tokens[at : at + 255]] for at in range(0, 4 * 255, 255)]
     read, _ = text_windows(loaded, text, window=256, count=4)
-    reference = _perplexity(loaded.model, torch.tensor(expected))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(MODELS, gguf_file=GEMMA).eval()
+    reference = _perplexity(theirs, torch.tensor(expected))
     assert _perplexity(loaded.model, read) == pytest.approx(reference, rel=0.02)
     without = torch.tensor(tokens[: 4 * 256]).reshape(4, 256)
     assert _perplexity(loaded.model, without) > 2 * reference
