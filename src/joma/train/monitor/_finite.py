@@ -13,7 +13,7 @@ from joma.errors import JomaError
 from joma.train.monitor._processes import Processes
 from joma.train.monitor._tensors import is_real, layer_in, named_parameters
 
-SHARE, FREE = 5e-4, 0.5
+SHARE, FREE = 5e-4, 0.3
 """Share of the training's time, and seconds on top, that checks after single steps may take."""
 NAMED = 8
 """Weights that are named in the log; what follows is the same trouble."""
