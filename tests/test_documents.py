@@ -80,7 +80,7 @@ def test_the_examples_of_watching_a_training_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # they leave run folders
     page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(examples) == 6
+    assert len(examples) == 7
     exec(compile("\n".join(examples), "docs/monitor.md", "exec"), {"__name__": "page"})
     assert capsys.readouterr().out.count("steps watched") == 3
     for folder in ("runs/mine", "runs/lightning", "out/monitor"):

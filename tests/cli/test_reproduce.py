@@ -77,7 +77,7 @@ class TestReproduce:
         result = joma("reproduce", "fig2", "fig4", "--out", "all")
         assert result.exit_code == 130
         assert f"Interrupted. Saved: {Path('all/fig2')}. " in result.stderr
-        files = "config.json, environment.json, manifest.json, outcome.json"
+        files = "config.json, environment.json, outcome.json"
         assert f"Incomplete: {Path('all/fig4')} ({files})." in result.stderr
         assert f"Run it again with: joma reproduce fig4 --out {Path('all/fig4')}\n" in result.stderr
         assert Run.open("all/fig4").read_json("outcome") == {"status": "interrupted"}

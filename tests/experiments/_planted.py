@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from joma.models import Loaded, architecture_of
+from joma.models import NO_SPECIAL_TOKENS, Loaded, architecture_of
 
 TOPICS, PER_TOPIC, FILLERS, LENGTH, WINDOWS_EACH = 24, 3, 20, 20, 20
 SALIENT = TOPICS * PER_TOPIC
@@ -28,8 +28,9 @@ class Numbers:
     """A tokenizer whose words are numbers."""
 
     size = TOKENS
+    special_tokens = NO_SPECIAL_TOKENS
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         return [int(word) for word in text.split()]
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -323,8 +323,9 @@ class TestRun:
             raise AssertionError
 
         files = [path for path in (run.path / "groups").rglob("*") if path.is_file()]
-        # The environment may say that the run was opened again.
-        before = {p: p.read_bytes() for p in files if p.name != "environment.json"}
+        # The environment, which the manifest lists, says that the run was opened again.
+        opened = ("environment.json", "manifest.json")
+        before = {p: p.read_bytes() for p in files if p.name not in opened}
         assert len(before) >= 3 * len(GROUPS)
         monkeypatch.setattr(_train, "GroupWork", refuse)
         request = experiment.EXPERIMENT.request(scale="tiny")

@@ -28,7 +28,7 @@ from joma.experiments.superposition._observe import Observed, observe
 from joma.experiments.superposition._rows import attention_rows
 from joma.experiments.superposition._search import _scores
 from joma.experiments.superposition._shuffle import dealt, dealt_to
-from joma.models import module_at
+from joma.models import NO_SPECIAL_TOKENS, module_at
 from joma.probes.watching import AttentionCall
 
 pytest.importorskip("transformers", reason="needs transformers")
@@ -237,7 +237,7 @@ def test_contexts_and_rows_are_those_of_the_whole_model(kind: str, monkeypatch):
     model.set_attn_implementation("eager")
     hidden: dict[int, Tensor] = {}
     for layer in range(2):
-        down = module_at(model, loaded.architecture.mlp_down, layer)
+        down = module_at(model, loaded.known_architecture.mlp_down, layer)
         assert not down._forward_pre_hooks  # nothing of the observation is left
 
         def look(_, inputs, layer=layer):
@@ -496,8 +496,9 @@ class Bytes:
     """Decodes bytes as UTF-8, in which a sign may take several."""
 
     size = 256
+    special_tokens = NO_SPECIAL_TOKENS
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, tokens: Any) -> str:

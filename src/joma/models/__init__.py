@@ -9,6 +9,7 @@ from joma.models._dummy import dummy_forward
 from joma.models._found import Attention, Block, Found, Mlp
 from joma.models._map_file import load_map
 from joma.models._projections import reader_path
+from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from joma.models._stored import find_stored_weights
 from joma.models._weight import LowRank
 from joma.models.architectures import (
@@ -36,6 +37,7 @@ from joma.models.transformer import Transformer, TransformerConfig
 from joma.models.weight_files import StoredTensor, WeightFiles
 
 __all__ = [
+    "NO_SPECIAL_TOKENS",
     "ROLES",
     "Architecture",
     "Attention",
@@ -54,6 +56,7 @@ __all__ = [
     "Place",
     "Rows",
     "Series",
+    "SpecialTokens",
     "StoredTensor",
     "Tokenizer",
     "Tracing",

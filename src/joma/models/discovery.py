@@ -258,8 +258,12 @@ class _Blocks:
         lists |= {path.rpartition(".")[0] for path in found if _is_numbered(path)}
         if not found:
             lists = _longest_list(modules)
+        # A model may have blocks without numbers in their paths: their order numbers them.
+        self._order: dict[str, int] = {}
+        if all(_number(path) is None for path in found):
+            self._order = {path: at for at, path in enumerate(it for it in modules if it in found)}
         self.blocks = tuple(
-            Block(reader_path(path), _number(path))
+            Block(reader_path(path), self._number(path))
             for path, module in modules.items()
             if (path in found or (path.rpartition(".")[0] in lists and _is_numbered(path)))
             and not isinstance(module, nn.Identity)
@@ -267,7 +271,10 @@ class _Blocks:
 
     def layer_of(self, path: str) -> int | None:
         """Return the number of the block a part is in."""
-        return _number(self._of.get(path, path))
+        return self._number(self._of.get(path, path))
+
+    def _number(self, path: str) -> int | None:
+        return self._order.get(path, _number(path))
 
 
 def _longest_list(modules: Mapping[str, nn.Module]) -> set[str]:
