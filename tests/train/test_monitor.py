@@ -200,10 +200,10 @@ def test_a_model_without_a_map_is_watched_as_far_as_it_goes(
     run = Run.open(tmp_path / "a")
     assert of_run(run, "attention_entropy", layer=1, head=-1)[0] == [1, 2, 4]
     assert of_run(run, "gradient_stable_rank", layer=1, module="blocks.1.o")[0] == [1]
-    assert not of_run(run, "stable_rank")[0]
+    assert of_run(run, "stable_rank", layer=1, module="blocks.1.o")[0] == [1, 2, 4]
     said = [record.getMessage() for record in caplog.records]
-    assert sum("stable_rank of query is not measured: no part of Own" in one for one in said) == 1
-    assert "stable_rank of query and 7 more not measured" in monitor.summary()
+    assert sum("stable_rank of value is not measured: no part of Own" in one for one in said) == 1
+    assert "stable_rank of value and 4 more not measured" in monitor.summary()
 
     model = Own()
     with joma.Monitor(model, every=2, run=tmp_path / "b", budget=None) as monitor:
