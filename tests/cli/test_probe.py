@@ -357,7 +357,6 @@ class TestOtherModels:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=4,
             moe_intermediate_size=12,
             num_experts=3,
             num_experts_per_tok=2,

@@ -28,6 +28,17 @@ class Alarm:
     def __init__(self, processes: Processes, faults: Faults) -> None:
         self._processes, self._faults = processes, faults
         self._finite = FiniteWatch()
+        self._begun: int | None = None
+        self._quiet_until = 0
+
+    def is_quiet(self, step: int, loss: Tensor | float | None) -> bool:
+        """Return whether `check` would do nothing now: the loss is on a GPU and no check is due.
+
+        Args:
+            step: The step.
+            loss: Its loss.
+        """
+        return step < self._quiet_until and isinstance(loss, Tensor) and loss.is_cuda
 
     def check(
         self,
@@ -55,8 +66,18 @@ class Alarm:
             self._faults.tried(
                 NOT_FINITE, lambda: finite.check(model, step, loss), effect="not located"
             )
+        else:
+            self._wait(step)
         if finite.alarmed and not finite.reported:
             report()
+
+    def _wait(self, step: int) -> None:
+        """Be quiet for half of the steps until the next check, by what a step has taken so far."""
+        if self._begun is None:
+            self._begun = step
+        elif step > self._begun:
+            a_step = self._finite.seconds / (step - self._begun)
+            self._quiet_until = step + int(0.5 * self._finite.seconds_until_due / a_step)
 
     def share(self, model: nn.Module, step: int, report: Callable[[], object]) -> None:
         """Learn of weights that are not finite in the shards of other processes."""

@@ -13,7 +13,7 @@ from joma.errors import JomaError
 from joma.train.monitor._processes import Processes
 from joma.train.monitor._tensors import is_real, layer_in, named_parameters
 
-SHARE, FREE = 5e-4, 0.3
+SHARE, FREE = 5e-4, 0.1
 """Share of the training's time, and seconds on top, that checks after single steps may take."""
 NAMED = 8
 """Weights that are named in the log; what follows is the same trouble."""
@@ -68,8 +68,17 @@ class FiniteWatch:
     @property
     def due(self) -> bool:
         """Whether weights are checked after this step: there is time left to pay for it."""
-        allowed = FREE + SHARE * (perf_counter() - self._began)
-        return self._spent + self._usual <= allowed
+        return self.seconds_until_due <= 0
+
+    @property
+    def seconds_until_due(self) -> float:
+        """How long training must go on to pay for the next check of the weights."""
+        return (self._spent + self._usual - FREE) / SHARE - self.seconds
+
+    @property
+    def seconds(self) -> float:
+        """Time since the training began."""
+        return perf_counter() - self._began
 
     def check(self, model: nn.Module, step: int, loss: Tensor | float | None = None) -> None:
         """Flag the weights that are not finite now.

@@ -58,6 +58,8 @@ class Losses:
 
 
 def _copied(loss: Tensor | float) -> Tensor | float:
+    if type(loss) is Tensor and loss.ndim == 0 and loss.dtype == torch.float32 and not loss.is_meta:
+        return loss.detach().clone()  # the usual case; this runs at every step
     if not isinstance(loss, Tensor):
         if isinstance(loss, str | bytes | complex):
             raise JomaError(f"loss must be one real number, got {loss!r:.40}")

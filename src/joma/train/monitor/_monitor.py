@@ -332,11 +332,14 @@ class Monitor:
         return self._faults.tried(what, action, effect="failed")
 
     def _made_step(self, loss: Tensor | float | None, learning_rate: float | None) -> None:
+        began = perf_counter()
         first = self._processes.first
         kept = self._losses.keep(self._step, loss) if first else self._losses.kept(loss)
         if learning_rate is not None:
             self._guarded(lambda: self._keep_rate(learning_rate))
-        self._check_finite(kept)
+        if not self._alarm.is_quiet(self._step, kept):
+            self._check_finite(kept)
+        self._budget.aside(began)
         if self._moved_at is not None and self._step == self._moved_at + 1:
             self._measure_move()
         usual, expensive = (self._step >= due for due in self._budget.due)
@@ -352,9 +355,7 @@ class Monitor:
         inner = self._model()
         if inner is None:
             return
-        began = perf_counter()
         self._alarm.check(inner, self._step, loss, lambda: self._report(inner))
-        self._budget.aside(began)
 
     def _report(self, inner: nn.Module) -> None:
         self._record_losses()
