@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from joma.errors import JomaError
 from joma.probes import Measurement, probe
 from tests.probes._watched import entropy_of, sharpen
 from tests.probes.test_watching_identity import (
@@ -113,3 +114,31 @@ def test_a_module_of_ones_own_with_inputs():
 def test_bad_inputs(given: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         probe(bart(), **given, metrics=ATTENTION)
+
+
+def test_an_encoder_and_its_decoder_read_a_text():
+    config = hf.T5Config(vocab_size=99, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=4)
+    config.decoder_start_token_id = 7
+    model = sharpen(hf.T5ForConditionalGeneration(config)).eval()
+    tokens = torch.randint(99, (3, 11), generator=torch.Generator().manual_seed(0))
+    shifted = torch.cat([torch.full((3, 1), 7), tokens[:, :-1]], 1)
+    given = {"input_ids": tokens, "decoder_input_ids": shifted}
+    read = probe(model, tokens, metrics=ATTENTION)
+    assert {it.kind for it in read} == {"encoder self", "decoder self", "decoder cross"}
+    assert read == probe(model, inputs=given, metrics=ATTENTION)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: hf.ViTModel(hf.ViTConfig(image_size=8, patch_size=4, **TOWER)), "reads no tokens"),
+        (
+            lambda: hf.CLIPModel(hf.CLIPConfig(text_config=TOWER, vision_config=TOWER)),
+            "on a text alone",
+        ),
+    ],
+    ids=["vit", "clip"],
+)
+def test_a_model_that_cannot_read_a_text_alone_says_so(model, why):
+    with pytest.raises(JomaError, match=f"{why}.*inputs="):
+        probe(model(), torch.zeros(2, 5, dtype=torch.long), metrics=ATTENTION)

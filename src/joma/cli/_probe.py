@@ -364,7 +364,8 @@ def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
         for column in table.columns:
             column.justify = "right"
         for row in rows:
-            table.add_row(*(_show.printable(row.get(name, "")) for name in shown))
+            if any(name in row for name in shown[1:]):  # the attentions of a layer have no weights
+                table.add_row(*(_show.printable(row.get(name, "")) for name in shown))
         _show.put(table, "")
     for line in _beside(probed):
         _show.say(line)

@@ -1,5 +1,6 @@
 """What a model is called with: windows of tokens, or inputs of any kind given by name."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ Windows = Tensor | Sequence[Sequence[int]]
 Inputs = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Keyword arguments of one forward pass, or of several."""
 
+_GIVE_INPUTS = "measure it with joma.probes.probe(model, inputs=...)"
 _TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 
 
@@ -47,9 +49,41 @@ class Batch:
         tokens = self.given.to(device)
         body = getattr(model, "base_model", model)
         if hasattr(model, "config") and hasattr(body, "get_input_embeddings"):
-            body(input_ids=tokens, use_cache=False)
+            _read(body, tokens)
         else:
             model(tokens)
+
+
+def _read(model: nn.Module, tokens: Tensor) -> None:
+    """Call a Hugging Face model with a text; a decoder after an encoder is given the same text.
+
+    As in training, the decoder's tokens are shifted to the right by the token it starts with.
+    """
+    taken = inspect.signature(model.forward).parameters
+    if "input_ids" not in taken:
+        raise JomaError(f"{type(model).__name__} reads no tokens; {_GIVE_INPUTS}")
+    given: dict[str, Any] = {"input_ids": tokens, "use_cache": False}
+    if "decoder_input_ids" in taken:
+        start = getattr(model.config, "decoder_start_token_id", None)
+        first = tokens[:, :1] if start is None else torch.full_like(tokens[:, :1], start)
+        given["decoder_input_ids"] = torch.cat([first, tokens[:, :-1]], 1)
+    try:
+        model(**given)
+    except (AttributeError, TypeError, ValueError) as error:
+        # Of the model's own code: a model of images and text says what it lacks.
+        if isinstance(error, JomaError) or not _raised_in("transformers", error):
+            raise
+        raise JomaError(
+            f"{type(model).__name__} cannot be run on a text alone ({error}); {_GIVE_INPUTS}"
+        ) from error
+
+
+def _raised_in(package: str, error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return name.partition(".")[0] == package
 
 
 class Reader:
