@@ -145,3 +145,16 @@ def test_attentions_that_share_a_layer_keep_a_row_each():
     labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
     assert labels == ["0 encoder self", "0 decoder self", "0 self #1"]
     assert attentions(records[:3]) == {}
+
+
+def test_towers_and_experts_are_lines_of_their_own():
+    modules = [f"{tower}.{layer}.q" for layer in range(3) for tower in ("encoder", "decoder")]
+    found = [record("stable_rank", name, i // 2, None, i, 0.1) for i, name in enumerate(modules)]
+    figure = draw_probe(found, dict.fromkeys(modules, "query"))
+    assert figure is not None
+    lines: Any = figure.axes[0].containers
+    assert [xs(line.lines[0]) for line in lines] == [[0, 1, 2], [0, 1, 2]]
+    assert [list(line.lines[0].get_ydata()) for line in lines] == [[0, 2, 4], [1, 3, 5]]
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["queries"]

@@ -1,5 +1,6 @@
 """The picture of one model: attention entropy by layer and head, and the ranks of its weights."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,21 +110,36 @@ def _draw_entropies(
         ax.set_ylabel("")
 
 
+def _lines(points: Sequence[Record]) -> list[list[Record]]:
+    """Return points grouped into lines: those whose modules differ by the layer's number alone.
+
+    Encoders, decoders, cross-attention and experts are lines of their own.
+    """
+    lines: dict[str, list[Record]] = {}
+    for point in points:
+        layer = re.compile(rf"(?<![0-9]){point['layer']}(?![0-9])")
+        lines.setdefault(layer.sub("{layer}", point["module"], count=1), []).append(point)
+    return list(lines.values())
+
+
 def _draw_ranks(ax: Axes, ranks: Mapping[str, Sequence[Record]]) -> None:
     for (role, points), color, marker in zip(
         ranks.items(), figures.PALETTE, _MARKERS, strict=False
     ):
-        ax.errorbar(
-            [point["layer"] for point in points],
-            [point["value"] for point in points],
-            [point["bound"] or 0.0 for point in points],
-            color=color,
-            marker=marker,
-            ms=4,
-            lw=1.5,
-            elinewidth=1,
-            label=ROLE_NAMES[role],
-        )
+        label: str | None = ROLE_NAMES[role]
+        for line in _lines(points):
+            ax.errorbar(
+                [point["layer"] for point in line],
+                [point["value"] for point in line],
+                [point["bound"] or 0.0 for point in line],
+                color=color,
+                marker=marker,
+                ms=4,
+                lw=1.5,
+                elinewidth=1,
+                label=label,
+            )
+            label = None  # one entry of the legend for each role
     ax.set(title="Stable rank of the weights", xlabel="layer", ylim=(0, None))
     ax.set_ylabel("‖W‖² / σ₁²")
     ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
