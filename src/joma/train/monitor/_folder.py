@@ -1,5 +1,6 @@
 """The run folder of a monitor: a new one, or the one that a resumed training wrote to."""
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -7,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joma.errors import JomaError
 from joma.runs import Run, is_run
 from joma.train.monitor._faults import Faults
+
+_ORIGIN = "origin"
+"""Name of the JSON file that says which folder was asked for and held an earlier run."""
 
 
 @dataclass(frozen=True)
@@ -50,51 +55,83 @@ def open_run(
     Raises:
         JomaError: The folder holds something else.
     """
-    opened = _opened(run, config, step, device, faults)
-    if opened.run is not None:
-        try:
-            stack.enter_context(opened.run.locked())
-        except OSError as error:
-            faults.note("the run folder", error, effect="not locked")
-    return opened
-
-
-def _opened(
-    run: Run | Path | str | None,
-    config: Mapping[str, Any],
-    step: int,
-    device: str,
-    faults: Faults,
-) -> Opened:
+    if isinstance(run, str):
+        run = Path(run)
+    found = run if isinstance(run, Run) else None
+    if found is None and isinstance(run, Path) and step > 0:
+        found = _found(run, faults)
+    if found is not None:
+        _lock(found, faults, stack)  # before anything of it is changed
+        if step == 0 or _rewound(found, step, faults):
+            return Opened(found)
+        run = found.path
     try:
-        if isinstance(run, str):
-            run = Path(run)
-        if step > 0 and isinstance(run, Path):
-            run = _newest(run) or run
-            if is_run(run):
-                run = Run.open(run)
-        if isinstance(run, Run):
-            if step > 0:
-                run.metrics.rewind(step)
-            return Opened(run)
-        return _made(run, config, device)
+        opened = _made(run if isinstance(run, Path) else None, config, device)
     except OSError as error:
         faults.note("the run folder", error, effect="not written, and numbers stay in memory")
         return Opened(None)
+    if opened.run is not None:
+        _lock(opened.run, faults, stack)
+    return opened
+
+
+def _lock(run: Run, faults: Faults, stack: ExitStack) -> None:
+    try:
+        stack.enter_context(run.locked())
+    except OSError as error:
+        faults.note("the run folder", error, effect="not locked")
+
+
+def _found(folder: Path, faults: Faults) -> Run | None:
+    """Return the run that a resumed training wrote to; None where it is not there or damaged."""
+    try:
+        newest = _newest(folder)
+        if newest is None:
+            return None
+        if newest != folder:
+            faults.remark(f"resumed in {newest}, which was made instead of {folder}")
+        return Run.open(newest)
+    except (OSError, JomaError) as error:
+        faults.note("the earlier run", error, effect="not resumed")
+        return None
+
+
+def _rewound(run: Run, step: int, faults: Faults) -> bool:
+    """Drop what was logged after a step; return False where the log cannot be read or written."""
+    try:
+        run.metrics.rewind(step)
+    except (OSError, JomaError) as error:
+        faults.note("the earlier run", error, effect="not resumed")
+        return False
+    return True
 
 
 def _made(folder: Path | None, config: Mapping[str, Any], device: str) -> Opened:
     run = Run.create("monitor", config, out=folder, device=device, existing="next")
-    return Opened(run, folder if folder is not None and run.path != folder else None)
+    if folder is None or run.path == folder:
+        return Opened(run)
+    run.write_json(_ORIGIN, {"instead_of": folder.name})
+    return Opened(run, folder)
 
 
 def _newest(folder: Path) -> Path | None:
-    """Return the run that was made last of a folder's name, None where there is none."""
+    """Return the folder that was made last for a folder's name, None where there is none.
+
+    A folder named `mine-2` that somebody chose is another training's.
+    """
     pattern = re.compile(re.escape(folder.name) + r"-([1-9][0-9]*)")
     runs = {1: folder} if is_run(folder) else {}
     if folder.parent.is_dir():
         for other in folder.parent.iterdir():
             match = pattern.fullmatch(other.name)
-            if match and is_run(other):
+            if match and is_run(other) and _origin(other) == folder.name:
                 runs[int(match[1])] = other
     return runs[max(runs)] if runs else None
+
+
+def _origin(folder: Path) -> str | None:
+    """Return the name of the folder that a run was made instead of."""
+    try:
+        return json.loads((folder / f"{_ORIGIN}.json").read_text(encoding="utf-8"))["instead_of"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

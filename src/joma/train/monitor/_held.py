@@ -4,8 +4,10 @@ import contextlib
 import inspect
 import random
 import warnings
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from joma.errors import JomaError
 
 TOKENS = 2048
 """Tokens that a look reads, unless one sequence alone has more."""
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _ABSENT = object()
 _ONLY_FOR_THE_LOSS = ("labels", "num_items_in_batch", "shift_labels")
 
@@ -84,6 +87,13 @@ class Held:
             cls(((_each(args, cut), _each(dict(kwargs), cut)),), autocast)
             for cut in _cutters(model, args, kwargs)
         )
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors the model is called with."""
+        found: list[Tensor] = []
+        _each(self.calls, lambda tensor: found.append(tensor) or tensor)
+        return len(found)
 
     def shared(self, same: Callable[[Tensor], Tensor]) -> "Held":
         """The same with what `same` makes of every tensor."""
@@ -160,6 +170,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if _holds(buffer)]
     registered = {module: dict(module._buffers) for module in modules if any(module._buffers)}
     attributes = [(module, dict(vars(module))) for module in modules]
+    contents = [pair for module in modules for pair in _contents(module)]
     for module in modules:
         if module.training:
             module.training = False
@@ -175,6 +186,35 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module._buffers.update(there)
         for module, there in attributes:
             _put_back(module, there)
+        for container, before in contents:
+            _refill(container, before)
+
+
+def _contents(module: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """Yield the lists, dicts and sets a module collects things in, with copies of them.
+
+    Losses of experts are often collected so by forward passes, and enter the training's loss.
+    """
+    waiting = [(value, 0) for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
+    while waiting:
+        value, depth = waiting.pop()
+        if type(value) in (list, dict, set, deque, defaultdict):
+            yield value, value.copy()
+            if depth < 2 and not isinstance(value, set):
+                inside = value.values() if isinstance(value, dict) else value
+                waiting += [(one, depth + 1) for one in inside]
+
+
+def _refill(container: Any, before: Any) -> None:
+    """Give a list, dict, set or deque the contents it had, if they changed."""
+    now, then = (list(it.items()) if isinstance(it, dict) else it for it in (container, before))
+    if len(now) == len(then) and all(
+        one is other or (type(one) is tuple and all(map(is_, one, other)))
+        for one, other in zip(now, then, strict=True)
+    ):
+        return
+    container.clear()
+    container.extend(before) if isinstance(container, list | deque) else container.update(before)
 
 
 def _put_back(module: nn.Module, attributes: dict[str, Any]) -> None:

@@ -47,10 +47,25 @@ class Inputs:
         """Stop catching once there are inputs; all processes take those of the first."""
         if self.held is not None and not self._settled:
             self.close()
-            self.held = tuple(held.shared(self._processes.same) for held in self.held)
+            self.held = self._shared(self.held)
             self._settled = True
         elif self._first_calls and not self._first_calls[-1].in_place:
             self._await()  # the model was compiled in place meanwhile
+
+    def _shared(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
+        """Return the first process's inputs; each keeps its own where they cannot be told apart.
+
+        Batches may be of another length in each process, and then of another number of candidates.
+        """
+        if not self._processes.together:
+            return held
+        number = self._processes.agree([len(held)])[0]
+        held = (*held, *[held[-1]] * number)[:number]
+        tensors = sum(one.tensors for one in held)
+        if self._processes.any(self._processes.agree([tensors])[0] != tensors):
+            self._faults.remark("every process is measured on inputs of its own, which differ")
+            return held
+        return tuple(one.shared(self._processes.same) for one in held)
 
     def close(self) -> None:
         """Leave the model alone."""
