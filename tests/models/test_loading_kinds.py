@@ -130,3 +130,16 @@ def test_what_a_configuration_asks_for_is_compared_before_it_is_built(
 
 def _never(*arguments, **options):
     raise AssertionError("the model was built")
+
+
+def test_names_of_classes_are_no_settings():
+    from joma.models._size_checks import check_config
+
+    check_config({"label2id": {"landing stage": 9000}, "id2label": {"9000": "x"}}, "config.json")
+
+
+def test_checksums_of_another_form_are_somebody_elses(tmp_path):
+    from joma.models._checksums import SUMS, check_checksums
+
+    (tmp_path / SUMS).write_text("".join(f"{'0' * 64} *{name}\n" for name in ("a", "b/c")))
+    assert check_checksums(tmp_path) is False

@@ -142,3 +142,12 @@ def test_an_encoder_and_its_decoder_read_a_text():
 def test_a_model_that_cannot_read_a_text_alone_says_so(model, why):
     with pytest.raises(JomaError, match=f"{why}.*inputs="):
         probe(model(), torch.zeros(2, 5, dtype=torch.long), metrics=ATTENTION)
+
+
+def test_a_decoder_that_reads_as_many_tokens_has_no_overlap_by_the_encoders():
+    config = hf.T5Config(vocab_size=99, d_model=16, d_kv=4, d_ff=32, num_layers=1, num_heads=4)
+    model = sharpen(hf.T5Model(config)).eval()
+    tokens = torch.randint(99, (3, 11), generator=torch.Generator().manual_seed(0))
+    given = {"input_ids": tokens, "decoder_input_ids": torch.zeros_like(tokens)}
+    found = probe(model, inputs=given, metrics=("residual_overlap",))
+    assert [it.module for it in found] == ["encoder.block.0"]

@@ -136,3 +136,26 @@ def test_rows_with_a_cache_are_the_last():
     for call, expected in zip(calls[::2], (mask[:, :2], mask[:, 2:]), strict=True):
         assert call.rows is not None
         assert torch.equal(call.rows, expected.bool())
+
+
+def test_a_bool_mask_of_a_registered_attention_hides():
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register("own_attention", sdpa_attention_forward)
+    AttentionMaskInterface.register("own_attention", sdpa_mask)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = hf.LlamaConfig(**sizes, num_attention_heads=2, vocab_size=30)
+    model = hf.LlamaModel(config).eval()
+    tokens = torch.arange(1, 21).view(2, 10)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    found = {}
+    for name in ("sdpa", "own_attention"):
+        model.set_attn_implementation(name)
+        with watch_attention(model, lambda call, name=name: found.setdefault(name, call)):
+            model(input_ids=tokens, attention_mask=mask)
+    own, usual = (found[name].statistics().entropy for name in ("own_attention", "sdpa"))
+    torch.testing.assert_close(own[1], usual[1])
+    assert float(own[1, 0, 1].max()) < 0.7  # the second query sees two keys

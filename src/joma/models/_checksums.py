@@ -11,6 +11,7 @@ SUMS = "SHA256SUMS"
 """The name of that file."""
 
 _LINE = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
+_OTHER_LINE = re.compile(r"\\?[0-9a-f]{64} [ *]\S.*")
 _AT_ONCE = 2**20
 _LARGEST = 2**24
 
@@ -46,6 +47,8 @@ def check_checksums(folder: Path, known: Mapping[str, str] | None = None) -> boo
     if not (folder / SUMS).is_file():
         return False
     expected = _expected(folder / SUMS)
+    if expected is None:
+        return False
     for name, digest in expected.items():
         path = folder / name
         if not path.is_file():
@@ -58,11 +61,15 @@ def check_checksums(folder: Path, known: Mapping[str, str] | None = None) -> boo
     return True
 
 
-def _expected(path: Path) -> dict[str, str]:
+def _expected(path: Path) -> dict[str, str] | None:
+    """Return hashes by file name; None for a list of another form, which somebody else wrote."""
     if path.stat().st_size > _LARGEST:
         raise JomaError(f"{path} is damaged: it has {path.stat().st_size} bytes")
     text = path.read_bytes().decode(errors="replace")
-    lines = [_LINE.fullmatch(line) for line in text.removesuffix("\n").split("\n")]
+    given = text.removesuffix("\n").split("\n")
+    lines = [_LINE.fullmatch(line) for line in given]
+    if not any(lines) and all(_OTHER_LINE.fullmatch(line) for line in given):
+        return None
     found = {line[2]: line[1] for line in lines if line is not None}
     if not text.endswith("\n") or len(found) != len(lines):
         raise JomaError(f"{path} is damaged: a line of it is not the checksum of one file")

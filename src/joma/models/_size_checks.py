@@ -54,7 +54,8 @@ def check_config(config: Any, what: str) -> None:
                         f"{what} must not have {printable(name, 60)} above {most}, got "
                         f"{printable(str(value), 30)}"
                     )
-            check_config(value, what)
+            if name not in ("id2label", "label2id"):  # names of classes are no settings
+                check_config(value, what)
     elif isinstance(config, list):
         for value in config:
             check_config(value, what)

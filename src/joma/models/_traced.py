@@ -48,6 +48,14 @@ class _Frame:
     products: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
+def _leave_out_fused(attention: FoundAttention) -> None:
+    """Leave out a fused matrix if no known layout of it made the queries and keys seen."""
+    fused, _ = attention.parts["query"]
+    attention.notes[fused.path] = "how queries, keys and values share its rows was not recognised"
+    for role in [role for role, (it, _) in attention.parts.items() if it.name == fused.name]:
+        del attention.parts[role]
+
+
 class Traced:
     """A context in which attentions of a model are watched.
 
@@ -92,9 +100,10 @@ class Traced:
             return
         ranked = sorted(scores, key=lambda name: -scores[name])
         best = scores[ranked[0]]
-        if best < _SEEN:
-            return
-        if len(ranked) > 1 and best - scores[ranked[1]] < _CLEARLY:
+        unclear = len(ranked) > 1 and best - scores[ranked[1]] < _CLEARLY
+        if best < _SEEN or unclear:
+            if attention.ways:
+                _leave_out_fused(attention)
             return
         for way in attention.ways:
             if way.name == ranked[0]:

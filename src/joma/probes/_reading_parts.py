@@ -83,7 +83,8 @@ class PartsReading:
                 assert self._parts is not None, "`probe` asks for it"
                 for block in self._parts.blocks:
                     module = self._modules[block.module]
-                    handles.append(module.register_forward_hook(self._residual_hook(block)))
+                    if not self._reads_other_tokens(block):
+                        handles.append(module.register_forward_hook(self._residual_hook(block)))
             yield
         finally:
             for handle in handles:
@@ -165,6 +166,12 @@ class PartsReading:
 
     def _spread(self, rows: Tensor) -> Tensor:
         return rows[:: max(1, -(-len(rows) // self._sample))]
+
+    def _reads_other_tokens(self, block: Block) -> bool:
+        """Return whether a block is of a decoder whose tokens are not those the encoder reads."""
+        config = getattr(self._model, "config", None)
+        both = getattr(config, "is_encoder_decoder", False)
+        return bool(both) and "decoder" in block.module.split(".")
 
     def _residual_hook(self, block: Block) -> Callable[..., None]:
         def look(module: nn.Module, inputs: Any, output: Any) -> None:

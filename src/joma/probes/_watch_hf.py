@@ -181,7 +181,7 @@ def _call(
         mask = _packed(query, key, given) if padding is None else None
     elif isinstance(mask, Tensor):
         mask = mask.detach()[..., : key.shape[2]]
-        if mask.dtype == torch.bool and "sdpa" not in implementation:
+        if mask.dtype == torch.bool and implementation.endswith(_EAGER):
             mask = mask.to(query.dtype)  # added to the scores, whatever was meant
     elif mask is not None:
         mask = _dense(mask, query, key)

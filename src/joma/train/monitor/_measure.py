@@ -87,10 +87,7 @@ class Measurements:
             self._faults.note("the parts of the model", error, effect="not found")
         self.updates.forget_others(tensors, self._parts.matrices)
         self._stable = _weights.StableRanks(self._options.tolerance, self._options.seed)
-        if self._wants("stable_rank", "effective_rank"):
-            for part, why in self._parts.missing.items():
-                if part != "embedding":
-                    self._faults.note("stable_rank", why, module=part)
+        self._note_missing()
         if self._wants("embedding_overlap") and "embedding" in self._parts.missing:
             self._faults.note("embedding_overlap", self._parts.missing["embedding"])
         if again:
@@ -133,7 +130,6 @@ class Measurements:
             model: The model, uncompiled, in evaluation mode.
             candidates: What it may be called with; the first that it takes counts.
         """
-        last: Exception | None = None
         attention = self._wants("attention_entropy", "attention_effective", "theorem1_residual")
         attention = attention and not self._faults.is_off("attention")
         activity = self._wants("mlp_dead") and not self._faults.is_off("mlp_dead")
@@ -142,6 +138,25 @@ class Measurements:
         self._trace(model, candidates[-1])
         lower = self._lower() if attention else None
         downs = self._parts.downs if activity else {}
+        if attention:
+            found = self._passed(model, candidates, "attention", downs, lower)
+            if found is not None:
+                return found
+        if not downs:
+            return [], candidates[0]
+        # Activity of MLPs is seen also where attention cannot be.
+        return self._passed(model, candidates, "mlp_dead", downs, None) or ([], candidates[0])
+
+    def _passed(
+        self,
+        model: nn.Module,
+        candidates: Sequence[Held],
+        what: str,
+        downs: dict[str, int | None],
+        lower: Tensor | None,
+    ) -> tuple[list[Row], Held] | None:
+        """Return the rows of one forward pass and its inputs; None, and a note, where all fail."""
+        last: Exception | None = None
         for held in candidates:
             rows: list[Row] = []
             failed: Exception | None = None
@@ -149,9 +164,9 @@ class Measurements:
                 with ExitStack() as stack:
                     stack.enter_context(self._gathers.completed(model))
                     dead = stack.enter_context(watching_activity(self.tensors, downs, self._faults))
-                    if attention:
+                    if what == "attention":
                         rows += self._reading.attend(model, held, self._parts, lower)
-                    elif downs:
+                    else:
                         held.run(model)
                 rows += dead
             except Exception as error:  # the model's own code, which may fail as it likes
@@ -160,10 +175,8 @@ class Measurements:
                 return self._kept(rows), held
             last = failed or last
         why = "the forward pass failed in another process" if last is None else last
-        for what, wanted in (("attention", attention), ("mlp_dead", activity)):
-            if wanted:
-                self._faults.note(what, why)
-        return [], candidates[0]
+        self._faults.note(what, why)
+        return None
 
     def _trace(self, model: nn.Module, held: Held) -> None:
         """Let one forward pass show, once, how fused matrices are to be read."""
@@ -178,6 +191,14 @@ class Measurements:
 
         found = self._faults.tried("tracing the model", lambda: self._find_parts(model, run))
         self._parts = found or self._parts
+        self._note_missing()
+
+    def _note_missing(self) -> None:
+        """Note which weights are not measured, and why."""
+        if self._wants("stable_rank", "effective_rank"):
+            for part, why in self._parts.missing.items():
+                if part != "embedding":
+                    self._faults.note("stable_rank", why, module=part)
 
     def weights(self) -> list[Row]:
         """Return stable ranks of the weights."""
