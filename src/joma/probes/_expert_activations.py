@@ -25,7 +25,7 @@ def expert_activations(
         module: holds the experts, as transformers writes them.
         inputs: what it is called with.
         options: the same by name.
-        some: picks the tokens to look at from (tokens, …).
+        some: picks the sampled tokens from (tokens, …).
 
     Returns:
         None where the module is of another kind.

@@ -131,15 +131,15 @@ class PartsReading:
         return module if not number else f"{module}#{number}"
 
     def _mlp_hook(self, mlp: Mlp) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             hidden = inputs[0].reshape(-1, inputs[0].shape[-1])
             hidden = self._spread(hidden) if mlp.expert is not None else self._some(hidden)
             self._add(mlp, self._key(reader_path(mlp.down_path or mlp.module)), hidden)
 
-        return look
+        return record
 
     def _stack_hook(self, experts: Sequence[Mlp]) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: Any, options: Any) -> None:
+        def record(module: nn.Module, inputs: Any, options: Any) -> None:
             made = expert_activations(module, inputs, options, self._some)
             if made is None:
                 return
@@ -150,7 +150,7 @@ class PartsReading:
                 if mlp.expert in made:
                     self._add(mlp, key, made[mlp.expert])
 
-        return look
+        return record
 
     def _add(self, mlp: Mlp, key: str, hidden: Tensor) -> None:
         if not len(hidden):
@@ -174,7 +174,7 @@ class PartsReading:
         return bool(both) and "decoder" in block.module.split(".")
 
     def _residual_hook(self, block: Block) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
             stream = output if isinstance(output, Tensor) else output[0]
             rows = stream.reshape(-1, stream.shape[-1])
             if len(rows) != self._places:
@@ -185,7 +185,7 @@ class PartsReading:
                 self._residuals[key] = _Seen(key, block.layer, sums)
             self._residuals[key].sums.update(rows[self._rows], self._tokens)
 
-        return look
+        return record
 
     def _of_mlp(self, seen: _Seen, of: ActivationStatistics) -> list[Measurement]:
         values = {
