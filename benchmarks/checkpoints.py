@@ -35,6 +35,8 @@ from joma.runs import Run
 from joma.train import _checkpointing, fit
 
 NEVER = 1e9
+FIRST = 32
+"""Steps that do not count."""
 DEFAULT_SECONDS = 45.0
 """Between two checkpoints, at the default."""
 
@@ -53,21 +55,42 @@ class _Counting(_checkpointing.CheckpointWriter):
             self.finish()
 
 
+class _Clock:
+    """Reads the clock at the first steps that count and at the last, once the device is done.
+
+    Args:
+        device: That of the training.
+    """
+
+    started = ended = 0.0
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __call__(self, done: int, total: int) -> None:
+        """Tell it that steps are done."""
+        if (done >= FIRST and not self.started) or done == total:
+            if self._device == "cuda":
+                torch.cuda.synchronize()
+            self.ended = time.perf_counter()
+            self.started = self.started or self.ended
+
+
 def train(group: str, scale: str, device: str, steps: int, every: float) -> dict[str, float]:
-    """Return the seconds that training takes, how many checkpoints it saved, and their size."""
+    """Return the seconds that training takes, how many checkpoints it saved, and their size.
+
+    Counted from step `FIRST` on, once CUDA graphs are captured, to the last step.
+    """
     options = {"learning-rate": None, "hidden": None}
+    clock = _Clock(device)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create("bench", {}, out=Path(folder) / "run", device=device)
         request = Request(device=device, options=options)
         ensemble = GroupWork(run, GROUPS[group], SIZES[scale], request).ensemble
         state = sum(tensor.nbytes for tensor in ensemble.state().values())
-        fit(ensemble, run, 4, checkpoint_seconds=NEVER, keep_last=True)  # graphs are captured
         _Counting.saved = 0
-        _wait(device)
-        start = time.perf_counter()
-        fit(ensemble, run, 4 + steps, checkpoint_seconds=every, keep_last=False)
-        _wait(device)
-        seconds = time.perf_counter() - start
+        fit(ensemble, run, steps, checkpoint_seconds=every, progress=clock)
+    seconds = clock.ended - clock.started
     return {"seconds": seconds, "checkpoints": _Counting.saved, "state_bytes": state}
 
 
@@ -119,11 +142,6 @@ def main() -> None:
             f"| {row['side']} | {row['seconds']:.2f} s | {row['checkpoints']:.0f} "
             f"| {row['each_s']:.3f} s | {row['overhead_at_default']:.2%} |"
         )
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":
