@@ -163,7 +163,7 @@ def test_it_is_nought_where_the_theorem_holds(
 ) -> None:
     residuals, (first, last) = trained(tmp_path / "run", seed=seed, **options)
     assert last < first - 0.01
-    assert len(residuals) == 4
+    assert len(residuals) == 8  # after steps 1, 2, 4, 8, 16, 20, 40 and 60
     assert max(map(abs, residuals)) < 1e-5
 
 
@@ -176,10 +176,9 @@ def test_attention_that_is_not_even_counts_as_the_theorem_says(tmp_path: Path, s
 
 def test_attention_that_moves_is_followed_from_look_to_look(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rate": 0.03, "logit_rate": 3000.0}
-    near, _ = trained(tmp_path / "near", every=1, **options)
-    far, _ = trained(tmp_path / "far", every=60, **options)
-    assert near[-1] < 0.01
-    assert near[-1] < far[-1] / 4
+    for every in (1, 60):  # it moves most in the beginning, where measurements are dense
+        residuals, _ = trained(tmp_path / f"{every}", every=every, **options)
+        assert abs(residuals[-1]) < 0.01  # 0.03 where only the first and the last are measured
 
 
 def test_sequences_that_differ_little_make_a_little(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def _first_vectors(
         first = rows.rows(first)
     if first.shape[0] % heads:
         return None
-    return first.reshape(heads, -1).double()
+    return _on_host(first.reshape(heads, -1))
 
 
 def _explained(made: list[Tensor], product: tuple[Tensor, Tensor]) -> float:
@@ -193,7 +193,7 @@ def _explained(made: list[Tensor], product: tuple[Tensor, Tensor]) -> float:
     for at, (vectors, operand) in enumerate(zip(made, product, strict=False)):
         width = vectors.shape[-1]
         for seen in _first_seen(operand, width):
-            found[at] = max(found[at], _cosine(vectors, seen.double()))
+            found[at] = max(found[at], _cosine(vectors, _on_host(seen)))
     return min(found)
 
 
@@ -209,6 +209,11 @@ def _first_seen(operand: Tensor, width: int) -> Iterator[Tensor]:
             first = laid.reshape(-1, *laid.shape[-3:])[0]
             yield first[:, 0]  # (heads, positions, width)
             yield first[0]
+
+
+def _on_host(vectors: Tensor) -> Tensor:
+    """Return few numbers where kernels for them need not be loaded first."""
+    return vectors.detach().cpu().double()
 
 
 def _cosine(vectors: Tensor, seen: Tensor) -> float:

@@ -1,62 +1,68 @@
-"""When to look: on a cadence, and never for more than a share of the training's time."""
+"""When to measure: densely at first, then on a cadence, for a share of the training's time."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-_PATIENCE = 2
-"""Of what all looks owe, how many times its own cost one of them waits for."""
+EARLY_SECONDS = 120.0
+"""How long measurements may take more than their share, and then as much as of that time."""
+EARLY = 4
+"""Measurements after the first that are made in that time whatever they take."""
+_FIRST_TO_USUAL = 0.1  # a guess of what the second takes, from the first, which makes things ready
+
+
+def following(step: int, every: int) -> int:
+    """Return the step after `step` on a cadence: powers of two up to `every`, then its multiples.
+
+    Args:
+        step: A step, 0 or later.
+        every: Steps between measurements.
+    """
+    doubled = 1 << step.bit_length()
+    return doubled if doubled < every else (step // every + 1) * every
 
 
 @dataclass
-class Cadence:
-    """Steps at which one kind of look is due.
+class Kind:
+    """What is known of one kind of measurement.
 
-    Looks are due at multiples of `every`, but one that takes more than its share of the time since
-    the one before is put off until training has gone on long enough to pay for it; what it will
-    take is what the shorter of the last two took. The first makes things ready for all and takes
-    long, while what comes soon after it is worth seeing: it puts nothing off by itself, but
-    whatever looks of all kinds owe makes later ones wait, up to three times as long, until it is
-    paid. From then on all together, the first among them, have taken their share at most, give or
-    take half a look.
-
-    Args:
-        every: steps between looks.
-        share: of the time, that looks of this kind may take; None for no limit.
-        due: step of the next look.
+    Attributes:
+        every: Steps between them.
+        due: Step at which the next one is due.
+        seconds: What they have taken.
+        made: How many there were.
+        last: What the last one took, without the first.
+        usual: What one takes; the shorter of the last two, since one may be held up.
     """
 
     every: int
-    share: float | None
-    due: int = 1
-    _last: tuple[int, float, float] | None = field(default=None, repr=False)
+    due: int
+    seconds: float = 0.0
+    made: int = 0
+    usual: float = 0.0
+    last: float = field(default=math.inf, repr=False)
 
-    def looked(self, step: int, seconds: float, trained: float, owed: float) -> None:
-        """Sets when the next look is due; one made before it was due changes nothing.
-
-        Args:
-            step: of the look just made.
-            seconds: it took.
-            trained: seconds of training until this look, looks left out.
-            owed: seconds that looks of all kinds, this one among them, have taken beyond their
-                share of `trained`; below 0 where they have taken less.
-        """
-        last = self._last
-        if last is not None and step < self.due:
+    def add(self, seconds: float) -> None:
+        """Count one that took so long."""
+        self.seconds += seconds
+        self.made += 1
+        if self.made == 1:
+            self.usual = _FIRST_TO_USUAL * seconds
             return
-        self._last = (step, trained, math.inf if last is None else seconds)
-        self.due = (step // self.every + 1) * self.every
-        if last is not None and self.share is not None:
-            earned = self.share * (trained - last[1])
-            usual = min(seconds, last[2])  # where one was held up, the next need not be
-            wait = (usual + min(max(owed, 0.0), _PATIENCE * usual)) * (step - last[0])
-            if wait > self.every * earned > 0:
-                self.due = math.ceil((step + wait / earned) / self.every) * self.every
+        self.usual, self.last = min(seconds, self.last), seconds
 
 
 class Budget:
     """The time of a training, what measurements take of it, and when the next ones are due.
+
+    Without a limit, measurements are due at the steps of `following`, expensive ones at the first
+    step and at multiples of their own number. With one, all that the monitor does takes at most its
+    share of the training's time, from two minutes of training on: measurements are put off until
+    there is time to pay for them. In the first two minutes what they may take of two minutes is
+    spread over powers of a factor, two where that suffices. A few are made in any case.
+
+    Half of the share is left to expensive measurements.
 
     Args:
         every: Steps between measurements.
@@ -69,26 +75,23 @@ class Budget:
     """
 
     def __init__(self, every: int, expensive: int, share: float | None, step: int) -> None:
-        self._share = share
-        half = None if share is None else share / 2
-        self._cadences = tuple(
-            Cadence(apart, half, due=1 if step == 0 else (step // apart + 1) * apart)
-            for apart in (every, expensive)
-        )
+        self._share, self._begun = share, step
+        later = (step // expensive + 1) * expensive
+        self._usual = Kind(every, following(step, every))
+        self._expensive = Kind(expensive, 1 if step == 0 else later)
         self.seconds = 0.0
-        self._trained = self._aside = 0.0
+        self._trained = self._aside = self._standing = 0.0
         self._since = perf_counter()
         self._ended = False
 
     @property
     def due(self) -> list[int]:
         """The steps at which the next measurement and the next expensive one are due."""
-        return [cadence.due for cadence in self._cadences]
+        return [self._usual.due, self._expensive.due]
 
     @due.setter
     def due(self, steps: Sequence[int]) -> None:
-        for cadence, step in zip(self._cadences, steps, strict=True):
-            cadence.due = step
+        self._usual.due, self._expensive.due = steps
 
     @property
     def limited(self) -> bool:
@@ -120,6 +123,8 @@ class Budget:
         self._since += took
         if expensive:
             self._aside = took
+        else:
+            self._standing += took
 
     def pay(self, step: int, began: float, middle: float | None, ended: float) -> None:
         """Charge a measurement, and set when the next one is due.
@@ -130,11 +135,61 @@ class Budget:
             middle: When its expensive part began, None where it had none.
             ended: When it ended.
         """
-        took = [ended - began]
+        self._usual.add((ended if middle is None else middle) - began)
         if middle is not None:
-            took = [middle - began, ended - middle + self._aside]
-        owed = self.seconds + ended - began - (self._share or 0.0) * self._trained
-        for cadence, seconds in zip(self._cadences, took, strict=False):
-            cadence.looked(step, seconds, self._trained, owed)
+            self._expensive.add(ended - middle + self._aside)
         self._since = perf_counter()
         self.seconds += self._since - began
+        self._plan(step, with_expensive=middle is not None)
+
+    def _plan(self, step: int, *, with_expensive: bool) -> None:
+        """Set when the next measurements are due, after one at `step`."""
+        usual, expensive = self._usual, self._expensive
+        on_time = step >= usual.due or step <= 1
+        if on_time:  # one that was asked for changes nothing
+            usual.due = following(step, usual.every)
+        if with_expensive and step >= expensive.due:
+            expensive.due = (step // expensive.every + 1) * expensive.every
+        made = step - self._begun
+        if self._share is None or made < 1 or self._trained <= 0:
+            return
+        a_step = self._trained / made
+        if on_time:
+            usual.due = max(usual.due, self._affordable(step, a_step))
+        both = usual.usual + expensive.usual
+        wait = max(
+            self._seconds_until(both, 0.0),
+            (expensive.seconds + expensive.usual) / (self._share / 2) - self._trained,
+        )
+        if self._trained + wait > EARLY_SECONDS:  # before, there is time for both
+            expensive.due = max(expensive.due, _on(step + wait / a_step, expensive.every))
+
+    def _affordable(self, step: int, a_step: float) -> int:
+        """Return the step from which the next usual measurement can be paid for."""
+        share, usual = self._share or 0.0, self._usual
+        left = EARLY_SECONDS - self._trained
+        room = share * EARLY_SECONDS - self.seconds - self._rate() * max(left, 0.0)
+        several = max(room / max(usual.usual, 1e-9), EARLY + 1 - usual.made)
+        if left > 0 and several >= 1:
+            factor = ((step + left / a_step) / step) ** (1 / (several + 1)) if step else 1.0
+            at = math.ceil(step * factor)
+            return at if at < usual.every else _on(at, usual.every)
+        half = share / 2 * self._trained - self._expensive.seconds
+        reserve = min(max(half, 0.0), self._expensive.usual)
+        wait = self._seconds_until(usual.usual, reserve)
+        return _on(step + wait / a_step, usual.every)
+
+    def _seconds_until(self, cost: float, reserve: float) -> float:
+        """Return for how long to train until the share pays for `cost` beside what was spent."""
+        share = self._share or 0.0
+        owed = self.seconds + cost + reserve - share * self._trained
+        return max(owed, 0.0) / max(share - self._rate(), 0.1 * share)
+
+    def _rate(self) -> float:
+        """Return what steps without a measurement take, as a share of the training's time."""
+        return self._standing / max(self._trained, 1e-9)
+
+
+def _on(step: float, every: int) -> int:
+    """Return the multiple of `every` at a step or after it."""
+    return math.ceil(step / every) * every
