@@ -60,7 +60,10 @@ def test_a_changed_or_missing_file_is_refused_in_one_sentence(run: Run):
     findings.write_text("[1, 3]\n")
     with pytest.raises(JomaError) as error:
         run.read_json("findings")
-    assert str(error.value) == f"{findings} is damaged: it does not match manifest.json"
+    assert str(error.value) == (
+        f"{findings} is damaged: it does not match manifest.json; restore it, or delete "
+        "manifest.json to open the run unverified"
+    )
     findings.unlink()
     with pytest.raises(JomaError, match=r"findings\.json is missing: it does not match"):
         run.read_json("findings")

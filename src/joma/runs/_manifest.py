@@ -133,7 +133,7 @@ class Manifest:
                 path = self.folder / name
                 raise JomaError(
                     f"{path} {'is missing' if data is None else 'is damaged'}: it does not match "
-                    f"{MANIFEST}"
+                    f"{MANIFEST}; restore it, or delete {MANIFEST} to open the run unverified"
                 )
             before = listed, data  # the run may have written it just now: read both again
 

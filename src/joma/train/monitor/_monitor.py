@@ -61,10 +61,9 @@ class Monitor:
 
     A measurement reads attention (entropy, effective number of tokens), MLP activity and stable
     ranks of the weights and of Wqᵀ·Wk (rotations of positions left out). Every tenth one adds
-    effective ranks, overlap of embeddings, rank and energy of gradients and rank of updates. Each
-    of the two kinds may take half of the `budget` of the training's time: where measurements take
-    more, they come more rarely, at multiples of `every`. The first of a kind, which makes things
-    ready, is paid back by later ones of both, which wait up to three times as long until it is.
+    effective ranks, overlap of embeddings, rank and energy of gradients and rank of updates.
+    Measurements come at steps 1, 2, 4, 8 and so on up to `every`, then at its multiples, and more
+    rarely where they would take more than the `budget` of the training's time.
 
     With several processes each makes a monitor and calls `step`; the first one writes, and the
     losses recorded are its own. With DDP it measures alone; with FSDP2 (`fully_shard`) all take
@@ -86,8 +85,8 @@ class Monitor:
         tolerance: Relative tolerance of stable ranks.
         seed: Seed of random starts, which are the monitor's own.
         loggers: Called with every measurement.
-        budget: Share of the training's time that measurements may take; None for no limit, so that
-            they are made exactly every `every` steps.
+        budget: Share of the training's time that the monitor may take, from two minutes on; None
+            for no limit.
         step: Optimizer steps made before, where a training is resumed: the newest run of the folder
             is continued, without what was logged after that step. Give `held` then, so that
             measurements before and after are on the same inputs.
