@@ -128,7 +128,7 @@ def test_a_trainer_does_not_notice_and_everything_is_seen(
         [1],
         [pytest.approx(gradients.norms[0], rel=1e-5)],
     )
-    found = watching.monitor.findings()
+    found = watching.monitor.findings
     assert run.read_json("findings") == [one.as_json() for one in found]
     assert f"{STEPS} steps watched" in capsys.readouterr().out
 
@@ -156,7 +156,7 @@ def test_a_loss_that_the_trainer_hides_is_told(tmp_path: Path) -> None:
     watching = MonitorCallback(every=1, metrics=["attention_entropy"])
     losses, _, _ = train(tmp_path, [watching], learning_rate=1e30, max_grad_norm=0.0)
     assert np.isfinite(losses).all()  # logging_nan_inf_filter
-    kinds = {one.kind: one.sentence for one in watching.monitor.findings()}
+    kinds = {one.kind: one.sentence for one in watching.monitor.findings}
     assert "The loss is NaN from step 2 on" in kinds["diverged_loss"]
 
 

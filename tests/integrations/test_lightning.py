@@ -128,7 +128,7 @@ def test_a_trainer_does_not_notice_and_everything_is_seen(
         [1],
         [pytest.approx(module.norms[0], rel=1e-5)],
     )
-    found = watching.monitor.findings()
+    found = watching.monitor.findings
     assert run.read_json("findings") == [one.as_json() for one in found]
     assert f"{STEPS} steps watched" in capsys.readouterr().out
 

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 
 from joma.runs import Run
 from joma.train.findings import (
+    Series,
     attention_bounce,
     attention_collapse,
     dead_layers,
     diverged_loss,
+    judge,
     learning_rate_too_high,
     low_rank_gradients,
     rank_collapse,
+    series_of,
 )
-from joma.train.monitor import Series, find, series_of
 
 SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"))
 RECORDED = SHARED / "reference" / "wikitext2_entropy.csv"
@@ -189,7 +191,7 @@ def test_find_reads_a_run(tmp_path: Path) -> None:
             run.metrics.append(step, "gradient_stable_rank", 3.0, module=f"w{layer}", layer=layer)
             run.metrics.append(step, "update_relative", 0.05 * layer, layer=layer)
     run.metrics.flush()
-    found = find(series_of(run.metrics.read()))
+    found = judge(series_of(run.metrics.read())).findings
     assert [(one.kind, one.layer, one.head) for one in found] == [
         ("attention_collapse", 0, None),
         ("low_rank_gradients", None, None),

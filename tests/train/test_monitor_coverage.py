@@ -111,7 +111,7 @@ def test_a_finding_names_its_module(tmp_path: Path) -> None:
                 model.get_parameter(f"{CROSS}.in_proj_weight")[:32] *= 6
             monitor.step()
             monitor.look()
-    found = [one for one in monitor.findings() if one.kind == "attention_collapse"]
+    found = [one for one in monitor.findings if one.kind == "attention_collapse"]
     assert [one.module for one in found] == [CROSS]
     assert "layer 0 (decoder cross) has collapsed" in found[0].sentence
     written = Run.open(tmp_path / "run").read_json("findings")

@@ -81,7 +81,7 @@ class Watch:
 
     def findings(self) -> tuple[str, ...]:
         """What was seen, in plain words."""
-        found = [] if self._monitor is None else self._monitor.findings()
+        found = [] if self._monitor is None else self._monitor.findings
         return tuple(finding.sentence for finding in found)
 
     def _hear(self, step: int, values: Mapping[str, float]) -> None:

@@ -8,11 +8,9 @@ model to measure. The measurements live in `joma.probes`, what the numbers mean 
 - `METRICS`: what it measures.
 - `Logger`: what is called with every measurement, next to the run folder.
 - `TrainingStopped`: raised where `stop_on` asks for it.
-- `find`, `series_of`, `Series`: the findings of any recorded run.
 """
 
 from joma.train.monitor._finite import TrainingStopped
-from joma.train.monitor._found import Series, find, series_of
 from joma.train.monitor._metrics import METRICS
 from joma.train.monitor._monitor import EXPENSIVE_EVERY, Monitor
 from joma.train.monitor._recorder import Logger
@@ -22,8 +20,5 @@ __all__ = [
     "METRICS",
     "Logger",
     "Monitor",
-    "Series",
     "TrainingStopped",
-    "find",
-    "series_of",
 ]

@@ -18,13 +18,12 @@ from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
 from joma.probes.spectrum import release
 from joma.runs import Run
-from joma.train.findings import Finding
+from joma.train.findings import Finding, Judgement, judge
 from joma.train.monitor._alarm import Alarm
 from joma.train.monitor._cadence import Budget
 from joma.train.monitor._faults import Faults
 from joma.train.monitor._finite import TrainingStopped
 from joma.train.monitor._folder import Opened, open_run
-from joma.train.monitor._found import find
 from joma.train.monitor._held import Held, bare, undisturbed
 from joma.train.monitor._inputs import Inputs
 from joma.train.monitor._losses import Losses
@@ -237,23 +236,29 @@ class Monitor:
             if self._processes.looks and not self._closed:
                 self._guarded(lambda: self._measure(expensive=True))
 
+    @property
     def findings(self) -> list[Finding]:
-        """Return what the recorded series say; nothing in processes that do not write."""
+        """What the recorded series say; nothing in processes that do not write."""
+        return list(self.judgement.findings)
+
+    @property
+    def judgement(self) -> Judgement:
+        """The findings, and what could not be judged; empty in processes that do not write."""
         if not self._processes.first:
-            return []
+            return Judgement()
         with self._lock:
             self._guarded(self._record_losses)
             found = self._faults.tried(
-                "findings", lambda: find(self._recorder.series()), effect="not made"
+                "findings", lambda: judge(self._recorder.series()), effect="not made"
             )
-            return found or []
+            return found or Judgement()
 
     def summary(self) -> str:
         """Return the findings in plain words, one to a line, and what was not measured."""
         if not self._processes.first:
             return ""
         with self._lock:
-            found = self.findings()
+            found = self.findings
             seconds = self._budget.seconds
             share = seconds / max(self._budget.trained, 1e-9)
             run = self.run
@@ -320,8 +325,7 @@ class Monitor:
             self._budget.stop()
             try:
                 if self._processes.first:
-                    found = [one.as_json() for one in self.findings()]
-                    self._recorder.close(found)
+                    self._recorder.close(self.judgement.as_json())
             finally:
                 self._measurements.release()
                 self._faults.tried("closing", self._stack.close, effect="failed")

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.runs import Run
+from joma.train.findings import Series, series_of
 from joma.train.monitor._faults import Faults
-from joma.train.monitor._found import Series, series_of
 from joma.train.monitor._row import Row
 
 Logger = Callable[[int, Mapping[str, float]], None]
@@ -114,7 +114,7 @@ class Recorder:
         names = ("step", "member", "name", "module", "kind", "layer", "head", "value")
         return series_of({name: np.concatenate([one[name] for one in found]) for name in names})
 
-    def close(self, findings: Sequence[Mapping[str, Any]] | None) -> None:
+    def close(self, findings: Mapping[str, Any] | None) -> None:
         """Write what is left, and the findings.
 
         Args:

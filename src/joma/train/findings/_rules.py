@@ -12,14 +12,14 @@ three looks, so that one odd look decides nothing.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.errors import JomaError
+from joma.train.findings._finding import Finding
+from joma.train.findings._series import checked_series
 
 LAST = 3
 """Looks at the end whose mean counts as where a series ends."""
@@ -37,34 +37,6 @@ LOW_RANK = 0.9
 """Share of the gradient's energy that must lie in the top r directions for GaLore at rank r."""
 LARGE_STEP = 0.01
 """Share of its own size by which one step moves a weight when the learning rate is too high."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing found.
-
-    Attributes:
-        kind: "attention_collapse", "attention_bounce", "rank_collapse", "dead_layer",
-            "diverged_loss", "low_rank_gradients" or "learning_rate_too_high".
-        layer: where, if in one layer.
-        head: which, if of one head.
-        step: at which it showed.
-        sentence: it in plain words.
-        evidence: the numbers that decided.
-        module: path of the module, or the key of the attention; None for the whole model.
-    """
-
-    kind: str
-    layer: int | None
-    head: int | None
-    step: int
-    sentence: str
-    evidence: Mapping[str, float]
-    module: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """As `findings.json` has it."""
-        return asdict(self)
 
 
 def attention_collapse(
@@ -97,13 +69,15 @@ def attention_collapse(
     since = int(at[len(at) - 1 - int(np.argmin(below[::-1]))]) if not below.all() else int(at[0])
     return Finding(
         "attention_collapse",
-        layer,
-        head,
+        "warning",
         since,
         f"Attention of {_place(layer, head)} has collapsed: its entropy ends at {end:.2f} nats, "
         f"{100 * end / uniform:.0f}% of what even attention has ({uniform:.2f}); after step "
         f"{since} it stays below {100 * COLLAPSED:.0f}%.",
+        "",
         {"end": end, "uniform": float(uniform), "first": float(values[0])},
+        layer=layer,
+        head=head,
     )
 
 
@@ -138,12 +112,14 @@ def attention_bounce(
         return None
     return Finding(
         "attention_bounce",
-        layer,
-        head,
+        "note",
         int(at[lowest]),
         f"Attention of {_place(layer, head)} became sparse and then dense again: entropy fell by "
         f"{fall:.2f} nats to {low:.2f} at step {int(at[lowest])} and rose by {rise:.2f} since.",
+        "",
         {"fall": fall, "rise": rise, "lowest": low, "end": end},
+        layer=layer,
+        head=head,
     )
 
 
@@ -174,12 +150,14 @@ def rank_collapse(
     since = int(at[int(np.argmax(values < ONE_DIRECTION))])
     return Finding(
         "rank_collapse",
-        layer,
-        head,
+        "warning",
         since,
         f"The rank of {what} in {_place(layer, head)} has collapsed: its stable rank was "
         f"{values[0]:.1f} and ends at {end:.2f}, so that one direction holds more than half of it.",
+        "",
         {"first": float(values[0]), "end": end},
+        layer=layer,
+        head=head,
     )
 
 
@@ -205,12 +183,13 @@ def dead_layers(steps: ArrayLike, norms: Mapping[int, ArrayLike]) -> list[Findin
         found.append(
             Finding(
                 "dead_layer",
-                layer,
-                None,
+                "warning",
                 int(at[-LAST]),
                 f"Layer {layer} does not learn: at the last {LAST} looks its gradient was "
                 f"{share.max():.1e} of the other layers' or less.",
+                "",
                 {"share": float(share.max()), "norm": float(norm[-1])},
+                layer=layer,
             )
         )
     return found
@@ -233,10 +212,10 @@ def diverged_loss(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
         word = "NaN" if np.isnan(value) else "infinite"
         return Finding(
             "diverged_loss",
-            None,
-            None,
+            "critical",
             step,
             f"The loss is {word} from step {step} on ({len(broken)} of {len(values)} steps).",
+            "",
             {"broken": float(len(broken)), "steps": float(len(values))},
         )
     width = max(5, len(values) // 100)
@@ -251,11 +230,11 @@ def diverged_loss(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
     step = int(at[min(lowest * width, len(at) - 1)])
     return Finding(
         "diverged_loss",
-        None,
-        None,
+        "critical",
         step,
         f"The loss has diverged: it was {levels[lowest]:.3f} near step {step} and is now "
         f"{levels[-1]:.3f}, above where it began ({levels[0]:.3f}).",
+        "",
         {"first": float(levels[0]), "lowest": float(levels[lowest]), "end": float(levels[-1])},
     )
 
@@ -285,12 +264,12 @@ def low_rank_gradients(
     others = f" ({left_out} smaller weights left out)" if left_out else ""
     return Finding(
         "low_rank_gradients",
-        None,
-        None,
+        "note",
         int(at[-1]),
         f"Gradients are low-rank enough for GaLore at rank {rank}: the top {rank} directions hold "
         f"at least {100 * least:.0f}% of the energy of each of {len(series)} weights' "
         f"gradients{others}, least in {worst}.",
+        "",
         {"rank": float(rank), "least": least, "weights": float(len(series))},
     )
 
@@ -317,30 +296,19 @@ def learning_rate_too_high(
     named = "" if learning_rate is None else f" {learning_rate:g}"
     return Finding(
         "learning_rate_too_high",
-        layer,
-        None,
+        "warning",
         int(at[-1]),
         f"The learning rate{named} is too high for layer {layer}: one step moves its weights by "
         f"{100 * end:.1f}% of their size, where 0.1% is usual.",
+        "",
         {"move": end},
+        layer=layer,
     )
 
 
 def end_of(values: NDArray[np.float64]) -> float | None:
     """Where a series ends, None where it is too short to say."""
     return float(values[-LAST:].mean()) if len(values) >= LAST else None
-
-
-def checked_series(steps: ArrayLike, values: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Steps and values as arrays, if they are a series."""
-    at, numbers = np.asarray(steps), np.asarray(values, dtype=np.float64)
-    if at.ndim != 1 or at.shape != numbers.shape:
-        raise JomaError(
-            f"values must be one for each step, got shapes {numbers.shape} and {at.shape}"
-        )
-    if len(at) > 1 and not (np.diff(at) > 0).all():
-        raise JomaError("steps must increase from one to the next")
-    return at, numbers
 
 
 def _place(layer: int | None, head: int | None) -> str:

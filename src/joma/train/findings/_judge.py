@@ -1,18 +1,16 @@
-"""Findings of a recorded run: the rules of `joma.train.findings` on the series a monitor logs."""
+"""Every rule on the series of one training."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.train.findings import (
-    Finding,
+from joma.train.findings._finding import SEVERITIES, Finding, Judgement
+from joma.train.findings._rules import (
     attention_bounce,
     attention_collapse,
-    checked_series,
     dead_layers,
     diverged_loss,
     end_of,
@@ -20,59 +18,11 @@ from joma.train.findings import (
     low_rank_gradients,
     rank_collapse,
 )
+from joma.train.findings._series import Series
 
 
-@dataclass(frozen=True, eq=False)
-class Series:
-    """One number over the steps of a training, in their order.
-
-    Attributes:
-        name: of what was measured, "attention_entropy".
-        steps: at which, increasing.
-        values: as many.
-        module: of what, "" where of the whole model.
-        layer: in which layer, None for none.
-        head: of which head, None for all.
-        kind: of attention ("self", "decoder cross"), "" for what is not attention.
-    """
-
-    name: str
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
-    module: str = ""
-    layer: int | None = None
-    head: int | None = None
-    kind: str = ""
-
-    def __post_init__(self) -> None:
-        checked_series(self.steps, self.values)
-
-
-def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[Series]:
-    """The series in the columns of a metrics log, as `run.metrics.read()` gives them.
-
-    Args:
-        columns: by name.
-        member: of an ensemble.
-    """
-    rows: dict[tuple[str, str, str, int, int], list[int]] = defaultdict(list)
-    names, modules, kinds = columns["name"], columns["module"], columns["kind"]
-    layers, heads = columns["layer"].tolist(), columns["head"].tolist()
-    for row in np.flatnonzero(columns["member"] == member).tolist():
-        what = str(names[row]), str(modules[row]), str(kinds[row])
-        rows[*what, layers[row], heads[row]].append(row)
-    found = []
-    for (name, module, kind, layer, head), places in rows.items():
-        steps, values = columns["step"][places], columns["value"][places]
-        order = np.argsort(steps, kind="stable")
-        order = order[np.append(np.diff(steps[order]) > 0, True)]  # what was logged again counts
-        where = (None if layer < 0 else layer, None if head < 0 else head)
-        found.append(Series(name, steps[order], values[order], module, *where, kind))
-    return found
-
-
-def find(series: Iterable[Series]) -> list[Finding]:
-    """All findings of the series of one training, of layers and of the whole.
+def judge(series: Iterable[Series]) -> Judgement:
+    """Return what the recorded series of one training say, of layers and of the whole.
 
     Single heads are not judged: in good trainings, too, some rest on one token.
     """
@@ -98,7 +48,12 @@ def find(series: Iterable[Series]) -> list[Finding]:
     ]
     found += _of_gradients(known)
     found += _of_moves(known["update_relative"], known["learning_rate"])
-    return [one for one in found if one is not None]
+    rest = sorted((one for one in found if one is not None), key=_order)
+    return Judgement(tuple(rest))
+
+
+def _order(finding: Finding) -> tuple[int, int]:
+    return -SEVERITIES.index(finding.severity), finding.step
 
 
 def _placed(finding: Finding | None, one: Series) -> Finding | None:

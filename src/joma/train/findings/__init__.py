@@ -1,0 +1,47 @@
+"""Findings in plain words: what the recorded series of a training say, each by a written rule.
+
+What may live here is how recorded numbers are judged, and in which words. Every rule takes series
+that were recorded (by `joma.Monitor` or by anything else) and returns what its docstring defines,
+with the numbers that decided beside the sentence. Nothing here looks at a model.
+
+- `judge`: every rule on the series of a training; returns a `Judgement`.
+- `series_of`: the `Series` in the metrics of a run folder.
+- `Finding`, `NotJudged`, `SEVERITIES`: what a judgement is made of.
+"""
+
+from joma.train.findings._finding import (
+    SEVERITIES,
+    Finding,
+    Judgement,
+    NotJudged,
+    Severity,
+)
+from joma.train.findings._judge import judge
+from joma.train.findings._rules import (
+    attention_bounce,
+    attention_collapse,
+    dead_layers,
+    diverged_loss,
+    learning_rate_too_high,
+    low_rank_gradients,
+    rank_collapse,
+)
+from joma.train.findings._series import Series, series_of
+
+__all__ = [
+    "SEVERITIES",
+    "Finding",
+    "Judgement",
+    "NotJudged",
+    "Series",
+    "Severity",
+    "attention_bounce",
+    "attention_collapse",
+    "dead_layers",
+    "diverged_loss",
+    "judge",
+    "learning_rate_too_high",
+    "low_rank_gradients",
+    "rank_collapse",
+    "series_of",
+]
