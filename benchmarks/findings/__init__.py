@@ -1,0 +1,18 @@
+"""Trainings whose state is known, on which the rules of `joma.train.findings` are judged.
+
+    python -m benchmarks.findings train --out DIR [--workers 2] [--only PATTERN] [--scale small]
+    python -m benchmarks.findings table DIR
+    python -m benchmarks.findings judge DIR [--half choose | held-out | both] [--json]
+    python -m benchmarks.findings pack DIR FILE
+    python -m benchmarks.findings unpack FILE DIR
+
+Tiny transformers (Llama, GPT-NeoX, `nn.TransformerEncoder`, T5, GPT-2) learn synthetic sequences,
+each watched by a `joma.Monitor`. A `Case` says what was done to the training and whether it is
+sick, healthy or worth a note. The series of each case are stored, so that rules are judged without
+training again. Which half a case belongs to was decided before any threshold was (`split`).
+"""
+
+from benchmarks.findings._case import ARCHITECTURES, KINDS, Case
+from benchmarks.findings._split import split
+
+__all__ = ["ARCHITECTURES", "KINDS", "Case", "split"]
