@@ -7,6 +7,8 @@ Architecture = Literal["llama", "neox", "encoder", "t5", "gpt2"]
 State = Literal["healthy", "sick", "note", "sweep"]
 ARCHITECTURES: tuple[Architecture, ...] = ("llama", "neox", "encoder", "t5", "gpt2")
 SEEDS = (0, 1, 2)
+STEPS = {"llama": 400, "neox": 400, "encoder": 600, "t5": 400, "gpt2": 400}
+"""Steps of the sweep and of what is compared with it; masked tokens are learned more slowly."""
 
 KINDS: dict[str, frozenset[str]] = {
     "collapse_one": frozenset({"attention_collapse"}),
