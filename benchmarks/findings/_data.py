@@ -1,7 +1,8 @@
 """A synthetic language: sparse bigrams with Zipf frequencies, and segments that come again.
 
-The next token depends on the one before it, and on what followed that one earlier in the sequence
-where a segment is repeated; so both the embeddings and attention have something to learn.
+Which tokens may follow depends on the last token, which of these is likely on the one before it,
+and where a segment is repeated, what followed earlier comes again. So embeddings, MLPs and
+attention all have something to learn.
 """
 
 from dataclasses import dataclass
@@ -56,14 +57,16 @@ class Language:
     def draw(self, count: int, generator: np.random.Generator, length: int = LENGTH) -> Tensor:
         """Return sequences of the language, one to a row."""
         table = self.followers()
-        chance = 1 / np.arange(1, FOLLOWERS + 1)
+        chance = np.arange(1, FOLLOWERS + 1) ** -1.5
         bounds = np.cumsum(chance / chance.sum())
         tokens = np.empty((count, length), dtype=np.int64)
         tokens[:, 0] = generator.integers(self.vocabulary, size=count)
         which = np.searchsorted(bounds, generator.random((count, length)))
         which = np.minimum(which, FOLLOWERS - 1)
         for place in range(1, length):
-            tokens[:, place] = table[tokens[:, place - 1], which[:, place]]
+            turned = FOLLOWERS // 2 * (tokens[:, max(place - 2, 0)] % 2)
+            choice = (which[:, place] + turned) % FOLLOWERS
+            tokens[:, place] = table[tokens[:, place - 1], choice]
         half = length // 2
         size = length // 3
         begin = generator.integers(half - size + 1, size=count)
