@@ -380,6 +380,8 @@ class Monitor:
                 measurements.prepare(inner)
                 rows += self._guarded(lambda: self._forward(inner), "the forward pass") or []
                 rows += self._guarded(measurements.weights, "reading weights") or []
+                rows += self._guarded(lambda: measurements.facts(inner), "norms of weights") or []
+                self._moved_at = self._step
                 if expensive:
                     middle = self._synchronised()
                     if self._begun and not measurements.updates.known:
@@ -394,7 +396,6 @@ class Monitor:
                         )
                         or []
                     )
-                    self._moved_at = self._step
         finally:
             self._measurements.release()
             self._record(rows)
@@ -431,7 +432,7 @@ class Monitor:
                 self._recorder.rows(self._step, rows)
                 self._recorder.flush()
                 self._recorder.log(self._step, logged(rows))
-            self._budget.aside(began, expensive=True)
+            self._budget.aside(began)
 
     def _record(self, rows: list[Row]) -> None:
         if not self._processes.first:
