@@ -58,8 +58,8 @@ def attention_collapse(
         "warning",
         since,
         f"Attention of {where} has collapsed: its entropy ends at {end:.2f} nats, "
-        f"{100 * end / uniform:.0f}% of what even attention has ({uniform:.2f}); since step {since} "
-        f"it stays below {100 * COLLAPSED:.0f}%.",
+        f"{100 * end / uniform:.0f}% of what even attention has ({uniform:.2f}); since step "
+        f"{since} it stays below {100 * COLLAPSED:.0f}%.",
         "Nearly every query reads a single token, and gradients through such attention vanish, so "
         "that it hardly recovers by itself. Try a lower learning rate or a longer warm-up, "
         "normalise queries and keys (QK norm), or start again from before this step.",
@@ -81,8 +81,8 @@ def attention_bounce(
     """Sparse, then dense again: entropy falls by 0.2 nats to its lowest and then rises by as much.
 
     The fall is from the highest measurement before the lowest one. The rise is from there to the
-    mean of the last 3 measurements, all of which must come after the lowest, so that a rise which is
-    lost again does not count, nor one that a single measurement makes.
+    mean of the last 3 measurements, all of which must come after the lowest, so that a rise which
+    is lost again does not count, nor one that a single measurement makes.
 
     Args:
         steps: Steps of the measurements.

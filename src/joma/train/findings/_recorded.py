@@ -31,7 +31,9 @@ class Recorded:
         for one in series:
             if one.head is None and len(one.steps):
                 self._by_name[one.name].append(one)
-        self.last_step = max((int(one.steps[-1]) for ones in self._by_name.values() for one in ones), default=0)
+        self.last_step = max(
+            (int(one.steps[-1]) for ones in self._by_name.values() for one in ones), default=0
+        )
 
     def all(self, name: str) -> Sequence[Series]:
         """Return the series of a name, of all modules."""

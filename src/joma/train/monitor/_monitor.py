@@ -147,7 +147,13 @@ class Monitor:
         self._alarm = Alarm(processes, faults)
         given = None if held is None else Held.of(held)
         self._measurements = measurements_of(
-            inner, architecture, attention, processes, options, faults
+            inner,
+            architecture,
+            attention,
+            processes,
+            options,
+            faults,
+            self._optimizer.optimized,
         )
         self._lock = threading.RLock()
         self._closed = False
