@@ -50,7 +50,8 @@ def train(device: str, steps: int, *, watched: bool) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
     losses, inside = [], []
     with tempfile.TemporaryDirectory() as folder:
-        monitor = Monitor(model, run=Path(folder) / "run", every=EVERY) if watched else None
+        run = Path(folder) / "run"
+        monitor = Monitor(model, optimizer, run=run, every=EVERY) if watched else None
 
         def advance(step: int) -> None:
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):

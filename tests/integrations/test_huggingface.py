@@ -75,6 +75,7 @@ def train(
     *,
     kind: str = "gpt_neox",
     resume: str | None = None,
+    validated: list[tuple[int, float]] | None = None,
     **arguments: Any,
 ) -> tuple[list[float], dict[str, Tensor], Tensor]:
     """Losses the Trainer logged, the last weights, and what the global generator says next."""
@@ -98,9 +99,13 @@ def train(
             **chosen | arguments,
         ),
         train_dataset=Sequences(),
+        eval_dataset=Sequences(),
         callbacks=list(callbacks),
     )
     trainer.train(resume_from_checkpoint=resume)
+    if validated is not None:
+        history = [row for row in trainer.state.log_history if "eval_loss" in row]
+        validated += [(int(row["step"]), row["eval_loss"]) for row in history]
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return losses, {k: v.clone() for k, v in model.state_dict().items()}, torch.rand(3)
 
@@ -128,8 +133,7 @@ def test_a_trainer_does_not_notice_and_everything_is_seen(
         [1],
         [pytest.approx(gradients.norms[0], rel=1e-5)],
     )
-    found = watching.monitor.findings
-    assert run.read_json("findings") == [one.as_json() for one in found]
+    assert run.read_json("findings") == watching.monitor.judgement.as_json()
     assert f"{STEPS} steps watched" in capsys.readouterr().out
 
 
@@ -165,6 +169,19 @@ def test_a_loss_that_the_model_does_not_return_is_that_of_the_log(tmp_path: Path
     losses, _, _ = train(tmp_path, [watching], label_smoothing_factor=0.1)
     run = Run.open(tmp_path / "monitor")
     assert of_run(run, "loss") == (list(range(1, STEPS + 1)), losses)
+
+
+def test_validation_losses_and_the_optimizer_are_read(tmp_path: Path) -> None:
+    watching = MonitorCallback(every=1, budget=None, metrics=["stable_rank"])
+    validated: list[tuple[int, float]] = []
+    evaluating = {"eval_strategy": "steps", "eval_steps": 2, "weight_decay": 0.02}
+    train(tmp_path, [watching], validated=validated, **evaluating)
+    run = Run.open(tmp_path / "monitor")
+    assert [step for step, _ in validated] == [2, 4, 6]
+    assert list(zip(*of_run(run, "validation_loss"), strict=True)) == validated
+    rates = [pytest.approx(1e-2 * (STEPS - step) / STEPS) for step in range(STEPS)]
+    assert of_run(run, "learning_rate") == (list(range(1, STEPS + 1)), rates)
+    assert of_run(run, "weight_decay")[1] == [0.02] * STEPS
 
 
 def test_trainings_in_a_row_with_one_callback(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Module(lightning.LightningModule):
         return loss
 
     def validation_step(self, tokens: Tensor, place: int) -> None:
-        self.model(tokens)
+        self.log("val_loss", loss_of(self.model(tokens), tokens))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         gradient = self.model.get_submodule(WEIGHT).weight.grad
@@ -128,9 +128,24 @@ def test_a_trainer_does_not_notice_and_everything_is_seen(
         [1],
         [pytest.approx(module.norms[0], rel=1e-5)],
     )
-    found = watching.monitor.findings
-    assert run.read_json("findings") == [one.as_json() for one in found]
+    assert run.read_json("findings") == watching.monitor.judgement.as_json()
     assert f"{STEPS} steps watched" in capsys.readouterr().out
+
+
+def test_validation_losses_and_the_optimizer_are_read(tmp_path: Path) -> None:
+    watching = MonitorCallback(every=1, budget=None, run=tmp_path / "run", metrics=["stable_rank"])
+    seen: list[tuple[int, float]] = []
+
+    class Validated(lightning.Callback):
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            if not trainer.sanity_checking:
+                seen.append((trainer.global_step, float(trainer.callback_metrics["val_loss"])))
+
+    fit(tmp_path, [watching, Validated()], val_check_interval=4)
+    run = Run.open(tmp_path / "run")
+    assert [step for step, _ in seen] == [2, 4]
+    assert list(zip(*of_run(run, "validation_loss"), strict=True)) == seen
+    assert of_run(run, "weight_decay") == (list(range(1, STEPS + 1)), [1e-2] * STEPS)
 
 
 def test_a_training_that_goes_on_is_watched_from_its_step_in_its_folder(
@@ -171,7 +186,7 @@ def test_a_training_that_breaks_off_leaves_what_there_is(tmp_path: Path) -> None
         fit(tmp_path, [watching, Stopping()])
     run = Run.open(tmp_path / "run")
     assert of_run(run, "loss")[0] == [1, 2, 3]
-    assert run.read_json("findings") == []
+    assert run.read_json("findings")["findings"] == []
 
 
 def test_the_older_package_will_do(tmp_path: Path) -> None:

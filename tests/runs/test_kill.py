@@ -56,7 +56,9 @@ def lived(folder: Path, lines: int, seconds: float) -> list[tuple[str, int]]:
     child.send_signal(signal.SIGKILL)
     rest, errors = child.communicate()
     assert child.returncode == -signal.SIGKILL, errors
-    said = [line.split() for line in (first + rest).splitlines()]
+    # The last line counts once it is whole: a kill may come while it is written.
+    whole = (first + rest).splitlines(keepends=True)
+    said = [line.split() for line in whole if line.endswith("\n")]
     return [(what, int(step)) for what, step in said]
 
 

@@ -90,7 +90,10 @@ def test_updates_are_measured_since_the_last_look(tmp_path: Path) -> None:
             matrix += 3
         monitor.look()
     module = "encoder.layers.0.linear1"
-    assert of_run(monitor.run, "update_relative", module=module) == ([2], [pytest.approx(moved)])  # type: ignore[arg-type]
+    assert of_run(monitor.run, "update_relative", module=module) == (  # type: ignore[arg-type]
+        [1, 2],
+        [0, pytest.approx(moved)],
+    )
     run = Run.open(tmp_path / "run")
     change = matrix.detach() - before
     values = torch.linalg.svdvals(change.double()).square()
@@ -125,12 +128,12 @@ def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     now, _ = clocked(monkeypatch, forward=1.0, weights=2.0, expensive=4.0, moved=0.5)
     held = next(batches())
     with joma.Monitor(model, every=2, run=tmp_path / "run", held=held, budget=None) as monitor:
-        for _ in range(3):  # looks at 0, 1 (at everything) and 2, after which the move is seen
+        for _ in range(3):  # measured at 0, 1 (everything) and 2, each move a step later
             now[0] += 10
             monitor.step()
-    assert monitor.seconds == pytest.approx(3 + 7 + 3 + 0.5)
+    assert monitor.seconds == pytest.approx(3 + 7 + 3 + 3 * 0.5)
     now[0] += 1000  # closed
-    assert "3 steps watched, measurements took 13.5 s, 45.0% of the training's" in monitor.summary()
+    assert "3 steps watched, measurements took 14.5 s, 48.3% of the training's" in monitor.summary()
 
 
 def test_all_looks_the_first_too_take_their_share_in_the_end(
@@ -163,7 +166,7 @@ def test_a_collapse_is_said_in_plain_words(tmp_path: Path) -> None:
     assert "Attention of layer 1 has collapsed" in monitor.summary()
     assert "The loss is NaN from step 1 on" in monitor.summary()
     written = Run.open(tmp_path / "run").read_json("findings")
-    assert {one["kind"] for one in written} == {kind for kind, _ in kinds}
+    assert {one["kind"] for one in written["findings"]} == {kind for kind, _ in kinds}
 
 
 class Own(nn.Module):
@@ -281,7 +284,7 @@ def test_loggers_are_told_and_an_error_in_the_loop_loses_nothing(tmp_path: Path)
 
     def tell(loss: Tensor) -> None:
         monitor.step(loss, learning_rate=0.1)
-        if len(told) == 4:
+        if len(told) == 5:  # with the moves after steps 1 and 2
             raise RuntimeError("of one's own")
 
     with pytest.raises(RuntimeError, match="of one's own"), monitor:

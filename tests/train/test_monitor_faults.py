@@ -576,7 +576,7 @@ def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
         ("_reading.watch_attention", "attention not measured since step 1"),
         ("_reading.AttentionAccumulator.update", "attention of encoder.layers.0.self_attn"),
         ("_monitor.undisturbed", "a measurement failed since step 1"),
-        ("_monitor.find", "findings not made"),
+        ("_monitor.judge", "findings not made"),
         ("_inputs.Held.seen", "catching inputs failed"),
         ("_alarm.FiniteWatch.check", "where numbers stop being finite not located"),
         ("_finite.named_parameters", "where numbers stop being finite not located"),

@@ -15,8 +15,8 @@ from joma.train.monitor import Monitor, TrainingStopped
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a Monitor, as far as they can be checked before there is a model."""
-    known = [name for name in inspect.signature(Monitor).parameters if name != "model"]
-    known.remove("step")  # what the trainer knows
+    from_trainer = ("model", "optimizer", "step")
+    known = [name for name in inspect.signature(Monitor).parameters if name not in from_trainer]
     for name in options:
         if name not in known:
             raise JomaError(f"options must be among {', '.join(known)}, got {name!r}")
@@ -33,6 +33,7 @@ class Watch:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = checked_options(options)
         self._monitor: Monitor | None = None
+        self._running = False
 
     @property
     def monitor(self) -> Monitor:
@@ -42,15 +43,28 @@ class Watch:
         return self._monitor
 
     @property
+    def runs(self) -> bool:
+        """Whether a training runs."""
+        return self._running
+
+    @property
     def holds(self) -> bool:
         """Whether inputs to look at were given."""
         return self._options.get("held") is not None
 
-    def begin(self, model: nn.Module, *, step: int, folder: Run | Path | None) -> Monitor:
+    def begin(
+        self,
+        model: nn.Module,
+        optimizer: Any = None,
+        *,
+        step: int,
+        folder: Run | Path | None,
+    ) -> Monitor:
         """Make the monitor; one left open by a training that broke off is closed before.
 
         Args:
             model: The model to watch.
+            optimizer: The optimizer, a list of several, or None.
             step: Optimizer steps made before. After some, the run in the folder is resumed.
             folder: The run or its folder, unless the options say another.
         """
@@ -58,14 +72,15 @@ class Watch:
         options = dict(self._options)
         run = options.pop("run", None)
         run = folder if run is None else run
-        self._monitor = monitor = Monitor(model, run=run, step=step, **options)
+        self._monitor = monitor = Monitor(model, optimizer, run=run, step=step, **options)
         atexit.register(monitor.close)  # trainers do not tell when they are interrupted
+        self._running = True
         return monitor.__enter__()
 
-    def step(self, loss: Tensor | None, learning_rate: float | None) -> str | None:
+    def step(self, loss: Tensor | None) -> str | None:
         """Record a step; return why the training is to stop, None where it is not."""
         try:
-            self.monitor.step(loss, learning_rate=learning_rate)
+            self.monitor.step(loss)
         except TrainingStopped as reason:
             return str(reason)
         return None
@@ -75,6 +90,7 @@ class Watch:
         if self._monitor is not None:
             atexit.unregister(self._monitor.close)
             self._monitor.close()
+        self._running = False
 
     def told(self) -> str:
         """What was found; nothing in processes that do not write."""

@@ -63,6 +63,7 @@ class MonitorCallback(TrainerCallback):
         self._leave()
         self._watch.begin(
             model,
+            kwargs.get("optimizer"),
             step=state.global_step,
             folder=Path(args.output_dir or ".") / "monitor",
         )
@@ -85,8 +86,7 @@ class MonitorCallback(TrainerCallback):
             else:
                 loss = losses.mean()
         self._losses = []
-        rate = kwargs["optimizer"].param_groups[0]["lr"]
-        reason = self._watch.step(loss, rate)
+        reason = self._watch.step(loss)
         if reason is not None:
             control.should_training_stop = True
             if state.is_world_process_zero:
@@ -101,6 +101,14 @@ class MonitorCallback(TrainerCallback):
             return
         self._told = state.global_step
         self.monitor.record_loss(state.global_step, loss)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Records the loss of an evaluation while training runs."""
+        loss = (kwargs.get("metrics") or {}).get("eval_loss")
+        if self._hook is not None and loss is not None:
+            self.monitor.record_validation(loss, state.global_step)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

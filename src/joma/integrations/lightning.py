@@ -82,6 +82,7 @@ class MonitorCallback(Callback):
             )
         monitor = self._watch.begin(
             model,
+            list(trainer.optimizers),
             step=step,
             folder=_earlier(self._folder) if going_on else None,
         )
@@ -109,14 +110,19 @@ class MonitorCallback(Callback):
             if pl_module.automatic_optimization:  # which has divided each by this
                 mean = mean * trainer.accumulate_grad_batches
         self._losses = []
-        rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
-        reason = self._watch.step(mean, rate)
+        reason = self._watch.step(mean)
         if reason is not None:
             trainer.should_stop = True
             if trainer.is_global_zero:
                 print(f"Training stops: {reason}")
         assert self._step is not None  # since the training began
         self._step += 1
+
+    def on_validation_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Records the validation loss, where the module logs one as "val_loss"."""
+        loss = trainer.callback_metrics.get("val_loss")
+        if loss is not None and self._watch.runs and not trainer.sanity_checking:
+            self.monitor.record_validation(loss, self._step)
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Writes the findings and prints them."""

@@ -9,6 +9,7 @@ with the numbers that decided beside the sentence. Nothing here looks at a model
 - `Finding`, `NotJudged`, `SEVERITIES`: what a judgement is made of.
 """
 
+from joma.train.findings._attention import attention_bounce, attention_collapse
 from joma.train.findings._finding import (
     SEVERITIES,
     Finding,
@@ -17,14 +18,13 @@ from joma.train.findings._finding import (
     Severity,
 )
 from joma.train.findings._judge import judge
-from joma.train.findings._rules import (
-    attention_bounce,
-    attention_collapse,
-    dead_layers,
+from joma.train.findings._loss import (
+    bad_initialisation,
     diverged_loss,
-    learning_rate_too_high,
-    low_rank_gradients,
-    rank_collapse,
+    label_noise,
+    loss_spike,
+    not_finite,
+    overfitting,
 )
 from joma.train.findings._series import Series, series_of
 
@@ -37,11 +37,12 @@ __all__ = [
     "Severity",
     "attention_bounce",
     "attention_collapse",
-    "dead_layers",
+    "bad_initialisation",
     "diverged_loss",
     "judge",
-    "learning_rate_too_high",
-    "low_rank_gradients",
-    "rank_collapse",
+    "label_noise",
+    "loss_spike",
+    "not_finite",
+    "overfitting",
     "series_of",
 ]

@@ -204,8 +204,8 @@ class _Loop:
         before, first = time.monotonic(), self.step
         for step in range(first, until):
             loss = self.trainer.backward(step)
-            rate = self.trainer.update(step)
-            self.watch.step(rate)
+            self.trainer.update(step)
+            self.watch.step()
             self.trainer.optimizer.zero_grad()
             self.losses.append(loss)
         self.step = until

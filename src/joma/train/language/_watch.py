@@ -39,6 +39,7 @@ class Watch:
         if not settings.off:
             self._monitor = Monitor(
                 trainer.model,
+                trainer.optimizer,
                 every=settings.every,
                 run=run,
                 held=[{"input_ids": trainer.held(settings.windows)}],
@@ -63,10 +64,10 @@ class Watch:
         if self._monitor is not None:
             self._monitor.close()
 
-    def step(self, rate: float) -> None:
+    def step(self) -> None:
         """Tells of an update, while the gradients that made it are there."""
         if self._monitor is not None:  # the loop logs the loss, of all processes
-            self._monitor.step(learning_rate=rate)
+            self._monitor.step()
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what the monitor needs to be resumed, by name; all processes go through it."""

@@ -80,7 +80,7 @@ class Budget:
         self._usual = Kind(every, following(step, every))
         self._expensive = Kind(expensive, 1 if step == 0 else later)
         self.seconds = 0.0
-        self._trained = self._aside = self._standing = 0.0
+        self._trained = self._standing = 0.0
         self._since = perf_counter()
         self._ended = False
 
@@ -111,20 +111,12 @@ class Budget:
         """Begin a measurement, or what else is not training."""
         self._trained += now - self._since
 
-    def aside(self, began: float, *, expensive: bool = False) -> None:
-        """Charge what took from `began` to now and was no measurement of its own.
-
-        Args:
-            began: When it began.
-            expensive: Whether it belongs to the next expensive measurement.
-        """
+    def aside(self, began: float) -> None:
+        """Charge what took from `began` to now and was no measurement of its own."""
         took = perf_counter() - began
         self.seconds += took
         self._since += took
-        if expensive:
-            self._aside = took
-        else:
-            self._standing += took
+        self._standing += took
 
     def pay(self, step: int, began: float, middle: float | None, ended: float) -> None:
         """Charge a measurement, and set when the next one is due.
@@ -137,7 +129,7 @@ class Budget:
         """
         self._usual.add((ended if middle is None else middle) - began)
         if middle is not None:
-            self._expensive.add(ended - middle + self._aside)
+            self._expensive.add(ended - middle)
         self._since = perf_counter()
         self.seconds += self._since - began
         self._plan(step, with_expensive=middle is not None)

@@ -57,6 +57,15 @@ class Losses:
         return [step for step, _ in kept], losses
 
 
+def one_number(loss: Tensor | float) -> float:
+    """Return a loss as a number; waits for its device.
+
+    Raises:
+        JomaError: It is not one real number.
+    """
+    return float(_copied(loss))
+
+
 def _copied(loss: Tensor | float) -> Tensor | float:
     if type(loss) is Tensor and loss.ndim == 0 and loss.dtype == torch.float32 and not loss.is_meta:
         return loss.detach().clone()  # the usual case; this runs at every step

@@ -15,6 +15,7 @@ from joma.errors import JomaError
 from joma.models import Architecture, Weight
 from joma.probes import AttentionMap
 from joma.train.monitor import _weights
+from joma.train.monitor._facts import Facts, IsOptimized
 from joma.train.monitor._faults import Faults
 from joma.train.monitor._held import Held, undisturbed
 from joma.train.monitor._options import Options
@@ -39,6 +40,7 @@ class Measurements:
         options: What is measured, and how.
         reading: Forward passes over held inputs.
         faults: Where failures are noted.
+        facts: What is read at every measurement.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class Measurements:
         options: Options,
         reading: Reading,
         faults: Faults,
+        facts: Facts,
     ) -> None:
-        self._find_parts = find_parts
+        self._find_parts, self._facts = find_parts, facts
         self._processes, self._options = processes, options
         self._reading, self._faults = reading, faults
         self._signature: tuple[object, ...] | None = None
@@ -97,27 +100,24 @@ class Measurements:
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what later measurements build on; all processes go through it, or none."""
-        for name, tensor in self.updates.state():
-            yield f"copy.{name}", tensor
+        yield from self.updates.state()
         if self._processes.first:
             yield from self._stable.state()
             yield from self._reading.state()
+            yield from self._facts.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take what `state` gave; `prepare` comes first."""
-        copies = {
-            name.removeprefix("copy."): tensor
-            for name, tensor in state.items()
-            if name.startswith("copy.")
-        }
-        self.updates.load(copies, self.tensors, self._parts.matrices)
+        ours = {it: tensor for it, tensor in state.items() if it.startswith(("copy.", "mark."))}
+        self.updates.load(ours, self.tensors, self._parts.matrices)
         here = {
             name: tensor.to(self._processes.device)
             for name, tensor in state.items()
-            if not name.startswith("copy.")
+            if name not in ours
         }
         self._stable.load(here)
         self._reading.load(here)
+        self._facts.load(here)
 
     def release(self) -> None:
         """Forget the model's tensors, which live only as long as the model."""
@@ -215,6 +215,19 @@ class Measurements:
                 rows += self._stable_rows(batch)
         return self._kept(rows + self._scores(("stable_rank",)))
 
+    def facts(self, model: nn.Module) -> list[Row]:
+        """Return norms of weights and gradients, and what is trained; keep what a step moves.
+
+        Args:
+            model: The model, uncompiled.
+        """
+        rows = self._facts.rows(model, self.tensors, self._parts)
+        if self._wants("gradient_norm"):
+            rows += self._facts.norms(self.tensors, self._parts.matrices)
+        if self._wants("update_relative"):
+            self.updates.mark(self.tensors, self._parts.matrices)
+        return self._kept(rows)
+
     def expensive(self, *, stepped: bool) -> list[Row]:
         """Return effective ranks, overlap, and what gradients and updates show.
 
@@ -245,7 +258,7 @@ class Measurements:
 
     def moved(self) -> list[Row]:
         """Return by how much of its size the last single step moved each weight."""
-        if not self._wants("update_stable_rank"):
+        if not self._wants("update_relative"):
             return []
         return self._kept(self.updates.of_one_step(self.tensors, self._parts.matrices))
 
@@ -428,6 +441,7 @@ def measurements_of(
     processes: Processes,
     options: Options,
     faults: Faults,
+    is_optimized: IsOptimized = lambda parameter: None,
 ) -> Measurements:
     """Return the measurements of a model, its parts found.
 
@@ -441,7 +455,9 @@ def measurements_of(
 
     layer = options.theorem1
     reading = Reading(attention, layer, faults)
-    measurements = Measurements(find, processes, options, reading, faults)
+    measurements = Measurements(
+        find, processes, options, reading, faults, Facts(processes, is_optimized)
+    )
     try:
         with undisturbed(model):
             measurements.prepare(model, strict=True)

@@ -11,10 +11,11 @@ METRICS: Mapping[str, str] = {
     "effective_rank": "of the same",
     "mlp_dead": "share of each MLP's hidden nodes that are near zero at every held token",
     "embedding_overlap": "mean |cosine| of the embeddings of different tokens",
-    "gradient_stable_rank": "of every weight matrix of the layers, with the gradient's norm",
+    "gradient_norm": "of every weight matrix of the layers, with the weight's own (weight_norm)",
+    "update_relative": "by what share of its size one step moved each weight",
+    "gradient_stable_rank": "of every weight matrix of the layers",
     "gradient_energy": "share of the gradient's energy in its top r directions, by r",
-    "update_stable_rank": "of how each weight moved since the last look of its kind; and by what "
-    "share of its size one step moved it (update_relative)",
+    "update_stable_rank": "of how each weight moved since the last measurement of its kind",
     "theorem1_residual": "of one layer, chosen by theorem1=",
 }
 """What is measured, by name."""

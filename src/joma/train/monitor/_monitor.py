@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from joma.errors import JomaError
 from joma.models.architectures import Architecture
@@ -26,8 +27,9 @@ from joma.train.monitor._finite import TrainingStopped
 from joma.train.monitor._folder import Opened, open_run
 from joma.train.monitor._held import Held, bare, undisturbed
 from joma.train.monitor._inputs import Inputs
-from joma.train.monitor._losses import Losses
+from joma.train.monitor._losses import Losses, one_number
 from joma.train.monitor._measure import measurements_of
+from joma.train.monitor._optimizer import OptimizerView
 from joma.train.monitor._options import Options, check_kinds, whole_number
 from joma.train.monitor._processes import Processes
 from joma.train.monitor._recorder import Logger, Recorder, logged
@@ -41,7 +43,7 @@ T = TypeVar("T")
 class Monitor:
     """Watches a model while it is trained, and says in plain words what it found.
 
-        with joma.Monitor(model, every=100, run="runs/mine") as monitor:
+        with joma.Monitor(model, optimizer, every=100, run="runs/mine") as monitor:
             for batch in loader:
                 loss = loss_of(model(batch))
                 loss.backward()
@@ -70,6 +72,8 @@ class Monitor:
 
     Args:
         model: What the training loop calls, compiled or parallel or neither.
+        optimizer: The optimizer, or a list of several: learning rate, weight decay and which
+            parameters are trained are read from it. Without it what needs them is not judged.
         every: Steps between measurements; a step is one of the optimizer, however many batches it
             took.
         run: A run, or the folder of one to make; otherwise a new folder in `./runs`. Where the
@@ -99,6 +103,7 @@ class Monitor:
     def __init__(
         self,
         model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
         every: int = 100,
         run: Run | Path | str | None = None,
@@ -117,6 +122,7 @@ class Monitor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise JomaError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        self._optimizer = OptimizerView(optimizer)
         check_kinds(run=run, architecture=architecture, attention=attention, loggers=loggers)
         options = self._options = Options.checked(
             every=every,
@@ -141,7 +147,13 @@ class Monitor:
         self._alarm = Alarm(processes, faults)
         given = None if held is None else Held.of(held)
         self._measurements = measurements_of(
-            inner, architecture, attention, processes, options, faults
+            inner,
+            architecture,
+            attention,
+            processes,
+            options,
+            faults,
+            self._optimizer.optimized,
         )
         self._lock = threading.RLock()
         self._closed = False
@@ -198,7 +210,7 @@ class Monitor:
         Args:
             loss: Loss of the step; kept on its device until the next measurement, so that nothing
                 waits for it.
-            learning_rate: Learning rate of the step.
+            learning_rate: Learning rate of the step; read from the optimizer unless given.
 
         Raises:
             TrainingStopped: A condition of `stop_on` is met.
@@ -229,6 +241,20 @@ class Monitor:
         with self._lock:
             if self._processes.first and not self._closed:
                 self._losses.keep(step, loss)
+
+    def record_validation(self, loss: Tensor | float, step: int | None = None) -> None:
+        """Record a validation loss; over-fitting is judged where there are some.
+
+        Args:
+            loss: The loss on data that is not trained on.
+            step: The step it is of, the current one unless given.
+        """
+        with self._lock:
+            if not self._processes.first or self._closed:
+                return
+            self._faults.tried(
+                "the validation loss", lambda: self._validated(loss, step), effect="not recorded"
+            )
 
     def look(self) -> None:
         """Measure everything now."""
@@ -351,6 +377,13 @@ class Monitor:
         elif self._losses.many:
             self._record_losses()
 
+    def _validated(self, loss: Tensor | float, step: int | None) -> None:
+        value = one_number(loss)
+        at = self._step if step is None else whole_number("step", step, 0)
+        self._recorder.rows(at, [Row("validation_loss", value)])
+        self._recorder.flush()
+        self._recorder.log(at, {"validation_loss": value})
+
     def _keep_rate(self, rate: float) -> None:
         self._rate = float(rate)
 
@@ -378,8 +411,11 @@ class Monitor:
             with undisturbed(inner):
                 measurements = self._measurements
                 measurements.prepare(inner)
+                self._guarded(lambda: self._optimizer.read(inner), "reading the optimizer")
                 rows += self._guarded(lambda: self._forward(inner), "the forward pass") or []
                 rows += self._guarded(measurements.weights, "reading weights") or []
+                rows += self._guarded(lambda: measurements.facts(inner), "norms of weights") or []
+                self._moved_at = self._step
                 if expensive:
                     middle = self._synchronised()
                     if self._begun and not measurements.updates.known:
@@ -394,7 +430,6 @@ class Monitor:
                         )
                         or []
                     )
-                    self._moved_at = self._step
         finally:
             self._measurements.release()
             self._record(rows)
@@ -431,7 +466,7 @@ class Monitor:
                 self._recorder.rows(self._step, rows)
                 self._recorder.flush()
                 self._recorder.log(self._step, logged(rows))
-            self._budget.aside(began, expensive=True)
+            self._budget.aside(began)
 
     def _record(self, rows: list[Row]) -> None:
         if not self._processes.first:
@@ -440,12 +475,21 @@ class Monitor:
         loss = self._record_losses()
         if loss is not None:
             known["loss"] = loss
-        if self._rate is not None:
-            self._recorder.rows(self._step, [Row("learning_rate", self._rate)])
-            known["learning_rate"] = self._rate
+        known |= self._of_optimizer()
+        self._recorder.rows(
+            self._step, [Row(name, known[name]) for name in known if name != "loss"]
+        )
         self._recorder.rows(self._step, rows)
         self._recorder.flush()
         self._recorder.log(self._step, known | logged(rows))
+
+    def _of_optimizer(self) -> dict[str, float]:
+        """Return learning rate and weight decay, as far as they are known, after a first step."""
+        if self._step == 0:  # schedulers set the rate of a step before it is made
+            return {}
+        rate = self._optimizer.learning_rate if self._rate is None else self._rate
+        read = {"learning_rate": rate, "weight_decay": self._optimizer.weight_decay}
+        return {name: value for name, value in read.items() if value is not None}
 
     def _record_losses(self) -> float | None:
         """Record the losses since the last measurement; return the last of them."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from joma.train.monitor import _weights
+from joma.train.monitor._facts import norms_of
 from joma.train.monitor._faults import Faults
 from joma.train.monitor._options import Options
 from joma.train.monitor._parts import Matrix
@@ -17,11 +17,15 @@ from joma.train.monitor._tensors import Tensors
 _COPIES_ON_THE_GPU = 2**30
 """Bytes of copies of weights kept on the GPU; beyond that they lie in the CPU's memory."""
 
+_SAMPLED = 2**18
+"""Numbers of a weight that are compared before and after one step."""
+
 
 class Updates:
     """Compares weights with copies of what they were.
 
-    A weight that is not trained is not copied: its version says whether it was written to.
+    A weight that is not trained is not copied: its version says whether it was written to. What a
+    single step does to a large weight is read off a sample of its numbers.
 
     Args:
         processes: The processes that train the model.
@@ -32,12 +36,13 @@ class Updates:
     def __init__(self, processes: Processes, options: Options, faults: Faults) -> None:
         self._processes, self._options, self._faults = processes, options, faults
         self._copies: dict[str, Tensor] = {}
+        self._marks: dict[str, Tensor] = {}
         self._versions: dict[str, int] = {}
 
     @property
     def known(self) -> bool:
         """Whether there is anything to compare with."""
-        return bool(self._copies or self._versions)
+        return bool(self._copies)
 
     def forget_others(self, tensors: Tensors, matrices: Sequence[Matrix]) -> None:
         """Forget copies of what the model does not have any more."""
@@ -63,56 +68,73 @@ class Updates:
                 self._copies[matrix.key] = now.cpu() if now.is_cuda and far else now.clone()
             if self._processes.first and moved:
                 rows += self._ranks(moved)
+        return rows
+
+    def mark(self, tensors: Tensors, matrices: Sequence[Matrix]) -> None:
+        """Keep what the weights are now, of large ones a sample, for `of_one_step`."""
+        there = _present(tensors, matrices)
+        self._marks = {
+            it.key: _sample(_now(tensors, it)).clone()
+            for it in there
+            if tensors.parameters[it.name].requires_grad
+        }
         self._versions = {
             it.key: _now(tensors, it)._version
             for it in there
             if not tensors.parameters[it.name].requires_grad
         }
-        return rows
 
     def of_one_step(self, tensors: Tensors, matrices: Sequence[Matrix]) -> list[Row]:
-        """Return by how much of its size each weight moved since `since_last`, one step ago."""
+        """Return by how much of its size each weight moved since `mark`, one step ago."""
+        pairs: list[tuple[str, Tensor, Tensor]] = []
+        for matrix in _present(tensors, matrices):
+            now, mark = _sample(_now(tensors, matrix)), self._marks.get(matrix.key)
+            if mark is not None and mark.shape == now.shape:
+                pairs.append((matrix.key, now, mark.to(now.device)))
+        # Both norms are made by all processes where weights are sharded.
+        changes = norms_of([now - mark for _, now, mark in pairs])
+        sizes = norms_of([mark for _, _, mark in pairs])
+        shares = {
+            key: change / size
+            for (key, _, _), change, size in zip(pairs, changes, sizes, strict=True)
+            if size > 0
+        }
+        for matrix in _present(tensors, matrices):
+            if self._versions.get(matrix.key) == _now(tensors, matrix)._version:
+                shares[matrix.key] = 0.0  # not trained, and not written to
+        self._marks, self._versions = {}, {}
+        if not self._processes.first:
+            return []
         rows: list[Row] = []
         for matrix in _present(tensors, matrices):
-            now, copy = _now(tensors, matrix), self._copies.get(matrix.key)
-            share = None
-            if copy is not None:
-                copy = copy.to(now.device)
-                # Both norms are made by all processes where weights are sharded.
-                change = whole(torch.linalg.vector_norm(now - copy, dtype=torch.float32))
-                size = whole(torch.linalg.vector_norm(copy, dtype=torch.float32))
-                if self._processes.first:
-                    share = float(change / size) if float(size) > 0 else None
-            elif self._versions.get(matrix.key) == now._version:
-                share = 0.0
-            if share is not None and self._processes.first:
+            share = shares.get(matrix.key)
+            if share is not None:
                 where = (matrix.module, matrix.layer)
                 rows.append(Row("update_relative", share, *where))
                 rows.append(Row("frozen", float(share == 0.0), *where))
         return rows
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the copies by name, gathered; all processes go through them, or none."""
+        """Yield copies and marks by name, gathered; all processes go through them, or none."""
         for key, copy in self._copies.items():
-            yield key, whole(copy)
+            yield f"copy.{key}", whole(copy)
+        for key, mark in self._marks.items():
+            yield f"mark.{key}", whole(mark)
 
     def load(
         self, state: Mapping[str, Tensor], tensors: Tensors, matrices: Sequence[Matrix]
     ) -> None:
         """Take copies that `state` gave; all processes call this with the same ones."""
+        self._marks, self._versions = {}, {}
         for matrix in _present(tensors, matrices):
-            copy, now = state.get(matrix.key), _now(tensors, matrix)
-            if copy is None or copy.shape != now.shape:
-                continue
-            copy = copy.to(now.dtype)
-            if isinstance(now, DTensor):
-                copy = distribute_tensor(copy, now.device_mesh, now.placements)
-            self._copies[matrix.key] = copy
-        self._versions = {
-            it.key: _now(tensors, it)._version
-            for it in _present(tensors, matrices)
-            if not tensors.parameters[it.name].requires_grad
-        }
+            now = _now(tensors, matrix)
+            copy, mark = (state.get(f"{kind}.{matrix.key}") for kind in ("copy", "mark"))
+            if copy is not None and copy.shape == now.shape:
+                self._copies[matrix.key] = _placed(copy.to(now.dtype), now)
+            if mark is not None and mark.shape == _sample(now).shape:
+                self._marks[matrix.key] = _placed(mark.to(now.dtype), now)
+            elif not tensors.parameters[matrix.name].requires_grad:
+                self._versions[matrix.key] = now._version
 
     def _ranks(self, moved: Sequence[tuple[Matrix, Tensor]]) -> list[Row]:
         matrices, changes = [it for it, _ in moved], [change for _, change in moved]
@@ -127,6 +149,20 @@ class Updates:
 
 def _present(tensors: Tensors, matrices: Sequence[Matrix]) -> list[Matrix]:
     return [matrix for matrix in matrices if tensors.get(matrix.name) is not None]
+
+
+def _placed(copy: Tensor, like: Tensor) -> Tensor:
+    """Return a whole tensor as a weight is held: sharded, or on its device."""
+    if isinstance(like, DTensor):
+        return distribute_tensor(copy, like.device_mesh, like.placements)
+    return copy
+
+
+def _sample(matrix: Tensor) -> Tensor:
+    """Return numbers spread evenly over a matrix: all of a small or sharded one."""
+    if isinstance(matrix, DTensor) or matrix.numel() <= _SAMPLED or not matrix.is_contiguous():
+        return matrix
+    return matrix.view(-1)[:: -(-matrix.numel() // _SAMPLED)]
 
 
 def _now(tensors: Tensors, matrix: Matrix) -> Tensor:

@@ -178,7 +178,7 @@ def overlap(embedding: Tensor, seed: int) -> float:
 def gradient_rows(
     of: Matrix, gradient: Tensor, ranks: Sequence[int], tolerance: float, seed: int
 ) -> list[Row]:
-    """Norm, stable rank and energy in the top r directions of one gradient.
+    """Stable rank and energy in the top r directions of one gradient.
 
     An r above half of the shorter side is left out, for GaLore would save nothing there.
 
@@ -189,10 +189,7 @@ def gradient_rows(
     found = measured(of.name, gradient, fitting, tolerance, seed)
     where = {"module": of.module, "layer": of.layer}
     stable = found.stable_rank
-    rows = [
-        Row("gradient_norm", found.norm, **where),
-        Row("gradient_stable_rank", stable.value, **where, bound=stable.bound),
-    ]
+    rows = [Row("gradient_stable_rank", stable.value, **where, bound=stable.bound)]
     return rows + [
         Row(f"gradient_energy_{rank}", energy.value, **where, bound=energy.bound)
         for rank, energy in found.energy.items()

@@ -1,0 +1,140 @@
+"""Rules on attention: collapse, and sparse then dense again.
+
+They are those by which the recorded WikiText-2 runs of JoMA's Fig. 6 and 8 fall apart: attention
+collapses where the learning rate is too high for the depth, and drops and bounces back in shallow
+networks at good learning rates.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from joma.errors import JomaError
+from joma.train.findings._finding import Finding, NotJudged
+from joma.train.findings._recorded import LAST, Recorded, Verdict, end_of, place, too_few
+from joma.train.findings._series import Series, checked_series
+
+COLLAPSED = 0.25
+"""Share of the uniform entropy below which attention has collapsed."""
+BOUNCE = 0.2
+"""Nats attention must fall and rise again."""
+
+
+def attention_collapse(
+    steps: ArrayLike,
+    entropy: ArrayLike,
+    uniform: float,
+    *,
+    layer: int | None = None,
+    module: str = "",
+    kind: str = "",
+) -> Finding | None:
+    """Attention that collapsed: the mean of the last 3 entropies is below 0.25 of the uniform one.
+
+    A network that dips below and recovers has not collapsed.
+
+    Args:
+        steps: Steps of the measurements.
+        entropy: Mean entropy of attention rows at each, in nats.
+        uniform: What it would be if every row spread evenly over the keys it sees: ln(T!)/T for
+            causal attention over T tokens.
+        layer: Layer index.
+        module: Key of the attention.
+        kind: Kind of the attention, "decoder cross".
+    """
+    at, values = checked_series(steps, entropy)
+    if not (math.isfinite(uniform) and uniform > 0):
+        raise JomaError(f"uniform must be an entropy above 0 in nats, got {uniform!r}")
+    end = end_of(values)
+    if end is None or not end < COLLAPSED * uniform:
+        return None
+    below = values < COLLAPSED * uniform
+    above = np.flatnonzero(~below)
+    since = int(at[min(above[-1] + 1, len(at) - 1)]) if len(above) else int(at[0])
+    where = place(Series("", at, values, module, layer, None, kind))
+    return Finding(
+        "attention_collapse",
+        "warning",
+        since,
+        f"Attention of {where} has collapsed: its entropy ends at {end:.2f} nats, "
+        f"{100 * end / uniform:.0f}% of what even attention has ({uniform:.2f}); since step "
+        f"{since} it stays below {100 * COLLAPSED:.0f}%.",
+        "Nearly every query reads a single token, and gradients through such attention vanish, so "
+        "that it hardly recovers by itself. Try a lower learning rate or a longer warm-up, "
+        "normalise queries and keys (QK norm), or start again from before this step.",
+        {"end": end, "uniform": float(uniform), "first": float(values[0])},
+        module or None,
+        layer,
+    )
+
+
+def attention_bounce(
+    steps: ArrayLike,
+    entropy: ArrayLike,
+    *,
+    least: float = BOUNCE,
+    layer: int | None = None,
+    module: str = "",
+    kind: str = "",
+) -> Finding | None:
+    """Sparse, then dense again: entropy falls by 0.2 nats to its lowest and then rises by as much.
+
+    The fall is from the highest measurement before the lowest one. The rise is from there to the
+    mean of the last 3 measurements, all of which must come after the lowest, so that a rise which
+    is lost again does not count, nor one that a single measurement makes.
+
+    Args:
+        steps: Steps of the measurements.
+        entropy: Mean entropy of attention rows at each, in nats.
+        least: Nats of fall and of rise.
+        layer: Layer index.
+        module: Key of the attention.
+        kind: Kind of the attention, "decoder cross".
+    """
+    at, values = checked_series(steps, entropy)
+    end = end_of(values)
+    if end is None or not np.isfinite(values).all():
+        return None
+    lowest = int(np.argmin(values))
+    if lowest >= len(values) - LAST:
+        return None
+    low = float(values[lowest])
+    fall, rise = float(values[: lowest + 1].max()) - low, end - low
+    if fall < least or rise < least:
+        return None
+    where = place(Series("", at, values, module, layer, None, kind))
+    return Finding(
+        "attention_bounce",
+        "note",
+        int(at[lowest]),
+        f"Attention of {where} became sparse and then dense again: entropy fell by {fall:.2f} nats "
+        f"to {low:.2f} at step {int(at[lowest])} and rose by {rise:.2f} since.",
+        "This is what JoMA's theory says of layers that learn the most frequent tokens first and "
+        "the others later; good trainings show it, and nothing need be done.",
+        {"fall": fall, "rise": rise, "lowest": low, "end": end},
+        module or None,
+        layer,
+    )
+
+
+def judge_attention(recorded: Recorded) -> Verdict:
+    """Judge the attention of every layer."""
+    kinds = ("attention_collapse", "attention_bounce")
+    series = recorded.all("attention_entropy")
+    if not series:
+        return [NotJudged(kind, "attention_entropy, which was not measured") for kind in kinds]
+    longest = max(len(one.steps) for one in series)
+    if longest < LAST:
+        return [too_few(kind, longest) for kind in kinds]
+    even = recorded.by_module("attention_uniform")
+    found: list[Finding | NotJudged | None] = []
+    for one in series:
+        where = {"layer": one.layer, "module": one.module, "kind": one.kind}
+        uniform = even.get(one.module)
+        if uniform is not None and uniform.values[-1] > 0:
+            found.append(
+                attention_collapse(one.steps, one.values, float(uniform.values[-1]), **where)
+            )
+        found.append(attention_bounce(one.steps, one.values, **where))
+    return [it for it in found if it is not None]

@@ -1,0 +1,295 @@
+"""Rules on layers that do not learn: frozen, forgotten, dead, tied, or of one direction."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from joma.train.findings._finding import Finding, NotJudged, Severity
+from joma.train.findings._recorded import (
+    LAST,
+    Recorded,
+    Verdict,
+    at_steps,
+    common_steps,
+    end_of,
+    place,
+    too_few,
+)
+from joma.train.findings._series import Series
+
+ONE_DIRECTION = 1.5
+"""Stable rank below which one direction holds two thirds of ‖W‖_F²."""
+OF_OTHERS = 0.25
+"""Share of the other layers' stable rank below which a weight stands out."""
+NO_GRADIENT = 1e-4
+"""Share of the other layers' gradient below which a layer does not learn."""
+DEAD_NODES = 0.9
+"""Share of an MLP's hidden nodes that are near zero at every token."""
+MOVES = 2
+"""Steps whose moves must have been seen before it is said that a weight does not move."""
+
+_BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
+
+
+def block_of(module: str) -> str:
+    """Return the path of a block: a module's path up to the first number in it."""
+    found = _BLOCK.match(module)
+    return found.group() if found else module
+
+
+def judge_untrained(recorded: Recorded) -> Verdict:
+    """Layers that are not trained, and why: frozen, not in the optimizer, or without gradients.
+
+    - `frozen_layer`: no matrix of the layer requires a gradient, while another layer's do. A
+      warning; a note where it is the first layers of the model, which are often frozen on purpose.
+    - `not_optimized`: a matrix requires a gradient and has one, and yet no single step that was
+      seen moved it, while others moved. Where the optimizer is known, it does not hold it.
+    - `dead_layer`: matrices of the layer require gradients and have none, or in the last 3
+      measurements less than 10⁻⁴ of the other layers' median.
+
+    Steps at which nothing moves (a learning rate of 0 while warming up) count for nothing.
+    """
+    required = recorded.by_module("requires_grad")
+    if not required:
+        needs = "matrices in layers, of which none was found"
+        return [NotJudged(kind, needs) for kind in ("frozen_layer", "not_optimized", "dead_layer")]
+    blocks: dict[str, list[Series]] = defaultdict(list)
+    for module, one in required.items():
+        blocks[block_of(module)].append(one)
+    trained = {block for block, ones in blocks.items() if any(one.values[-1] for one in ones)}
+    found: Verdict = []
+    found += _frozen(blocks, trained)
+    found += _not_moved(recorded, required)
+    found += _without_gradient(recorded, required, blocks)
+    return found
+
+
+def _frozen(blocks: Mapping[str, Sequence[Series]], trained: set[str]) -> Verdict:
+    if not trained:
+        return []
+    found: Verdict = []
+    stacks: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for block, ones in blocks.items():
+        if ones[0].layer is not None:
+            stacks[block.rpartition(".")[0]].append((ones[0].layer, block))
+    for stack in stacks.values():
+        stack.sort()
+        frozen = [block for _, block in stack if block not in trained]
+        first_ones = [block for _, block in stack[: len(frozen)]]
+        if len(frozen) == len(stack):
+            continue  # a whole tower, as of a model that is only read
+        severity: Severity = "note" if frozen == first_ones else "warning"
+        for layer, block in stack:
+            if block in frozen:
+                step = int(blocks[block][0].steps[-1])
+                found.append(
+                    Finding(
+                        "frozen_layer",
+                        severity,
+                        step,
+                        f"Layer {layer} ({block}) is frozen: none of its {len(blocks[block])} "
+                        "matrices requires a gradient.",
+                        "It stays what it was when training began, while the others learn. If that "
+                        "is not meant, set requires_grad=True before the optimizer is made.",
+                        {"matrices": float(len(blocks[block]))},
+                        block,
+                        layer,
+                    )
+                )
+    return found
+
+
+def _not_moved(recorded: Recorded, required: Mapping[str, Series]) -> Verdict:
+    moves = {
+        module: one
+        for module, one in recorded.by_module("update_relative").items()
+        if module in required and required[module].values[-1]
+    }
+    if len(moves) < 2:
+        return [NotJudged("not_optimized", "update_relative of at least two weights")]
+    steps = common_steps(list(moves.values()))
+    table = np.array([at_steps(one, steps) for one in moves.values()])
+    told = (table > 0).mean(axis=0) >= 0.5  # of most weights: the learning rate is not 0
+    if told.sum() < MOVES:
+        needs = f"{MOVES} steps whose moves were measured; there are {int(told.sum())}"
+        return [NotJudged("not_optimized", needs)]
+    gradients, optimized = recorded.by_module("gradient_norm"), recorded.by_module("optimized")
+    still: dict[str, list[str]] = defaultdict(list)
+    for (module, _), moved in zip(moves.items(), table[:, told], strict=True):
+        gradient = gradients.get(module)
+        if not moved.any() and gradient is not None and gradient.values[-LAST:].any():
+            still[block_of(module)].append(module)
+    found: Verdict = []
+    for block, modules in still.items():
+        one = moves[modules[0]]
+        known = [optimized[module].values[-1] for module in modules if module in optimized]
+        why = "the optimizer does not hold it" if known and not any(known) else "no step moves it"
+        what = f"layer {one.layer} ({block})" if one.layer is not None else block
+        number = "1 matrix" if len(modules) == 1 else f"{len(modules)} matrices"
+        found.append(
+            Finding(
+                "not_optimized",
+                "warning",
+                int(steps[told][0]),
+                f"{number} of {what} has gradients but is not trained: {why}."
+                if len(modules) == 1
+                else f"{number} of {what} have gradients but are not trained: {why}.",
+                "Its gradients are computed and thrown away. Give all parameters to the optimizer: "
+                "layers that were added or replaced after it was made are not in it.",
+                {"matrices": float(len(modules)), "steps": float(told.sum())},
+                block if len(modules) > 1 else modules[0],
+                one.layer,
+            )
+        )
+    return found
+
+
+def _without_gradient(
+    recorded: Recorded, required: Mapping[str, Series], blocks: Mapping[str, Sequence[Series]]
+) -> Verdict:
+    norms = recorded.by_module("gradient_norm")
+    if not norms:
+        return [NotJudged("dead_layer", "gradients: call step() before zero_grad()")]
+    longest = max(len(one.steps) for one in norms.values())
+    if longest < LAST:
+        return [too_few("dead_layer", longest)]
+    last = sorted({int(step) for one in norms.values() for step in one.steps})[-LAST:]
+    sizes: dict[str, list[float]] = {}
+    for block, ones in blocks.items():
+        learning = [one.module for one in ones if required[one.module].values[-1]]
+        if learning:
+            sizes[block] = [_norm_at([norms.get(it) for it in learning], step) for step in last]
+    if len(sizes) < 2:
+        return [NotJudged("dead_layer", "at least two layers that are trained")]
+    found: Verdict = []
+    for block, size in sizes.items():
+        others = np.median([other for key, other in sizes.items() if key != block], axis=0)
+        share = np.array(size) / np.where(others > 0, others, np.nan)
+        if (share < NO_GRADIENT).all():
+            layer = blocks[block][0].layer
+            found.append(
+                Finding(
+                    "dead_layer",
+                    "warning",
+                    last[0],
+                    f"{f'Layer {layer} ({block})' if layer is not None else block} does not learn: "
+                    f"in the last {LAST} measurements its gradient was {share.max():.1e} of the "
+                    "other layers' or less.",
+                    "Nothing that it computes reaches the loss. Look for an output that is not "
+                    "used, a detach(), a zero scale in front of it, or dead activations.",
+                    {"share": float(share.max())},
+                    block,
+                    layer,
+                )
+            )
+    return found
+
+
+def _norm_at(series: Sequence[Series | None], step: int) -> float:
+    """Return the norm of several gradients together at a step; what has none counts as 0."""
+    total = 0.0
+    for one in series:
+        if one is not None:
+            at = int(np.searchsorted(one.steps, step))
+            if at < len(one.steps) and one.steps[at] == step:
+                total += float(one.values[at]) ** 2
+    return total**0.5
+
+
+def judge_tied(recorded: Recorded) -> Verdict:
+    """Layers that are one and the same: all matrices are those of an earlier layer of the list."""
+    return [
+        Finding(
+            "tied_layer",
+            "warning",
+            int(one.steps[0]),
+            f"Layer {one.layer} ({one.module}) is the very same as layer {int(one.values[-1])}: "
+            "they share all matrices.",
+            "The model has fewer parameters than its layers suggest, and both places are trained "
+            "as one. If that is not meant, copy the layer (copy.deepcopy) where the list is made.",
+            {"same_as": float(one.values[-1])},
+            one.module,
+            one.layer,
+        )
+        for one in recorded.all("tied_layer")
+    ]
+
+
+def judge_dead_mlps(recorded: Recorded) -> Verdict:
+    """MLPs most of whose hidden nodes are near zero at every token, in the last 3 measurements."""
+    series = recorded.all("mlp_dead")
+    if not series:
+        return [NotJudged("dead_mlp", "mlp_dead, which was not measured")]
+    longest = max(len(one.steps) for one in series)
+    if longest < LAST:
+        return [too_few("dead_mlp", longest)]
+    found: Verdict = []
+    for one in series:
+        if len(one.values) < LAST or not (one.values[-LAST:] >= DEAD_NODES).all():
+            continue
+        alive = np.flatnonzero(one.values < DEAD_NODES)
+        since = int(one.steps[alive[-1] + 1]) if len(alive) else int(one.steps[0])
+        found.append(
+            Finding(
+                "dead_mlp",
+                "warning",
+                since,
+                f"The MLP of {place(one)} is dead: {100 * one.values[-1]:.0f}% of its hidden nodes "
+                f"are near zero at every token since step {since}.",
+                "Such nodes get no gradient and stay as they are. A lower learning rate, smaller "
+                "biases or another activation (GELU, SiLU) keep them alive; those that are dead "
+                "have to be initialised again.",
+                {"dead": float(one.values[-1]), "first": float(one.values[0])},
+                one.module,
+                one.layer,
+            )
+        )
+    return found
+
+
+def judge_ranks(recorded: Recorded) -> Verdict:
+    """Weights of one direction: a stable rank that ends below 1.5 and below 0.25 of the others'.
+
+    The others are the weights of the same role in other layers, their median. Ranks of queries
+    times keys are measured and not judged: they end low in good trainings, too.
+    """
+    series = [one for one in recorded.all("stable_rank") if "[query·key]" not in one.module]
+    if not series:
+        return [NotJudged("rank_collapse", "stable_rank, which was not measured")]
+    longest = max(len(one.steps) for one in series)
+    if longest < LAST:
+        return [too_few("rank_collapse", longest)]
+    roles: dict[str, list[Series]] = defaultdict(list)
+    for one in series:
+        if one.layer is not None and len(one.steps) >= LAST:
+            roles[_BLOCK.sub("", one.module)].append(one)
+    found: Verdict = []
+    for ones in roles.values():
+        ends = [float(end_of(one.values) or 0.0) for one in ones]
+        for index, (one, end) in enumerate(zip(ones, ends, strict=True)):
+            others = ends[:index] + ends[index + 1 :] or [float(one.values[0])]
+            usual = max(float(np.median(others)), float(one.values[0]))
+            if not (end < ONE_DIRECTION and end < OF_OTHERS * usual):
+                continue
+            above = np.flatnonzero(one.values >= ONE_DIRECTION)
+            at = min(int(above[-1]) + 1, len(one.steps) - 1) if len(above) else 0
+            since = int(one.steps[at])
+            found.append(
+                Finding(
+                    "rank_collapse",
+                    "warning",
+                    since,
+                    f"{one.module} has collapsed to one direction: its stable rank ends at "
+                    f"{end:.2f}, where that of the same weight in other layers or at the beginning "
+                    f"is {usual:.1f}.",
+                    "Most of what the layer computes is a single feature. Look at what happened at "
+                    "that step; a lower learning rate, weight decay, or initialising the weight "
+                    "again can bring it back.",
+                    {"end": end, "usual": usual, "first": float(one.values[0])},
+                    one.module,
+                    one.layer,
+                )
+            )
+    return found

@@ -1,0 +1,296 @@
+"""Rules on the losses: not finite, diverged, spikes, a bad start, over-fitting, noisy labels."""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from joma.train.findings._finding import Finding, NotJudged
+from joma.train.findings._recorded import Curve, Recorded, Verdict, curve_of, too_few
+from joma.train.findings._series import Series, checked_series
+
+DIVERGED = 0.5
+"""Share of what a loss had fallen by that it must rise again to have diverged."""
+ABOVE_NOISE = 4.0
+"""Times the noise of single losses by which a level must have risen."""
+SPIKE = 0.25
+"""Share of what a loss had fallen by that a spike rises."""
+BAD_START = 1.5
+"""Times ln(vocabulary), the loss of a model that knows nothing, of a badly initialised one."""
+OVERFITTED = 0.05
+"""Share of its fall by which a validation loss rises again when over-fitting."""
+VALIDATIONS = 4
+"""Validation losses that are needed to judge them."""
+NOISY = 0.3
+"""Share of the validation loss's fall by which the training loss stays above it."""
+
+
+def not_finite(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
+    """A loss that is NaN or infinite: critical; a warning where the last 10 are finite again.
+
+    Args:
+        steps: Steps of the losses.
+        loss: Loss at each.
+    """
+    at, values = checked_series(steps, loss)
+    broken = np.flatnonzero(~np.isfinite(values))
+    if not len(broken):
+        return None
+    step, value = int(at[broken[0]]), values[broken[0]]
+    word = "NaN" if np.isnan(value) else "infinite"
+    again = len(values) > 10 and np.isfinite(values[-10:]).all()
+    many = f"{len(broken)} of {len(values)} steps"
+    return Finding(
+        "not_finite",
+        "warning" if again else "critical",
+        step,
+        f"The loss was {word} at step {step} and is finite again ({many})."
+        if again
+        else f"The loss is {word} since step {step} ({many}).",
+        "Look for a batch that is out of the ordinary at that step, or clip gradients."
+        if again
+        else "Weights that are not finite do not recover: go back to a checkpoint from before this "
+        "step. Try a lower learning rate, gradient clipping, or bfloat16 in place of float16.",
+        {"not_finite": float(len(broken)), "steps": float(len(values))},
+    )
+
+
+def diverged_loss(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
+    """A loss that rose again and stays there: by half of what it had fallen by, above the noise.
+
+    Losses are compared in medians of neighbouring steps, 40 pieces of at least 5 steps, so that one
+    bad batch decides nothing; the lower of the last two must lie that high. Critical where the loss
+    is above where it began, else a warning.
+
+    Args:
+        steps: Steps of the losses.
+        loss: Loss at each.
+    """
+    at, values = checked_series(steps, loss)
+    curve = curve_of(Series("loss", at, values))
+    return None if curve is None else _diverged(curve, float(values[0]))
+
+
+def _diverged(curve: Curve, first: float) -> Finding | None:
+    levels = curve.levels
+    lowest = int(np.argmin(levels))
+    began = max(first, float(levels[0]))
+    low, end = float(levels[lowest]), float(min(levels[-2:]))
+    fallen, risen = max(began - low, 0.0), end - low
+    if risen <= max(DIVERGED * fallen, ABOVE_NOISE * curve.noise) or lowest >= len(levels) - 2:
+        return None
+    step = int(curve.steps[lowest])
+    worse = end >= began
+    beginning = f"above where it began ({began:.3f})" if worse else f"having begun at {began:.3f}"
+    return Finding(
+        "diverged_loss",
+        "critical" if worse else "warning",
+        step,
+        f"The loss has diverged: it was {low:.3f} near step {step} and is now {end:.3f}, "
+        f"{beginning}.",
+        "What was learned is being lost. Go back to a checkpoint from before this step and lower "
+        "the learning rate, lengthen its warm-up or clip gradients; look at the data of these steps.",
+        {"first": began, "lowest": low, "end": end, "noise": curve.noise},
+    )
+
+
+def loss_spike(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
+    """A loss that rose for some steps and came back: by a quarter of its fall, above the noise.
+
+    The largest such rise in medians of 5 steps above the lowest median before it. It has come back
+    where a later median is within a quarter of the rise.
+
+    Args:
+        steps: Steps of the losses.
+        loss: Loss at each.
+    """
+    at, values = checked_series(steps, loss)
+    curve = curve_of(Series("loss", at, values), pieces=len(values))
+    if curve is None:
+        return None
+    levels = curve.levels
+    before = np.minimum.accumulate(levels)[:-1]
+    rises = levels[1:] - before
+    fallen = max(float(values[0]), float(levels[0])) - before
+    large = rises > np.maximum(SPIKE * fallen, ABOVE_NOISE * curve.noise)
+    if not large.any():
+        return None
+    top = int(np.argmax(np.where(large, rises, -np.inf)))
+    rise = float(rises[top])
+    if not (levels[top + 2 :] < before[top] + rise / 4).any():
+        return None
+    step = int(curve.steps[top + 1])
+    return Finding(
+        "loss_spike",
+        "note",
+        step,
+        f"The loss rose to {levels[top + 1]:.3f} near step {step}, {rise:.3f} above what it had "
+        "been, and came back.",
+        "Single spikes cost little. If they come again, look at the data of these steps, clip "
+        "gradients, or lower the learning rate or Adam's second beta.",
+        {"rise": rise, "before": float(before[top])},
+    )
+
+
+def bad_initialisation(loss: ArrayLike, vocabulary: int) -> Finding | None:
+    """A first loss above 1.5 ln(V), where a model that knows nothing has ln(V).
+
+    Judged only where the loss comes below ln(V) within 20% later, so that it is a mean of
+    cross-entropies over V tokens and nothing else.
+
+    Args:
+        loss: Loss of every step.
+        vocabulary: Number of tokens, V.
+    """
+    values = np.asarray(loss, dtype=np.float64)
+    even = math.log(vocabulary)
+    first = float(values[0])
+    if not np.isfinite(first) or first <= BAD_START * even:
+        return None
+    return Finding(
+        "bad_initialisation",
+        "warning",
+        1,
+        f"The first loss is {first:.2f}, where a model that knows nothing of its {vocabulary} "
+        f"tokens has ln {vocabulary} = {even:.2f}: it begins with strong opinions that are wrong.",
+        "The first part of the training goes into unlearning them, and layers may saturate. Use "
+        "smaller initial weights (standard deviation 0.02, residual outputs divided by the square "
+        "root of their number).",
+        {"first": first, "uniform": even},
+    )
+
+
+def overfitting(
+    steps: ArrayLike, validation: ArrayLike, training: Curve | None = None
+) -> Finding | None:
+    """Over-fitting: the validation loss rises from its lowest while the training loss falls.
+
+    By 5% of what it had fallen by, in the mean of the last two, with at least two after the lowest.
+
+    Args:
+        steps: Steps of the validation losses.
+        validation: Validation loss at each.
+        training: The training loss; must be lower at the end than at the lowest validation loss.
+    """
+    at, values = checked_series(steps, validation)
+    if len(values) < VALIDATIONS or not np.isfinite(values).all():
+        return None
+    lowest = int(np.argmin(values))
+    if lowest > len(values) - 3:
+        return None
+    low, end = float(values[lowest]), float(values[-2:].mean())
+    fallen = float(values[: lowest + 1].max()) - low
+    if end - low <= max(OVERFITTED * fallen, 0.01 * abs(low)):
+        return None
+    step = int(at[lowest])
+    evidence = {"lowest": low, "end": end, "fallen": fallen}
+    told = ""
+    if training is not None:
+        then = float(np.interp(step, training.steps, training.levels))
+        now = float(training.levels[-1])
+        if now >= then:
+            return None
+        evidence |= {"training_then": then, "training_end": now}
+        told = f", while the training loss fell from {then:.3f} to {now:.3f}"
+    return Finding(
+        "overfitting",
+        "warning",
+        step,
+        f"The validation loss was lowest at step {step}, {low:.3f}, and has risen to "
+        f"{end:.3f}{told}.",
+        "The model learns its training data by heart. Keep the checkpoint nearest to that step; "
+        "try more data, dropout, weight decay, or a smaller model.",
+        evidence,
+    )
+
+
+def label_noise(validation: ArrayLike, training: Curve) -> Finding | None:
+    """A training loss that stays above the validation loss by 30% of what that has fallen by.
+
+    Args:
+        validation: Validation losses, in order.
+        training: The training loss.
+    """
+    values = np.asarray(validation, dtype=np.float64)
+    if len(values) < VALIDATIONS or not np.isfinite(values).all():
+        return None
+    end, now = float(values[-2:].mean()), float(np.mean(training.levels[-2:]))
+    fallen = max(float(values[0]), float(training.levels[0])) - end
+    gap = now - end
+    if fallen <= 0 or gap <= max(NOISY * fallen, ABOVE_NOISE * training.noise / 2):
+        return None
+    return Finding(
+        "label_noise",
+        "warning",
+        int(training.steps[-1]),
+        f"The training loss ends at {now:.3f}, {gap:.3f} above the validation loss of {end:.3f}.",
+        "What is trained on is harder to predict than what is validated on: labels that are wrong, "
+        "or strong dropout, augmentation or label smoothing. Look at the training examples with "
+        "the largest losses.",
+        {"training": now, "validation": end, "gap": gap},
+    )
+
+
+def judge_loss(recorded: Recorded) -> Verdict:
+    """Judge the losses of a training."""
+    loss = recorded.one("loss")
+    if loss is None:
+        kinds = ("not_finite", "diverged_loss", "loss_spike", "bad_initialisation")
+        return [NotJudged(kind, "losses: monitor.step(loss)") for kind in kinds]
+    found: list[Finding | NotJudged | None] = [not_finite(loss.steps, loss.values)]
+    found += [
+        Finding(
+            "not_finite",
+            "critical",
+            int(one.values[0]),
+            f"{one.module} is not finite since step {int(one.values[0])}.",
+            "Weights that are not finite do not recover: go back to a checkpoint from before this "
+            "step.",
+            {"step": float(one.values[0])},
+            one.module,
+            one.layer,
+        )
+        for one in recorded.all("not_finite")
+    ]
+    broken = any(isinstance(it, Finding) for it in found)
+    curve = curve_of(loss)
+    if curve is None and not broken:
+        needs = f"at least 20 losses; there are {len(loss.values)}"
+        found += [NotJudged(kind, needs) for kind in ("diverged_loss", "loss_spike")]
+    elif curve is not None:
+        diverged = _diverged(curve, float(loss.values[0]))
+        found.append(diverged)
+        found.append(None if diverged else loss_spike(loss.steps, loss.values))
+    found.append(_start(recorded, loss))
+    found += _validation(recorded, curve)
+    return [it for it in found if it is not None]
+
+
+def _start(recorded: Recorded, loss: Series) -> Finding | NotJudged | None:
+    kind = "bad_initialisation"
+    vocabulary = recorded.one("vocabulary")
+    if vocabulary is None:
+        return NotJudged(kind, "the token embedding, which was not found")
+    if loss.steps[0] > 1:
+        return NotJudged(kind, f"the loss of step 1; the first is of step {int(loss.steps[0])}")
+    number = int(vocabulary.values[-1])
+    finite = loss.values[np.isfinite(loss.values)]
+    if number < 2 or not len(finite) or not 0 < float(finite.min()) <= 1.2 * math.log(number):
+        needs = f"a loss that is a mean of cross-entropies over {number} tokens"
+        return NotJudged(kind, needs)
+    return bad_initialisation(loss.values, number)
+
+
+def _validation(recorded: Recorded, curve: Curve | None) -> Verdict:
+    kinds = ("overfitting", "label_noise")
+    validation = recorded.one("validation_loss")
+    if validation is None:
+        needs = "validation losses: monitor.record_validation(loss)"
+        return [NotJudged(kind, needs) for kind in kinds]
+    if len(validation.values) < VALIDATIONS:
+        few = too_few("", len(validation.values), VALIDATIONS).needs
+        return [NotJudged(kind, few.replace("measurements", "validation losses")) for kind in kinds]
+    found: list[Finding | None] = [overfitting(validation.steps, validation.values, curve)]
+    if curve is not None:
+        found.append(label_noise(validation.values, curve))
+    return [it for it in found if it is not None]
