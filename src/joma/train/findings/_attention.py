@@ -81,8 +81,8 @@ def attention_bounce(
     """Sparse, then dense again: entropy falls by 0.2 nats to its lowest and then rises by as much.
 
     The fall is from the highest measurement before the lowest one. The rise is from there to the
-    mean of the last 3 measurements, all of which must come after the lowest, so that a rise which
-    is lost again does not count, nor one that a single measurement makes.
+    mean of the last 3 measurements after it, of which there must be 2 at least, so that a rise
+    which is lost again does not count, nor one that a single measurement makes.
 
     Args:
         steps: Steps of the measurements.
@@ -93,13 +93,13 @@ def attention_bounce(
         kind: Kind of the attention, "decoder cross".
     """
     at, values = checked_series(steps, entropy)
-    end = end_of(values)
-    if end is None or not np.isfinite(values).all():
+    if len(values) < LAST or not np.isfinite(values).all():
         return None
     lowest = int(np.argmin(values))
-    if lowest >= len(values) - LAST:
+    after = values[lowest + 1 :]
+    if len(after) < 2:
         return None
-    low = float(values[lowest])
+    low, end = float(values[lowest]), float(after[-LAST:].mean())
     fall, rise = float(values[: lowest + 1].max()) - low, end - low
     if fall < least or rise < least:
         return None

@@ -6,11 +6,13 @@ from joma.train.findings._attention import judge_attention
 from joma.train.findings._finding import SEVERITIES, Finding, Judgement, NotJudged
 from joma.train.findings._layers import judge_dead_mlps, judge_ranks, judge_tied, judge_untrained
 from joma.train.findings._loss import judge_loss
+from joma.train.findings._rate import judge_rate
 from joma.train.findings._recorded import Recorded, Rule
 from joma.train.findings._series import Series
 
 RULES: tuple[Rule, ...] = (
     judge_loss,
+    judge_rate,
     judge_attention,
     judge_untrained,
     judge_tied,

@@ -21,7 +21,7 @@ from joma.train.findings._series import Series
 
 ONE_DIRECTION = 1.5
 """Stable rank below which one direction holds two thirds of ‖W‖_F²."""
-OF_OTHERS = 0.25
+OF_OTHERS = 0.5
 """Share of the other layers' stable rank below which a weight stands out."""
 NO_GRADIENT = 1e-4
 """Share of the other layers' gradient below which a layer does not learn."""
@@ -205,8 +205,8 @@ def judge_tied(recorded: Recorded) -> Verdict:
             "tied_layer",
             "warning",
             int(one.steps[0]),
-            f"Layer {one.layer} ({one.module}) is the very same as layer {int(one.values[-1])}: "
-            "they share all matrices.",
+            f"Layer {one.layer} ({one.module}) is the same as layer {int(one.values[-1])}: "
+            "they share their matrices.",
             "The model has fewer parameters than its layers suggest, and both places are trained "
             "as one. If that is not meant, copy the layer (copy.deepcopy) where the list is made.",
             {"same_as": float(one.values[-1])},
@@ -250,7 +250,7 @@ def judge_dead_mlps(recorded: Recorded) -> Verdict:
 
 
 def judge_ranks(recorded: Recorded) -> Verdict:
-    """Weights of one direction: a stable rank that ends below 1.5 and below 0.25 of the others'.
+    """Weights of one direction: a stable rank that ends below 1.5 and below half of the others'.
 
     The others are the weights of the same role in other layers, their median. Ranks of queries
     times keys are measured and not judged: they end low in good trainings, too.

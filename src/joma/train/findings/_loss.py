@@ -1,10 +1,12 @@
 """Rules on the losses: not finite, diverged, spikes, a bad start, over-fitting, noisy labels."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from joma.train.findings._attention import COLLAPSED
 from joma.train.findings._finding import Finding, NotJudged
 from joma.train.findings._recorded import Curve, Recorded, Verdict, curve_of, too_few
 from joma.train.findings._series import Series, checked_series
@@ -17,6 +19,8 @@ SPIKE = 0.25
 """Share of what a loss had fallen by that a spike rises."""
 BAD_START = 1.5
 """Times ln(vocabulary), the loss of a model that knows nothing, of a badly initialised one."""
+UNTRAINED = 0.9
+"""Share of ln(vocabulary) above which a first loss is of a model that knows nothing."""
 OVERFITTED = 0.05
 """Share of its fall by which a validation loss rises again when over-fitting."""
 VALIDATIONS = 4
@@ -89,7 +93,8 @@ def _diverged(curve: Curve, first: float) -> Finding | None:
         f"The loss has diverged: it was {low:.3f} near step {step} and is now {end:.3f}, "
         f"{beginning}.",
         "What was learned is being lost. Go back to a checkpoint from before this step and lower "
-        "the learning rate, lengthen its warm-up or clip gradients; look at the data of these steps.",
+        "the learning rate, lengthen its warm-up or clip gradients; look at the data of these "
+        "steps.",
         {"first": began, "lowest": low, "end": end, "noise": curve.noise},
     )
 
@@ -170,7 +175,7 @@ def overfitting(
     Args:
         steps: Steps of the validation losses.
         validation: Validation loss at each.
-        training: The training loss; must be lower at the end than at the lowest validation loss.
+        training: The training loss; must be lower at the end than ever before that step.
     """
     at, values = checked_series(steps, validation)
     if len(values) < VALIDATIONS or not np.isfinite(values).all():
@@ -186,7 +191,8 @@ def overfitting(
     evidence = {"lowest": low, "end": end, "fallen": fallen}
     told = ""
     if training is not None:
-        then = float(np.interp(step, training.steps, training.levels))
+        before = training.levels[training.steps <= step]
+        then = float(before.min()) if len(before) else float(training.levels[0])
         now = float(training.levels[-1])
         if now >= then:
             return None
@@ -238,20 +244,7 @@ def judge_loss(recorded: Recorded) -> Verdict:
         kinds = ("not_finite", "diverged_loss", "loss_spike", "bad_initialisation")
         return [NotJudged(kind, "losses: monitor.step(loss)") for kind in kinds]
     found: list[Finding | NotJudged | None] = [not_finite(loss.steps, loss.values)]
-    found += [
-        Finding(
-            "not_finite",
-            "critical",
-            int(one.values[0]),
-            f"{one.module} is not finite since step {int(one.values[0])}.",
-            "Weights that are not finite do not recover: go back to a checkpoint from before this "
-            "step.",
-            {"step": float(one.values[0])},
-            one.module,
-            one.layer,
-        )
-        for one in recorded.all("not_finite")
-    ]
+    found += _weights_not_finite(recorded.all("not_finite"))
     broken = any(isinstance(it, Finding) for it in found)
     curve = curve_of(loss)
     if curve is None and not broken:
@@ -266,6 +259,31 @@ def judge_loss(recorded: Recorded) -> Verdict:
     return [it for it in found if it is not None]
 
 
+def _weights_not_finite(weights: Sequence[Series]) -> Verdict:
+    """Name the first weight that is not finite; where several became so at once, none of them."""
+    if not weights:
+        return []
+    since = min(int(one.values[0]) for one in weights)
+    first = [one for one in weights if int(one.values[0]) == since]
+    only = first[0] if len(first) == 1 else None
+    return [
+        Finding(
+            "not_finite",
+            "critical",
+            since,
+            f"{only.module} is the first weight that is not finite, since step {since}."
+            if only is not None
+            else f"{len(first)} weights or more are not finite since step {since}, among them "
+            f"{first[0].module}; which was the first was not seen.",
+            "Weights that are not finite do not recover: go back to a checkpoint from before this "
+            "step.",
+            {"step": float(since), "weights": float(len(first))},
+            None if only is None else only.module,
+            None if only is None else only.layer,
+        )
+    ]
+
+
 def _start(recorded: Recorded, loss: Series) -> Finding | NotJudged | None:
     kind = "bad_initialisation"
     vocabulary = recorded.one("vocabulary")
@@ -274,11 +292,38 @@ def _start(recorded: Recorded, loss: Series) -> Finding | NotJudged | None:
     if loss.steps[0] > 1:
         return NotJudged(kind, f"the loss of step 1; the first is of step {int(loss.steps[0])}")
     number = int(vocabulary.values[-1])
+    if collapsed := _collapsed_at_first(recorded, loss, number):
+        return collapsed
     finite = loss.values[np.isfinite(loss.values)]
     if number < 2 or not len(finite) or not 0 < float(finite.min()) <= 1.2 * math.log(number):
         needs = f"a loss that is a mean of cross-entropies over {number} tokens"
         return NotJudged(kind, needs)
     return bad_initialisation(loss.values, number)
+
+
+def _collapsed_at_first(recorded: Recorded, loss: Series, vocabulary: int) -> Finding | None:
+    """Return that most attention is collapsed before anything was learned, if it is."""
+    if not UNTRAINED * math.log(vocabulary) <= loss.values[0] or vocabulary < 2:
+        return None
+    even = recorded.by_module("attention_uniform")
+    first = [
+        float(one.values[0]) / float(even[one.module].values[0])
+        for one in recorded.all("attention_entropy")
+        if one.module in even and one.steps[0] <= 1 and even[one.module].values[0] > 0
+    ]
+    sharp = [share for share in first if share < COLLAPSED]
+    if 2 * len(sharp) <= len(first):
+        return None
+    return Finding(
+        "bad_initialisation",
+        "warning",
+        1,
+        f"Attention is sharp before anything was learned: in {len(sharp)} of {len(first)} "
+        f"attentions the first entropy is below {100 * COLLAPSED:.0f}% of that of even attention.",
+        "The initial weights are too large: queries and keys of unit size give scores near 1. Use "
+        "smaller initial weights (standard deviation 0.02), or normalise queries and keys.",
+        {"sharp": float(len(sharp)), "attentions": float(len(first)), "least": min(sharp)},
+    )
 
 
 def _validation(recorded: Recorded, curve: Curve | None) -> Verdict:

@@ -104,19 +104,19 @@ def norms_of(tensors: Sequence[Tensor]) -> list[float]:
 def tied_layers(model: nn.Module) -> list[tuple[str, int, int]]:
     """Return layers that are the same as an earlier one of their list: path, index, earlier index.
 
-    The same module, or modules all of whose matrices are the same parameters. A block that a model
-    runs several times but lists once (ALBERT) is none.
+    The same module, or modules that share most of their matrices. A block that a model runs several
+    times but lists once (ALBERT) is none.
     """
     found = []
     for path, listed in model.named_modules():
         if not isinstance(listed, nn.ModuleList):
             continue
-        seen: dict[frozenset[int], int] = {}
-        for index, layer in enumerate(listed):
-            matrices = frozenset(id(it) for it in layer.parameters() if it.ndim > 1 and is_real(it))
-            if not matrices:
-                continue
-            first = seen.setdefault(matrices, index)
-            if first != index:
-                found.append((f"{plain(path)}.{index}", index, first))
+        layers = [
+            {id(it) for it in layer.parameters() if it.ndim > 1 and is_real(it)} for layer in listed
+        ]
+        for index, matrices in enumerate(layers):
+            for earlier, others in enumerate(layers[:index]):
+                if len(matrices & others) > 0.5 * len(matrices):
+                    found.append((f"{plain(path)}.{index}", index, earlier))
+                    break
     return found

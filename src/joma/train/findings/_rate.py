@@ -1,0 +1,156 @@
+"""Rules on the learning rate: too high, too low.
+
+Both look at how far single steps move the weights, as a share of their size: the learning rate
+itself says little, since good ones differ by factors of a thousand between models.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joma.train.findings._attention import COLLAPSED
+from joma.train.findings._finding import Finding, NotJudged
+from joma.train.findings._loss import UNTRAINED
+from joma.train.findings._recorded import (
+    LAST,
+    Recorded,
+    Verdict,
+    at_steps,
+    common_steps,
+    curve_of,
+    end_of,
+)
+from joma.train.findings._series import Series
+
+LARGE_STEP = 0.15
+"""Share of their size by which single steps move three quarters of the weights, or more."""
+STEP_WITH_COLLAPSE = 0.02
+"""The same where attention that began evenly has collapsed meanwhile."""
+EVEN = 0.5
+"""Share of the uniform entropy above which attention began evenly."""
+SHORT_PATH = 0.3
+"""Share of its size by which the median weight can have moved since the training began."""
+HARDLY_FALLEN = 0.6
+"""Share of the first loss above which the loss still is."""
+ENOUGH_STEPS = 200
+"""Steps before it is said that the learning rate is too low."""
+
+
+def judge_rate(recorded: Recorded) -> Verdict:
+    """Judge the learning rate by how far single steps move the weights.
+
+    - `learning_rate_too_high`: at two measurements or more a single step moves three quarters of
+      the weights by 15% of their size or more; or by 2% or more, and the attention of a layer that
+      began evenly has collapsed.
+    - `learning_rate_too_low`: after 200 steps or more of a training from scratch (the first loss is
+      above 0.9 ln V), whose learning rate is not rising any more, all steps together can have moved
+      the median weight by 30% of its size at most, and the loss is above 60% of where it began.
+    """
+    kinds = ("learning_rate_too_high", "learning_rate_too_low")
+    moves = [one for one in recorded.all("update_relative") if len(one.values)]
+    if not moves:
+        return [NotJudged(kind, "update_relative, which was not measured") for kind in kinds]
+    steps = common_steps(moves)
+    if len(steps) < LAST:
+        needs = f"{LAST} steps whose moves were measured; there are {len(steps)}"
+        return [NotJudged(kind, needs) for kind in kinds]
+    table = np.array([at_steps(one, steps) for one in moves])
+    table = table[(table > 0).any(axis=1)]  # what is not trained at all is judged elsewhere
+    if not len(table) or not np.isfinite(table).all():
+        return [NotJudged(kind, "weights that are finite and trained") for kind in kinds]
+    rates = recorded.one("learning_rate")
+    found: list[Finding | NotJudged | None] = [_too_high(recorded, steps, table, rates)]
+    found.append(_too_low(recorded, steps, table, rates))
+    return [it for it in found if it is not None]
+
+
+def _too_high(
+    recorded: Recorded, steps: NDArray[np.int64], table: NDArray[np.float64], rates: Series | None
+) -> Finding | None:
+    moved = np.quantile(table, 0.25, axis=0)
+    second = int(np.argsort(moved)[-2])  # the largest may be of one odd step
+    large = float(moved[second])
+    collapsed = _collapsed_since(recorded)
+    if large < (LARGE_STEP if collapsed is None else STEP_WITH_COLLAPSE):
+        return None
+    if collapsed is None or large >= LARGE_STEP:
+        since = int(steps[np.flatnonzero(moved >= large)[0]])
+        why = ""
+    else:
+        since = int(collapsed.steps[-1])
+        why = (
+            f", and attention that began evenly has collapsed (layer {collapsed.layer}, "
+            f"{collapsed.module})"
+        )
+    return Finding(
+        "learning_rate_too_high",
+        "warning",
+        since,
+        f"The learning rate{_rate(rates, since)} is too high: single steps move three quarters "
+        f"of the weights by {100 * large:.0f}% of their size or more (step {int(steps[second])})"
+        f"{why}.",
+        "The training ends worse than it could, even where the loss falls. Try a third of the "
+        "rate, then a tenth; a longer warm-up helps where it is only the first steps.",
+        {"move": large},
+    )
+
+
+def _collapsed_since(recorded: Recorded) -> Series | None:
+    """Return the entropy of an attention that began evenly and has collapsed, the first of them."""
+    even = recorded.by_module("attention_uniform")
+    for one in recorded.all("attention_entropy"):
+        end, uniform = end_of(one.values), even.get(one.module)
+        if end is None or uniform is None:
+            continue
+        level = float(uniform.values[-1])
+        if one.values[0] > EVEN * level and end < COLLAPSED * level:
+            return one
+    return None
+
+
+def _too_low(
+    recorded: Recorded, steps: NDArray[np.int64], table: NDArray[np.float64], rates: Series | None
+) -> Finding | NotJudged | None:
+    kind = "learning_rate_too_low"
+    loss, vocabulary = recorded.one("loss"), recorded.one("vocabulary")
+    if loss is None or vocabulary is None or loss.steps[0] > 1:
+        return NotJudged(kind, "the losses from step 1 on, and a token embedding")
+    made = recorded.last_step
+    if made < ENOUGH_STEPS:
+        return NotJudged(kind, f"{ENOUGH_STEPS} steps; there are {made}")
+    if rates is None:
+        return NotJudged(kind, "the optimizer: Monitor(model, optimizer)")
+    first, even = float(loss.values[0]), math.log(max(float(vocabulary.values[-1]), 2.0))
+    curve = curve_of(loss)
+    if curve is None or not UNTRAINED * even <= first <= 3 * even:
+        return None  # no training from scratch: what was learned before needs small steps
+    if _is_rising(rates.values):
+        return NotJudged(kind, "the end of the learning rate's warm-up")
+    median = np.median(table, axis=0)
+    path = float(np.trapezoid(np.append(median, median[-1]), np.append(steps, made)))
+    path += float(median[0]) * int(steps[0])
+    if path >= SHORT_PATH or float(curve.levels[-1]) < HARDLY_FALLEN * first:
+        return None
+    return Finding(
+        kind,
+        "warning",
+        made,
+        f"The learning rate{_rate(rates, made)} is too low: {made} steps together can have moved "
+        f"the median weight by {100 * path:.0f}% of its size at most, and the loss is at "
+        f"{curve.levels[-1]:.2f}, having begun at {first:.2f}.",
+        "The model will learn little in any reasonable time. Try ten times the rate.",
+        {"path": path, "loss": float(curve.levels[-1]), "first": first},
+    )
+
+
+def _is_rising(rates: NDArray[np.float64]) -> bool:
+    return len(rates) > 1 and bool(rates[-1] > 1.01 * rates[-2])
+
+
+def _rate(rates: Series | None, step: int) -> str:
+    """Return the learning rate at a step, " 0.003", as it was then; "" where it is not known."""
+    if rates is None:
+        return ""
+    at = int(np.searchsorted(rates.steps, step, side="right")) - 1
+    return f" {rates.values[max(at, 0)]:.2g}"
