@@ -94,14 +94,17 @@ RECIPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cautious": ({"rate": 0.1, "steps": 800}, {"rate": 0.1, "layers": 6, "steps": 600}),
     "deep": (
         {"rate": 0.2, "layers": 12, "steps": 300},
-        {"rate": 0.1, "layers": 12, "steps": 400},
+        {"rate": 0.1, "layers": 12, "steps": 400, "seed": 6},
     ),
     "medium": ({"rate": 0.3, "layers": 8}, {"rate": 0.2, "layers": 8, "seed": 3}),
     "shallow": (
         {"layers": 2, "steps": 200},
         {"rate": 0.6, "layers": 2, "steps": 1000, "width": 32},
     ),
-    "sgd": ({"optimizer": "sgd", "steps": 600}, {"optimizer": "sgd", "layers": 2, "steps": 800}),
+    "sgd": (
+        {"optimizer": "sgd", "rate": 0.8, "steps": 600},
+        {"optimizer": "sgd", "rate": 0.6, "layers": 2, "steps": 800},
+    ),
     "sgd-warmup": (
         {"optimizer": "sgd", "rate": 0.5, "schedule": "warmup", "layers": 3, "steps": 800},
         {"optimizer": "sgd", "rate": 0.4, "schedule": "cosine", "steps": 900},
@@ -157,19 +160,26 @@ def healthy(best: Mapping[str, Best]) -> list[Case]:
     for recipe, both in RECIPES.items():
         for architecture in ARCHITECTURES:
             for given in both:
-                options = dict(given)
-                of = best[architecture]
-                base = of.sgd if options.get("optimizer") == "sgd" else of.rate
-                options["rate"] = base * options.get("rate", 1.0)
-                options.setdefault("steps", 400)
+                options = {"rate": 1.0, "steps": 400, **given}
                 if architecture == "encoder":
-                    options["steps"] = max(options["steps"], 600)
+                    _slower(recipe, options)
+                of = best[architecture]
+                options["rate"] *= of.sgd if options.get("optimizer") == "sgd" else of.rate
                 if options["steps"] == 2500 and architecture in LONGEST:
                     options["steps"] = 5000
                 if architecture == "t5" and options.get("layers", 4) % 2:
                     options["layers"] += 1  # as many in each stack
                 found.append(Case(architecture, recipe, "healthy", number=len(found), **options))
     return found
+
+
+def _slower(recipe: str, options: dict[str, Any]) -> None:
+    """Give encoders the time that masked tokens take to be learned, which is longer."""
+    if recipe == "cautious":
+        options["steps"] *= 4
+        return
+    options["steps"] = max(options["steps"], 600)
+    options["rate"] = max(options["rate"], 0.3)
 
 
 def small() -> list[Case]:

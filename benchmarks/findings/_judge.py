@@ -15,7 +15,11 @@ from benchmarks.findings._store import Stored, read_all
 from joma.train.findings import Finding, judge, series_of
 
 STATE_UNCLEAR = "unclear"
-"""A learning rate above the best that does not end worse: neither sick nor known to be healthy."""
+"""Neither sick nor known to be healthy, and counted for nothing: `truth_of` says when."""
+LEARNED = 0.3
+"""Nats below the entropy of single tokens at which a healthy run must end."""
+RISEN = 0.1
+"""Nats above its lowest validation loss at which a healthy run may end."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,12 @@ class Truth:
 
 
 def truth_of(stored: Stored, best: Mapping[str, Best]) -> Truth:
-    """Return what is known of a case."""
+    """Return what is known of a case.
+
+    A learning rate other than the best that does not end worse is unclear. So is a run meant to be
+    healthy that learned less than single tokens tell by 0.3 nats, or ends 0.1 nats above its lowest
+    validation loss.
+    """
     case, of = stored.case, best[stored.case.architecture]
     like_sweep = (
         case.state != "healthy"
@@ -44,8 +53,13 @@ def truth_of(stored: Stored, best: Mapping[str, Best]) -> Truth:
     if like_sweep:
         # A loss that is NaN is worse than any.
         worse = not stored.facts["validation_loss"] <= of.loss + of.spread
-    state = STATE_UNCLEAR if case.variant in RATES and worse is False else case.state
-    return Truth(state, worse)
+    unclear = case.variant in RATES and worse is False
+    if case.state == "healthy":
+        facts = stored.facts
+        fall = facts["unigram_entropy"] - facts["validation_loss"]
+        rise = facts["validation_loss"] - facts["best_validation_loss"]
+        unclear = not (fall >= LEARNED and rise <= RISEN)
+    return Truth(STATE_UNCLEAR if unclear else case.state, worse)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:

@@ -77,11 +77,13 @@ def plant(case: Case, model: Any) -> Plant:
         _share(blocks(model, case), case.layer, whole=kind == "duplicated")
         return Plant()
     if kind == "bad_init":
+        # transformers begins decoders with weights of 0.02, much below 1/√width.
+        factor = 10 if case.architecture in ("encoder", "t5") else 60
         with torch.no_grad():
             for one in _all_blocks(model, case):
                 for weight in one.parameters():
                     if weight.ndim > 1:
-                        weight.mul_(10)
+                        weight.mul_(factor)
         return Plant()
     if kind == "overfitting":
         return Plant(sequences=SEQUENCES)
@@ -91,7 +93,7 @@ def plant(case: Case, model: Any) -> Plant:
         begin = case.steps // 2
         if other_way:
             return Plant(garbage=lambda step: begin < step <= begin + 4)
-        return Plant(rate=lambda step: 30.0 if begin < step <= begin + 3 else 1.0)
+        return Plant(rate=lambda step: 10.0 if begin < step <= begin + 3 else 1.0)
     raise ValueError(f"unknown variant {kind!r}")
 
 

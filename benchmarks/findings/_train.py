@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.findings._case import Case
+from benchmarks.findings._case import STEPS, Case
 from benchmarks.findings._data import LENGTH, Batch, Language, make_batch
 from benchmarks.findings._models import TASKS, build, logits_of
 from benchmarks.findings._plant import Plant, plant
@@ -45,7 +45,7 @@ def train(case: Case) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         CannotTrainError: A package that the case needs is not installed.
     """
     began = time.process_time()
-    language = Language(case.vocabulary, case.language, changed=0.5 if case.lora else 0.0)
+    language = Language(case.vocabulary, case.language, changed=0.3 if case.lora else 0.0)
     with quietly():
         model = _adapted(case) if case.lora else build(case)
         what = plant(case, model)
@@ -192,7 +192,7 @@ def _adapted(case: Case) -> nn.Module:
     peft = importlib.import_module("peft")
 
     model = build(case)
-    earlier = replace(case, lora=False, steps=300, accumulate=1, batch=16)
+    earlier = replace(case, lora=False, steps=STEPS[case.architecture] * 3 // 2)
     data = _Batches(earlier, Language(case.vocabulary, case.language), Plant())
     optimizer = torch.optim.AdamW(model.parameters(), case.rate)
     for step in range(1, earlier.steps + 1):

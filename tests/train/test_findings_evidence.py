@@ -107,7 +107,7 @@ def test_archive_holds_the_same_files(trained: Path, tmp_path: Path) -> None:
 
 def test_judging_counts_each_half_and_names_what_was_not_trained(trained: Path) -> None:
     choose, held = (judge_half(trained, half) for half in ("choose", "held out"))
-    assert choose["false_alarms"]["total"] == 1
+    assert choose["unclear"] == ["healthy-000-llama-best"]  # 24 steps are too few to learn
     assert held["false_alarms"]["total"] == 0
     assert held["sick"]["found"]["total"] == 2
     assert set(held["sick"]["by_variant"]) == {"nan", "frozen"}
