@@ -144,8 +144,9 @@ def _of_healthy(runs: Sequence[tuple[Case, Sequence[Finding]]]) -> dict[str, Any
 def _of_planted(runs: Sequence[tuple[Case, Sequence[Finding]]], state: str) -> dict[str, Any]:
     by_variant: dict[str, list[bool]] = defaultdict(list)
     missed, elsewhere, placed, layered = [], [], 0, 0
-    alarms_on_notes = []
+    alarms_on_notes, alarmed = [], 0
     for case, found in runs:
+        alarmed += any(one.severity != "note" for one in found)
         right = [
             one
             for one in found
@@ -167,6 +168,7 @@ def _of_planted(runs: Sequence[tuple[Case, Sequence[Finding]]], state: str) -> d
     total = [one for ones in by_variant.values() for one in ones]
     result: dict[str, Any] = {
         "found": _rate(sum(total), len(total)),
+        "any_warning": _rate(alarmed, len(total)),
         "by_variant": {name: _rate(sum(it), len(it)) for name, it in by_variant.items()},
         "right_layer": _rate(placed, layered),
         "wrong_layer": elsewhere,
@@ -189,6 +191,7 @@ def as_text(result: Mapping[str, Any]) -> str:
         of = result[state]
         word = "sick runs found" if state == "sick" else "runs worth a note found"
         lines.append(f"{word}: {_shown(of['found'])}; right layer {_shown(of['right_layer'])}")
+        lines.append(f"  with a warning of any kind: {_shown(of['any_warning'])}")
         lines += _table(of["by_variant"])
     for title, items in (
         ("warnings on healthy runs", result["alarms_on_healthy"]),

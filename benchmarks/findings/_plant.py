@@ -55,7 +55,9 @@ def plant(case: Case, model: Any) -> Plant:
         part = matrix(block, case.architecture, kind.removeprefix("rank_"))
         return Plant(after=_Flatten(part, 0 if other_way else case.steps // 5))
     if kind == "nan":
-        return Plant(after=_PoisonAt(matrix(block, case.architecture, "down"), case.steps * 3 // 5))
+        layers = blocks(model, case)
+        part = matrix(layers[len(layers) // 2], case.architecture, "down")
+        return Plant(after=_PoisonAt(part, case.steps * 3 // 5))
     if kind == "diverging_ascent":
         return Plant(sign=lambda step: -1.0 if step > case.steps // 2 else 1.0)
     if kind == "diverging_rate":
