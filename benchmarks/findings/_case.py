@@ -88,7 +88,7 @@ class Case:
     width: int = 48
     vocabulary: int = 64
     language: int = 0
-    batch: int = 16
+    batch: int = 12
     accumulate: int = 1
     dropout: float = 0.0
     decay: float = 0.01

@@ -15,7 +15,11 @@ from benchmarks.findings._store import Stored, read_all
 from joma.train.findings import Finding, judge, series_of
 
 STATE_UNCLEAR = "unclear"
-"""A learning rate above the best that does not end worse: neither sick nor known to be healthy."""
+"""Neither sick nor known to be healthy, and counted for nothing: `truth_of` says when."""
+LEARNED = 0.3
+"""Nats below the entropy of single tokens at which a healthy run must end."""
+RISEN = 0.1
+"""Nats above its lowest validation loss at which a healthy run may end."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,12 @@ class Truth:
 
 
 def truth_of(stored: Stored, best: Mapping[str, Best]) -> Truth:
-    """Return what is known of a case."""
+    """Return what is known of a case.
+
+    A learning rate other than the best that does not end worse is unclear. So is a run meant to be
+    healthy that learned less than single tokens tell by 0.3 nats, or ends 0.1 nats above its lowest
+    validation loss.
+    """
     case, of = stored.case, best[stored.case.architecture]
     like_sweep = (
         case.state != "healthy"
@@ -44,8 +53,13 @@ def truth_of(stored: Stored, best: Mapping[str, Best]) -> Truth:
     if like_sweep:
         # A loss that is NaN is worse than any.
         worse = not stored.facts["validation_loss"] <= of.loss + of.spread
-    state = STATE_UNCLEAR if case.variant in RATES and worse is False else case.state
-    return Truth(state, worse)
+    unclear = case.variant in RATES and worse is False
+    if case.state == "healthy":
+        facts = stored.facts
+        fall = facts["unigram_entropy"] - facts["validation_loss"]
+        rise = facts["validation_loss"] - facts["best_validation_loss"]
+        unclear = not (fall >= LEARNED and rise <= RISEN)
+    return Truth(STATE_UNCLEAR if unclear else case.state, worse)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -130,8 +144,9 @@ def _of_healthy(runs: Sequence[tuple[Case, Sequence[Finding]]]) -> dict[str, Any
 def _of_planted(runs: Sequence[tuple[Case, Sequence[Finding]]], state: str) -> dict[str, Any]:
     by_variant: dict[str, list[bool]] = defaultdict(list)
     missed, elsewhere, placed, layered = [], [], 0, 0
-    alarms_on_notes = []
+    alarms_on_notes, alarmed = [], 0
     for case, found in runs:
+        alarmed += any(one.severity != "note" for one in found)
         right = [
             one
             for one in found
@@ -153,6 +168,7 @@ def _of_planted(runs: Sequence[tuple[Case, Sequence[Finding]]], state: str) -> d
     total = [one for ones in by_variant.values() for one in ones]
     result: dict[str, Any] = {
         "found": _rate(sum(total), len(total)),
+        "any_warning": _rate(alarmed, len(total)),
         "by_variant": {name: _rate(sum(it), len(it)) for name, it in by_variant.items()},
         "right_layer": _rate(placed, layered),
         "wrong_layer": elsewhere,
@@ -175,6 +191,7 @@ def as_text(result: Mapping[str, Any]) -> str:
         of = result[state]
         word = "sick runs found" if state == "sick" else "runs worth a note found"
         lines.append(f"{word}: {_shown(of['found'])}; right layer {_shown(of['right_layer'])}")
+        lines.append(f"  with a warning of any kind: {_shown(of['any_warning'])}")
         lines += _table(of["by_variant"])
     for title, items in (
         ("warnings on healthy runs", result["alarms_on_healthy"]),

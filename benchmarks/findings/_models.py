@@ -99,7 +99,8 @@ def build(case: Case) -> nn.Module:
             )
         )
         if relu:
-            _add_bias(blocks(model, case)[case.layer or 0].layer[-1].DenseReluDense)
+            block: Any = blocks(model, case)[case.layer or 0]
+            _add_bias(block.layer[-1].DenseReluDense)
         return model
     shared: dict[str, Any] = {
         "vocab_size": words,

@@ -55,7 +55,9 @@ def plant(case: Case, model: Any) -> Plant:
         part = matrix(block, case.architecture, kind.removeprefix("rank_"))
         return Plant(after=_Flatten(part, 0 if other_way else case.steps // 5))
     if kind == "nan":
-        return Plant(after=_PoisonAt(matrix(block, case.architecture, "down"), case.steps * 3 // 5))
+        layers = blocks(model, case)
+        part = matrix(layers[len(layers) // 2], case.architecture, "down")
+        return Plant(after=_PoisonAt(part, case.steps * 3 // 5))
     if kind == "diverging_ascent":
         return Plant(sign=lambda step: -1.0 if step > case.steps // 2 else 1.0)
     if kind == "diverging_rate":
@@ -77,11 +79,13 @@ def plant(case: Case, model: Any) -> Plant:
         _share(blocks(model, case), case.layer, whole=kind == "duplicated")
         return Plant()
     if kind == "bad_init":
+        # transformers begins decoders with weights of 0.02, much below 1/√width.
+        factor = 10 if case.architecture in ("encoder", "t5") else 60
         with torch.no_grad():
             for one in _all_blocks(model, case):
                 for weight in one.parameters():
                     if weight.ndim > 1:
-                        weight.mul_(10)
+                        weight.mul_(factor)
         return Plant()
     if kind == "overfitting":
         return Plant(sequences=SEQUENCES)
@@ -91,7 +95,7 @@ def plant(case: Case, model: Any) -> Plant:
         begin = case.steps // 2
         if other_way:
             return Plant(garbage=lambda step: begin < step <= begin + 4)
-        return Plant(rate=lambda step: 30.0 if begin < step <= begin + 3 else 1.0)
+        return Plant(rate=lambda step: 10.0 if begin < step <= begin + 3 else 1.0)
     raise ValueError(f"unknown variant {kind!r}")
 
 

@@ -51,7 +51,7 @@ def write(
     path = path_of(folder, case)
     part = path.with_suffix(".part")
     with part.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, allow_pickle=False, **arrays)
     part.replace(path)
 
 

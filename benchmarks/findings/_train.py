@@ -1,11 +1,10 @@
 """One case trained under a monitor."""
 
-import contextlib
+import importlib
 import importlib.util
 import math
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.findings._case import Case
+from benchmarks.findings._case import STEPS, Case
 from benchmarks.findings._data import LENGTH, Batch, Language, make_batch
 from benchmarks.findings._models import TASKS, build, logits_of
 from benchmarks.findings._plant import Plant, plant
@@ -46,7 +45,7 @@ def train(case: Case) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         CannotTrainError: A package that the case needs is not installed.
     """
     began = time.process_time()
-    language = Language(case.vocabulary, case.language, changed=0.5 if case.lora else 0.0)
+    language = Language(case.vocabulary, case.language, changed=0.3 if case.lora else 0.0)
     with quietly():
         model = _adapted(case) if case.lora else build(case)
         what = plant(case, model)
@@ -59,7 +58,9 @@ def train(case: Case) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     optimizer = _optimizer(case, [one for one in trained if one not in what.left_out])
     with tempfile.TemporaryDirectory() as folder:
         held = {name: tensor[:16] for name, tensor in validation.inputs.items()}
-        monitor = _monitor(model, optimizer, Path(folder) / "run", held)
+        monitor = Monitor(
+            model, optimizer, run=Path(folder) / "run", every=EVERY, budget=None, held=held
+        )
         for step in range(1, case.steps + 1):
             rate = case.rate * _schedule(case, step) * what.rate(step)
             for group in optimizer.param_groups:
@@ -71,7 +72,7 @@ def train(case: Case) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             if step % max(case.steps // VALIDATIONS, 1) == 0:
                 seen.append(evaluate(model, validation))
                 if case.validation:
-                    _record_validation(monitor, step, seen[-1])
+                    monitor.record_validation(seen[-1])
         monitor.close()
         assert monitor.run is not None, "a folder could be made"
         columns = monitor.run.metrics.read()
@@ -188,10 +189,10 @@ def _adapted(case: Case) -> nn.Module:
     """Return a model that was trained on another language, with adapters on its layers."""
     if importlib.util.find_spec("peft") is None:
         raise CannotTrainError("peft is not installed")
-    import peft
+    peft = importlib.import_module("peft")
 
     model = build(case)
-    earlier = replace(case, lora=False, steps=300, accumulate=1, batch=16)
+    earlier = replace(case, lora=False, steps=STEPS[case.architecture] * 3 // 2)
     data = _Batches(earlier, Language(case.vocabulary, case.language), Plant())
     optimizer = torch.optim.AdamW(model.parameters(), case.rate)
     for step in range(1, earlier.steps + 1):
@@ -203,21 +204,4 @@ def _adapted(case: Case) -> nn.Module:
         target_modules=LORA_TARGETS[case.architecture],
         fan_in_fan_out=case.architecture == "gpt2",
     )
-    return peft.get_peft_model(model, config)  # pyright: ignore[reportArgumentType]
-
-
-def _monitor(
-    model: nn.Module, optimizer: torch.optim.Optimizer, run: Path, held: Mapping[str, Tensor]
-) -> Monitor:
-    options: dict[str, Any] = {"run": run, "every": EVERY, "budget": None, "held": dict(held)}
-    with contextlib.suppress(TypeError):
-        return Monitor(model, optimizer, **options)  # pyright: ignore[reportCallIssue]
-    return Monitor(model, **options)
-
-
-def _record_validation(monitor: Monitor, step: int, loss: float) -> None:
-    record = getattr(monitor, "record_validation", None)
-    if record is not None:
-        record(loss)
-    elif monitor.run is not None:
-        monitor.run.metrics.append(step, "validation_loss", loss)
+    return peft.get_peft_model(model, config)
