@@ -21,13 +21,15 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def judge(series: Iterable[Series]) -> Judgement:
+def judge(series: Iterable[Series], *, ended: bool = True) -> Judgement:
     """Return what the recorded series of one training say, by every rule.
 
     Args:
         series: What was recorded, as `series_of` returns it.
+        ended: Whether the training has ended. While it runs, what only the end can tell (a learning
+            rate that is too low for the number of steps) is not judged.
     """
-    recorded = Recorded(series)
+    recorded = Recorded(series, ended=ended)
     verdicts = [verdict for rule in RULES for verdict in rule(recorded)]
     found = [one for one in verdicts if isinstance(one, Finding)]
     return Judgement(

@@ -29,7 +29,7 @@ STEP_WITH_COLLAPSE = 0.02
 """The same where attention that began evenly has collapsed meanwhile."""
 EVEN = 0.5
 """Share of the uniform entropy above which attention began evenly."""
-SHORT_PATH = 0.3
+SHORT_PATH = 0.4
 """Share of its size by which the median weight can have moved since the training began."""
 HARDLY_FALLEN = 0.6
 """Share of the first loss above which the loss still is."""
@@ -43,9 +43,10 @@ def judge_rate(recorded: Recorded) -> Verdict:
     - `learning_rate_too_high`: at two measurements or more a single step moves three quarters of
       the weights by 15% of their size or more; or by 2% or more, and the attention of a layer that
       began evenly has collapsed.
-    - `learning_rate_too_low`: after 200 steps or more of a training from scratch (the first loss is
-      above 0.9 ln V), whose learning rate is not rising any more, all steps together can have moved
-      the median weight by 30% of its size at most, and the loss is above 60% of where it began.
+    - `learning_rate_too_low`: at the end of a training from scratch (the first loss is above
+      0.9 ln V) of 200 steps or more, whose learning rate is not rising any more, all steps
+      together can have moved the median weight by 40% of its size at most, and the loss is above
+      60% of where it began.
     """
     kinds = ("learning_rate_too_high", "learning_rate_too_low")
     moves = [one for one in recorded.all("update_relative") if len(one.values)]
@@ -117,6 +118,8 @@ def _too_low(
     if loss is None or vocabulary is None or loss.steps[0] > 1:
         return NotJudged(kind, "the losses from step 1 on, and a token embedding")
     made = recorded.last_step
+    if not recorded.ended:
+        return NotJudged(kind, "the end of the training")
     if made < ENOUGH_STEPS:
         return NotJudged(kind, f"{ENOUGH_STEPS} steps; there are {made}")
     if rates is None:

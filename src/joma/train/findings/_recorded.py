@@ -24,9 +24,11 @@ class Recorded:
 
     Args:
         series: In any order.
+        ended: Whether the training has ended.
     """
 
-    def __init__(self, series: Iterable[Series]) -> None:
+    def __init__(self, series: Iterable[Series], *, ended: bool = True) -> None:
+        self.ended = ended
         self._by_name: dict[str, list[Series]] = defaultdict(list)
         for one in series:
             if one.head is None and len(one.steps):
