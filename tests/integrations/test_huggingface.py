@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from joma.integrations.huggingface import MonitorCallback
 from joma.runs import Run
+from joma.train.findings import Finding, Judgement, Series
 from tests.train._watched import LENGTH, VOCABULARY, hugging_face, of_run
 
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
@@ -212,6 +213,27 @@ def test_where_transformers_is_missing_one_sentence_says_so(
     monkeypatch.delitem(sys.modules, "joma.integrations.huggingface")
     with pytest.raises(ImportError, match=r"needs transformers: pip install .* -e '\.\[hf\]'"):
         importlib.import_module("joma.integrations.huggingface")
+
+
+def collapsed_from_step_3(series: Sequence[Series]) -> Judgement:
+    if max(one.steps[-1] for one in series) < 3:
+        return Judgement()
+    return Judgement((Finding("attention_collapse", "warning", 2, "It collapsed.", "Try less."),))
+
+
+def test_a_finding_ends_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("joma.train.monitor._live.judge", collapsed_from_step_3)
+    options: dict[str, Any] = {"every": 1, "budget": None, "metrics": ["stable_rank"]}
+    heard: list[Finding] = []
+    watching = MonitorCallback(stop_on={"collapse"}, on_finding=heard.append, **options)
+    losses, _, _ = train(tmp_path, [watching])
+    assert len(losses) == 3
+    assert [one.kind for one in heard] == ["attention_collapse"]
+    said = capsys.readouterr().out
+    assert said.count("Training stops: It collapsed.") == 1
+    assert "- warning, step 2: It collapsed.\n    Try less." in said
 
 
 class Breaking(TrainerCallback):

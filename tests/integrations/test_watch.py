@@ -16,7 +16,8 @@ from pathlib import Path
 from joma.integrations._watch import Watch
 from tests.train._watched import encoder
 watch = Watch({"run": sys.argv[1]})
-monitor = watch.begin(encoder(), step=0, folder=None)
+model = encoder()
+monitor = watch.begin(model, step=0, folder=None)
 monitor.step(float("nan"))
 raise KeyboardInterrupt
 """
