@@ -473,7 +473,7 @@ CASES: dict[str, Case] = {
     "loss that cannot be asked": Case("the loss not recorded", loss=Unprintable()),
     "folder replaced by a file": Case("writing to the run folder", meanwhile=replace_by_file),
     "folder removed": Case(meanwhile=remove_folder),
-    "part damaged": Case("not readable since step 5", meanwhile=damage_part),
+    "part damaged": Case("merging the metrics log failed since step 5", meanwhile=damage_part),
     "logger fails": Case(
         "logger raise_error dropped since step 1: the dashboard is down",
         options={"loggers": [raise_error]},
