@@ -162,7 +162,7 @@ def test_a_loss_that_the_trainer_hides_is_told(tmp_path: Path) -> None:
     losses, _, _ = train(tmp_path, [watching], learning_rate=1e30, max_grad_norm=0.0)
     assert np.isfinite(losses).all()  # logging_nan_inf_filter
     kinds = {one.kind: one.sentence for one in watching.monitor.findings}
-    assert "The loss is NaN from step 2 on" in kinds["diverged_loss"]
+    assert "The loss is NaN since step 2" in kinds["not_finite"]
 
 
 def test_a_loss_that_the_model_does_not_return_is_that_of_the_log(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 
 import joma
 from joma.runs import Run
+from joma.train import findings
 from joma.train.findings import Finding, Judgement, NotJudged, Series, judge, series_of
 from joma.train.findings._kinds import KINDS
 from joma.train.findings._words import nothing_line
@@ -36,7 +38,8 @@ def finding(
 def watching(**options: Any) -> joma.Monitor:
     """A monitor of a model that lives as long as it."""
     model = encoder()
-    monitor = joma.Monitor(model, **{"held": next(batches())} | options)
+    given: dict[str, Any] = {"held": next(batches())} | options
+    monitor = joma.Monitor(model, **given)
     monitor.model = model  # type: ignore[attr-defined]  # which is kept weakly
     return monitor
 
@@ -245,13 +248,13 @@ def test_a_nan_is_judged_when_it_happens(tmp_path: Path) -> None:
         every=1000,
         run=tmp_path / "run",
         held=next(batches()),
-        stop_on={"diverged"},
+        stop_on={"not_finite"},
         on_finding=heard.append,
     )
     ended = [monitor.step(1.0 if step < 40 else torch.nan) for step in range(1, 42)]
     assert ended == [False] * 39 + [True] * 2
-    assert [one.kind for one in heard] == ["diverged_loss"]
-    assert written(tmp_path / "run")[0][0] == "diverged_loss"
+    assert [one.kind for one in heard] == ["not_finite"]
+    assert written(tmp_path / "run")[0] == ("not_finite", "critical")
     monitor.close()
 
 
@@ -370,5 +373,8 @@ def test_nothing_found_claims_no_more_than_was_judged() -> None:
     assert nothing_line(Judgement((), tuple(every))) == "- nothing could be judged"
 
 
-def test_what_is_not_judged_is_of_a_known_kind() -> None:
+def test_the_kinds_are_those_that_rules_return() -> None:
     assert {one.kind for one in judge([]).not_judged} <= set(KINDS)
+    sources = Path(findings.__file__).parent.glob("*.py")
+    named = [re.findall(r'Finding\(\s*"(\w+)"', path.read_text("utf-8")) for path in sources]
+    assert {kind for kinds in named for kind in kinds} == set(KINDS)

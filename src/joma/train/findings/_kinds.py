@@ -3,10 +3,17 @@
 KINDS = (
     "attention_bounce",
     "attention_collapse",
+    "bad_initialisation",
     "dead_layer",
+    "dead_mlp",
     "diverged_loss",
-    "learning_rate_too_high",
-    "low_rank_gradients",
+    "frozen_layer",
+    "label_noise",
+    "loss_spike",
+    "not_finite",
+    "not_optimized",
+    "overfitting",
     "rank_collapse",
+    "tied_layer",
 )
 """Every `Finding.kind` that `judge` may return; each is either judged or listed as not judged."""

@@ -122,8 +122,9 @@ class LiveFindings:
         if self._reported.get(key, -1) >= level:
             return
         self._reported[key] = level
-        text = headline(finding) + (f" {finding.advice}" if finding.advice else "")
-        LOG.log(logging.INFO if level == 0 else logging.WARNING, "%s", text)
+        if finding.kind != "not_finite" or finding.module is None:  # which the alarm has named
+            text = headline(finding) + (f" {finding.advice}" if finding.advice else "")
+            LOG.log(logging.INFO if level == 0 else logging.WARNING, "%s", text)
         self._considers(finding)
         if self._on_finding is not None:
             try:

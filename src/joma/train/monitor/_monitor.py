@@ -98,9 +98,9 @@ class Monitor:
         step: Optimizer steps made before, where a training is resumed: the newest run of the folder
             is continued, without what was logged after that step. Give `held` then, so that
             measurements before and after are on the same inputs.
-        stop_on: When `step` returns True: "nan", a loss or weight that is not finite; the kind of
-            a finding, "dead_layer"; "diverged" and "collapse", short for "diverged_loss" and
-            "attention_collapse"; "critical", any critical finding and "nan".
+        stop_on: When `step` returns True: the kind of a finding, "dead_layer"; "nan", "diverged"
+            and "collapse", short for "not_finite", "diverged_loss" and "attention_collapse";
+            "critical", any critical finding.
         on_finding: Called with every new `Finding` when it is made, and again where its severity
             rises. Where it raises it is dropped, as a logger is.
 

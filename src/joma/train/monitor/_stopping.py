@@ -9,8 +9,8 @@ from joma.train.monitor._processes import Processes
 
 STOP_EVERY = 10
 """Steps after which several processes agree on whether to stop."""
-NAN, CRITICAL = "nan", "critical"
-SHORT = {"diverged": "diverged_loss", "collapse": "attention_collapse"}
+CRITICAL = "critical"
+SHORT = {"nan": "not_finite", "diverged": "diverged_loss", "collapse": "attention_collapse"}
 """Short names of finding kinds."""
 
 
@@ -20,7 +20,7 @@ def checked_stop_on(names: Collection[str]) -> tuple[str, ...]:
     Raises:
         JomaError: One of them is not known.
     """
-    known = (NAN, CRITICAL, *SHORT, *KINDS)
+    known = (CRITICAL, *SHORT, *KINDS)
     for name in names:
         if name not in known:
             raise JomaError(f"stop_on must be among {', '.join(known)}, got {name!r}")
@@ -47,10 +47,15 @@ class Stopping:
     @property
     def on_nan(self) -> bool:
         """Whether a loss or weight that is not finite is a reason to stop."""
-        return bool(self._kinds & {NAN, CRITICAL})
+        return bool(self._kinds & {SHORT["nan"], CRITICAL})
 
     def consider(self, finding: Finding) -> None:
-        """Take a new finding as a reason to stop, where `stop_on` names it."""
+        """Take a new finding as a reason to stop, where `stop_on` names it.
+
+        Numbers that are not finite are left to the monitor's alarm, which locates them.
+        """
+        if finding.kind == SHORT["nan"]:
+            return
         critical = finding.severity == "critical" and CRITICAL in self._kinds
         if critical or finding.kind in self._kinds:
             self.ask(finding.sentence)
