@@ -80,9 +80,11 @@ def test_the_examples_of_watching_a_training_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # they leave run folders
     page = (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(examples) == 7
+    assert len(examples) == 8
     exec(compile("\n".join(examples), "docs/monitor.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out.count("steps watched") == 3
+    said = capsys.readouterr().out
+    assert said.count("steps watched") == 3
+    assert "stopped: " in said
     for folder in ("runs/mine", "runs/lightning", "out/monitor"):
         assert (tmp_path / folder / "findings.json").is_file()
     assert list((tmp_path / "runs" / "board").iterdir())

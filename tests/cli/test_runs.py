@@ -99,6 +99,21 @@ class TestMetrics:
         assert "metrics" not in text
         assert "checkpoints" not in text
 
+    def test_show_has_the_findings_in_both_formats(self):
+        run = Run.create("monitor", {}, out="watched")
+        found = {"kind": "dead_layer", "layer": 1, "head": None, "step": 3, "sentence": "It died."}
+        found |= {"evidence": {"end": 0.0}, "module": "layers.1"}
+        run.write_json("findings", [found])  # as before there were severities
+        assert "dead_layer, step 3: It died." in joma("runs", "show", "watched").stdout
+        record = json.loads(joma("runs", "show", "watched", "--json").stdout)
+        assert record["findings"]["findings"] == [found | {"severity": None, "advice": ""}]
+        found |= {"severity": "warning", "advice": "Train it."}
+        missing = [{"kind": "overfitting", "needs": "validation losses"}]
+        run.write_json("findings", {"findings": [found], "not_judged": missing})
+        assert "warning, step 3: It died. Train it." in joma("runs", "show", "watched").stdout
+        record = json.loads(joma("runs", "show", "watched", "--json").stdout)
+        assert record["findings"] == {"findings": [found], "not_judged": missing}
+
     def test_show_says_when_it_was_resumed(self):
         Run.create("table1", {}, out="one")
         Run.resume("table1", {}, out="one", device="cuda")

@@ -13,6 +13,7 @@ import pytest
 
 from joma.cli import _train
 from joma.runs import Run
+from joma.train.findings import Finding, Judgement, Series
 from joma.train.language import PRESETS, Trained, _loop
 from tests.cli._command import joma, sentence
 from tests.runs import _failing
@@ -236,18 +237,78 @@ def test_the_presets_of_the_help_are_those_there_are():
 
 
 def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
+    stopped: str | None
+
     def train(config: Any, run: Run, **options: Any) -> Trained:
         _loop._logger.warning("a checkpoint was damaged")
-        return Trained(2, 5, 1.5, float("nan"), 10.0, 1.0, 0.1, 1000, ("Attention collapses.",), ())
+        found = Finding("attention_collapse", "warning", 4, "Attention collapses.", "Try less.")
+        return Trained(
+            *(2, 5, 1.5, float("nan"), 10.0, 1.0, 0.1, 1000),
+            judgement=Judgement((found,)),
+            lines=("- warning, step 4: Attention collapses.", "    Try less."),
+            stopped=stopped,
+            refused=(),
+        )
 
     monkeypatch.setattr("joma.train.language.train", train)
+    stopped = None
     result = joma("train", "config.toml", "--out", "run")
-    assert result.stdout.splitlines()[:2] == [
+    assert result.stdout.splitlines()[:3] == [
         "Step 5, loss 1.500, went on from step 2. 0.001M parameters, 10 tokens/s, 1.0 s, "
         "of them 0.1 for the monitor.",
-        "  Attention collapses.",
+        "  - warning, step 4: Attention collapses.",
+        "      Try less.",
     ]
     assert "a checkpoint was damaged" in result.stderr
+    assert "stopped" not in result.stdout
+    outcome = Run.open("run").read_json("outcome")
+    assert outcome["findings"] == ["warning, step 4: Attention collapses."]
+    assert outcome["status"] == "done"
+
+    stopped = "Attention collapses."
+    record = json.loads(joma("train", "config.toml", "--out", "run", "--json").stdout)
+    assert record["stopped"] == stopped
+    assert record["findings"][0]["advice"] == "Try less."
+    assert record["not_judged"] == []
+    assert Run.open("run").read_json("outcome")["status"] == "stopped"
+
+
+def test_a_finding_ends_the_training_with_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
+    def judge(series: list[Series]) -> Judgement:
+        steps = max(one.steps[-1] for one in series if one.name == "stable_rank")
+        names = {one.name for one in series}
+        if steps < 4 or not {"loss", "validation_loss", "learning_rate"} <= names:
+            return Judgement()
+        found = Finding("diverged_loss", "critical", 3, "The loss diverged.", "Take a lower one.")
+        return Judgement((found,))
+
+    monkeypatch.setattr("joma.train.monitor._live.judge", judge)
+    watched = CONFIG.replace("off = true", 'every = 1\nbudget = 0\nstop_on = ["diverged"]')
+    Path("config.toml").write_text(watched)
+    result = joma("train", "config.toml", "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    assert "critical, step 3: The loss diverged. Take a lower one." in result.stderr  # at once
+    assert "  - critical, step 3: The loss diverged.\n      Take a lower one." in result.stdout
+    last = len(losses("run"))
+    assert 4 <= last < 8
+    assert f"Training stopped at step {last} of 8, as monitor.stop_on asks: The loss" in (
+        result.stdout
+    )
+    assert "Continue with: joma train config.toml --out run" in result.stdout
+    assert Run.open("run").checkpoints.steps[0] == last
+    shown = joma("runs", "show", "run").stdout
+    assert "critical, step 3: The loss diverged. Take a lower one." in " ".join(shown.split())
+
+    result = joma("train", "config.toml", "--out", "run")  # which goes on, as was asked
+    assert "stopped" not in result.stdout
+    assert len(losses("run")) == 8
+    assert Run.open("run").read_json("findings")["findings"][0]["kind"] == "diverged_loss"
+
+
+def test_stop_on_of_something_unknown_is_refused():
+    monitor = "monitor.off=false", 'monitor.stop_on=["bad"]'
+    result = joma("train", "config.toml", *(word for one in monitor for word in ("--set", one)))
+    assert "stop_on must be among critical, nan, diverged" in sentence(result)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from joma.integrations.huggingface import MonitorCallback
 from joma.runs import Run
+from joma.train.findings import Finding, Judgement, Series
 from tests.train._watched import LENGTH, VOCABULARY, hugging_face, of_run
 
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
@@ -161,7 +162,7 @@ def test_a_loss_that_the_trainer_hides_is_told(tmp_path: Path) -> None:
     losses, _, _ = train(tmp_path, [watching], learning_rate=1e30, max_grad_norm=0.0)
     assert np.isfinite(losses).all()  # logging_nan_inf_filter
     kinds = {one.kind: one.sentence for one in watching.monitor.findings}
-    assert "The loss is NaN from step 2 on" in kinds["diverged_loss"]
+    assert "The loss is NaN since step 2" in kinds["not_finite"]
 
 
 def test_a_loss_that_the_model_does_not_return_is_that_of_the_log(tmp_path: Path) -> None:
@@ -212,6 +213,27 @@ def test_where_transformers_is_missing_one_sentence_says_so(
     monkeypatch.delitem(sys.modules, "joma.integrations.huggingface")
     with pytest.raises(ImportError, match=r"needs transformers: pip install .* -e '\.\[hf\]'"):
         importlib.import_module("joma.integrations.huggingface")
+
+
+def collapsed_from_step_3(series: Sequence[Series]) -> Judgement:
+    if max(one.steps[-1] for one in series) < 3:
+        return Judgement()
+    return Judgement((Finding("attention_collapse", "warning", 2, "It collapsed.", "Try less."),))
+
+
+def test_a_finding_ends_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("joma.train.monitor._live.judge", collapsed_from_step_3)
+    options: dict[str, Any] = {"every": 1, "budget": None, "metrics": ["stable_rank"]}
+    heard: list[Finding] = []
+    watching = MonitorCallback(stop_on={"collapse"}, on_finding=heard.append, **options)
+    losses, _, _ = train(tmp_path, [watching])
+    assert len(losses) == 3
+    assert [one.kind for one in heard] == ["attention_collapse"]
+    said = capsys.readouterr().out
+    assert said.count("Training stops: It collapsed.") == 1
+    assert "- warning, step 2: It collapsed.\n    Try less." in said
 
 
 class Breaking(TrainerCallback):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from joma.runs import Run
+from joma.train.findings import Finding, Judgement, Series
 from tests.train._watched import batches, encoder, loss_of, of_run
 
 lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
@@ -239,6 +240,22 @@ def test_where_lightning_is_missing_one_sentence_says_so(monkeypatch: pytest.Mon
         ImportError, match=r"needs lightning: pip install -c constraints.txt -e '\.\[lightning\]'"
     ):
         importlib.import_module("joma.integrations.lightning")
+
+
+def test_a_finding_ends_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(series: list[Series]) -> Judgement:
+        collapsed = Finding("attention_collapse", "warning", 2, "It collapsed.", "Try less.")
+        return Judgement((collapsed,) if max(one.steps[-1] for one in series) >= 3 else ())
+
+    monkeypatch.setattr("joma.train.monitor._live.judge", judge)
+    options: dict[str, Any] = {"every": 1, "budget": None, "metrics": ["stable_rank"]}
+    fit(tmp_path, [MonitorCallback(run=tmp_path / "run", stop_on=["collapse"], **options)])
+    assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1, 2, 3]
+    said = capsys.readouterr().out
+    assert said.count("Training stops: It collapsed.") == 1
+    assert "- warning, step 2: It collapsed.\n    Try less." in said
 
 
 def test_stop_on_nan_ends_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

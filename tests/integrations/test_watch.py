@@ -16,7 +16,8 @@ from pathlib import Path
 from joma.integrations._watch import Watch
 from tests.train._watched import encoder
 watch = Watch({"run": sys.argv[1]})
-monitor = watch.begin(encoder(), step=0, folder=None)
+model = encoder()
+monitor = watch.begin(model, step=0, folder=None)
 monitor.step(float("nan"))
 raise KeyboardInterrupt
 """
@@ -33,7 +34,7 @@ def test_a_training_that_is_interrupted_leaves_its_findings(tmp_path: Path) -> N
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
     [found] = Run.open(tmp_path / "run").read_json("findings")["findings"]
-    assert found["kind"] == "diverged_loss"
+    assert found["kind"] == "not_finite"
 
 
 def test_what_was_logged_after_the_checkpoint_comes_again(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def train(
     model: nn.Module,
     steps: int,
     *,
-    told: Callable[[Tensor], None] = lambda loss: None,
+    told: Callable[[Tensor], object] = lambda loss: None,
     call: Callable[[nn.Module, Tensor], Tensor] | None = None,
     accumulate: int = 1,
     rate: float = 1e-3,

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from joma.models import Series, load, verify
+from joma.runs import Run
 from joma.train.language._text import first_windows, read_tokens
 from tests.train._language import SIZES, Stop, begin, ended, logged, make, stop_after, write_text
 
@@ -77,7 +78,8 @@ def test_the_monitor_changes_no_loss_and_goes_on(text: Path, tmp_path: Path):
     assert {0, 3, 6, 9, 12} <= set(steps)
     assert words[-1].startswith("loss ")
     assert words[-1].split(", ")[-1] == f"entropy {np.mean(entropies[-4:]):.2f}"
-    assert isinstance(result.findings, tuple)
+    assert result.judgement.as_json() == Run.open(tmp_path / "on").read_json("findings")
+    assert result.stopped is None
     with pytest.raises(Stop):
         begin(config, tmp_path / "stopped", progress=stop_after(7))
     begin(config, tmp_path / "stopped")

@@ -473,7 +473,7 @@ CASES: dict[str, Case] = {
     "loss that cannot be asked": Case("the loss not recorded", loss=Unprintable()),
     "folder replaced by a file": Case("writing to the run folder", meanwhile=replace_by_file),
     "folder removed": Case(meanwhile=remove_folder),
-    "part damaged": Case("not readable since step 5", meanwhile=damage_part),
+    "part damaged": Case("merging the metrics log failed since step 5", meanwhile=damage_part),
     "logger fails": Case(
         "logger raise_error dropped since step 1: the dashboard is down",
         options={"loggers": [raise_error]},
@@ -534,17 +534,19 @@ def test_a_disk_that_stays_full_keeps_numbers_in_memory(
     run = Run.create("monitor", {}, out=tmp_path / "made")
     with full_disk(monkeypatch):
         monitor = check(Case("writing to the run folder failed"), tmp_path, run=run)
-        steps = {step for one in monitor._recorder.series() for step in one.steps.tolist()}
+        series = monitor._recorder.history.series()
+        steps = {step for one in series for step in one.steps.tolist()}
     assert steps == set(range(1, STEPS + 1))
 
 
 def test_memory_is_bounded_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("joma.train.monitor._recorder.MOST_KEPT", 50)
+    monkeypatch.setattr("joma.train.monitor._recorder.MOST_UNWRITTEN", 50)
+    run = Run.create("monitor", {}, out=tmp_path / "made")
     with full_disk(monkeypatch):
-        monitor = check(Case("numbers dropped since step 1"), tmp_path)
-    assert len(monitor._recorder._unwritten) == 50
+        monitor = check(Case("numbers dropped since step 1"), tmp_path, run=run)
+    assert monitor._recorder._unwritten == 50
 
 
 def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
@@ -576,7 +578,7 @@ def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
         ("_reading.watch_attention", "attention not measured since step 1"),
         ("_reading.AttentionAccumulator.update", "attention of encoder.layers.0.self_attn"),
         ("_monitor.undisturbed", "a measurement failed since step 1"),
-        ("_monitor.judge", "findings not made"),
+        ("_live.judge", "findings not made"),
         ("_inputs.Held.seen", "catching inputs failed"),
         ("_alarm.FiniteWatch.check", "where numbers stop being finite not located"),
         ("_finite.named_parameters", "where numbers stop being finite not located"),

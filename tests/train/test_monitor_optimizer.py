@@ -51,9 +51,9 @@ def test_rate_and_decay_of_a_loop_are_those_of_its_optimizer(tmp_path: Path) -> 
     assert of_run(run, "learning_rate") == ([1, 2, 3, 4], pytest.approx([1e-2, 1e-2, 5e-3, 0.7]))
     assert of_run(run, "weight_decay") == ([1, 2, 3, 4], [0.3] * 4)
     assert heard == {0: None} | {step: pytest.approx(rate) for step, rate in heard.items() if step}
-    view = monitor._optimizer
-    assert view.optimized(model.embedding.weight) is True
-    assert view.optimized(model.output.weight) is False
+    assert of_run(run, "optimized", module="encoder.layers.1.linear1") == ([0], [1.0])
+    assert monitor._optimizer.optimized(model.embedding.weight) is True
+    assert monitor._optimizer.optimized(model.output.weight) is False
 
 
 def test_without_an_optimizer_nothing_is_known_and_nothing_breaks(tmp_path: Path) -> None:

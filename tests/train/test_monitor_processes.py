@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import joma
 from joma.runs import Run
-from joma.train.monitor import TrainingStopped
+from joma.train.findings import Finding, Judgement, Series
 from tests.train._watched import batches, encoder, loss_of
 
 STEPS = 6
@@ -96,35 +96,64 @@ def stopped(folder: Path, rank: int) -> list[int | str]:
             pytest.MonkeyPatch.context() as patch,
             joma.Monitor(model, run=place, held=next(batches(9)), stop_on=["nan"]) as monitor,
         ):
-            patch.setattr("joma.train.monitor._alarm.STOP_EVERY", 3)
+            patch.setattr("joma.train.monitor._stopping.STOP_EVERY", 3)
             for step in range(1, 9):
-                try:
-                    monitor.step(torch.nan if (rank, step) == (1, 2) else 1.0)
-                except TrainingStopped as reason:
-                    ends += [step, str(reason)]
+                if monitor.step(torch.nan if (rank, step) == (1, 2) else 1.0):
+                    ends += [step, str(monitor.stop_reason)]
                     break
     return ends
+
+
+def found(folder: Path, rank: int) -> list[int | str]:
+    """Where a training of two processes ends in which the first, which judges, finds something."""
+    ends: list[int | str] = []
+    for kind in ("ddp", "fsdp2"):
+        model = parallel(kind)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            joma.Monitor(
+                model,
+                every=1,
+                run=folder / f"found-{kind}",
+                held=next(batches(9)),
+                budget=None,
+                stop_on={"collapse"},
+            ) as monitor,
+        ):
+            patch.setattr("joma.train.monitor._stopping.STOP_EVERY", 3)
+            patch.setattr("joma.train.monitor._live.judge", _collapsed_from_step_4)
+            for step in range(1, 9):
+                if monitor.step(1.0):
+                    ends += [step, str(monitor.stop_reason)]
+                    break
+    return ends
+
+
+def _collapsed_from_step_4(series: list[Series]) -> Judgement:
+    if max(one.steps[-1] for one in series) < 4:
+        return Judgement()
+    return Judgement((Finding("attention_collapse", "warning", 4, "It collapsed.", ""),))
 
 
 def _work(rank: int, place: str) -> None:
     folder = Path(place)
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
     try:
-        found = {}
+        done: dict[str, Any] = {}
         for kind in ("ddp", "fsdp2"):
             alone = train(parallel(kind), None, rank, 2)
             # What is held by the second process is another batch: that of the first counts.
             held = next(batches(9 + rank))
-            found[kind] = (alone, watched(parallel(kind), folder / kind, rank, 2, held))
+            done[kind] = (alone, watched(parallel(kind), folder / kind, rank, 2, held))
         model = parallel("fsdp2")  # on what it sees itself, at its own cadence
         with joma.Monitor(model, every=2, run=folder / "seen") as monitor:
-            found["seen"] = (found["fsdp2"][0], train(model, monitor, rank, 2))
+            done["seen"] = (done["fsdp2"][0], train(model, monitor, rank, 2))
         for fault in FAULTS:
             losses, summary = faulty(fault, folder / fault, rank)
-            found[fault] = (found["fsdp2"][0], losses)
+            done[fault] = (done["fsdp2"][0], losses)
             (folder / f"{fault}-{rank}.txt").write_text(summary)
-        found["stopped"] = stopped(folder, rank)
-        (folder / f"{rank}.json").write_text(json.dumps(found))
+        done["stopped"], done["found"] = stopped(folder, rank), found(folder, rank)
+        (folder / f"{rank}.json").write_text(json.dumps(done))
     finally:
         dist.destroy_process_group()
 
@@ -174,10 +203,12 @@ def test_a_fault_of_one_process_holds_up_no_other(fault: str, folder: Path) -> N
 
 def test_processes_stop_together(folder: Path) -> None:
     ends = [json.loads((folder / f"{rank}.json").read_text())["stopped"] for rank in (0, 1)]
-    another = "Another process met a loss or weight that is not finite."
+    another = "Another process met a condition of stop_on."
     assert ends[0] == [3, another, 3, another]
     own = "The loss is NaN since step 2; all weights are finite."
     assert ends[1] == [3, own, 3, own]
+    ends = [json.loads((folder / f"{rank}.json").read_text())["found"] for rank in (0, 1)]
+    assert ends == [[6, "It collapsed."] * 2, [6, another] * 2]
 
 
 def test_what_every_process_sees_itself_is_held_as_the_first_has_it(folder: Path) -> None:

@@ -17,8 +17,29 @@ _SPEED_OVER = 120.0
 """Seconds of work that the bar's remaining time is estimated from."""
 
 Advance = Callable[[], None]
-Report = Callable[[str, int, int], None]
-"""Takes what is being done, how much of it is done, and how much there is."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Takes what is being done, how much of it is done, and how much there is.
+
+    Attributes:
+        say: Prints a line without meeting the bar.
+    """
+
+    show: Callable[[str, int, int], None]
+    say: Say
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show how far the work is.
+
+        Args:
+            what: What is being done.
+            done: How much of it is done.
+            total: How much there is.
+        """
+        self.show(what, done, total)
 
 
 @contextlib.contextmanager
@@ -43,7 +64,7 @@ def progress(what: str, total: int) -> Iterator[Advance]:
 def reports(title: str) -> Iterator[Report]:
     """Shows work that says itself how far it is; yields what to tell it.
 
-    Nothing may be printed meanwhile, or it meets the bar.
+    Nothing may be printed meanwhile but with `say`, or it meets the bar.
     """
     show = _bar if sys.stderr.isatty() else _lines
     with show(title) as report:
@@ -95,7 +116,10 @@ def _bar(title: str) -> Iterator[Report]:
                 left="left",
             )
 
-        yield report
+        def say(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        yield Report(report, say)
 
 
 @dataclass
@@ -142,7 +166,7 @@ def _lines(title: str) -> Iterator[Report]:
     talker = threading.Thread(target=talk, daemon=True)
     talker.start()
     try:
-        yield report
+        yield Report(report, lambda line: print(line, file=sys.stderr, flush=True))
     finally:
         finished.set()
         talker.join()

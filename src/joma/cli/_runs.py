@@ -11,7 +11,7 @@ from joma.cli._options import Json
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
-    from joma.runs import TableDifference
+    from joma.runs import Run, TableDifference
 
 app = typer.Typer(
     cls=OneSentenceGroup,
@@ -79,6 +79,7 @@ def show(run: _Folder, json: Json = False) -> None:
         "missing": opened.missing,
         "config": opened.config,
         "environment": opened.environment,
+        "findings": _findings(opened),
         "metrics": _logged(opened),
         "checkpoints": opened.checkpoints.steps[::-1],
         "tables": {name: _shape(opened.read_table(name)) for name in opened.tables},
@@ -89,6 +90,7 @@ def show(run: _Folder, json: Json = False) -> None:
         return
     if record["checkpoints"]:
         record["checkpoints"] = {"at steps": record["checkpoints"]}
+    record["findings"] = _in_lines(record["findings"])
     record["verified"] = "yes" if record["verified"] else "no, not all files have a checksum"
     record = {key: value for key, value in record.items() if value}
     rows = _show.table("", "")
@@ -165,8 +167,8 @@ def _lines(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     for key, value in record.items():
         if isinstance(value, dict):
             lines += _lines(value, f"{prefix}{key} ")
-        elif isinstance(value, list) and key == "figures":
-            lines += [("figure", item) for item in value]
+        elif isinstance(value, list) and key in ("figures", "findings"):
+            lines += [(key.removesuffix("s"), item) for item in value]
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
             for number, item in enumerate(value, 1):
                 lines += _lines(item, f"{prefix}{key} {number} ")
@@ -179,6 +181,27 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return _show.printable("–") if value is None else str(value)
+
+
+def _findings(run: "Run") -> dict[str, Any] | None:
+    """Return what `findings.json` holds, None where there is none.
+
+    Runs of earlier versions have a list of findings there, without severity and advice.
+    """
+    if not (run.path / "findings.json").is_file():
+        return None
+    held = run.read_json("findings")
+    if isinstance(held, list):
+        held = {"findings": [{"severity": None, "advice": "", **one} for one in held]}
+    return {"findings": held.get("findings", []), "not_judged": held.get("not_judged", [])}
+
+
+def _in_lines(held: dict[str, Any] | None) -> list[str]:
+    """Return a line for each finding."""
+    return [
+        f"{one['severity'] or one['kind']}, step {one['step']}: {one['sentence']} {one['advice']}"
+        for one in (held or {"findings": []})["findings"]
+    ]
 
 
 def _shape(columns: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,7 +155,9 @@ def _train(asked: _Asked) -> None:
         asked.begun.append(run.path)
         with run.locked(), _work.closing(run) as outcome:
             trained = _lead(asked, run, processes)
-            outcome.update(finding=_finding(trained), findings=list(trained.findings))
+            outcome.update(finding=_finding(trained), findings=_headlines(trained))
+            if trained.stopped is not None:
+                outcome.update(status="stopped", stopped=trained.stopped)
     _answer(asked, run, trained)
 
 
@@ -163,7 +165,7 @@ def _lead(asked: _Asked, run: "Run", processes: "Processes") -> "Trained":
     """Trains on the first process, which writes and tells."""
     from joma.train.language import train as train_model
 
-    with _warnings_held() as warnings, reports(NAME) as report:
+    with reports(NAME) as report, _warnings_held(report.say) as warnings:
         trained = train_model(asked.config, run, processes=processes, progress=report)
     for warning in warnings:
         typer.echo(warning, err=True)
@@ -219,19 +221,25 @@ def _mendable(asked: _Asked) -> Iterator[None]:
 
 
 class _Held(logging.Handler):
-    """Keeps what is logged as a warning, which would meet the bar."""
+    """Prints warnings of the monitor at once, and keeps others, which would meet the bar."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
+        self._say = say
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        line = record.getMessage()
+        if record.name != "joma.monitor":
+            self.lines.append(line)
+            return
+        with contextlib.suppress(OSError):  # nobody may be reading
+            self._say(_show.printable(line))
 
 
 @contextlib.contextmanager
-def _warnings_held() -> Iterator[Sequence[str]]:
-    logger, handler = logging.getLogger("joma"), _Held()
+def _warnings_held(say: Callable[[str], None]) -> Iterator[Sequence[str]]:
+    logger, handler = logging.getLogger("joma"), _Held(say)
     before, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
@@ -249,6 +257,12 @@ def _finding(trained: "Trained") -> str:
     if math.isfinite(trained.validation_loss):
         words.append(f"validation loss {trained.validation_loss:.3f}")
     return ", ".join(words)
+
+
+def _headlines(trained: "Trained") -> list[str]:
+    from joma.train.findings._words import headline
+
+    return [headline(one) for one in trained.judgement.findings]
 
 
 def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
@@ -269,9 +283,15 @@ def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
         f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s"
         f"{f', of them {looks:.1f} for the monitor' if looks else ''}."
     )
-    for sentence in trained.findings:
-        typer.echo(f"  {sentence}")
+    for line in trained.lines:
+        typer.echo(_show.printable(f"  {line}"))
     typer.echo(f"  {run.path}")
+    if trained.stopped is not None:
+        typer.echo(
+            f"Training stopped at step {trained.step} of {asked.config.training.steps}, as "
+            f"monitor.stop_on asks: {_show.printable(trained.stopped)}"
+        )
+        typer.echo(f"Its checkpoint is saved. Continue with: {asked.command()}")
     typer.echo(f"Look at the series with: {probing}")
 
 
@@ -290,7 +310,8 @@ def _record(run: "Run", trained: "Trained", series: Path) -> dict[str, Any]:
         "tokens_per_second": round(trained.tokens_per_second, 1),
         "seconds": round(trained.seconds, 2),
         "monitor_seconds": round(trained.monitor_seconds, 2),
-        "findings": list(trained.findings),
+        **trained.judgement.as_json(),
+        "stopped": trained.stopped,
         "refused": list(trained.refused),
     }
 

@@ -105,6 +105,8 @@ def _plain(value: Any) -> Any:
 def closing(run: "Run") -> Iterator[Record]:
     """Keeps `outcome.json` true: running, then done with what the block put in, or how it broke.
 
+    A block that ends in another way than done puts its own "status" in.
+
     Written at the start too, so that a run that was killed, or that is started over, never
     shows an outcome that is not its own.
     """
@@ -118,7 +120,7 @@ def closing(run: "Run") -> Iterator[Record]:
         with contextlib.suppress(OSError, JomaError):
             run.write_json("outcome", {**outcome, "status": status})
         raise
-    run.write_json("outcome", {**outcome, "status": "done"})
+    run.write_json("outcome", {"status": "done", **outcome})
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.runs import Run
-from joma.train.monitor import Monitor, TrainingStopped
+from joma.train.monitor import Monitor
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,11 +79,7 @@ class Watch:
 
     def step(self, loss: Tensor | None) -> str | None:
         """Record a step; return why the training is to stop, None where it is not."""
-        try:
-            self.monitor.step(loss)
-        except TrainingStopped as reason:
-            return str(reason)
-        return None
+        return self.monitor.stop_reason if self.monitor.step(loss) else None
 
     def end(self) -> None:
         """Closes the monitor, if there is one that is open."""

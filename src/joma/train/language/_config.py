@@ -228,6 +228,7 @@ class Monitoring:
         budget: share of the training's time that looks may take before they come more rarely than
             asked for; 0 for no limit.
         theorem1: the layer whose Theorem-1 residual is measured.
+        stop_on: Findings at which the training ends, as `joma.Monitor` names them.
     """
 
     off: bool = False
@@ -236,6 +237,7 @@ class Monitoring:
     windows: int = 4
     budget: float = 0.01
     theorem1: int | None = None
+    stop_on: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_truth("monitor.off", self.off)
@@ -244,11 +246,12 @@ class Monitoring:
         check_number("monitor.budget", self.budget, below=math.nextafter(1, 2))
         if self.theorem1 is not None:
             check_whole("monitor.theorem1", self.theorem1, 0)
-        if self.metrics is not None:
-            if not isinstance(self.metrics, tuple):
-                raise JomaError(f"monitor.metrics must be a list of names, got {self.metrics!r}")
-            for name in self.metrics:
-                check_word("monitor.metrics", name)
+        for entry in ("metrics", "stop_on"):
+            names = getattr(self, entry)
+            if names is not None and not isinstance(names, tuple):
+                raise JomaError(f"monitor.{entry} must be a list of names, got {names!r}")
+            for name in names or ():
+                check_word(f"monitor.{entry}", name)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from joma.runs import Checkpoint, Run
 from joma.signals import TerminatedError
 from joma.train._checkpointing import CheckpointWriter, Snapshot
 from joma.train._interrupt import interrupts_held
+from joma.train.findings import Judgement
 from joma.train.language._config import Config
 from joma.train.language._export import remove_after, remove_leftovers, series_folder
 from joma.train.language._length import check_made
@@ -58,7 +59,9 @@ class Trained:
         seconds: it took, from `begun_at` on.
         monitor_seconds: that the monitor's looks took of it.
         parameters: of the model.
-        findings: what the monitor saw, in plain words.
+        judgement: What the monitor found, and what could not be judged.
+        lines: That in plain words, line by line; none on other processes than the first.
+        stopped: Why `monitor.stop_on` ended the training, None where it did not.
         refused: a sentence for each checkpoint that was damaged and not used.
     """
 
@@ -70,7 +73,9 @@ class Trained:
     seconds: float
     monitor_seconds: float
     parameters: int
-    findings: tuple[str, ...]
+    judgement: Judgement
+    lines: tuple[str, ...]
+    stopped: str | None
     refused: tuple[str, ...]
 
 
@@ -88,7 +93,7 @@ def train(
     SIGTERM save one and then raise KeyboardInterrupt or `joma.signals.TerminatedError`. A run that
     was killed and resumed ends with the same weights and losses, bit for bit on the CPU, as one
     that was not. The models of the schedule are in the run's `series/`, each in Hugging Face
-    layout.
+    layout. A training that `monitor.stop_on` ends saves a checkpoint, too.
 
     Args:
         config: what is trained, and how.
@@ -164,7 +169,7 @@ class _Loop:
             if begun == 0 or place.unfinished:
                 self._look(validated=place.validated)
             self.watch.begin()  # last, so that the model's first pass is not charged to it
-            while self.step < self.steps:
+            while self.step < self.steps and self.watch.stop_reason is None:
                 before = time.monotonic()
                 self._advance(self._until(piece))
                 slow = time.monotonic() - before >= PIECE_SECONDS
@@ -174,7 +179,8 @@ class _Loop:
                 piece = max(piece // 2, 1) if slow else min(2 * piece, LONGEST_PIECE)
                 self._look()
                 stopped, terminated = self._agreed(stop.asked, stop.terminated)
-                self._keep(save=due or stopped or self.step == self.steps)
+                ended = self.step == self.steps or self.watch.stop_reason is not None
+                self._keep(save=due or stopped or ended)
                 self.progress(self._words(), self.step, self.steps)
                 self.longest = max(0.9 * self.longest, time.monotonic() - before)
                 if stopped:
@@ -182,7 +188,7 @@ class _Loop:
                     raise TerminatedError if terminated else KeyboardInterrupt
             self.processes.first(self._finish)
             seconds = time.monotonic() - self.start
-            findings = self.watch.findings()
+            judgement, lines = self.watch.judgement(), self.watch.lines()
         if self.run is not None:
             self.run.metrics.compact()
         tokens = (self.step - begun) * self.config.data.batch * self.config.data.window
@@ -195,7 +201,9 @@ class _Loop:
             seconds=seconds,
             monitor_seconds=self.watch.seconds,
             parameters=self.trainer.parameters,
-            findings=findings,
+            judgement=judgement,
+            lines=lines,
+            stopped=self.watch.stop_reason,
             refused=place.refused,
         )
 
@@ -205,9 +213,12 @@ class _Loop:
         for step in range(first, until):
             loss = self.trainer.backward(step)
             self.trainer.update(step)
-            self.watch.step()
+            stops = self.watch.step()
             self.trainer.optimizer.zero_grad()
             self.losses.append(loss)
+            if stops:  # on all processes at the same step
+                until = step + 1
+                break
         self.step = until
         losses = self.processes.mean(torch.stack(self.losses).double()).cpu()
         self.losses.clear()
@@ -216,6 +227,7 @@ class _Loop:
             new = max(self.unlogged - first, 0)
             logged = losses[new:].unsqueeze(1).numpy()
             self.run.metrics.append_many(range(first + new, until), "loss", logged)
+            self.watch.judge_by("loss", range(first + new, until), losses[new:].tolist())
         tokens = (until - first) * self.config.data.batch * self.config.data.window
         self.speed = tokens / max(time.monotonic() - before, 1e-9)
 
@@ -230,6 +242,7 @@ class _Loop:
             self.validation_loss = self.trainer.validation_loss()
             if self.run is not None and not validated:
                 self.run.metrics.append(self.step, "validation_loss", self.validation_loss)
+                self.watch.judge_by("validation_loss", [self.step], [self.validation_loss])
         if self.step in self.exports:
             self.trainer.export(None if self.run is None else self.run.path, self.step)
 

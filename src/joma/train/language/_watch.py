@@ -1,6 +1,6 @@
 """The monitor of a training, or nothing where it is off."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from joma.runs import Run
+from joma.train.findings import Judgement
 from joma.train.language._trainer import Trainer
 from joma.train.monitor import Monitor
 
@@ -49,6 +50,7 @@ class Watch:
                 loggers=(self._hear,),
                 budget=settings.budget or None,
                 step=begun,
+                stop_on=settings.stop_on or (),
             )
             if begun:
                 tensors = {name: torch.from_numpy(array) for name, array in state.items()}
@@ -64,10 +66,30 @@ class Watch:
         if self._monitor is not None:
             self._monitor.close()
 
-    def step(self) -> None:
-        """Tells of an update, while the gradients that made it are there."""
-        if self._monitor is not None:  # the loop logs the loss, of all processes
-            self._monitor.step()
+    def step(self) -> bool:
+        """Record an update, while the gradients that made it are there.
+
+        Returns:
+            Whether the training should stop; the same on all processes.
+        """
+        # The loop logs the loss, of all processes.
+        return self._monitor is not None and self._monitor.step()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the training should stop, None where it should not."""
+        return None if self._monitor is None else self._monitor.stop_reason
+
+    def judge_by(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Let losses count for the findings that the loop writes to the run folder itself.
+
+        Args:
+            name: "loss" or "validation_loss".
+            steps: Their steps.
+            values: One for each step.
+        """
+        if self._monitor is not None:
+            self._monitor._take(name, steps, values)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what the monitor needs to be resumed, by name; all processes go through it."""
@@ -80,10 +102,13 @@ class Watch:
         """That looks have taken."""
         return 0.0 if self._monitor is None else self._monitor.seconds
 
-    def findings(self) -> tuple[str, ...]:
-        """What was seen, in plain words."""
-        found = [] if self._monitor is None else self._monitor.findings
-        return tuple(finding.sentence for finding in found)
+    def judgement(self) -> Judgement:
+        """Return what was found, and what could not be judged."""
+        return Judgement() if self._monitor is None else self._monitor.judgement
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what was found in plain words, as the monitor's summary has it."""
+        return () if self._monitor is None else tuple(self._monitor.summary().splitlines()[1:])
 
     def _hear(self, step: int, values: Mapping[str, float]) -> None:
         seen = [value for name, value in values.items() if name.startswith("attention_entropy/")]

@@ -7,10 +7,10 @@ model to measure. The measurements live in `joma.probes`, what the numbers mean 
 - `Monitor`: the one class.
 - `METRICS`: what it measures.
 - `Logger`: what is called with every measurement, next to the run folder.
-- `TrainingStopped`: raised where `stop_on` asks for it.
+- `OnFinding`: what is called with every new finding.
 """
 
-from joma.train.monitor._finite import TrainingStopped
+from joma.train.monitor._live import OnFinding
 from joma.train.monitor._metrics import METRICS
 from joma.train.monitor._monitor import EXPENSIVE_EVERY, Monitor
 from joma.train.monitor._recorder import Logger
@@ -20,5 +20,5 @@ __all__ = [
     "METRICS",
     "Logger",
     "Monitor",
-    "TrainingStopped",
+    "OnFinding",
 ]

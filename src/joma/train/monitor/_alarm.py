@@ -13,8 +13,6 @@ from joma.train.monitor._recorder import Recorder
 from joma.train.monitor._row import Row
 
 NOT_FINITE = "where numbers stop being finite"
-STOP_EVERY = 10
-"""Steps after which several processes agree on whether to stop."""
 
 
 class Alarm:
@@ -30,6 +28,11 @@ class Alarm:
         self._finite = FiniteWatch()
         self._begun: int | None = None
         self._quiet_until = 0
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether a loss or weight was seen that is not finite."""
+        return self._finite.alarmed
 
     def is_quiet(self, step: int, loss: Tensor | float | None) -> bool:
         """Return whether `check` would do nothing now: the loss is on a GPU and no check is due.
@@ -117,14 +120,3 @@ class Alarm:
         return self._faults.tried(
             NOT_FINITE, lambda: finite.sentence(finite.weights()), effect="not located"
         )
-
-    def reason_to_stop(self, step: int) -> str | None:
-        """Return why the training is to stop, None where it is not; all processes call this."""
-        alarmed = self._finite.alarmed
-        if self._processes.several:
-            if step % STOP_EVERY:
-                return None
-            alarmed = self._processes.any_of_all(alarmed)
-        if not alarmed:
-            return None
-        return self.sentence() or "Another process met a loss or weight that is not finite."

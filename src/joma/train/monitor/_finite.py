@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from joma.errors import JomaError
 from joma.train.monitor._processes import Processes
 from joma.train.monitor._tensors import is_real, layer_in, named_parameters
 
@@ -17,10 +16,6 @@ SHARE, FREE = 5e-4, 0.1
 """Share of the training's time, and seconds on top, that checks after single steps may take."""
 NAMED = 8
 """Weights that are named in the log; what follows is the same trouble."""
-
-
-class TrainingStopped(JomaError):  # noqa: N818  # it names an event, as KeyboardInterrupt does
-    """The training met a condition of `Monitor(stop_on=…)`."""
 
 
 @dataclass(frozen=True)

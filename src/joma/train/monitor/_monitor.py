@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -19,14 +19,14 @@ from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
 from joma.probes.spectrum import release
 from joma.runs import Run
-from joma.train.findings import Finding, Judgement, judge
+from joma.train.findings import Finding, Judgement
 from joma.train.monitor._alarm import Alarm
 from joma.train.monitor._cadence import Budget
 from joma.train.monitor._faults import Faults
-from joma.train.monitor._finite import TrainingStopped
 from joma.train.monitor._folder import Opened, open_run
 from joma.train.monitor._held import Held, bare, undisturbed
 from joma.train.monitor._inputs import Inputs
+from joma.train.monitor._live import LiveFindings, OnFinding
 from joma.train.monitor._losses import Losses, one_number
 from joma.train.monitor._measure import measurements_of
 from joma.train.monitor._optimizer import OptimizerView
@@ -34,6 +34,8 @@ from joma.train.monitor._options import Options, check_kinds, whole_number
 from joma.train.monitor._processes import Processes
 from joma.train.monitor._recorder import Logger, Recorder, logged
 from joma.train.monitor._row import Row
+from joma.train.monitor._stopping import Stopping
+from joma.train.monitor._summary import summary_of
 
 EXPENSIVE_EVERY = 10
 """Every how many measurements the expensive metrics are measured too."""
@@ -48,7 +50,7 @@ class Monitor:
                 loss = loss_of(model(batch))
                 loss.backward()
                 optimizer.step()
-                monitor.step(loss)       # before zero_grad, so that gradients can be seen
+                monitor.step(loss)  # before zero_grad, so that gradients can be seen
                 optimizer.zero_grad()
         print(monitor.summary())
 
@@ -56,9 +58,12 @@ class Monitor:
     evaluation mode, on inputs held since the first step; modes, buffers, gradients, random states,
     autocast and what is compiled are put back. Compiled models are measured uncompiled.
 
+    Findings are made after every measurement. New ones are logged to "joma.monitor", passed to
+    `on_finding`, and kept in the run's `findings.json`.
+
     The monitor never ends a training. What fails (a full disk, a logger, a module it cannot read)
-    is logged once to "joma.monitor", left out from then on, and named in the summary. Only
-    `stop_on` asks for more.
+    is logged once to "joma.monitor", left out from then on, and named in the summary. With
+    `stop_on`, `step` returns True where the loop should end.
 
     A measurement reads attention (entropy, effective number of tokens), MLP activity and stable
     ranks of the weights and of Wqᵀ·Wk (rotations of positions left out). Every tenth one adds
@@ -93,8 +98,11 @@ class Monitor:
         step: Optimizer steps made before, where a training is resumed: the newest run of the folder
             is continued, without what was logged after that step. Give `held` then, so that
             measurements before and after are on the same inputs.
-        stop_on: Conditions at which `step` raises `TrainingStopped`: "nan", a loss or weight that
-            is not finite.
+        stop_on: When `step` returns True: the kind of a finding, "dead_layer"; "nan", "diverged"
+            and "collapse", short for "not_finite", "diverged_loss" and "attention_collapse";
+            "critical", any critical finding.
+        on_finding: Called with every new `Finding` when it is made, and again where its severity
+            rises. Where it raises it is dropped, as a logger is.
 
     Raises:
         JomaError: An option is not possible, or the folder holds something else.
@@ -118,12 +126,19 @@ class Monitor:
         loggers: Sequence[Logger] = (),
         budget: float | None = 0.01,
         step: int = 0,
-        stop_on: Sequence[str] = (),
+        stop_on: Collection[str] = (),
+        on_finding: OnFinding | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise JomaError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self._optimizer = OptimizerView(optimizer)
-        check_kinds(run=run, architecture=architecture, attention=attention, loggers=loggers)
+        check_kinds(
+            run=run,
+            architecture=architecture,
+            attention=attention,
+            loggers=loggers,
+            on_finding=on_finding,
+        )
         options = self._options = Options.checked(
             every=every,
             metrics=metrics,
@@ -166,6 +181,10 @@ class Monitor:
                     run, config, step=step, device=device, faults=faults, stack=stack
                 )
             self._recorder = Recorder(self._opened.run, tuple(loggers), faults)
+            self._stopping = Stopping(options.stop_on, processes)
+            self._live = LiveFindings(self._recorder, faults, on_finding, self._stopping.consider)
+            if step or isinstance(run, Run):
+                self._guarded(self._read_earlier, "reading what was recorded before")
             self._inputs = Inputs(model, inner, given, processes, faults)
             stack.callback(self._inputs.close)
             self._stack = stack.pop_all()
@@ -202,7 +221,7 @@ class Monitor:
 
     def step(
         self, loss: Tensor | float | None = None, *, learning_rate: float | None = None
-    ) -> None:
+    ) -> bool:
         """Record one step of the optimizer, and measure if a measurement is due.
 
         To be called after `optimizer.step()` and before `optimizer.zero_grad()`.
@@ -212,13 +231,14 @@ class Monitor:
                 waits for it.
             learning_rate: Learning rate of the step; read from the optimizer unless given.
 
-        Raises:
-            TrainingStopped: A condition of `stop_on` is met.
+        Returns:
+            Whether the training should stop, as `stop_on` asks; `stop_reason` says why. Several
+            processes return True at the same step, one in ten.
         """
         with self._lock:
             if self._closed:
                 self._faults.note("step", "the monitor is closed", effect="not recorded")
-                return
+                return False
             self._step += 1
             self._faults.step = self._step
             if self._processes.looks:
@@ -226,10 +246,13 @@ class Monitor:
             elif self._options.stop_on:
                 self._guarded(lambda: self._check_finite(self._losses.kept(loss)))
             if not self._options.stop_on:
-                return
-            reason = self._guarded(lambda: self._alarm.reason_to_stop(self._step))
-            if reason is not None:
-                raise TrainingStopped(reason)
+                return False
+            return bool(self._guarded(self._stops))
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why `step` returned True, in one sentence; None where it did not."""
+        return self._stopping.reason
 
     def record_loss(self, step: int, loss: Tensor | float) -> None:
         """Record the loss of a step for a trainer that learns it later than `step` is called.
@@ -270,39 +293,27 @@ class Monitor:
     @property
     def judgement(self) -> Judgement:
         """The findings, and what could not be judged; empty in processes that do not write."""
-        if not self._processes.first:
-            return Judgement()
         with self._lock:
-            self._guarded(self._record_losses)
-            found = self._faults.tried(
-                "findings", lambda: judge(self._recorder.series()), effect="not made"
-            )
-            return found or Judgement()
+            if self._processes.first and not self._closed:
+                self._guarded(self._update_findings)
+            return self._live.judgement
 
     def summary(self) -> str:
-        """Return the findings in plain words, one to a line, and what was not measured."""
+        """Return the findings in plain words, what was not judged, and what was not measured."""
         if not self._processes.first:
             return ""
         with self._lock:
-            found = self.findings
-            seconds = self._budget.seconds
-            share = seconds / max(self._budget.trained, 1e-9)
-            run = self.run
+            judgement, run, budget = self.judgement, self.run, self._budget
             where = "numbers in memory" if run is None else f"numbers in {run.path}"
             if self._opened.instead_of is not None:
                 where += f" ({self._opened.instead_of} holds an earlier run)"
-            lines = [
-                f"{self._step} steps watched, measurements took {seconds:.1f} s, {share:.1%} "
-                f"of the training's time; {where}"
-            ]
-            trouble = self._alarm.sentence()
-            if trouble is not None:
-                lines.append(f"- {trouble}")
-            lines += [f"- step {one.step}: {one.sentence}" for one in found]
-            if not found and trouble is None:
-                lines.append("- nothing out of the ordinary was found")
-            lines += [f"- {sentence}" for sentence in self._faults.sentences()]
-            return "\n".join(lines)
+            share = budget.seconds / max(budget.trained, 1e-9)
+            first = (
+                f"{self._step} steps watched, measurements took {budget.seconds:.1f} s, "
+                f"{share:.1%} of the training's time; {where}"
+            )
+            found = None if self._live.failed else judgement
+            return summary_of(first, self._alarm.sentence(), found, self._faults.sentences())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what a resumed training needs to measure as if it had not been stopped.
@@ -351,7 +362,9 @@ class Monitor:
             self._budget.stop()
             try:
                 if self._processes.first:
-                    self._recorder.close(self.judgement.as_json())
+                    self._guarded(self._update_findings)
+                    self._recorder.close()
+                    self._live.close()
             finally:
                 self._measurements.release()
                 self._faults.tried("closing", self._stack.close, effect="failed")
@@ -375,7 +388,41 @@ class Monitor:
         if usual or expensive:
             self._measure(expensive=expensive)
         elif self._losses.many:
-            self._record_losses()
+            self._update_findings()
+            self._recorder.flush()
+
+    def _stops(self) -> bool:
+        if self._stopping.on_nan and self._alarm.alarmed:
+            self._stopping.ask(self._alarm.sentence() or "A loss or weight is not finite.")
+        return self._stopping.agreed(self._step)
+
+    def _update_findings(self) -> None:
+        self._record_losses()
+        self._live.update()
+
+    def _read_earlier(self) -> None:
+        """Take what the run folder holds: numbers, and with a resumed training the findings."""
+        self._recorder.read_earlier()
+        run = self.run
+        if self._step and run is not None:
+            there = (run.path / "findings.json").is_file()
+            self._live.resume(self._step, run.read_json("findings") if there else None)
+
+    def _take(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Judge by numbers, too, that the caller writes to the run folder itself.
+
+        Args:
+            name: "loss" or "validation_loss".
+            steps: Their steps.
+            values: One for each step.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._recorder.history.add(name, steps, values)
+            if name == "loss":
+                for step, value in zip(steps, values, strict=True):
+                    self._alarm.see_loss(step, value)
 
     def _validated(self, loss: Tensor | float, step: int | None) -> None:
         value = one_number(loss)
@@ -396,6 +443,9 @@ class Monitor:
     def _report(self, inner: nn.Module) -> None:
         self._record_losses()
         self._alarm.report(inner, self._step, self._recorder)
+        if self._processes.first:
+            self._recorder.flush()
+            self._live.update()
 
     def _measure(self, *, expensive: bool) -> None:
         inner = self._model()
@@ -433,6 +483,8 @@ class Monitor:
         finally:
             self._measurements.release()
             self._record(rows)
+            if self._processes.first:
+                self._live.after_measurement(perf_counter() - began)
             self._budget.pay(self._step, began, middle, self._synchronised())
             self._budget.due = self._processes.agree(self._budget.due)
 

@@ -1,7 +1,7 @@
 """The options of a monitor, checked."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
 from joma.runs import Run
 from joma.train.monitor._metrics import chosen_metrics
+from joma.train.monitor._stopping import checked_stop_on
 
-STOP_ON = ("nan",)
-"""What `Monitor(stop_on=…)` may name."""
 _LARGEST = 2**63 - 1
 
 
@@ -52,7 +51,7 @@ class Options:
         tolerance: float,
         seed: int,
         budget: float | None,
-        stop_on: Sequence[str],
+        stop_on: Collection[str],
     ) -> "Options":
         """Return the options.
 
@@ -63,11 +62,8 @@ class Options:
             raise JomaError(f"budget must be a share above 0, at most 1, or None, got {budget!r}")
         if not (_is_number(tolerance) and 1e-7 <= tolerance < 1):
             raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
-        if isinstance(stop_on, str) or not _is_sequence(stop_on):
-            raise JomaError(f"stop_on must be a list of {', '.join(STOP_ON)}, got {stop_on!r}")
-        for condition in stop_on:
-            if condition not in STOP_ON:
-                raise JomaError(f"stop_on must be among {', '.join(STOP_ON)}, got {condition!r}")
+        if not _is_sequence(stop_on):
+            raise JomaError(f'stop_on must be a set of names, as in {{"nan"}}, got {stop_on!r}')
         if metrics is not None and not _is_sequence(metrics):
             raise JomaError(f"metrics must be a list of names, got {metrics!r}")
         if not _is_sequence(ranks):
@@ -81,7 +77,7 @@ class Options:
             tolerance=float(tolerance),
             seed=whole_number("seed", seed, 0),
             budget=None if budget is None else float(budget),
-            stop_on=tuple(dict.fromkeys(stop_on)),
+            stop_on=checked_stop_on(tuple(stop_on)),
         )
 
     def as_config(self) -> dict[str, Any]:
@@ -95,6 +91,7 @@ def check_kinds(
     architecture: Any,
     attention: Any,
     loggers: Any,
+    on_finding: Any,
 ) -> None:
     """Raise JomaError where an option is of another kind than it must be."""
     if run is not None and not isinstance(run, Run | Path | str):
@@ -105,6 +102,8 @@ def check_kinds(
         raise JomaError(f"attention must be an AttentionMap or None, got {attention!r}")
     if not _is_sequence(loggers) or not all(isinstance(one, Callable) for one in loggers):
         raise JomaError(f"loggers must be a list of functions, got {loggers!r}")
+    if on_finding is not None and not isinstance(on_finding, Callable):
+        raise JomaError(f"on_finding must be a function or None, got {on_finding!r}")
 
 
 def whole_number(name: str, value: int, least: int) -> int:

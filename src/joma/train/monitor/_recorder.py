@@ -3,20 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from joma.runs import Run
-from joma.train.findings import Series, series_of
 from joma.train.monitor._faults import Faults
+from joma.train.monitor._history import History
 from joma.train.monitor._row import Row
 
 Logger = Callable[[int, Mapping[str, float]], None]
 """Called at every measurement with the step and values by name, "attention_entropy/layer0"."""
 
 WRITING = "writing to the run folder"
-MOST_KEPT = 500_000
-"""Numbers kept in memory while the run folder cannot be written; further ones are dropped."""
+MOST_UNWRITTEN = 500_000
+"""Numbers that wait while the run folder cannot be written; further ones are not written."""
 
 
 class Recorder:
@@ -29,23 +26,35 @@ class Recorder:
         run: The run folder; None where it could not be made.
         loggers: Called with each measurement.
         faults: Where failures are noted.
+
+    Attributes:
+        history: The series recorded so far, which findings are judged by.
     """
 
     def __init__(self, run: Run | None, loggers: Sequence[Logger], faults: Faults) -> None:
         self.run = run
         self._loggers = list(loggers)
         self._faults = faults
-        self._unwritten: list[tuple[int, Row]] = []
+        self.history = History()
+        self._unwritten = 0
+
+    def read_earlier(self) -> None:
+        """Add what the run folder holds already to the history."""
+        if self.run is not None:
+            run = self.run
+            self._faults.tried(
+                "the run folder",
+                lambda: self.history.add_columns(run.metrics.read()),
+                effect="not readable",
+            )
 
     def losses(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Record the losses of several steps; nothing is written before `flush`."""
+        self.history.add("loss", steps, values)
         room = self._room(len(steps))
         if not room:
             return
         steps, values = steps[:room], values[:room]
-        self._unwritten += [
-            (step, Row("loss", value)) for step, value in zip(steps, values, strict=True)
-        ]
         if self.run is not None:
             run = self.run
             self._faults.tried(
@@ -56,9 +65,9 @@ class Recorder:
 
     def rows(self, step: int, rows: Sequence[Row]) -> None:
         """Record the rows of one measurement; nothing is written before `flush`."""
+        self.history.add_rows(step, rows)
         rows = rows[: self._room(len(rows))]
-        self._unwritten += [(step, row) for row in rows]
-        if self.run is not None:
+        if self.run is not None and rows:
             self._faults.tried(WRITING, lambda: self._append(step, rows), effect="failed")
 
     def _append(self, step: int, rows: Sequence[Row]) -> None:
@@ -86,7 +95,7 @@ class Recorder:
                 WRITING, error, effect="failed, and numbers stay in memory until it succeeds,"
             )
         else:
-            self._unwritten = []
+            self._unwritten = 0
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Call the loggers; one that raises is dropped."""
@@ -98,62 +107,40 @@ class Recorder:
                 self._faults.note(f"logger {name}", error, effect="dropped")
                 self._loggers.remove(logger)
 
-    def series(self) -> list[Series]:
-        """Return everything recorded so far, from the folder and from memory."""
-        self.flush()
-        found = []
-        if self.run is not None:
-            run = self.run
-            columns = self._faults.tried(
-                "the run folder", lambda: run.metrics.read(), effect="not readable"
-            )
-            if columns is not None:
-                found.append(columns)
-        if self._unwritten or not found:
-            found.append(_columns(self._unwritten))
-        names = ("step", "member", "name", "module", "kind", "layer", "head", "value")
-        return series_of({name: np.concatenate([one[name] for one in found]) for name in names})
-
-    def close(self, findings: Mapping[str, Any] | None) -> None:
-        """Write what is left, and the findings.
+    def write_findings(self, findings: Mapping[str, Any]) -> bool:
+        """Write `findings.json`, whole or not at all; return whether that succeeded.
 
         Args:
-            findings: As `findings.json` holds them; None to leave the file as it is.
+            findings: As `Judgement.as_json` gives them.
         """
-        self.flush()
         if self.run is None:
-            return
+            return False
         run = self.run
-        self._faults.tried(
-            "merging the metrics log", lambda: run.metrics.compact(), effect="failed"
+        written = self._faults.tried(
+            "findings.json", lambda: run.write_json("findings", findings), effect="not written"
         )
-        if findings is not None:
+        return written is not None
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.flush()
+        if self.run is not None:
+            run = self.run
             self._faults.tried(
-                "findings.json", lambda: run.write_json("findings", findings), effect="not written"
+                "merging the metrics log", lambda: run.metrics.compact(), effect="failed"
             )
 
     def _room(self, count: int) -> int:
-        """Return how many more rows may be kept, at most `count`."""
-        room = max(0, min(count, MOST_KEPT - len(self._unwritten)))
+        """Count rows that wait to be written; return how many of them may, at most `count`."""
+        if self.run is None:
+            return 0
+        room = max(0, min(count, MOST_UNWRITTEN - self._unwritten))
+        self._unwritten += room
         if room < count:
             self._faults.note(
-                "numbers", f"{MOST_KEPT} of them wait to be written already", effect="dropped"
+                "numbers", f"{MOST_UNWRITTEN} of them wait to be written already", effect="dropped"
             )
         return room
-
-
-def _columns(rows: Sequence[tuple[int, Row]]) -> dict[str, NDArray[Any]]:
-    """Return rows as the metrics log gives them."""
-    return {
-        "step": np.array([step for step, _ in rows], dtype=np.int64),
-        "member": np.zeros(len(rows), dtype=np.int32),
-        "name": np.array([row.name for _, row in rows], dtype=object),
-        "module": np.array([row.module or "" for _, row in rows], dtype=object),
-        "kind": np.array([row.kind for _, row in rows], dtype=object),
-        "layer": np.array([-1 if row.layer is None else row.layer for _, row in rows]),
-        "head": np.array([-1 if row.head is None else row.head for _, row in rows]),
-        "value": np.array([row.value for _, row in rows], dtype=np.float64),
-    }
 
 
 def logged(rows: Sequence[Row]) -> dict[str, float]:

@@ -1,0 +1,380 @@
+"""Findings while a training runs: reported once, kept on disk, and able to end it."""
+
+import json
+import logging
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import joma
+from joma.runs import Run
+from joma.train import findings
+from joma.train.findings import Finding, Judgement, NotJudged, Series, judge, series_of
+from joma.train.findings._kinds import KINDS
+from joma.train.findings._words import nothing_line
+from joma.train.monitor import _history, _live
+from joma.train.monitor._history import History
+from joma.train.monitor._row import Row
+from tests.train._watched import batches, encoder
+
+Judge = Callable[[Sequence[Series]], Judgement]
+OPTIONS: dict[str, Any] = {"every": 1, "budget": None, "metrics": ["stable_rank"]}
+
+
+def finding(
+    kind: str = "dead_layer", severity: Any = "warning", step: int = 2, **where: Any
+) -> Finding:
+    return Finding(kind, severity, step, f"It is {kind}.", "Try less.", {"end": 0.5}, **where)
+
+
+def watching(**options: Any) -> joma.Monitor:
+    """A monitor of a model that lives as long as it."""
+    model = encoder()
+    given: dict[str, Any] = {"held": next(batches())} | options
+    monitor = joma.Monitor(model, **given)
+    monitor.model = model  # type: ignore[attr-defined]  # which is kept weakly
+    return monitor
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, *found: Sequence[Finding]) -> list[Sequence[Series]]:
+    """What each judgement finds, the last one from then on; returns what was judged."""
+    judged: list[Sequence[Series]] = []
+
+    def fake(series: Sequence[Series]) -> Judgement:
+        judged.append(series)
+        now = found[min(len(judged), len(found)) - 1]
+        return Judgement(tuple(now), (NotJudged("rank_collapse", "4 measurements"),))
+
+    monkeypatch.setattr(_live, "judge", fake)
+    return judged
+
+
+def written(folder: Path) -> list[tuple[str, str]]:
+    held = Run.open(folder).read_json("findings")
+    return [(one["kind"], one["severity"]) for one in held["findings"]]
+
+
+def test_a_finding_is_reported_once_and_again_where_it_gets_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    note, warning = finding(severity="note"), finding(severity="warning")
+    other = finding(layer=1, module="layers.1")
+    planted(monkeypatch, [], [note], [note], [warning], [warning, other], [note])
+    heard: list[Finding] = []
+    with (
+        caplog.at_level(logging.INFO, "joma.monitor"),
+        watching(run=tmp_path / "run", on_finding=heard.append, **OPTIONS) as monitor,
+    ):
+        for _ in range(7):
+            monitor.step(1.0)
+    assert heard == [note, warning, other]
+    said = [(one.levelname, one.getMessage()) for one in caplog.records if "dead" in one.message]
+    assert said == [
+        ("INFO", "note, step 2: It is dead_layer. Try less."),
+        ("WARNING", "warning, step 2: It is dead_layer. Try less."),
+        ("WARNING", "warning, step 2: It is dead_layer. Try less."),
+    ]
+    assert monitor.findings == [note]  # what holds now
+
+
+def test_findings_json_is_what_holds_now_but_what_is_critical_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    critical = finding("diverged_loss", "critical", 3)
+    planted(monkeypatch, [], [finding()], [critical, finding()], [], [finding("frozen", "note")])
+    monitor = watching(run=tmp_path / "run", **OPTIONS)
+    seen = []
+    for _ in range(5):
+        monitor.step(1.0)
+        seen.append(written(tmp_path / "run"))  # at once, and not at the end alone
+    diverged = ("diverged_loss", "critical")
+    assert seen == [
+        [],
+        [("dead_layer", "warning")],
+        [diverged, ("dead_layer", "warning")],
+        [diverged],
+        [diverged, ("frozen", "note")],
+    ]
+    held = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert held["findings"][0] == critical.as_json()
+    assert list(held["findings"][0]) == [
+        *("kind", "severity", "step", "sentence", "advice", "evidence", "module", "layer", "head")
+    ]
+    assert held["not_judged"] == [{"kind": "rank_collapse", "needs": "4 measurements"}]
+    assert monitor.judgement.as_json() == held
+    monitor.close()
+
+
+def test_numbers_alone_are_rewritten_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [[Finding("dead_layer", "note", 2, f"At {at}.", "")] for at in range(9)]
+    planted(monkeypatch, *found)
+    writes: list[Any] = []
+    write = Run.write_json
+
+    def counted(self: Run, name: str, value: Any) -> Path:
+        writes.append((name, value["findings"][0]["sentence"]))
+        return write(self, name, value)
+
+    monkeypatch.setattr(Run, "write_json", counted)
+    with watching(run=tmp_path / "run", **OPTIONS) as monitor:
+        for _ in range(4):
+            monitor.step(1.0)
+        assert writes == [("findings", "At 0.")]
+        monkeypatch.setattr(_live, "REWRITE_SECONDS", 0.0)
+        monitor.step(1.0)
+        assert writes[1:] == [("findings", "At 5.")]
+        monkeypatch.setattr(_live, "REWRITE_SECONDS", 100.0)
+        monitor.step(1.0)
+    assert writes[2:] == [("findings", "At 6.")]  # at its end
+
+
+def test_a_callback_that_raises_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, [finding()], [finding(), finding(layer=1)])
+    heard: list[Finding] = []
+
+    def fail(found: Finding) -> None:
+        heard.append(found)
+        raise OSError("no mail")
+
+    with watching(run=tmp_path / "run", on_finding=fail, **OPTIONS) as monitor:
+        for _ in range(3):
+            assert monitor.step(1.0) is False
+    assert heard == [finding()]
+    assert "- on_finding dropped: no mail" in monitor.summary()
+    assert len(monitor.findings) == 2
+
+
+def test_rules_that_fail_are_named_and_nothing_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(series: Sequence[Series]) -> Judgement:
+        raise KeyError("loss")
+
+    monkeypatch.setattr(_live, "judge", fail)
+    with watching(run=tmp_path / "run", **OPTIONS) as monitor:
+        monitor.step(1.0)
+    assert "- findings not made: KeyError" in monitor.summary()
+    assert "nothing" not in monitor.summary()
+    assert not (tmp_path / "run" / "findings.json").exists()
+
+
+KILLED = """
+import os, signal, sys
+import joma
+from joma.train.findings import Finding, Judgement
+from joma.train.monitor import _live
+from tests.train._watched import batches, encoder
+
+def judge(series):
+    found = Finding("diverged_loss", "critical", 2, "It diverged.", "Try less.")
+    return Judgement((found,) if max(one.steps[-1] for one in series) >= 3 else ())
+
+_live.judge = judge
+model = encoder()
+monitor = joma.Monitor(model, every=1, run=sys.argv[1], held=next(batches()), budget=None)
+for step in range(1, 9):
+    monitor.step(1.0)
+    if step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_leaves_its_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder)], cwd=Path(__file__).parents[2], timeout=600
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert written(folder) == [("diverged_loss", "critical")]
+
+    # Resumed, it stays, and is neither reported again nor a reason to stop.
+    planted(monkeypatch, [])
+    heard: list[Finding] = []
+    resumed: dict[str, Any] = {"step": 3, "stop_on": {"critical"}, "on_finding": heard.append}
+    with watching(run=folder, **OPTIONS, **resumed) as monitor:
+        assert not monitor.step(1.0)
+    assert heard == []
+    assert written(folder) == [("diverged_loss", "critical")]
+    assert "critical, step 2: It diverged." in monitor.summary()
+    with watching(run=folder, held=next(batches()), step=1, **OPTIONS):  # from before
+        pass
+    assert written(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        ({"dead_layer"}, 2),
+        (["diverged"], 3),
+        (("diverged_loss", "nan"), 3),
+        ({"critical"}, 3),
+        ({"collapse"}, 4),
+        ({"nan"}, None),
+        ((), None),
+    ],
+)
+def test_a_loop_is_told_where_to_stop(
+    names: Any, ends: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, diverged = finding(), finding("diverged_loss", "critical")
+    collapsed = finding("attention_collapse", "warning")
+    planted(monkeypatch, [], [dead], [dead, diverged], [dead, diverged, collapsed])
+    with watching(run=tmp_path / "run", stop_on=names, **OPTIONS) as monitor:
+        monkeypatch.setattr(monitor._live, "_judged", -1)
+        answers = [monitor.step(1.0) for _ in range(5)]
+    # The first judgement is that before the first step.
+    expected = [ends is not None and step >= ends - 1 for step in range(1, 6)]
+    assert answers == expected
+    assert (monitor.stop_reason is None) == (ends is None)
+    if ends is not None:
+        assert monitor.stop_reason in {one.sentence for one in (dead, diverged, collapsed)}
+
+
+def test_a_nan_is_judged_when_it_happens(tmp_path: Path) -> None:
+    heard: list[Finding] = []
+    monitor = watching(
+        every=1000,
+        run=tmp_path / "run",
+        held=next(batches()),
+        stop_on={"not_finite"},
+        on_finding=heard.append,
+    )
+    ended = [monitor.step(1.0 if step < 40 else torch.nan) for step in range(1, 42)]
+    assert ended == [False] * 39 + [True] * 2
+    assert [one.kind for one in heard] == ["not_finite"]
+    assert written(tmp_path / "run")[0] == ("not_finite", "critical")
+    monitor.close()
+
+
+def test_steps_without_a_measurement_read_nothing_and_judge_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = planted(monkeypatch, [])
+    monitor = watching(run=tmp_path / "run", every=1000, stop_on={"critical"})
+    monitor.step(torch.tensor(1.0))
+    before = len(judged)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise AssertionError("read or written")
+
+    for name in ("read", "flush"):
+        monkeypatch.setattr(f"joma.runs._metrics.Metrics.{name}", fail)
+    monkeypatch.setattr(Run, "write_json", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    monkeypatch.setattr(Series, "__post_init__", fail)
+    monitor._budget.due = [10**6, 10**6]
+    monitor._moved_at = None
+    for _ in range(50):
+        assert not monitor.step(torch.tensor(1.0))
+    assert len(judged) == before
+    assert len(monitor._losses._kept) == 50
+    monkeypatch.undo()
+    monitor.close()
+    assert "failed" not in monitor.summary()
+
+
+def test_series_in_memory_are_those_of_the_run_folder(tmp_path: Path) -> None:
+    model = encoder()
+    monitor = joma.Monitor(model, every=2, run=tmp_path / "run", held=next(batches()), budget=None)
+    for step in range(7):
+        monitor.step(float(step))
+        monitor.record_validation(2.0 - step)
+    monitor.record_validation(5.0, step=3)  # again, and late
+    monitor.close()
+
+    def by_key(series: Sequence[Series]) -> dict[Any, Any]:
+        return {
+            (one.name, one.module, one.layer, one.kind): (one.steps.tolist(), one.values.tolist())
+            for one in series
+            if one.head is None
+        }
+
+    recorded = by_key(series_of(Run.open(tmp_path / "run").metrics.read()))
+    assert by_key(monitor._recorder.history.series()) == recorded
+    resumed = joma.Monitor(model, run=tmp_path / "run", held=next(batches()), step=7)
+    assert by_key(resumed._recorder.history.series()) == recorded
+    assert resumed._live._reported.keys() >= set()
+    resumed.close()
+
+
+def test_memory_of_the_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_history, "MOST_NUMBERS", 10_000)
+    history = History()
+    for step in range(30_000):
+        history.add("loss", [step], [float(step)])
+        if step % 100 == 0:
+            history.add_rows(step, [Row("stable_rank", 1.0, "a", 0), Row("x", 1.0, "a", 0, 3)])
+    loss, rank = history.series()
+    assert len(loss.steps) <= 10_000
+    assert (loss.steps == loss.values).all()
+    assert (loss.steps[0], loss.steps[-1]) == (0, 29_999)
+    assert (np.diff(loss.steps[-2000:]) == 1).all()  # the newest are all there
+    assert len(rank.steps) == 300
+
+
+def test_judging_that_takes_long_is_done_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = planted(monkeypatch, [])
+    monitor = watching(run=tmp_path / "run", **OPTIONS)
+    live, history = monitor._live, monitor._recorder.history
+    for took, most in ((0.0, 300), (1.0, 60)):
+        before = len(judged)
+        for step in range(300):
+            history.add("loss", [before + step], [1.0])
+            live._took = took
+            live.after_measurement(0.01)
+        assert len(judged) - before <= most
+    assert len(judged) - before >= 5
+    before = len(judged)
+    live._took = 0.05
+    history.add("loss", [10**6], [1.0])
+    live.after_measurement(2.0)  # little, next to the measurement
+    assert len(judged) == before + 1
+    monitor.close()
+
+
+def test_the_summary_has_severity_advice_and_what_was_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = [NotJudged(kind, "an optimizer") for kind in KINDS[:2]]
+    missing.append(NotJudged(KINDS[2], "at least 4 measurements; there are 2"))
+    found = (finding("diverged_loss", "critical", 3), finding("attention_bounce", "note", 1))
+    monkeypatch.setattr(_live, "judge", lambda series: Judgement(found, tuple(missing)))
+    with watching(run=tmp_path / "run", **OPTIONS) as monitor:
+        monitor.step(1.0)
+    assert monitor.summary().splitlines()[1:] == [
+        "- critical, step 3: It is diverged_loss.",
+        "    Try less.",
+        "- note, step 1: It is attention_bounce.",
+        "    Try less.",
+        f"- not judged: {KINDS[0]}, {KINDS[1]}: needs an optimizer",
+        f"- not judged: {KINDS[2]}: needs at least 4 measurements; there are 2",
+    ]
+
+
+def test_nothing_found_claims_no_more_than_was_judged() -> None:
+    every = [NotJudged(kind, "more") for kind in KINDS]
+    assert nothing_line(Judgement()) == "- nothing out of the ordinary was found"
+    said = nothing_line(Judgement((), tuple(every[2:])))
+    assert said == "- nothing was found by the 2 rules that could be judged"
+    assert nothing_line(Judgement((), tuple(every))) == "- nothing could be judged"
+
+
+def test_the_kinds_are_those_that_rules_return() -> None:
+    assert {one.kind for one in judge([]).not_judged} <= set(KINDS)
+    sources = Path(findings.__file__).parent.glob("*.py")
+    named = [re.findall(r'Finding\(\s*"(\w+)"', path.read_text("utf-8")) for path in sources]
+    assert {kind for kinds in named for kind in kinds} == set(KINDS)
