@@ -214,7 +214,7 @@ def test_where_transformers_is_missing_one_sentence_says_so(
         importlib.import_module("joma.integrations.huggingface")
 
 
-def collapsed_from_step_3(series: Sequence[Series]) -> Judgement:
+def collapsed_from_step_3(series: Sequence[Series], *, ended: bool) -> Judgement:
     if max(one.steps[-1] for one in series) < 3:
         return Judgement()
     return Judgement((Finding("attention_collapse", "warning", 2, "It collapsed.", "Try less."),))

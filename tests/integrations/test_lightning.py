@@ -244,7 +244,7 @@ def test_where_lightning_is_missing_one_sentence_says_so(monkeypatch: pytest.Mon
 def test_a_finding_ends_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(series: list[Series]) -> Judgement:
+    def judge(series: list[Series], *, ended: bool) -> Judgement:
         collapsed = Finding("attention_collapse", "warning", 2, "It collapsed.", "Try less.")
         return Judgement((collapsed,) if max(one.steps[-1] for one in series) >= 3 else ())
 

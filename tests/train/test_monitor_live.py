@@ -48,7 +48,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, *found: Sequence[Finding]) -> list[
     """What each judgement finds, the last one from then on; returns what was judged."""
     judged: list[Sequence[Series]] = []
 
-    def fake(series: Sequence[Series]) -> Judgement:
+    def fake(series: Sequence[Series], *, ended: bool) -> Judgement:
         judged.append(series)
         now = found[min(len(judged), len(found)) - 1]
         return Judgement(tuple(now), (NotJudged("rank_collapse", "4 measurements"),))
@@ -157,7 +157,7 @@ def test_a_callback_that_raises_is_dropped(tmp_path: Path, monkeypatch: pytest.M
 def test_rules_that_fail_are_named_and_nothing_is_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(series: Sequence[Series]) -> Judgement:
+    def fail(series: Sequence[Series], *, ended: bool) -> Judgement:
         raise KeyError("loss")
 
     monkeypatch.setattr(_live, "judge", fail)
@@ -352,7 +352,7 @@ def test_the_summary_has_severity_advice_and_what_was_not_judged(
     missing = [NotJudged(kind, "an optimizer") for kind in KINDS[:2]]
     missing.append(NotJudged(KINDS[2], "at least 4 measurements; there are 2"))
     found = (finding("diverged_loss", "critical", 3), finding("attention_bounce", "note", 1))
-    monkeypatch.setattr(_live, "judge", lambda series: Judgement(found, tuple(missing)))
+    monkeypatch.setattr(_live, "judge", lambda series, ended: Judgement(found, tuple(missing)))
     with watching(run=tmp_path / "run", **OPTIONS) as monitor:
         monitor.step(1.0)
     assert monitor.summary().splitlines()[1:] == [

@@ -129,7 +129,7 @@ def found(folder: Path, rank: int) -> list[int | str]:
     return ends
 
 
-def _collapsed_from_step_4(series: list[Series]) -> Judgement:
+def _collapsed_from_step_4(series: list[Series], *, ended: bool) -> Judgement:
     if max(one.steps[-1] for one in series) < 4:
         return Judgement()
     return Judgement((Finding("attention_collapse", "warning", 4, "It collapsed.", ""),))

@@ -9,6 +9,8 @@ KINDS = (
     "diverged_loss",
     "frozen_layer",
     "label_noise",
+    "learning_rate_too_high",
+    "learning_rate_too_low",
     "loss_spike",
     "not_finite",
     "not_optimized",

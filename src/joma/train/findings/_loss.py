@@ -17,6 +17,8 @@ ABOVE_NOISE = 4.0
 """Times the noise of single losses by which a level must have risen."""
 SPIKE = 0.25
 """Share of what a loss had fallen by that a spike rises."""
+SPIKE_ABOVE_NOISE = 7.0
+"""Times the noise of single losses that a spike rises, which is the largest of many rises."""
 BAD_START = 1.5
 """Times ln(vocabulary), the loss of a model that knows nothing, of a badly initialised one."""
 UNTRAINED = 0.9
@@ -117,7 +119,7 @@ def loss_spike(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
     before = np.minimum.accumulate(levels)[:-1]
     rises = levels[1:] - before
     fallen = max(float(values[0]), float(levels[0])) - before
-    large = rises > np.maximum(SPIKE * fallen, ABOVE_NOISE * curve.noise)
+    large = rises > np.maximum(SPIKE * fallen, SPIKE_ABOVE_NOISE * curve.noise)
     if not large.any():
         return None
     top = int(np.argmax(np.where(large, rises, -np.inf)))

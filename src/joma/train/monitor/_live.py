@@ -49,6 +49,7 @@ class LiveFindings:
         self._reported: dict[_Key, int] = {}
         self._critical: dict[_Key, Finding] = {}
         self._judged = -1
+        self._ended = False
         self._took = 0.0
         self._measured = self._measured_then = 0
         self._written: tuple[Any, str] | None = None
@@ -88,7 +89,9 @@ class LiveFindings:
             self._keep()
 
     def close(self) -> None:
-        """Write `findings.json` a last time; `update` comes first."""
+        """Judge the training as one that has ended, and write `findings.json` a last time."""
+        self._ended, self._judged = True, -1
+        self.update()
         if not self.failed:
             self._write()
 
@@ -104,7 +107,9 @@ class LiveFindings:
             return False
         self._judged = history.changes
         began = perf_counter()
-        found = self._faults.tried("findings", lambda: judge(history.series()), effect="not made")
+        found = self._faults.tried(
+            "findings", lambda: judge(history.series(), ended=self._ended), effect="not made"
+        )
         self._took = perf_counter() - began
         self._measured_then = self._measured
         if found is None:
