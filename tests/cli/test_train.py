@@ -274,7 +274,7 @@ def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_finding_ends_the_training_with_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
-    def judge(series: list[Series]) -> Judgement:
+    def judge(series: list[Series], *, ended: bool) -> Judgement:
         steps = max(one.steps[-1] for one in series if one.name == "stable_rank")
         names = {one.name for one in series}
         if steps < 4 or not {"loss", "validation_loss", "learning_rate"} <= names:

@@ -188,6 +188,7 @@ class _Loop:
                     raise TerminatedError if terminated else KeyboardInterrupt
             self.processes.first(self._finish)
             seconds = time.monotonic() - self.start
+            self.watch.close()
             judgement, lines = self.watch.judgement(), self.watch.lines()
         if self.run is not None:
             self.run.metrics.compact()

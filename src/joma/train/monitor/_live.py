@@ -47,7 +47,7 @@ class LiveFindings:
         self._recorder, self._faults = recorder, faults
         self._on_finding, self._considers = on_finding, considers
         self._reported: dict[_Key, int] = {}
-        self._critical: dict[_Key, Finding] = {}
+        self._critical: dict[_Key, list[Finding]] = {}
         self._judged = -1
         self._ended = False
         self._took = 0.0
@@ -66,7 +66,7 @@ class LiveFindings:
         for one in found:
             if one.get("severity") == SEVERITIES[-1] and one["step"] <= step:
                 finding = Finding(**one)
-                self._critical[_key(finding)] = finding
+                self._critical.setdefault(_key(finding), []).append(finding)
         self._judge()
         self._reported = {_key(one): _level(one) for one in self.judgement.findings}
 
@@ -114,11 +114,14 @@ class LiveFindings:
         self._measured_then = self._measured
         if found is None:
             return False
-        now = {_key(one): one for one in found.findings}
-        for key, one in now.items():
+        critical: dict[_Key, list[Finding]] = {}
+        for one in found.findings:
             if one.severity == SEVERITIES[-1]:
-                self._critical[key] = one
-        merged = sorted((now | self._critical).values(), key=lambda one: (-_level(one), one.step))
+                critical.setdefault(_key(one), []).append(one)
+        self._critical |= critical
+        others = [one for one in found.findings if _key(one) not in self._critical]
+        stay = [one for several in self._critical.values() for one in several]
+        merged = sorted([*stay, *others], key=lambda one: (-_level(one), one.step))
         self.judgement = Judgement(tuple(merged), found.not_judged)
         return True
 

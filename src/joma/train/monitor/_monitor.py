@@ -362,9 +362,9 @@ class Monitor:
             self._budget.stop()
             try:
                 if self._processes.first:
-                    self._guarded(self._update_findings)
-                    self._recorder.close()
+                    self._guarded(self._record_losses)
                     self._live.close()
+                    self._recorder.close()
             finally:
                 self._measurements.release()
                 self._faults.tried("closing", self._stack.close, effect="failed")
