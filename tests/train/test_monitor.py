@@ -235,7 +235,7 @@ def test_gradients_are_not_missed_before_a_step(
     ):
         monitor.look()  # at everything
         assert not caplog.records
-        assert "not measured" not in monitor.summary()
+        assert "is not measured" not in monitor.summary()
         train(model, 1, told=monitor.step)
         monitor.look()  # after zero_grad
     (said,) = [record.getMessage() for record in caplog.records]

@@ -135,7 +135,7 @@ def test_numbers_alone_are_rewritten_now_and_then(
         assert writes[1:] == [("findings", "At 5.")]
         monkeypatch.setattr(_live, "REWRITE_SECONDS", 100.0)
         monitor.step(1.0)
-    assert writes[2:] == [("findings", "At 7.")]  # at its end
+    assert writes[2:] == [("findings", "At 7.")]  # at its end, judged as ended
 
 
 def test_a_callback_that_raises_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

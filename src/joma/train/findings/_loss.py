@@ -17,7 +17,7 @@ ABOVE_NOISE = 4.0
 """Times the noise of single losses by which a level must have risen."""
 SPIKE = 0.25
 """Share of what a loss had fallen by that a spike rises."""
-SPIKE_ABOVE_NOISE = 7.0
+SPIKE_ABOVE_NOISE = 6.0
 """Times the noise of single losses that a spike rises, which is the largest of many rises."""
 BAD_START = 1.5
 """Times ln(vocabulary), the loss of a model that knows nothing, of a badly initialised one."""
@@ -246,7 +246,8 @@ def judge_loss(recorded: Recorded) -> Verdict:
         kinds = ("not_finite", "diverged_loss", "loss_spike", "bad_initialisation")
         return [NotJudged(kind, "losses: monitor.step(loss)") for kind in kinds]
     found: list[Finding | NotJudged | None] = [not_finite(loss.steps, loss.values)]
-    found += _weights_not_finite(recorded.all("not_finite"))
+    if found[0] is None:  # otherwise the first weight that was seen is of little use
+        found += _weights_not_finite(recorded.all("not_finite"))
     broken = any(isinstance(it, Finding) for it in found)
     curve = curve_of(loss)
     if curve is None and not broken:

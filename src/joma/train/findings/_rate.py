@@ -136,7 +136,7 @@ def _too_low(
     if path >= SHORT_PATH or float(curve.levels[-1]) < HARDLY_FALLEN * first:
         return None
     return Finding(
-        kind,
+        "learning_rate_too_low",
         "warning",
         made,
         f"The learning rate{_rate(rates, made)} is too low: {made} steps together can have moved "

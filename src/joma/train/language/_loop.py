@@ -188,8 +188,7 @@ class _Loop:
                     raise TerminatedError if terminated else KeyboardInterrupt
             self.processes.first(self._finish)
             seconds = time.monotonic() - self.start
-            self.watch.close()
-            judgement, lines = self.watch.judgement(), self.watch.lines()
+        judgement, lines = self.watch.judgement(), self.watch.lines()  # of a training that ended
         if self.run is not None:
             self.run.metrics.compact()
         tokens = (self.step - begun) * self.config.data.batch * self.config.data.window
