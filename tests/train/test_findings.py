@@ -408,6 +408,17 @@ def test_smaller_steps_are_too_large_where_attention_collapses_meanwhile() -> No
     assert kinds(moving(0.03, **attention)) == {"attention_collapse"}  # it began so
 
 
+def test_attention_that_has_collapsed_is_not_dense_again() -> None:
+    """One layer was both."""
+    low = (2.5, 2.4, 2.2, 0.2, 0.1, 0.4, 0.4, 0.4)
+    assert attention_bounce(MEASURED, low) is not None
+    attention = {
+        "attention_entropy__layers_0_attn": (MEASURED, low),
+        "attention_uniform__layers_0_attn": (MEASURED, 2.6),
+    }
+    assert kinds(moving(0.005, **attention)) == {"attention_collapse"}
+
+
 def test_a_learning_rate_is_too_low_at_the_end_of_a_training_alone() -> None:
     slow = {
         "loss": (range(1, 401), np.linspace(4.1, 3.9, 400)),

@@ -131,10 +131,10 @@ def judge_attention(recorded: Recorded) -> Verdict:
     found: list[Finding | NotJudged | None] = []
     for one in series:
         where = {"layer": one.layer, "module": one.module, "kind": one.kind}
-        uniform = even.get(one.module)
+        uniform, collapsed = even.get(one.module), None
         if uniform is not None and uniform.values[-1] > 0:
-            found.append(
-                attention_collapse(one.steps, one.values, float(uniform.values[-1]), **where)
-            )
-        found.append(attention_bounce(one.steps, one.values, **where))
+            level = float(uniform.values[-1])
+            collapsed = attention_collapse(one.steps, one.values, level, **where)
+        # What has collapsed and rises a little from its lowest is not dense again.
+        found.append(collapsed or attention_bounce(one.steps, one.values, **where))
     return [it for it in found if it is not None]
