@@ -271,8 +271,8 @@ def needs(series: list[Series], kind: str) -> str | None:
 MEASURED = (1, 2, 4, 8, 16, 32, 64, 100)
 
 
-def layers_of(number: int = 4, **changed: tuple[float, ...] | float) -> list[Series]:
-    """A model of which every weight is trained and moves; `changed` by "name__layers_1_a"."""
+def layers_of(**changed: tuple[float, ...] | float) -> list[Series]:
+    """A model of four layers of which every weight is trained and moves; `changed` by "name__layers_1_a"."""
     usual = {
         "requires_grad": 1.0,
         "optimized": 1.0,
@@ -283,7 +283,7 @@ def layers_of(number: int = 4, **changed: tuple[float, ...] | float) -> list[Ser
         "mlp_dead": 0.1,
     }
     series: dict[str, tuple] = {}
-    for layer in range(number):
+    for layer in range(4):
         for part in ("a", "b"):
             for name, value in usual.items():
                 series[f"{name}__layers_{layer}_{part}"] = (MEASURED, value)
