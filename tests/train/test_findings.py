@@ -272,7 +272,7 @@ MEASURED = (1, 2, 4, 8, 16, 32, 64, 100)
 
 
 def layers_of(**changed: tuple[float, ...] | float) -> list[Series]:
-    """A model of four layers of which every weight is trained and moves; `changed` by "name__layers_1_a"."""
+    """Four layers of which every weight is trained and moves; `changed` by "name__layers_1_a"."""
     usual = {
         "requires_grad": 1.0,
         "optimized": 1.0,
