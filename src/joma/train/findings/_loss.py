@@ -291,7 +291,7 @@ def _start(recorded: Recorded, loss: Series) -> Finding | NotJudged | None:
     kind = "bad_initialisation"
     vocabulary = recorded.one("vocabulary")
     if vocabulary is None:
-        return NotJudged(kind, "the token embedding, which was not found")
+        return NotJudged(kind, "a token embedding and an output for every token; not found")
     if loss.steps[0] > 1:
         return NotJudged(kind, f"the loss of step 1; the first is of step {int(loss.steps[0])}")
     number = int(vocabulary.values[-1])

@@ -37,7 +37,9 @@ class Facts:
         """
         rows = [Row("tied_layer", float(of), path, layer) for path, layer, of in tied_layers(model)]
         if parts.embedding is not None and tensors.has(parts.embedding):
-            rows.append(Row("vocabulary", float(tensors.shape(parts.embedding)[0])))
+            tokens = tensors.shape(parts.embedding)[0]
+            if _predicts(model, tokens):
+                rows.append(Row("vocabulary", float(tokens)))
         for matrix in parts.matrices:
             parameter = tensors.parameters.get(matrix.name)
             if parameter is None:
@@ -80,6 +82,14 @@ class Facts:
                 for (matrix, _), value in zip(there, values, strict=True)
             ]
         return rows if self._processes.first else []
+
+
+def _predicts(model: nn.Module, tokens: int) -> bool:
+    """Return whether a linear map of the model has an output for every token."""
+    return any(
+        isinstance(module, nn.Linear) and module.out_features == tokens
+        for module in model.modules()
+    )
 
 
 def norms_of(tensors: Sequence[Tensor]) -> list[float]:

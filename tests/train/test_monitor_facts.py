@@ -1,0 +1,93 @@
+"""What a monitor reads at every measurement: norms, what is trained, tied layers, vocabulary."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import joma
+from joma.train.monitor._facts import norms_of, tied_layers
+from tests.train._watched import VOCABULARY, batches, encoder, loss_of, of_run
+
+
+def test_norms_are_those_of_numpy() -> None:
+    tensors = [torch.randn(3, 4), torch.zeros(2), torch.randn(5, 5, dtype=torch.float64)]
+    tensors.append(torch.randn(300, 300).bfloat16())
+    expected = [float(tensor.double().norm()) for tensor in tensors]
+    assert norms_of(tensors) == pytest.approx(expected, rel=1e-5)
+    assert norms_of([]) == []
+
+
+def layers(number: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(number))
+
+
+def test_layers_are_tied_where_they_share_parameters() -> None:
+    model = nn.Module()
+    model.layers = layers(3)
+    assert tied_layers(model) == []
+    model.layers[2] = model.layers[0]
+    assert tied_layers(model) == [("layers.2", 2, 0)]
+    model.layers = layers(3)
+    for one, other in zip(*(layer.children() for layer in model.layers[:2]), strict=True):
+        other.weight = one.weight
+    assert tied_layers(model) == [("layers.1", 1, 0)]
+
+
+def test_copies_and_layers_that_share_little_are_not_tied() -> None:
+    model = nn.Module()
+    block = layers(1)[0]
+    model.layers = nn.ModuleList(copy.deepcopy(block) for _ in range(3))  # as nn.Transformer's
+    model.activations = nn.ModuleList([nn.ReLU()] * 3)
+    assert tied_layers(model) == []
+    first, second = (layer.get_submodule("0") for layer in model.layers[:2])
+    second.weight = first.weight  # one of two
+    assert tied_layers(model) == []
+
+
+def test_norms_and_moves_are_those_of_every_measurement(tmp_path: Path) -> None:
+    model, feed = encoder(), batches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    name = "encoder.layers.1.linear1"
+    weight = model.get_parameter(f"{name}.weight")
+    weights, gradients, moves = [], [], []
+    with joma.Monitor(model, optimizer, every=4, run=tmp_path / "run", budget=None) as monitor:
+        for _ in range(5):
+            tokens = next(feed)
+            loss_of(model(tokens), tokens).backward()
+            before = weight.detach().clone()
+            optimizer.step()
+            now = weight.detach()
+            weights.append(float(now.norm()))
+            assert weight.grad is not None
+            gradients.append(float(weight.grad.norm()))
+            moves.append(float((now - before).norm() / before.norm()))
+            monitor.step()
+            optimizer.zero_grad()
+    run = monitor.run
+    assert run is not None
+    measured, moved = [1, 2, 4], [2, 3, 5]
+    for metric, steps, values in (
+        ("weight_norm", measured, weights),
+        ("gradient_norm", measured, gradients),
+        ("update_relative", moved, moves),
+    ):
+        expected = [pytest.approx(values[step - 1], rel=1e-4) for step in steps]
+        assert of_run(run, metric, module=name) == (steps, expected), metric
+    for fact in ("requires_grad", "optimized"):
+        assert of_run(run, fact, module=name) == ([1], [1.0])
+
+
+def test_a_vocabulary_is_known_only_of_models_that_predict_tokens(tmp_path: Path) -> None:
+    model = encoder()
+    with joma.Monitor(model, run=tmp_path / "tokens", held=next(batches())) as monitor:
+        monitor.look()
+    assert monitor.run is not None
+    assert of_run(monitor.run, "vocabulary")[1] == [VOCABULARY]
+    model.output = nn.Linear(16, 1)
+    with joma.Monitor(model, run=tmp_path / "value", held=next(batches())) as monitor:
+        monitor.look()
+    assert monitor.run is not None
+    assert of_run(monitor.run, "vocabulary")[1] == []
