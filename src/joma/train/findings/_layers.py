@@ -111,13 +111,13 @@ def _not_moved(recorded: Recorded, required: Mapping[str, Series]) -> Verdict:
         return [NotJudged("not_optimized", "update_relative of at least two weights")]
     steps = common_steps(list(moves.values()))
     table = np.array([at_steps(one, steps) for one in moves.values()])
-    told = (table > 0).mean(axis=0) >= 0.5  # of most weights: the learning rate is not 0
-    if told.sum() < MOVES:
-        needs = f"{MOVES} steps whose moves were measured; there are {int(told.sum())}"
+    moving = (table > 0).mean(axis=0) >= 0.5  # of most weights: the learning rate is not 0
+    if moving.sum() < MOVES:
+        needs = f"{MOVES} steps whose moves were measured; there are {int(moving.sum())}"
         return [NotJudged("not_optimized", needs)]
     gradients, optimized = recorded.by_module("gradient_norm"), recorded.by_module("optimized")
     still: dict[str, list[str]] = defaultdict(list)
-    for (module, _), moved in zip(moves.items(), table[:, told], strict=True):
+    for (module, _), moved in zip(moves.items(), table[:, moving], strict=True):
         gradient = gradients.get(module)
         if not moved.any() and gradient is not None and gradient.values[-LAST:].any():
             still[block_of(module)].append(module)
@@ -132,13 +132,13 @@ def _not_moved(recorded: Recorded, required: Mapping[str, Series]) -> Verdict:
             Finding(
                 "not_optimized",
                 "warning",
-                int(steps[told][0]),
+                int(steps[moving][0]),
                 f"{number} of {what} has gradients but is not trained: {why}."
                 if len(modules) == 1
                 else f"{number} of {what} have gradients but are not trained: {why}.",
                 "Its gradients are computed and thrown away. Give all parameters to the optimizer: "
                 "layers that were added or replaced after it was made are not in it.",
-                {"matrices": float(len(modules)), "steps": float(told.sum())},
+                {"matrices": float(len(modules)), "steps": float(moving.sum())},
                 block if len(modules) > 1 else modules[0],
                 one.layer,
             )

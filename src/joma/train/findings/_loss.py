@@ -191,7 +191,7 @@ def overfitting(
         return None
     step = int(at[lowest])
     evidence = {"lowest": low, "end": end, "fallen": fallen}
-    told = ""
+    meanwhile = ""
     if training is not None:
         before = training.levels[training.steps <= step]
         then = float(before.min()) if len(before) else float(training.levels[0])
@@ -199,13 +199,13 @@ def overfitting(
         if now >= then:
             return None
         evidence |= {"training_then": then, "training_end": now}
-        told = f", while the training loss fell from {then:.3f} to {now:.3f}"
+        meanwhile = f", while the training loss fell from {then:.3f} to {now:.3f}"
     return Finding(
         "overfitting",
         "warning",
         step,
         f"The validation loss was lowest at step {step}, {low:.3f}, and has risen to "
-        f"{end:.3f}{told}.",
+        f"{end:.3f}{meanwhile}.",
         "The model learns its training data by heart. Keep the checkpoint nearest to that step; "
         "try more data, dropout, weight decay, or a smaller model.",
         evidence,

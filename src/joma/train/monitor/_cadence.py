@@ -174,8 +174,8 @@ class Budget:
     def _seconds_until(self, cost: float, reserve: float) -> float:
         """Return for how long to train until the share pays for `cost` beside what was spent."""
         share = self._share or 0.0
-        owed = self.seconds + cost + reserve - share * self._trained
-        return max(owed, 0.0) / max(share - self._rate(), 0.1 * share)
+        debt = self.seconds + cost + reserve - share * self._trained
+        return max(debt, 0.0) / max(share - self._rate(), 0.1 * share)
 
     def _rate(self) -> float:
         """Return what steps without a measurement take, as a share of the training's time."""
