@@ -319,10 +319,19 @@ def test_a_layer_that_no_step_moves_is_not_in_the_optimizer() -> None:
     still = {f"update_relative__layers_1_{part}": 0.0 for part in "ab"}
     left_out = {f"optimized__layers_1_{part}": 0.0 for part in "ab"}
     assert found_in(layers_of(**still, **left_out), "not_optimized") == [("layers.1", 1, "warning")]
-    assert found_in(layers_of(**still), "not_optimized") == [("layers.1", 1, "warning")]
+    unknown = [one for one in layers_of(**still) if one.name != "optimized"]
+    assert found_in(unknown, "not_optimized") == [("layers.1", 1, "warning")]
+    # Steps that were not seen move it: every fourth one, as of a generator.
+    norms = {
+        "weight_norm__layers_1_a": (1, 1, 1, 1, 1.1, 1.1, 1.2, 1.2),
+        "weight_norm__layers_1_b": 1.0,
+    }
+    assert found_in(layers_of(**still, **left_out, **norms), "not_optimized") == [
+        ("layers.1.b", 1, "warning")
+    ]
     # A second optimizer holds it that the monitor was not told of: it moves.
     assert found_in(layers_of(**left_out), "not_optimized") == []
-    one = layers_of(update_relative__layers_2_b=0.0)
+    one = layers_of(update_relative__layers_2_b=0.0, optimized__layers_2_b=0.0)
     assert found_in(one, "not_optimized") == [("layers.2.b", 2, "warning")]
     # While the learning rate is 0 nothing moves.
     waiting = {
@@ -344,6 +353,18 @@ def test_a_layer_without_gradient_is_dead_and_a_small_one_is_not() -> None:
     assert found_in(gradient(0.0), "not_optimized") == []
     without = [one for one in layers_of() if one.name != "gradient_norm"]
     assert needs(without, "dead_layer") == "gradients: call step() before zero_grad()"
+
+
+def test_gradients_that_are_missing_now_and_then_are_no_dead_layer() -> None:
+    """Of layers that are left out of some steps, or whose gradients were infinite."""
+    series = layers_of()
+    for index, one in enumerate(series):
+        if one.name == "gradient_norm" and one.layer == 3:
+            some = np.array([1, 2, 4, 8, 16])
+            series[index] = Series(one.name, some, np.full(5, 0.5), one.module, 3)
+    assert found_in(series, "dead_layer") == []
+    never = [one for one in series if not (one.name == "gradient_norm" and one.layer == 3)]
+    assert found_in(never, "dead_layer") == [("layers.3", 3, "warning")]
 
 
 def test_layers_that_are_the_same_are_named() -> None:
@@ -406,6 +427,72 @@ def test_smaller_steps_are_too_large_where_attention_collapses_meanwhile() -> No
     assert kinds(moving(0.005, **attention)) == {"attention_collapse"}
     attention["attention_entropy__layers_0_attn"] = (MEASURED, 0.1)
     assert kinds(moving(0.03, **attention)) == {"attention_collapse"}  # it began so
+
+
+def fresh(end: float, first: float = 4.1) -> dict[str, tuple]:
+    """The losses of a training over 64 tokens."""
+    loss = np.concatenate([np.linspace(first, end, 200), np.full(200, end)])
+    return {"loss": (range(1, 401), loss), "vocabulary": ([1], [64])}
+
+
+def severities(series: list[Series]) -> dict[str, str]:
+    return {one.kind: one.severity for one in judge(series).findings}
+
+
+def test_sharp_attention_that_solves_a_task_or_was_learned_before_is_a_note() -> None:
+    falling = (2.5, 2.4, 2.2, 2.0, 1.0, 0.3, 0.2, 0.1)
+    attention = {
+        "attention_entropy__layers_0_attn": (MEASURED, falling),
+        "attention_uniform__layers_0_attn": (MEASURED, 2.6),
+    }
+    assert severities(moving(0.03, **attention, **fresh(2.0))) == {
+        "attention_collapse": "warning",
+        "learning_rate_too_high": "warning",
+    }
+    assert severities(moving(0.03, **attention, **fresh(0.05))) == {"attention_collapse": "note"}
+    attention["attention_entropy__layers_0_attn"] = (MEASURED, 0.4)
+    came_so = moving(0.005, **attention, **fresh(1.9, first=2.1))
+    assert severities(came_so) == {"attention_collapse": "note"}
+
+
+def test_a_loss_in_other_units_is_not_compared_with_the_validation_loss() -> None:
+    steps = range(0, 400, 40)
+    summed = {
+        "loss": (range(1, 401), np.linspace(17_000, 12_000, 400)),
+        "validation_loss": (steps, np.linspace(4.1, 3.0, 10)),
+        "vocabulary": ([1], [64]),
+    }
+    assert kinds(recorded_of(**summed)) == set()
+    assert needs(recorded_of(**summed), "label_noise") == "a training from scratch"
+    noisy = fresh(3.5) | {"validation_loss": (steps, np.linspace(4.1, 2.0, 10))}
+    assert kinds(recorded_of(**noisy)) == {"label_noise"}
+
+
+def test_noise_of_validation_losses_is_no_overfitting() -> None:
+    dice = np.random.default_rng(0)
+    found = 0
+    for _ in range(200):
+        values = np.linspace(2.0, 1.9, 10) + 0.02 * dice.standard_normal(10)
+        found += overfitting(range(10), values) is not None
+    assert found <= 4  # 85 without regard to their noise
+
+
+def test_a_loss_that_was_not_finite_once_is_judged_nevertheless() -> None:
+    loss = 4 * np.exp(-np.arange(1000) / 100) + 1
+    loss[4], loss[600:] = np.nan, 12.0
+    assert kinds(recorded_of(loss=(range(1, 1001), loss))) == {"not_finite", "diverged_loss"}
+    broken = recorded_of(loss=(range(1, 101), [*np.linspace(4, 3, 50), *[math.nan] * 50]))
+    assert needs(broken, "diverged_loss") == "losses that are finite"
+
+
+def test_odd_series_are_judged_without_an_error() -> None:
+    for value in (math.nan, math.inf, 0.0, -1.0, 1e100):
+        names = ("vocabulary", "attention_uniform__layers_0_a", "not_finite__layers_0_a")
+        names += ("tied_layer__layers_0", "weight_norm__layers_0_a", "validation_loss")
+        odd = dict.fromkeys(names, (MEASURED, value))
+        series = recorded_of(loss=(range(1, 101), FALLING), **odd)
+        series += recorded_of(attention_entropy__layers_0_a=(MEASURED, 1.0))
+        judge([*layers_of(), *series])
 
 
 def test_attention_that_has_collapsed_is_not_dense_again() -> None:

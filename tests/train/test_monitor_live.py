@@ -85,9 +85,7 @@ def test_a_finding_is_reported_once_and_again_where_it_gets_worse(
     assert monitor.findings == [note]  # what holds now
 
 
-def test_findings_json_is_what_holds_now_but_what_is_critical_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_findings_json_is_what_holds_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     critical = finding("diverged_loss", "critical", 3)
     planted(monkeypatch, [], [finding()], [critical, finding()], [], [finding("frozen", "note")])
     monitor = watching(run=tmp_path / "run", **OPTIONS)
@@ -100,11 +98,11 @@ def test_findings_json_is_what_holds_now_but_what_is_critical_stays(
         [],
         [("dead_layer", "warning")],
         [diverged, ("dead_layer", "warning")],
-        [diverged],
-        [diverged, ("frozen", "note")],
+        [],  # a loss that came back has not diverged
+        [("frozen", "note")],
     ]
     held = json.loads((tmp_path / "run" / "findings.json").read_text())
-    assert held["findings"][0] == critical.as_json()
+    assert held["findings"][0] == finding("frozen", "note").as_json()
     assert list(held["findings"][0]) == [
         *("kind", "severity", "step", "sentence", "advice", "evidence", "module", "layer", "head")
     ]
@@ -199,8 +197,8 @@ def test_a_process_that_is_killed_leaves_its_findings(
     assert done.returncode == -signal.SIGKILL
     assert written(folder) == [("diverged_loss", "critical")]
 
-    # Resumed, it stays, and is neither reported again nor a reason to stop.
-    planted(monkeypatch, [])
+    # Resumed, it is neither reported again nor a reason to stop.
+    planted(monkeypatch, [Finding("diverged_loss", "critical", 2, "It diverged.", "Try less.")])
     heard: list[Finding] = []
     resumed: dict[str, Any] = {"step": 3, "stop_on": {"critical"}, "on_finding": heard.append}
     with watching(run=folder, **OPTIONS, **resumed) as monitor:
@@ -208,6 +206,7 @@ def test_a_process_that_is_killed_leaves_its_findings(
     assert heard == []
     assert written(folder) == [("diverged_loss", "critical")]
     assert "critical, step 2: It diverged." in monitor.summary()
+    planted(monkeypatch, [])
     with watching(run=folder, held=next(batches()), step=1, **OPTIONS):  # from before
         pass
     assert written(folder) == []
@@ -218,7 +217,7 @@ def test_two_findings_of_one_place_are_both_kept(
 ) -> None:
     loss = finding("not_finite", "critical", 2)
     weights = Finding("not_finite", "critical", 3, "8 weights are not finite.", "")
-    planted(monkeypatch, [loss], [loss, weights], [finding("not_finite", "warning")])
+    planted(monkeypatch, [loss], [loss, weights])
     with watching(run=tmp_path / "run", **OPTIONS) as monitor:
         monitor.step(1.0)
         monitor.step(1.0)

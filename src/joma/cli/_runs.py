@@ -192,14 +192,22 @@ def _findings(run: "Run") -> dict[str, Any] | None:
         return None
     held = run.read_json("findings")
     if isinstance(held, list):
-        held = {"findings": [{"severity": None, "advice": "", **one} for one in held]}
-    return {"findings": held.get("findings", []), "not_judged": held.get("not_judged", [])}
+        held = {"findings": held}
+    found, missing = (_records(held, name) for name in ("findings", "not_judged"))
+    found = [{"severity": None, "advice": "", **one} for one in found]
+    return {"findings": found, "not_judged": missing}
+
+
+def _records(held: Any, name: str) -> list[dict[str, Any]]:
+    """Return the objects of a list in a file, which may hold anything."""
+    listed = held.get(name) if isinstance(held, dict) else None
+    return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
 
 
 def _in_lines(held: dict[str, Any] | None) -> list[str]:
     """Return a line for each finding."""
     return [
-        f"{one['severity'] or one['kind']}, step {one['step']}: {one['sentence']} {one['advice']}"
+        f"{one['severity'] or one.get('kind')}, step {one.get('step')}: {one.get('sentence')} {one['advice']}"
         for one in (held or {"findings": []})["findings"]
     ]
 

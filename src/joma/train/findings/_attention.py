@@ -6,6 +6,7 @@ networks at good learning rates.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -118,6 +119,27 @@ def attention_bounce(
     )
 
 
+_HARMLESS = (
+    "That may be as it should be: the model came so, or the task is solved by reading single "
+    "tokens. Where the loss does not fall any more, try a lower learning rate or QK norm."
+)
+
+
+def is_harmful(recorded: Recorded, entropy: Series, uniform: float) -> bool:
+    """Return whether attention that has collapsed is a fault, and not how the model came or solves.
+
+    It is none where it was so at the first measurement of a model that is not known to be new, nor
+    where the loss is nearly 0.
+
+    Args:
+        recorded: What was recorded.
+        entropy: Entropy of the attention.
+        uniform: That of even attention.
+    """
+    came_so = entropy.values[0] < COLLAPSED * uniform and not recorded.is_fresh
+    return not came_so and not recorded.is_solved
+
+
 def judge_attention(recorded: Recorded) -> Verdict:
     """Judge the attention of every layer."""
     kinds = ("attention_collapse", "attention_bounce")
@@ -135,6 +157,8 @@ def judge_attention(recorded: Recorded) -> Verdict:
         if uniform is not None and uniform.values[-1] > 0:
             level = float(uniform.values[-1])
             collapsed = attention_collapse(one.steps, one.values, level, **where)
+            if collapsed is not None and not is_harmful(recorded, one, level):
+                collapsed = replace(collapsed, severity="note", advice=_HARMLESS)
         # What has collapsed and rises a little from its lowest is not dense again.
         found.append(collapsed or attention_bounce(one.steps, one.values, **where))
     return [it for it in found if it is not None]

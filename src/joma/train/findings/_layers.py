@@ -43,10 +43,12 @@ def judge_untrained(recorded: Recorded) -> Verdict:
     """Layers that are not trained, and why: frozen, not in the optimizer, or without gradients.
 
     - `frozen_layer`: no matrix of the layer requires a gradient, while another layer's do. A
-      warning; a note where it is the first layers of the model, which are often frozen on purpose.
-    - `not_optimized`: a matrix requires a gradient and has one, and yet no single step that was
-      seen moved it, while others moved. Where the optimizer is known, it does not hold it.
-    - `dead_layer`: matrices of the layer require gradients and have none, or in the last 3
+      warning; a note where it is the first layers of the model or half of them, which is done on
+      purpose.
+    - `not_optimized`: a matrix requires a gradient and has one, and yet no step that was seen moved
+      it, and its norm has not changed, while others moved. An optimizer that is known does not hold
+      it.
+    - `dead_layer`: matrices of the layer require gradients and never had one, or in the last 3
       measurements less than 10⁻⁴ of the other layers' median.
 
     Steps at which nothing moves (a learning rate of 0 while warming up) count for nothing.
@@ -80,7 +82,8 @@ def _frozen(blocks: Mapping[str, Sequence[Series]], trained: set[str]) -> Verdic
         first_ones = [block for _, block in stack[: len(frozen)]]
         if len(frozen) == len(stack):
             continue  # a whole tower, as of a model that is only read
-        severity: Severity = "note" if frozen == first_ones else "warning"
+        on_purpose = frozen == first_ones or 1 < len(frozen) >= len(stack) / 2
+        severity: Severity = "note" if on_purpose else "warning"
         for layer, block in stack:
             if block in frozen:
                 step = int(blocks[block][0].steps[-1])
@@ -116,16 +119,23 @@ def _not_moved(recorded: Recorded, required: Mapping[str, Series]) -> Verdict:
         needs = f"{MOVES} steps whose moves were measured; there are {int(moving.sum())}"
         return [NotJudged("not_optimized", needs)]
     gradients, optimized = recorded.by_module("gradient_norm"), recorded.by_module("optimized")
+    norms = recorded.by_module("weight_norm")
     still: dict[str, list[str]] = defaultdict(list)
     for (module, _), moved in zip(moves.items(), table[:, moving], strict=True):
-        gradient = gradients.get(module)
+        gradient, norm = gradients.get(module), norms.get(module)
+        if norm is not None and np.ptp(norm.values) > 0:
+            continue  # other steps than those that were seen move it
+        if module in optimized and optimized[module].values[-1]:
+            continue
         if not moved.any() and gradient is not None and gradient.values[-LAST:].any():
             still[block_of(module)].append(module)
     found: Verdict = []
     for block, modules in still.items():
         one = moves[modules[0]]
         known = [optimized[module].values[-1] for module in modules if module in optimized]
-        why = "the optimizer does not hold it" if known and not any(known) else "no step moves it"
+        them = "it" if len(modules) == 1 else "them"
+        held = f"the optimizer does not hold {them}"
+        why = held if known and not any(known) else f"no step moves {them}"
         what = f"layer {one.layer} ({block})" if one.layer is not None else block
         number = "1 matrix" if len(modules) == 1 else f"{len(modules)} matrices"
         found.append(
@@ -165,9 +175,9 @@ def _without_gradient(
         return [NotJudged("dead_layer", "at least two layers that are trained")]
     found: Verdict = []
     for block, size in sizes.items():
-        others = np.median([other for key, other in sizes.items() if key != block], axis=0)
+        others = np.nanmedian([other for key, other in sizes.items() if key != block], axis=0)
         share = np.array(size) / np.where(others > 0, others, np.nan)
-        if (share < NO_GRADIENT).all():
+        if (share < NO_GRADIENT).all():  # and not NaN: there was none at that step alone
             layer = blocks[block][0].layer
             found.append(
                 Finding(
@@ -188,25 +198,30 @@ def _without_gradient(
 
 
 def _norm_at(series: Sequence[Series | None], step: int) -> float:
-    """Return the norm of several gradients together at a step; what has none counts as 0."""
+    """Return the norm of several gradients together at a step.
+
+    What never has one counts as 0. NaN where there is one at other steps alone, since it was not
+    finite at this one, or the layer was left out of the step.
+    """
     total = 0.0
     for one in series:
         if one is not None:
             at = int(np.searchsorted(one.steps, step))
-            if at < len(one.steps) and one.steps[at] == step:
-                total += float(one.values[at]) ** 2
+            if at == len(one.steps) or one.steps[at] != step:
+                return float("nan")
+            total += float(one.values[at]) ** 2
     return total**0.5
 
 
 def judge_tied(recorded: Recorded) -> Verdict:
-    """Layers that are one and the same: all matrices are those of an earlier layer of the list."""
+    """Layers that share most of their matrices with an earlier layer of the list."""
     return [
         Finding(
             "tied_layer",
             "warning",
             int(one.steps[0]),
-            f"Layer {one.layer} ({one.module}) is the same as layer {int(one.values[-1])}: "
-            "they share their matrices.",
+            f"Layer {one.layer} ({one.module}) shares its matrices, or most of them, with layer "
+            f"{int(one.values[-1])}.",
             "The model has fewer parameters than its layers suggest, and both places are trained "
             "as one. If that is not meant, copy the layer (copy.deepcopy) where the list is made.",
             {"same_as": float(one.values[-1])},
@@ -271,7 +286,7 @@ def judge_ranks(recorded: Recorded) -> Verdict:
         for index, (one, end) in enumerate(zip(ones, ends, strict=True)):
             others = ends[:index] + ends[index + 1 :] or [float(one.values[0])]
             usual = max(float(np.median(others)), float(one.values[0]))
-            if not (end < ONE_DIRECTION and end < OF_OTHERS * usual):
+            if not (0 < end < ONE_DIRECTION and end < OF_OTHERS * usual):
                 continue
             above = np.flatnonzero(one.values >= ONE_DIRECTION)
             at = min(int(above[-1]) + 1, len(one.steps) - 1) if len(above) else 0
@@ -281,7 +296,7 @@ def judge_ranks(recorded: Recorded) -> Verdict:
                     "rank_collapse",
                     "warning",
                     since,
-                    f"{one.module} has collapsed to one direction: its stable rank ends at "
+                    f"{one.module} is of one direction since step {since}: its stable rank ends at "
                     f"{end:.2f}, where that of the same weight in other layers or at the beginning "
                     f"is {usual:.1f}.",
                     "Most of what the layer computes is a single feature. Look at what happened at "

@@ -21,8 +21,6 @@ SPIKE_ABOVE_NOISE = 6.0
 """Times the noise of single losses that a spike rises, which is the largest of many rises."""
 BAD_START = 1.5
 """Times ln(vocabulary), the loss of a model that knows nothing, of a badly initialised one."""
-UNTRAINED = 0.9
-"""Share of ln(vocabulary) above which a first loss is of a model that knows nothing."""
 OVERFITTED = 0.05
 """Share of its fall by which a validation loss rises again when over-fitting."""
 VALIDATIONS = 4
@@ -86,7 +84,7 @@ def _diverged(curve: Curve, first: float) -> Finding | None:
     if risen <= max(DIVERGED * fallen, ABOVE_NOISE * curve.noise) or lowest >= len(levels) - 2:
         return None
     step = int(curve.steps[lowest])
-    worse = end >= began
+    worse = end >= began and fallen > ABOVE_NOISE * curve.noise  # it had learned something
     beginning = f"above where it began ({began:.3f})" if worse else f"having begun at {began:.3f}"
     return Finding(
         "diverged_loss",
@@ -156,11 +154,12 @@ def bad_initialisation(loss: ArrayLike, vocabulary: int) -> Finding | None:
         return None
     return Finding(
         "bad_initialisation",
-        "warning",
+        "note",
         1,
         f"The first loss is {first:.2f}, where a model that knows nothing of its {vocabulary} "
-        f"tokens has ln {vocabulary} = {even:.2f}: it begins with strong opinions that are wrong.",
-        "The first part of the training goes into unlearning them, and layers may saturate. Use "
+        f"tokens has ln {vocabulary} = {even:.2f}.",
+        "A model that is trained from scratch then begins with strong opinions that are wrong: the "
+        "first part of the training goes into unlearning them, and layers may saturate. Use "
         "smaller initial weights (standard deviation 0.02, residual outputs divided by the square "
         "root of their number).",
         {"first": first, "uniform": even},
@@ -187,7 +186,8 @@ def overfitting(
         return None
     low, end = float(values[lowest]), float(values[-2:].mean())
     fallen = float(values[: lowest + 1].max()) - low
-    if end - low <= max(OVERFITTED * fallen, 0.01 * abs(low)):
+    noise = 1.4826 * float(np.median(np.abs(np.diff(values, 2)))) / 6**0.5
+    if end - low <= max(OVERFITTED * fallen, 0.01 * abs(low), ABOVE_NOISE * noise):
         return None
     step = int(at[lowest])
     evidence = {"lowest": low, "end": end, "fallen": fallen}
@@ -250,10 +250,14 @@ def judge_loss(recorded: Recorded) -> Verdict:
         found += _weights_not_finite(recorded.all("not_finite"))
     broken = any(isinstance(it, Finding) for it in found)
     curve = curve_of(loss)
-    if curve is None and not broken:
-        needs = f"at least 20 losses; there are {len(loss.values)}"
+    if curve is None:
+        needs = (
+            "losses that are finite"
+            if broken
+            else f"at least 20 losses; there are {len(loss.values)}"
+        )
         found += [NotJudged(kind, needs) for kind in ("diverged_loss", "loss_spike")]
-    elif curve is not None:
+    else:
         diverged = _diverged(curve, float(loss.values[0]))
         found.append(diverged)
         found.append(None if diverged else loss_spike(loss.steps, loss.values))
@@ -294,8 +298,10 @@ def _start(recorded: Recorded, loss: Series) -> Finding | NotJudged | None:
         return NotJudged(kind, "a token embedding and an output for every token; not found")
     if loss.steps[0] > 1:
         return NotJudged(kind, f"the loss of step 1; the first is of step {int(loss.steps[0])}")
+    if recorded.even_loss is None:
+        return NotJudged(kind, "a token embedding and an output for every token; not found")
     number = int(vocabulary.values[-1])
-    if collapsed := _collapsed_at_first(recorded, loss, number):
+    if collapsed := _collapsed_at_first(recorded):
         return collapsed
     finite = loss.values[np.isfinite(loss.values)]
     if number < 2 or not len(finite) or not 0 < float(finite.min()) <= 1.2 * math.log(number):
@@ -304,9 +310,9 @@ def _start(recorded: Recorded, loss: Series) -> Finding | NotJudged | None:
     return bad_initialisation(loss.values, number)
 
 
-def _collapsed_at_first(recorded: Recorded, loss: Series, vocabulary: int) -> Finding | None:
+def _collapsed_at_first(recorded: Recorded) -> Finding | None:
     """Return that most attention is collapsed before anything was learned, if it is."""
-    if not UNTRAINED * math.log(vocabulary) <= loss.values[0] or vocabulary < 2:
+    if not recorded.is_fresh:
         return None
     even = recorded.by_module("attention_uniform")
     first = [
@@ -338,7 +344,12 @@ def _validation(recorded: Recorded, curve: Curve | None) -> Verdict:
     if len(validation.values) < VALIDATIONS:
         few = too_few("", len(validation.values), VALIDATIONS).needs
         return [NotJudged(kind, few.replace("measurements", "validation losses")) for kind in kinds]
-    found: list[Finding | None] = [overfitting(validation.steps, validation.values, curve)]
-    if curve is not None:
+    if curve is None:
+        return [NotJudged(kind, "at least 20 losses that are finite") for kind in kinds]
+    found: list[Finding | NotJudged | None] = []
+    found.append(overfitting(validation.steps, validation.values, curve))
+    if recorded.is_fresh:
         found.append(label_noise(validation.values, curve))
+    else:  # of a tuned model, dropout alone makes as much
+        found.append(NotJudged("label_noise", "a training from scratch"))
     return [it for it in found if it is not None]

@@ -4,14 +4,11 @@ Both look at how far single steps move the weights, as a share of their size: th
 itself says little, since good ones differ by factors of a thousand between models.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.train.findings._attention import COLLAPSED
+from joma.train.findings._attention import COLLAPSED, is_harmful
 from joma.train.findings._finding import Finding, NotJudged
-from joma.train.findings._loss import UNTRAINED
 from joma.train.findings._recorded import (
     LAST,
     Recorded,
@@ -27,6 +24,8 @@ LARGE_STEP = 0.15
 """Share of their size by which single steps move three quarters of the weights, or more."""
 STEP_WITH_COLLAPSE = 0.02
 """The same where attention that began evenly has collapsed meanwhile."""
+BEGAN_SMALL = 10.0
+"""Times by which a weight has grown that began near 0."""
 EVEN = 0.5
 """Share of the uniform entropy above which attention began evenly."""
 SHORT_PATH = 0.4
@@ -56,9 +55,10 @@ def judge_rate(recorded: Recorded) -> Verdict:
     if len(steps) < LAST:
         needs = f"{LAST} steps whose moves were measured; there are {len(steps)}"
         return [NotJudged(kind, needs) for kind in kinds]
-    table = np.array([at_steps(one, steps) for one in moves])
-    table = table[(table > 0).any(axis=1)]  # what is not trained at all is judged elsewhere
-    if not len(table) or not np.isfinite(table).all():
+    grown = {one.module for one in recorded.all("weight_norm") if _has_grown(one.values)}
+    table = np.array([at_steps(one, steps) for one in moves if one.module not in grown])
+    table = table[(table > 0).any(axis=1)] if len(table) else table  # of what is trained
+    if not len(table):
         return [NotJudged(kind, "weights that are finite and trained") for kind in kinds]
     rates = recorded.one("learning_rate")
     found: list[Finding | NotJudged | None] = [_too_high(recorded, steps, table, rates)]
@@ -106,7 +106,7 @@ def _collapsed_since(recorded: Recorded) -> Series | None:
             continue
         level = float(uniform.values[-1])
         if one.values[0] > EVEN * level and end < COLLAPSED * level:
-            return one
+            return one if is_harmful(recorded, one, level) else None
     return None
 
 
@@ -124,9 +124,8 @@ def _too_low(
         return NotJudged(kind, f"{ENOUGH_STEPS} steps; there are {made}")
     if rates is None:
         return NotJudged(kind, "the optimizer: Monitor(model, optimizer)")
-    first, even = float(loss.values[0]), math.log(max(float(vocabulary.values[-1]), 2.0))
-    curve = curve_of(loss)
-    if curve is None or not UNTRAINED * even <= first <= 3 * even:
+    first, curve = float(loss.values[0]), curve_of(loss)
+    if curve is None or not recorded.is_fresh:
         return None  # no training from scratch: what was learned before needs small steps
     if _is_rising(rates.values):
         return NotJudged(kind, "the end of the learning rate's warm-up")
@@ -139,12 +138,17 @@ def _too_low(
         "learning_rate_too_low",
         "warning",
         made,
-        f"The learning rate{_rate(rates, made)} is too low: {made} steps together can have moved "
-        f"the median weight by {100 * path:.0f}% of its size at most, and the loss is at "
+        f"The learning rate {rates.values.max():.2g} is too low: {made} steps together can have "
+        f"moved the median weight by {100 * path:.0f}% of its size at most, and the loss is at "
         f"{curve.levels[-1]:.2f}, having begun at {first:.2f}.",
         "The model will learn little in any reasonable time. Try ten times the rate.",
         {"path": path, "loss": float(curve.levels[-1]), "first": first},
     )
+
+
+def _has_grown(norms: NDArray[np.float64]) -> bool:
+    """Return whether a weight began near 0, as LoRA's do: shares of such a size say nothing."""
+    return bool(norms[:LAST].min() < norms.max() / BEGAN_SMALL)
 
 
 def _is_rising(rates: NDArray[np.float64]) -> bool:

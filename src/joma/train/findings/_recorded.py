@@ -1,8 +1,9 @@
 """The series of one training by name, and what rules have in common."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,13 @@ from joma.train.findings._series import Series
 
 LAST = 3
 """Measurements at the end whose mean counts as where a series ends."""
+
+LOSSES = ("loss", "validation_loss")
+"""Series of which values that are not finite are judged."""
+UNTRAINED = 0.9
+"""Share of ln(vocabulary) above which a first loss is of a model that knows nothing."""
+SOLVED = 0.2
+"""Share of ln(vocabulary) below which the loss is of a task that is solved, as text never is."""
 
 Verdict = list[Finding | NotJudged]
 """What a rule returns: findings, and what it could not judge."""
@@ -31,8 +39,9 @@ class Recorded:
         self.ended = ended
         self._by_name: dict[str, list[Series]] = defaultdict(list)
         for one in series:
-            if one.head is None and len(one.steps):
-                self._by_name[one.name].append(one)
+            whole = one if one.name in LOSSES else _finite(one)
+            if whole.head is None and len(whole.steps):
+                self._by_name[one.name].append(whole)
         self.last_step = max(
             (int(one.steps[-1]) for ones in self._by_name.values() for one in ones), default=0
         )
@@ -45,6 +54,33 @@ class Recorded:
         """Return the series of a name that is of the whole model, None where there is none."""
         found = self.all(name)
         return found[0] if found else None
+
+    @property
+    def even_loss(self) -> float | None:
+        """The loss of a model that knows nothing, ln V; None where V is not known."""
+        vocabulary = self.one("vocabulary")
+        tokens = 0.0 if vocabulary is None else float(vocabulary.values[-1])
+        return math.log(tokens) if tokens >= 2 else None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the training is known to begin with a model that knows nothing."""
+        loss, even = self.one("loss"), self.even_loss
+        if loss is None or even is None or loss.steps[0] > 1:
+            return False
+        return UNTRAINED * even <= float(loss.values[0]) <= 3 * even
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether the loss is nearly 0 for so many tokens, and at its lowest."""
+        loss, even = self.one("loss"), self.even_loss
+        curve = None if loss is None else curve_of(loss)
+        if curve is None or even is None:
+            return False
+        low = float(curve.levels.min())
+        return (
+            float(curve.levels[-1]) <= SOLVED * even and curve.levels[-1] - low <= SOLVED * even / 2
+        )
 
     def by_module(self, name: str) -> dict[str, Series]:
         """Return the series of a name by module."""
@@ -72,26 +108,34 @@ class Curve:
 
 
 def curve_of(loss: Series, pieces: int = 40, least: int = 5) -> Curve | None:
-    """Return a loss in medians of neighbouring steps, None where it is too short or not finite.
+    """Return a loss in medians of neighbouring steps, None where it is short or not finite now.
 
     Args:
         loss: The loss of every step.
         pieces: How many pieces, at most.
         least: Steps of a piece, at least.
     """
-    values = loss.values
-    if not np.isfinite(values).all():
+    values, steps = loss.values, loss.steps
+    finite = np.isfinite(values)
+    if not finite[-10:].all():
         return None
+    values, steps = values[finite], steps[finite]  # single ones, which have a finding of their own
     width = max(least, -(-len(values) // pieces))
     count = len(values) // width
     if count < 4:
         return None
     # What is left over is at the beginning, where losses fall fast.
-    values, steps = values[-count * width :], loss.steps[-count * width :]
+    values, steps = values[-count * width :], steps[-count * width :]
     each = values.reshape(count, width)
     levels = np.median(each, axis=1)
     noise = float(np.median(np.abs(each - levels[:, None])) * 1.4826)
     return Curve(steps.reshape(count, width)[:, width // 2], levels, noise, width)
+
+
+def _finite(one: Series) -> Series:
+    """Return a series without values that are not finite."""
+    finite = np.isfinite(one.values)
+    return one if finite.all() else replace(one, steps=one.steps[finite], values=one.values[finite])
 
 
 def end_of(values: NDArray[np.float64]) -> float | None:

@@ -33,7 +33,7 @@ class LiveFindings:
         considers: Called with new findings, too: decides whether the training should stop.
 
     Attributes:
-        judgement: What holds now. A critical finding stays once it was made.
+        judgement: What holds now.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class LiveFindings:
         self._recorder, self._faults = recorder, faults
         self._on_finding, self._considers = on_finding, considers
         self._reported: dict[_Key, int] = {}
-        self._critical: dict[_Key, list[Finding]] = {}
         self._judged = -1
         self._ended = False
         self._took = 0.0
@@ -55,18 +54,8 @@ class LiveFindings:
         self._written: tuple[Any, str] | None = None
         self._written_at = 0.0
 
-    def resume(self, step: int, before: Any) -> None:
-        """Take what was found before a training was resumed; none of it is reported again.
-
-        Args:
-            step: The step at which it is resumed.
-            before: What `findings.json` holds, None where there is none.
-        """
-        found = before.get("findings", []) if isinstance(before, dict) else []
-        for one in found:
-            if one.get("severity") == SEVERITIES[-1] and one["step"] <= step:
-                finding = Finding(**one)
-                self._critical.setdefault(_key(finding), []).append(finding)
+    def resume(self) -> None:
+        """Judge what was recorded before a training was resumed; none of it is reported again."""
         self._judge()
         self._reported = {_key(one): _level(one) for one in self.judgement.findings}
 
@@ -114,15 +103,7 @@ class LiveFindings:
         self._measured_then = self._measured
         if found is None:
             return False
-        critical: dict[_Key, list[Finding]] = {}
-        for one in found.findings:
-            if one.severity == SEVERITIES[-1]:
-                critical.setdefault(_key(one), []).append(one)
-        self._critical |= critical
-        others = [one for one in found.findings if _key(one) not in self._critical]
-        stay = [one for several in self._critical.values() for one in several]
-        merged = sorted([*stay, *others], key=lambda one: (-_level(one), one.step))
-        self.judgement = Judgement(tuple(merged), found.not_judged)
+        self.judgement = found
         return True
 
     def _report(self, finding: Finding) -> None:

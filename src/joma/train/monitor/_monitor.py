@@ -405,8 +405,7 @@ class Monitor:
         self._recorder.read_earlier()
         run = self.run
         if self._step and run is not None:
-            there = (run.path / "findings.json").is_file()
-            self._live.resume(self._step, run.read_json("findings") if there else None)
+            self._live.resume()
 
     def _take(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
         """Judge by numbers, too, that the caller writes to the run folder itself.
