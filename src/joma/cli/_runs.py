@@ -207,7 +207,8 @@ def _records(held: Any, name: str) -> list[dict[str, Any]]:
 def _in_lines(held: dict[str, Any] | None) -> list[str]:
     """Return a line for each finding."""
     return [
-        f"{one['severity'] or one.get('kind')}, step {one.get('step')}: {one.get('sentence')} {one['advice']}"
+        f"{one['severity'] or one.get('kind')}, step {one.get('step')}: {one.get('sentence')} "
+        f"{one['advice']}"
         for one in (held or {"findings": []})["findings"]
     ]
 
