@@ -118,7 +118,7 @@ def test_what_a_long_first_measurement_took_is_paid_back_and_few_come_early(
     one = Simulated(monkeypatch, 100, 0.01)
     one.train(119.0, 0.027, 0.9, 0.07, 0.2, 1e-4)
     assert EARLY <= len(one.steps) <= EARLY + 2
-    assert one.steps[-1] >= 1000  # they are spread over the two minutes
+    assert one.steps[-1] >= 500  # they are spread over the two minutes
     assert one.budget.seconds < 2.0
     one.train(300.0, 0.027, 0.9, 0.07, 0.2, 1e-4)
     assert one.budget.seconds <= 0.01 * 300 + 0.1

@@ -7,7 +7,7 @@ from time import perf_counter
 
 EARLY_SECONDS = 120.0
 """How long measurements may take more than their share, and then as much as of that time."""
-EARLY = 4
+EARLY = 3
 """Measurements after the first that are made in that time whatever they take."""
 _FIRST_TO_USUAL = 0.1  # a guess of what the second takes, from the first, which makes things ready
 
