@@ -425,6 +425,9 @@ def test_smaller_steps_are_too_large_where_attention_collapses_meanwhile() -> No
     }
     assert kinds(moving(0.03, **attention)) == {"attention_collapse", "learning_rate_too_high"}
     assert kinds(moving(0.005, **attention)) == {"attention_collapse"}
+    rates = {"learning_rate": (MEASURED, (0.003,) * 7 + (1.9e-7,))}  # the end of a cosine
+    found = judge(moving((0.03,) * 7 + (1e-5,), **attention, **rates)).findings
+    assert [one.step for one in found if "rate 0.003 is too high" in one.sentence] == [1]
     attention["attention_entropy__layers_0_attn"] = (MEASURED, 0.1)
     assert kinds(moving(0.03, **attention)) == {"attention_collapse"}  # it began so
 

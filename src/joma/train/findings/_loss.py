@@ -293,18 +293,16 @@ def _weights_not_finite(weights: Sequence[Series]) -> Verdict:
 
 def _start(recorded: Recorded, loss: Series) -> Finding | NotJudged | None:
     kind = "bad_initialisation"
-    vocabulary = recorded.one("vocabulary")
-    if vocabulary is None:
+    even = recorded.even_loss
+    if even is None:
         return NotJudged(kind, "a token embedding and an output for every token; not found")
     if loss.steps[0] > 1:
         return NotJudged(kind, f"the loss of step 1; the first is of step {int(loss.steps[0])}")
-    if recorded.even_loss is None:
-        return NotJudged(kind, "a token embedding and an output for every token; not found")
-    number = int(vocabulary.values[-1])
+    number = round(math.exp(even))
     if collapsed := _collapsed_at_first(recorded):
         return collapsed
     finite = loss.values[np.isfinite(loss.values)]
-    if number < 2 or not len(finite) or not 0 < float(finite.min()) <= 1.2 * math.log(number):
+    if not len(finite) or not 0 < float(finite.min()) <= 1.2 * even:
         needs = f"a loss that is a mean of cross-entropies over {number} tokens"
         return NotJudged(kind, needs)
     return bad_initialisation(loss.values, number)

@@ -75,11 +75,9 @@ def _too_high(
     collapsed = _collapsed_since(recorded)
     if large < (LARGE_STEP if collapsed is None else STEP_WITH_COLLAPSE):
         return None
-    if collapsed is None or large >= LARGE_STEP:
-        since = int(steps[np.flatnonzero(moved >= large)[0]])
-        why = ""
-    else:
-        since = int(collapsed.steps[-1])
+    since = int(steps[np.flatnonzero(moved >= large)[0]])  # whose rate is named, not a later one
+    why = ""
+    if collapsed is not None and large < LARGE_STEP:
         why = (
             f", and attention that began evenly has collapsed (layer {collapsed.layer}, "
             f"{collapsed.module})"
@@ -105,8 +103,9 @@ def _collapsed_since(recorded: Recorded) -> Series | None:
         if end is None or uniform is None:
             continue
         level = float(uniform.values[-1])
-        if one.values[0] > EVEN * level and end < COLLAPSED * level:
-            return one if is_harmful(recorded, one, level) else None
+        fell = one.values[0] > EVEN * level and end < COLLAPSED * level
+        if fell and is_harmful(recorded, one, level):
+            return one
     return None
 
 
@@ -114,8 +113,8 @@ def _too_low(
     recorded: Recorded, steps: NDArray[np.int64], table: NDArray[np.float64], rates: Series | None
 ) -> Finding | NotJudged | None:
     kind = "learning_rate_too_low"
-    loss, vocabulary = recorded.one("loss"), recorded.one("vocabulary")
-    if loss is None or vocabulary is None or loss.steps[0] > 1:
+    loss = recorded.one("loss")
+    if loss is None or recorded.even_loss is None or loss.steps[0] > 1:
         return NotJudged(kind, "the losses from step 1 on, and a token embedding")
     made = recorded.last_step
     if not recorded.ended:
