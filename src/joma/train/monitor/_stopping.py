@@ -52,9 +52,10 @@ class Stopping:
     def consider(self, finding: Finding) -> None:
         """Take a new finding as a reason to stop, where `stop_on` names it.
 
-        Numbers that are not finite are left to the monitor's alarm, which locates them.
+        Numbers that are not finite are left to the monitor's alarm, which locates them. A note asks
+        for nothing, and never stops a training.
         """
-        if finding.kind == SHORT["nan"]:
+        if finding.kind == SHORT["nan"] or finding.severity == "note":
             return
         critical = finding.severity == "critical" and CRITICAL in self._kinds
         if critical or finding.kind in self._kinds:
