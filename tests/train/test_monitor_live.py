@@ -225,6 +225,22 @@ def test_two_findings_of_one_place_are_both_kept(
     assert len(written(tmp_path / "run")) == 2
 
 
+def test_a_note_never_stops_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sharp attention that a tuned model came with is one."""
+    planted(monkeypatch, [finding("attention_collapse", "note")])
+    with watching(run=tmp_path / "run", stop_on={"collapse"}, **OPTIONS) as monitor:
+        assert not any(monitor.step(1.0) for _ in range(3))
+
+
+def test_what_is_not_finite_stands_once_in_the_summary(tmp_path: Path) -> None:
+    with watching(run=tmp_path / "run", **OPTIONS) as monitor:
+        for _ in range(3):
+            monitor.step(float("nan"))
+    said = monitor.summary()
+    assert said.count("NaN") == 1
+    assert "go back to a checkpoint" in said
+
+
 @pytest.mark.parametrize(
     ("names", "ends"),
     [
@@ -237,7 +253,7 @@ def test_two_findings_of_one_place_are_both_kept(
         ((), None),
     ],
 )
-def test_a_loop_is_told_where_to_stop(
+def test_a_loop_is_stopped_where_it_asked_for_it(
     names: Any, ends: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead, diverged = finding(), finding("diverged_loss", "critical")

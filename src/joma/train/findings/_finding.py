@@ -1,7 +1,7 @@
 """What a finding is, and what could not be judged."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Severity = Literal["note", "warning", "critical"]
@@ -74,6 +74,15 @@ class Judgement:
 
     findings: tuple[Finding, ...] = ()
     not_judged: tuple[NotJudged, ...] = ()
+
+    def of_kind(self, kind: str) -> list[Finding]:
+        """Return the findings of one kind."""
+        return [one for one in self.findings if one.kind == kind]
+
+    def without(self, findings: Collection[Finding]) -> "Judgement":
+        """Return the judgement without some of its findings."""
+        rest = tuple(one for one in self.findings if one not in findings)
+        return replace(self, findings=rest)
 
     def as_json(self) -> dict[str, Any]:
         """Return the judgement as `findings.json` has it."""

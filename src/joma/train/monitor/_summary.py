@@ -20,6 +20,9 @@ def summary_of(
     lines = [first]
     if trouble is not None:
         lines.append(f"- critical: {trouble}")
+        named = [] if judgement is None else judgement.of_kind("not_finite")
+        lines += [f"    {one.advice}" for one in named[:1]]
+        judgement = None if judgement is None else judgement.without(named)
     if judgement is not None:
         lines += finding_lines(judgement)
         if not judgement.findings and trouble is None:
