@@ -8,6 +8,7 @@ equation per token, v̇ = Δ exp(v²/2 + c)/A, that separates:
 The right side reaches ±1 at a finite time, the token's own blow-up time.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -72,12 +73,9 @@ def winner(
     From zero, with equal c and A, it is the most salient one; in general the own blow-up time
     decides.
     """
-    delta = _checks.at_least_1d("delta", delta)
-    _checks.not_empty("delta", delta)
-    times = blowup_time(delta, initial=initial, log_offset=log_offset, normalizer=normalizer)
-    if not np.all(np.isfinite(np.min(times, axis=-1))):
-        raise JomaError("delta must have a non-zero component, got only zeros")
-    return np.argmin(times, axis=-1)
+    delta = _checks.not_empty("delta", _checks.at_least_1d("delta", delta))
+    tokens = _Tokens.checked(delta, initial, log_offset, normalizer)
+    return np.argmin(_not_all_zero(tokens.log_blowup_time()), axis=-1)
 
 
 def limit(
@@ -94,15 +92,13 @@ def limit(
     """
     delta = _checks.not_empty("delta", _checks.at_least_1d("delta", delta))
     tokens = _Tokens.checked(delta, initial, log_offset, normalizer)
-    own_time = tokens.blowup_time()
-    first = np.min(own_time, axis=-1, keepdims=True)
-    if not np.all(np.isfinite(first)):
-        raise JomaError("delta must have a non-zero component, got only zeros")
-    start, share = tokens.start, first / own_time
-    way = _erf_inverse.extended(_special.erfc(start / np.sqrt(2)) * share)
-    v = _erf_inverse.inverse(start, way, _erf_inverse.remaining(start, way))
+    own_time = _not_all_zero(tokens.log_blowup_time())
+    start, ahead = tokens.start, np.min(own_time, axis=-1, keepdims=True) - own_time
+    total = _erf_inverse.erfc_of_scaled(start)
+    way = total * np.exp(ahead)
+    v = _erf_inverse.inverse(start, way, -total * np.expm1(ahead))
     return np.where(
-        tokens.delta == 0, tokens.initial, tokens.sign * np.where(share == 1, np.inf, v)
+        tokens.delta == 0, tokens.initial, tokens.sign * np.where(ahead == 0, np.inf, v)
     )
 
 
@@ -227,6 +223,8 @@ class _Tokens(NamedTuple):
         )
         for name in ("initial", "log_offset", "normalizer"):
             _checks.broadcasts(name, getattr(tokens, name), tokens.delta.shape)
+        limit = _erf_inverse.LARGEST_START
+        _checks.within("initial", tokens.initial, -limit, limit)
         return tokens
 
     @property
@@ -239,16 +237,16 @@ class _Tokens(NamedTuple):
         return self.sign * self.initial if self.initial.any() else np.zeros(())
 
     def blowup_time(self) -> Array:
-        start, size = self.start, np.abs(self.delta)
-        with np.errstate(all="ignore"):
-            scale = np.sqrt(np.pi / 2) * self.normalizer * np.exp(-self.log_offset)
-            time: NDArray[Any] = np.asarray(_special.erfc(start / np.sqrt(2)) * (scale / size))
-            if not np.all(np.isfinite(time) & (time > 0)):
-                # A factor out of range does not mean that the product is.
-                logs = _special.log_ndtr(-start) + np.log(np.sqrt(2 * np.pi) * self.normalizer)
-                far = np.exp(logs - self.log_offset - np.log(size))
-                time = np.where(np.isfinite(time) & (time > 0), time, far)
-        return np.asarray(np.where(size == 0, np.inf, time), dtype=np.float64)
+        with np.errstate(over="ignore", under="ignore"):
+            return np.asarray(self._own(_erf_inverse.times), dtype=np.float64)
+
+    def log_blowup_time(self) -> _erf_inverse.Extended:
+        return self._own(_erf_inverse.log_times)
+
+    def _own(self, time: Callable[..., _erf_inverse.Extended]) -> _erf_inverse.Extended:
+        size = np.abs(self.delta)
+        found = time(self.start, size, self.log_offset, self.normalizer)
+        return np.where(size == 0, np.inf, found)
 
 
 def _evolve(tokens: _Tokens, t: Array, beyond: str) -> Array:
@@ -277,6 +275,13 @@ def _evolve(tokens: _Tokens, t: Array, beyond: str) -> Array:
     if at_rest.any() or (t == 0).any():
         v = np.where(at_rest | (t == 0), tokens.initial, v)
     return v
+
+
+def _not_all_zero(log_times: _erf_inverse.Extended) -> _erf_inverse.Extended:
+    """The logarithms of own times if some token along the last axis has a time."""
+    if np.any(np.all(np.isposinf(log_times), axis=-1)):
+        raise JomaError("delta must have a non-zero component, got only zeros")
+    return log_times
 
 
 def _extended_norm(rows: Array) -> _erf_inverse.Extended:
