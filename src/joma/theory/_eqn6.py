@@ -27,16 +27,27 @@ def solve_at(mu: Array, t: float) -> Array:
         return np.zeros_like(mu)
     if mu.size < TABLE_FROM:
         return solve(mu, np.full_like(mu, t))
-    table = _Table.over(float(np.max(mu)), t)
-    y = np.exp(table(mu))
-    return y if table.error < _TABLE_ERROR else _newton(y, mu, np.full_like(mu, t))
+    table, when = _Table.over(float(np.max(mu)), t), np.full_like(mu, t)
+    with np.errstate(over="ignore"):
+        y = np.exp(table(mu))
+    if table.error < _TABLE_ERROR:
+        return y
+    # Next to the sudden growth the polynomials overshoot, beyond every float where μ is large.
+    beyond = ~np.isfinite(y)
+    y[beyond] = _from_below(mu[beyond], when[beyond])
+    return _newton(y, mu, when)
 
 
 def solve(mu: Array, t: Array) -> Array:
     """The y = ln 1/δ with F(y) = t, by Newton's method from the larger of two lower bounds."""
+    return _newton(_from_below(mu, t), mu, t)
+
+
+def _from_below(mu: Array, t: Array) -> Array:
+    """The larger of two lower bounds of y."""
     with np.errstate(over="ignore"):
         late = np.exp(mu**2 / 2) * (t - smooth_part(np.ones_like(mu), mu))
-    return _newton(np.maximum(t, late), mu, t)
+    return np.maximum(t, late)
 
 
 def _newton(y: Array, mu: Array, t: Array) -> Array:
