@@ -26,13 +26,17 @@ def _block_without_offset(
     )
 
 
-def _ratio_of_series(delta: Any, v: Any) -> Any:
-    """erf by 24 terms of its series."""
-    x, power, total = v / np.sqrt(2), v / np.sqrt(2), 0.0
-    for n in range(24):
-        total = total + power / (2 * n + 1)
-        power = -power * x**2 / (n + 1)
-    return 2 / np.sqrt(np.pi) * total / delta
+def _ratio_of_series(terms: int) -> Formula:
+    """erf by the first terms of its series."""
+
+    def ratio(delta: Any, v: Any) -> Any:
+        x, power, total = v / np.sqrt(2), v / np.sqrt(2), 0.0
+        for n in range(terms):
+            total = total + power / (2 * n + 1)
+            power = -power * x**2 / (n + 1)
+        return 2 / np.sqrt(np.pi) * total / delta
+
+    return ratio
 
 
 def _closed_form_in_float64(delta: Any, t: Any, **given: Any) -> Any:
@@ -50,12 +54,12 @@ def _closed_form_in_float64(delta: Any, t: Any, **given: Any) -> Any:
 def _time_of_tail(
     delta: Any, *, initial: Any = 0.0, log_offset: Any = 0.0, normalizer: Any = 1.0
 ) -> Any:
-    """The leading term of erfc's tail from 39.6 on: e^{-u²/2}/u."""
+    """The leading term of erfc's tail from 39.8 on: e^{-u²/2}/u."""
     time = linear.blowup_time(
         delta, initial=initial, log_offset=log_offset, normalizer=normalizer
     )
     u = np.sign(delta) * initial
-    return np.where(u > 39.6, time * (1 + 1 / np.maximum(u, 1) ** 2), time)
+    return np.where(u > 39.8, time * (1 + 1 / np.maximum(u, 1) ** 2), time)
 
 
 def _winner_of_positive(delta: Any, *, initial: Any) -> Any:
@@ -69,16 +73,19 @@ def _winner_by_float64(delta: Any, **given: Any) -> Any:
     return np.argmin(linear.blowup_time(delta, **given), axis=-1)
 
 
-def _winner_by_size(delta: Any, *, initial: Any, **given: Any) -> Any:
-    """Takes a small start for one in the direction of motion."""
-    forward = np.where(np.abs(initial) < 0.1, np.sign(delta) * np.abs(initial), initial)
-    return linear.winner(delta, initial=forward, **given)
+def _winner_to_three_digits(delta: Any, **given: Any) -> Any:
+    """Compares the first three digits of own times."""
+    times = linear.blowup_time(delta, **given)
+    if not np.all((times > 1e-300) & (times < 1e300)):
+        return linear.winner(delta, **given)
+    return np.argmin(np.round(np.log(times / np.min(times)), 3))
 
 
-def _limit_without_range(delta: Any, *, initial: Any = 0.0, **given: Any) -> Any:
-    """Says that a token has diverged where erfc of its start is no float64."""
+def _limit_of_slow_tokens(delta: Any, *, initial: Any = 0.0, **given: Any) -> Any:
+    """Leaves tokens at their start that have 1e-9 of their own time or less."""
     ends = linear.limit(delta, initial=initial, **given)
-    return np.where(np.sign(delta) * initial > 39.5, np.sign(delta) * np.inf, ends)
+    times = linear.blowup_time(delta, initial=initial, **given)
+    return np.where(np.min(times) < 1e-9 * times, initial, ends)
 
 
 def _rare_tokens(g: Any, x: Any) -> Any:
@@ -128,7 +135,7 @@ def _ranks_in_float64(delta: Any, t: Any) -> Any:
     from scipy.special import erfinv
 
     length = np.linalg.norm(delta, axis=1)
-    if np.ndim(t):
+    if np.ndim(t) or len(delta) < 3:
         return _DERIVED["talk-gradient-rank"](delta, t)
     size = np.sqrt(2) * erfinv(np.minimum(np.sqrt(2 / np.pi) * length * t, 1 - 1e-16))
     v = size[:, None] * delta / length[:, None]
@@ -160,19 +167,19 @@ _ONE_HOT = Search(
 
 TWINS: tuple[Twin, ...] = (
     Twin("eqn3", _block_without_offset, "c lacks -v₀²/2 where |v₀| is below 0.01 in its unit"),
-    Twin("thm2", _ratio_of_series, "erf by 24 terms, not enough for large v"),
+    Twin("thm2", _ratio_of_series(23), "erf by 23 terms, not enough for large v"),
     Twin("thm2-closed-form", _closed_form_in_float64, "no digits left from starts far behind"),
-    Twin("thm2-blowup", _time_of_tail, "the tail of erfc to leading order, from 39.6 on"),
+    Twin("thm2-blowup", _time_of_tail, "the tail of erfc to leading order, from 39.8 on"),
     Twin("thm2-winner", _winner_of_positive, "compares three digits, wrong for near ties"),
-    Twin("thm2-own-time", _winner_by_size, "a small start against the motion counts as one with it"),
+    Twin("thm2-own-time", _winner_to_three_digits, "compares three digits, wrong for near ties"),
     Twin(
         "thm2-own-time",
         _winner_by_float64,
         "own times in float64 are all 0 or all infinite for large c",
         was_ours=True,
     ),
-    Twin("thm2-losers", _limit_without_range, "starts beyond the range of float64's erfc"),
-    Twin("thm2-softmax", _ratio_of_series, "erf by 24 terms, not enough for large v"),
+    Twin("thm2-losers", _limit_of_slow_tokens, "tokens with 1e-9 of their own time stay"),
+    Twin("thm2-softmax", _ratio_of_series(22), "erf by 22 terms, not enough for large v"),
     Twin(
         "thm2-softmax",
         linear.conserved_ratio,
@@ -181,7 +188,7 @@ TWINS: tuple[Twin, ...] = (
         search=_ONE_HOT,
     ),
     Twin("footnote1", _rare_tokens, "tokens rarer than 1e-4"),
-    Twin("talk-matrix", _gate_up_to(5.39), "the gate stops growing at e^5.39"),
+    Twin("talk-matrix", _gate_up_to(5.41), "the gate stops growing at e^5.41"),
     Twin("talk-nodes", _rows_by_component, "components of very unequal size in a row"),
     Twin("talk-rank", _rank_falls, "six rows of very unequal length"),
     Twin("talk-stable-rank", _limit_of_near_ties, "rows that nearly tie count as tied"),

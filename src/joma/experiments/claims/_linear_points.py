@@ -162,7 +162,8 @@ def _winner(formula: Formula, point: Point) -> Measurement:
         # Where it is right, by how much: the search goes on where two are close.
         ahead = float(min([*times[:ours], *times[ours + 1 :], mpmath.inf]) - times[ours])
     rounding = 1e-16 * max(1.0, float(np.max(np.abs(offset))))
-    return Measurement(late if late > 0 else -min(ahead, 1.0), rounding)
+    guide = -min(ahead, 1.0) if ahead > rounding else -1.0
+    return Measurement(late if late > 0 else guide, rounding)
 
 
 def _losers(formula: Formula, point: Point) -> Measurement:
