@@ -82,10 +82,10 @@ def _winner_to_three_digits(delta: Any, **given: Any) -> Any:
 
 
 def _limit_of_slow_tokens(delta: Any, *, initial: Any = 0.0, **given: Any) -> Any:
-    """Leaves tokens at their start that have 1e-9 of their own time or less."""
+    """Leaves tokens at their start that have 1e-11 of their own time or less."""
     ends = linear.limit(delta, initial=initial, **given)
     times = linear.blowup_time(delta, initial=initial, **given)
-    return np.where(np.min(times) < 1e-9 * times, initial, ends)
+    return np.where(np.min(times) < 1e-11 * times, initial, ends)
 
 
 def _rare_tokens(g: Any, x: Any) -> Any:
@@ -95,9 +95,11 @@ def _rare_tokens(g: Any, x: Any) -> Any:
 
 
 def _gate_up_to(largest: float) -> Formula:
-    """exp(‖v‖²/2) up to a largest exponent."""
+    """exp(‖v‖²/2) up to a largest exponent, for four nodes and more."""
 
     def velocity(v: Any, delta: Any) -> Any:
+        if v.shape[1] < 4:
+            return _DERIVED["talk-matrix"](v, delta)
         return np.exp(np.minimum(np.sum(v**2, axis=1, keepdims=True) / 2, largest)) * delta
 
     return velocity
@@ -178,7 +180,7 @@ TWINS: tuple[Twin, ...] = (
         "own times in float64 are all 0 or all infinite for large c",
         was_ours=True,
     ),
-    Twin("thm2-losers", _limit_of_slow_tokens, "tokens with 1e-9 of their own time stay"),
+    Twin("thm2-losers", _limit_of_slow_tokens, "tokens with 1e-11 of their own time stay"),
     Twin("thm2-softmax", _ratio_of_series(22), "erf by 22 terms, not enough for large v"),
     Twin(
         "thm2-softmax",
@@ -188,7 +190,7 @@ TWINS: tuple[Twin, ...] = (
         search=_ONE_HOT,
     ),
     Twin("footnote1", _rare_tokens, "tokens rarer than 1e-4"),
-    Twin("talk-matrix", _gate_up_to(5.41), "the gate stops growing at e^5.41"),
+    Twin("talk-matrix", _gate_up_to(5.2), "the gate stops growing at e^5.2 for four nodes and more"),
     Twin("talk-nodes", _rows_by_component, "components of very unequal size in a row"),
     Twin("talk-rank", _rank_falls, "six rows of very unequal length"),
     Twin("talk-stable-rank", _limit_of_near_ties, "rows that nearly tie count as tied"),
