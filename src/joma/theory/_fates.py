@@ -1,16 +1,18 @@
 """What attention entropy and stable rank do along Eqn 6: fall and rise, and by how much."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from joma.theory import _checks, _eqn6, _special, spectra
 from joma.theory._checks import Array
 
 _LARGEST_MU = 37.0  # exp(μ²/2) is finite below
 _SMALLEST_LOG_RESIDUAL = 700.0  # δ = e^{-700}, after which no change is a number
-_STATES = 6_000  # about as many pairs of a time and a component are looked at
+_STATES = 12_000  # about as many pairs of a time and a component are looked at
+_PEAKS, _ROUNDS = 2, 4  # maxima that are followed, and how often the grid around them is refined
 _UNDECIDED = 1e-12  # relative difference below which two sides of an inequality count as equal
 
 
@@ -115,23 +117,27 @@ def _difference(x: Array, log_p: Array) -> tuple[Array, Array]:
 
 def _largest_gap(size: Array, end: _End) -> tuple[float, bool]:
     """The largest S(end) - S(t), at least 0, and whether it is larger than its rounding error."""
+    found = _candidates(_Paths.of(size), lambda residual: end.gap(residual)[0])
+    value, rounding = end.gap(_residuals(size, found))
+    certain = bool(np.any(value > rounding))
+    return max(float(np.max(value)), 0.0) if certain else 0.0, certain
 
-    def gap(t: Array) -> tuple[Array, Array]:
-        return end.gap(_residuals(size, t))
 
-    best, certain = 0.0, False
-    t = _times(size)
-    for _ in range(12):
-        value, rounding = gap(t)
-        at = int(np.argmax(value))
-        certain = certain or bool(np.any(value > rounding))
-        if value[at] > best * (1 + 1e-13):
-            best = float(value[at])
-        elif best > 0:
-            break
+def _candidates(paths: "_Paths", value: Callable[[Array], Array]) -> Array:
+    """Times at and next to the highest maxima of a function of all residuals."""
+    t = paths.times()
+    on_grid = value(paths.residuals(t))
+    padded = np.concatenate([[-np.inf], on_grid, [-np.inf]])
+    peaks = np.nonzero((on_grid >= padded[:-2]) & (on_grid >= padded[2:]))[0]
+    found: list[Array] = []
+    for at in peaks[np.argsort(-on_grid[peaks], kind="stable")[:_PEAKS]]:
         low, high = t[max(at - 1, 0)], t[min(at + 1, t.size - 1)]
-        t = np.linspace(low, high, 17)
-    return best if certain else 0.0, certain
+        for _ in range(_ROUNDS):
+            finer = np.linspace(low, high, 17)
+            best = int(np.argmax(value(paths.residuals(finer))))
+            low, high = finer[max(best - 1, 0)], finer[min(best + 1, 16)]
+        found.append(np.array([t[at], low, finer[best], high]))
+    return np.unique(np.concatenate(found))
 
 
 def _residuals(size: Array, t: Array) -> Array:
@@ -141,16 +147,45 @@ def _residuals(size: Array, t: Array) -> Array:
         return np.exp(-_eqn6.solve(every.ravel(), when.ravel())).reshape(every.shape)
 
 
-def _times(size: Array) -> Array:
-    """Times at which components of these sizes grow and settle, and those in between."""
-    size = size[size > 0]
-    many = int(np.clip(_STATES // (100 * size.size), 4, 24))
-    chosen = np.unique(size[np.unique(np.linspace(0, size.size - 1, many).round().astype(int))])
-    y = np.geomspace(1e-3, _SMALLEST_LOG_RESIDUAL, 50)
-    every, y = (a.ravel() for a in np.broadcast_arrays(chosen[:, None], y))
-    t = np.exp(-(every**2) / 2) * y + _eqn6.smooth_part(-np.expm1(-y), every)
-    t = np.unique(t)
-    return np.unique(np.concatenate([t, (t[1:] + t[:-1]) / 2]))
+class _Paths(NamedTuple):
+    """ln 1/δ of components over time, tabulated: y (P,), times and slopes of shape (M, P)."""
+
+    y: Array
+    time: Array
+    slope: Array
+
+    @classmethod
+    def of(cls, size: Array) -> "_Paths":
+        late = np.geomspace(6, _SMALLEST_LOG_RESIDUAL, 100)[1:]
+        y = np.concatenate([np.linspace(0, 6, 301), late])
+        every, each = (a.ravel() for a in np.broadcast_arrays(size[:, None], y))
+        time = np.exp(-(every**2) / 2) * each + _eqn6.smooth_part(-np.expm1(-each), every)
+        slope = np.exp((every * np.expm1(-each)) ** 2 / 2)
+        shape = (size.size, y.size)
+        return cls(y, np.maximum.accumulate(time.reshape(shape), axis=1), slope.reshape(shape))
+
+    def times(self) -> Array:
+        """Times at which components grow and settle, and those in between."""
+        many = int(np.clip(_STATES // (50 * len(self.time)), 4, 24))
+        chosen = np.unique(np.linspace(0, len(self.time) - 1, many).round().astype(int))
+        t = np.unique(self.time[chosen][:, 1::8])
+        return np.unique(np.concatenate([t, (t[1:] + t[:-1]) / 2]))
+
+    def residuals(self, t: Array) -> Array:
+        """δ by cubic interpolation, shape (T, M); good to 1e-7."""
+        found = np.empty((t.size, len(self.time)))
+        rise = np.diff(self.y)
+        for column, (time, slope) in enumerate(zip(self.time, self.slope, strict=True)):
+            cell = np.clip(np.searchsorted(time, t, side="right") - 1, 0, rise.size - 1)
+            width = np.maximum(time[cell + 1] - time[cell], 1e-300)
+            s, up = np.clip((t - time[cell]) / width, 0, 1), rise[cell]
+            # Slopes are limited so that y rises also where a cell is a single float wide.
+            first = np.minimum(slope[cell] * width, 3 * up)
+            last = np.minimum(slope[cell + 1] * width, 3 * up)
+            cubic = s * (first + s * (3 * up - 2 * first - last + s * (first + last - 2 * up)))
+            found[:, column] = self.y[cell] + cubic
+        with np.errstate(under="ignore"):
+            return np.exp(-found)
 
 
 class RankFate(NamedTuple):
@@ -197,17 +232,33 @@ def stable_rank_fate(mu: ArrayLike) -> RankFate:
     ends = float(spectra.stable_rank(mu))
     first, last = _first_and_last(mu / np.max(length), length / np.max(length))
     sizes, place = np.unique(length, return_inverse=True)
-    t = _times(sizes)
-    lowest = highest = ends
-    for sign in (1, -1):
-        when = t
-        for _ in range(8):
-            share = 1 - _residuals(sizes, when)
-            rank = spectra.stable_rank(share[:, place, None] * mu)
-            lowest, highest = min(lowest, float(rank.min())), max(highest, float(rank.max()))
-            at = int(np.argmin(sign * rank))
-            when = np.linspace(when[max(at - 1, 0)], when[min(at + 1, when.size - 1)], 9)
-    return RankFate(ends, ends - lowest, highest - ends, first, last)
+    gram = _grams(mu / np.max(length), place, sizes.size)
+
+    def ranks(residual: Array) -> Array:
+        share = 1 - residual
+        together = gram(share / np.max(share, axis=-1, keepdims=True))
+        largest = np.linalg.eigvalsh(together)[..., -1]
+        return np.trace(together, axis1=-2, axis2=-1) / largest
+
+    paths = _Paths.of(sizes)
+    lowest, highest = (
+        float(np.max(sign * ranks(_residuals(sizes, _candidates(paths, lambda d: sign * ranks(d))))))
+        * sign
+        for sign in (-1, 1)
+    )
+    drop, rise = max(ends - lowest, 0.0), max(highest - ends, 0.0)
+    return RankFate(ends, drop, rise, first, last)
+
+
+def _grams(mu: Array, place: NDArray[Any], sizes: int) -> Callable[[Array], Array]:
+    """VᵀV, or V Vᵀ where that is smaller, as a function of the shares of rows by their length."""
+    rows, columns = mu.shape
+    if rows < columns:
+        inner = mu @ mu.T
+        return lambda share: share[..., place, None] * inner * share[..., None, place]
+    outer = np.zeros((sizes, columns * columns))
+    np.add.at(outer, place, (mu[:, :, None] * mu[:, None, :]).reshape(rows, -1))
+    return lambda share: (share**2 @ outer).reshape(*share.shape[:-1], columns, columns)
 
 
 def _first_and_last(mu: Array, length: Array) -> tuple[int, int]:
