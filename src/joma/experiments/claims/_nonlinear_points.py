@@ -12,8 +12,7 @@ from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real
 from joma.theory import spectra
 
 MU = Real(-6, 6, special=(0.0, 1.872, 6.0))
-_TARGETS = Vector(Real(-6, 6, special=(0.0, 1.0)), Integer(1, 12))
-_WIDE = Vector(Real(-37, 37, special=(0.0, 1.0, 3.0)), Integer(1, 12))
+_FEW_ROWS = Matrix(Real(-3, 3, special=(0.0,)), Integer(1, 5), Integer(1, 3))
 _LONG = Real(1e-6, 1e6, log=True)
 _ROWS = Matrix(Real(-3, 3, special=(0.0,)), Integer(1, 8), Integer(1, 4))
 
@@ -172,7 +171,7 @@ def fate_error(formula: Formula, mu: Any, *, numbers: bool) -> Measurement:
 
 
 def _fate(formula: Formula, point: Point) -> Measurement:
-    mu = np.concatenate([point["mu"], np.zeros(point["zeros"])])
+    mu = np.concatenate([point["largest"] * point["shares"], np.zeros(point["zeros"])])
     return fate_error(formula, mu, numbers=True)
 
 
@@ -181,14 +180,6 @@ def _drops_and_rebounds(formula: Formula, point: Point) -> Measurement:
     if np.ptp(np.abs(mu)) == 0:
         raise JomaError("all of one size")
     return fate_error(formula, mu, numbers=False)
-
-
-def matrix_shares(length: Any, t: Any) -> Any:
-    """v/μ of rows of given lengths, shape (T, rows), by quadrature."""
-    found = [
-        -np.expm1(-Course.of(one).at(t)) if one > 0 else np.zeros_like(t) for one in length
-    ]
-    return np.stack(found, axis=-1)
 
 
 def _nodes(formula: Formula, point: Point) -> Measurement:
@@ -225,18 +216,25 @@ def rank_error(formula: Formula, mu: Any, *, orthogonal: bool = False) -> Measur
     if not length.any() or np.max(length) > 8:
         raise JomaError("no row, or one for which the reference is too coarse")
     fate = formula(mu)
-    moving = np.unique(length[length > 1e-9])
-    t = courses(moving)[1][1:]  # at t = 0 there is no matrix yet
+    sizes, place = np.unique(length, return_inverse=True)
+    every, t = courses(sizes)
+    t = t[1:]  # at t = 0 there is no matrix yet
+
+    def ranks(when: Any) -> Any:
+        shares = np.stack([-np.expm1(-one.at(when)) for one in every], axis=-1)
+        return spectra.stable_rank(shares[:, place, None] * mu)
+
     low, high, ends = np.inf, -np.inf, float(spectra.stable_rank(mu))
+    on_grid = ranks(t)
     for sign in (1, -1):
-        when = t
-        for _ in range(4):
-            rank = spectra.stable_rank(matrix_shares(length, when)[:, :, None] * mu)
-            low, high = min(low, float(rank.min())), max(high, float(rank.max()))
+        when, rank = t, on_grid
+        for _ in range(3):
             at = int(np.argmin(sign * rank))
             when = np.linspace(when[max(at - 1, 0)], when[min(at + 1, when.size - 1)], 33)
-    error = max(abs(fate.ends - ends), abs(fate.drop - max(ends - low, 0.0))) / 1e-6
-    error = max(error, abs(fate.rise - max(high - ends, 0.0)) / 1e-6)
+            rank = ranks(when)
+            low, high = min(low, float(rank.min())), max(high, float(rank.max()))
+    error = max(abs(fate.ends - ends), abs(fate.drop - max(ends - low, 0.0))) / 1e-5
+    error = max(error, abs(fate.rise - max(high - ends, 0.0)) / 1e-5)
     wrong = orthogonal and not (fate.drop > 0 and high < ends + 1e-9)
     return Measurement(max(error, 2 * float(wrong)), 1.0)
 
@@ -297,12 +295,19 @@ ODE = Search(
 )
 LATE = Search({"size": Real(1e-6, 6), "y": Real(2, 700, log=True)}, _late)
 DERIVATIVE = Search({"size": Real(1e-3, 6, log=True), "y": Real(1e-3, 30, log=True)}, _derivative)
-FATE = Search({"mu": _WIDE, "zeros": Integer(0, 200)}, _fate)
+FATE = Search(
+    {
+        "largest": Real(1e-2, 37, log=True),
+        "shares": Vector(Real(-1, 1, special=(0.0, 1.0)), Integer(1, 12)),
+        "zeros": Integer(0, 200),
+    },
+    _fate,
+)
 ENTROPY = Search(
     {"mu": Vector(Real(1e-3, 37, log=True, special=(1.0, 3.0)), Integer(2, 12))},
     _drops_and_rebounds,
 )
 NODES = Search({"mu": _ROWS, "time": Real(1e-3, 30, log=True)}, _nodes)
-RANK = Search({"mu": _ROWS, "time": Real(1e-2, 30, log=True)}, _rank)
-STABLE_RANK = Search({"length": Vector(Real(0.01, 6), Integer(2, 8))}, _bounce)
+RANK = Search({"mu": _FEW_ROWS, "time": Real(1e-2, 30, log=True)}, _rank)
+STABLE_RANK = Search({"length": Vector(Real(0.01, 6, log=True), Integer(2, 6))}, _bounce)
 TURNS = Search({"mu": _ROWS, "many": Integer(0, 100)}, _turns)
