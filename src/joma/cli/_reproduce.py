@@ -77,6 +77,14 @@ def reproduce(
             help=f"{_plan.OPTIONS['corpus']}.",
         ),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            "--optimizer",  # written out: some versions of typer would take the metavar
+            metavar="NAME",
+            help=f"{_plan.OPTIONS['optimizer']}.",
+        ),
+    ] = None,
     group: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,7 +118,12 @@ def reproduce(
     goes on where it was stopped when --out is its folder. Exits with 1 when one does not show what
     was published.
     """
-    options = {"learning-rate": learning_rate, "hidden": hidden, "corpus": corpus}
+    options = {
+        "learning-rate": learning_rate,
+        "hidden": hidden,
+        "corpus": corpus,
+        "optimizer": optimizer,
+    }
     asked: dict[str, Any] = {
         "seed": seed,
         "scale": scale or "",

@@ -10,8 +10,8 @@ tokens, over what evenly spread attention would give it. What "first" and "later
 in `_course`.
 """
 
-from joma.experiments._experiment import Experiment, Option, Outcome, Request, Scale, publish
-from joma.experiments.hierarchy._groups import GROUPS, SIZES
+from joma.experiments._experiment import Choice, Experiment, Option, Outcome, Request, Scale, publish
+from joma.experiments.hierarchy._groups import GROUPS, OPTIMIZERS, SIZES
 from joma.report import figures
 from joma.runs import Run
 
@@ -58,7 +58,15 @@ EXPERIMENT = Experiment(
         "full": Scale(seconds=80, device="one H200", memory="2 GB of GPU memory"),
     },
     default_scale="small",
-    options=(Option("learning-rate", None, "learning rate"),),
+    options=(
+        Option("learning-rate", None, "learning rate"),
+        Choice(
+            "optimizer",
+            dict.fromkeys(SIZES, OPTIMIZERS[0]),
+            "sgd is plain gradient descent, of which the theory speaks",
+            OPTIMIZERS,
+        ),
+    ),
     groups=tuple(GROUPS),
     resumable=True,
 )

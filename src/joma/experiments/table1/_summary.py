@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from joma.experiments._experiment import Outcome
-from joma.experiments._trained import is_done
+from joma.experiments._trained import PLANTED, is_done, planted_name
 from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, Cell, Size
 from joma.runs import Run
 
@@ -23,6 +23,7 @@ MEASURES = (
     "held_out_samples",
     "shuffled_samples",
     "counted_classes",
+    *map(planted_name, PLANTED),
 )
 
 
@@ -123,6 +124,7 @@ def judge(results: Results, published_size: bool) -> Outcome:
         paragraphs=(
             _what_training_adds(results),
             _what_it_shows(results),
+            _power(results),
             _what_differs(results),
         ),
     )
@@ -187,6 +189,26 @@ def _what_it_shows(results: Results) -> str:
         f"{table} {new} Controls over samples cannot tell: on the other half of the samples the "
         f"chosen nodes read {by_samples[0]:.2f} and {by_samples[1]:.2f}, for every half of the "
         "samples has every input."
+    )
+
+
+def _power(results: Results) -> str:
+    """How much the control over classes reads of correlations that are there, by classes."""
+    last, texts = results.steps[-1], []
+    for classes in dict.fromkeys(cell.classes for cell in results.cells):
+        own = [cell.classes == classes for cell in results.cells]
+        levels = []
+        for s in range(2):
+            read = [
+                f"{results.mean(planted_name(known), last)[own, s].mean():.2f} of {known:g}"
+                for known in PLANTED
+            ]
+            levels.append(f"s = {s} {', '.join(read)}")
+        texts.append(f"C = {classes}: {'; '.join(levels)}")
+    return (
+        "Power of the control over classes: with one more node for each latent in these trained "
+        f"networks, of a known correlation with it over all classes, it reads at "
+        f"{'. '.join(texts)}. What it does not read may still be there."
     )
 
 

@@ -17,6 +17,7 @@ from joma.experiments.table1_hblt._cells import (
     Cell,
     Size,
 )
+from joma.experiments.table1_hblt._train import EVERY
 from joma.runs import Run
 
 BY_LEVEL = ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples", "observer")
@@ -36,6 +37,8 @@ class Results:
         samples: on which was looked.
         by_level: by measure, (cells, LEVELS, looks, seeds); NaN where it was not taken.
         whole: by measure, of all levels together, (cells, looks, seeds).
+        every: by measure of `EVERY`, each level in each layer of the network,
+            (cells, LEVELS, layers, looks, seeds); NaN where it was not taken.
     """
 
     cells: tuple[Cell, ...]
@@ -43,6 +46,7 @@ class Results:
     samples: int
     by_level: dict[str, np.ndarray]
     whole: dict[str, np.ndarray]
+    every: dict[str, np.ndarray]
 
     @property
     def rows(self) -> list[tuple[int, int]]:
@@ -67,9 +71,16 @@ def collect(run: Run, size: Size) -> Results:
     shape = len(cells), LEVELS, len(size.looks), size.seeds
     by_level = {measure: np.full(shape, np.nan) for measure in BY_LEVEL}
     whole = {measure: np.full((shape[0], *shape[2:]), np.nan) for measure in WHOLE}
+    every = {measure: np.full((*shape[:2], LEVELS, *shape[2:]), np.nan) for measure in EVERY}
     for group in done:
         metrics = Run.open(run.path / "groups" / group).metrics
         first = cells.index(GROUPS[group][0])
+        for measure in EVERY:
+            log = metrics.read(measure)
+            look = np.searchsorted(size.looks, log["step"])
+            which, seed = np.divmod(log["member"].astype(int), size.seeds)
+            layer = np.array([int(str(name).removeprefix("layer")) for name in log["module"]], int)
+            every[measure][first + which, log["layer"], layer, look, seed] = log["value"]
         for measure in (*BY_LEVEL, *WHOLE):
             log = metrics.read(measure)
             look = np.searchsorted(size.looks, log["step"])
@@ -78,7 +89,7 @@ def collect(run: Run, size: Size) -> Results:
                 by_level[measure][first + which, log["layer"], look, seed] = log["value"]
             else:
                 whole[measure][first + which, look, seed] = log["value"]
-    return Results(cells, size.looks, size.samples, by_level, whole)
+    return Results(cells, size.looks, size.samples, by_level, whole, every)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,5 +264,26 @@ def tables(results: Results) -> tuple[dict[str, list], dict[str, list]]:
     return _columns(seeds), _columns(means)
 
 
+def every_table(results: Results) -> dict[str, list]:
+    """Return a table with a row for each level, layer, step and network."""
+    rows: list[dict[str, Any]] = []
+    for measure, values in results.every.items():
+        for i, s, layer, look, seed in np.argwhere(~np.isnan(values)):
+            cell = results.cells[i]
+            rows.append(
+                {
+                    "depth": cell.depth,
+                    "rho": cell.rho,
+                    "s": int(s),
+                    "layer": int(layer),
+                    "step": results.steps[look],
+                    "seed": int(seed),
+                    "measure": measure,
+                    "value": float(values[i, s, layer, look, seed]),
+                }
+            )
+    return _columns(rows)
+
+
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
