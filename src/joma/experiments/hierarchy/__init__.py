@@ -33,6 +33,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     results = _summary.collect(run, size)
     outcome = _summary.judge(results)
     run.write_table("heights", _summary.table(results))
+    run.write_table("seeds", _summary.seeds_table(results))
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
     if (deep := _draw.draw_layers(results)) is not None:
         publish(run, "hierarchy", deep, outcome, title=TITLE, published=PUBLISHED)

@@ -297,3 +297,17 @@ def table(results: Mapping[str, Results]) -> dict[str, list]:
                 for column, value in zip(columns.values(), row, strict=True):
                     column.append(value)
     return columns
+
+
+def seeds_table(results: Mapping[str, Results]) -> dict[str, list]:
+    """Return a table with a row for each layer, height, step and network."""
+    columns: dict[str, list] = {
+        name: [] for name in ("group", "layer", "height", "step", "seed", "ratio")
+    }
+    for name, of in results.items():
+        for layer, curves in enumerate(of.layers):
+            for (i, look, seed), ratio in np.ndenumerate(curves.ratio):
+                row = (name, layer, HEIGHTS[i], curves.steps[look], seed, float(ratio))
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+    return columns
