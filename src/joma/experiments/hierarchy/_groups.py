@@ -20,7 +20,7 @@ than 16 are left out."""
 
 OPTIMIZERS = ("adam", "sgd")
 
-SGD_RATE = 0.02
+SGD_RATE = 0.05
 """Learning rate of gradient descent at every scale."""
 
 SGD_STEPS = 3
