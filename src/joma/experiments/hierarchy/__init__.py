@@ -31,7 +31,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     for name in request.groups or GROUPS:
         train_group(run, name, size, request)
     results = _summary.collect(run, size)
-    outcome = _summary.judge(results)
+    outcome = _summary.judge(results, comparable=request.scale == "full")
     run.write_table("heights", _summary.table(results))
     run.write_table("seeds", _summary.seeds_table(results))
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
