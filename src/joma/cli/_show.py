@@ -1,5 +1,6 @@
 """How results look on a terminal and in JSON."""
 
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from joma.experiments.claims.errata import Erratum
 
 Record = dict[str, Any]
 
@@ -89,25 +92,51 @@ def table(*columns: str) -> "Table":
 
 def verdicts(records: Sequence[Record], seconds: float) -> None:
     """Prints what was measured of each claim, the errata, and a summary as the last line."""
+    from joma.experiments.claims import errata
+
+    put(_verdict_table(records, console().width), "")
+    conditions = [
+        (
+            record["claim"],
+            f": {record['condition']}; without, the error is "
+            f"{_number(record['without']['error'])}.",
+        )
+        for record in records
+        if record.get("condition")
+    ]
+    if conditions:
+        put("Conditions", *itertools.starmap(_entry, conditions), "")
+    found = errata.find(name for record in records for name in record.get("errata", ()))
+    if found:
+        put("Errata", *_errata(found), "")
+    put(f"{summary(records)} {seconds:.1f} s.")
+
+
+def _errata(found: "Sequence[Erratum]") -> list[Any]:
+    """Errata by document and root, with how many there are and where they are written out."""
+    from joma.experiments.claims import errata
+
+    lines: list[Any] = []
+    for document, roots in errata.group(found).items():
+        lines.append(_entry(f"{document}: {errata.count(document, found)}"))
+        for members in roots.values():
+            for erratum in members:
+                follows = f" (follows from {erratum.root})" if erratum.root else ""
+                text = (
+                    f"{follows}: {erratum.place}. Printed: {erratum.printed}. "
+                    f"Corrected: {erratum.corrected}."
+                )
+                lines.append(_entry(erratum.id, text, indent=6 if erratum.root else 4))
+    lines.append(_entry("", "docs/errata.md has their derivations.", indent=2))
+    return lines
+
+
+def _entry(name: str, text: str = "", *, indent: int = 2) -> Any:
+    """A name in bold and a text, indented."""
     from rich.padding import Padding
     from rich.text import Text
 
-    put(_verdict_table(records, console().width), "")
-    conditions = {
-        record["claim"]: f"{record['condition']}; without, the error is "
-        f"{_number(record['without']['error'])}."
-        for record in records
-        if record.get("condition")
-    }
-    errata = {record["claim"]: record["erratum"] for record in records if record.get("erratum")}
-    for heading, lines in (("Conditions", conditions), ("Errata", errata)):
-        if lines:
-            indented = [
-                Padding(Text.assemble((claim, "bold"), f": {printable(line)}"), (0, 0, 0, 2))
-                for claim, line in lines.items()
-            ]
-            put(heading, *indented, "")
-    put(f"{summary(records)} {seconds:.1f} s.")
+    return Padding(Text.assemble((printable(name), "bold"), printable(text)), (0, 0, 0, indent))
 
 
 def summary(records: Sequence[Record]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
+from joma.experiments.claims import errata
 
 Formula = Callable[..., Any]
 """What a claim says, as a function that its measurement calls."""
@@ -63,9 +64,9 @@ class Claim:
         derived: the formula as derived.
         measure: compares a formula with the reference.
         printed: the formula as printed, where it differs; None where print is right or silent.
+            What should be changed in print is said in `errata`.
         condition: what must hold for the claim to hold, if anything.
         without: measures the derived formula where the condition does not hold; it must fail.
-        erratum: one sentence for the reader of the paper, where print is wrong or incomplete.
     """
 
     id: str
@@ -77,7 +78,6 @@ class Claim:
     printed: Formula | None = None
     condition: str = ""
     without: Measure | None = None
-    erratum: str = ""
 
     def __post_init__(self) -> None:
         if self.source == "new" and self.printed is not None:
@@ -118,8 +118,9 @@ class Verdict:
         if self.without is not None:
             record["condition"] = self.claim.condition
             record["without"] = {"holds": self.without.holds, "error": _number(self.without.error)}
-        if self.claim.erratum:
-            record["erratum"] = self.claim.erratum
+        found = errata.measured_by(self.claim.id)
+        if found:
+            record["errata"] = [erratum.id for erratum in found]
         return record
 
 

@@ -204,7 +204,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.expectations,
         printed=printed.expectations,
         measure=_moments,
-        erratum="Right only for ‖v‖ = 1: a probability θ₁(r)/‖v‖ can exceed 1.",
     ),
     Claim(
         id="lemma2",
@@ -214,7 +213,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.velocity,
         printed=printed.velocity,
         measure=_flow,
-        erratum="The powers of 1/‖v‖ follow Lemma 1's mistake.",
     ),
     Claim(
         id="lemma3",
@@ -232,7 +230,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.radial_velocity,
         printed=printed.radial_velocity,
         measure=_radial,
-        erratum="Printed in r = v·x̄+ξ; it holds in s = r/‖v‖.",
     ),
     Claim(
         id="lemma5",
@@ -242,7 +239,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.homogeneous_slopes,
         printed=printed.homogeneous_slopes,
         measure=_slopes,
-        erratum="Printed with c₋+c₊, which is right for ReLU alone; and φ where φ′ is meant.",
     ),
     Claim(
         id="eqn35",

@@ -225,7 +225,6 @@ CLAIMS: tuple[Claim, ...] = (
             marginal, a, length * np.asarray(s)
         ),
         measure=_balanced,
-        erratum="It holds in s, not in r = ‖v‖ s.",
     ),
     Claim(
         id="eqn56",
@@ -235,7 +234,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=_rests,
         printed=_satisfies_eqn56,
         measure=_sufficiency,
-        erratum="Called sufficient and necessary; it is necessary only, unless v ∥ x̄₊ - x̄₋.",
     ),
     Claim(
         id="eqn58",
@@ -244,7 +242,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="mean residual life of the families that satisfy it, by quadrature",
         derived=lambda marginal: clusters.sufficient_condition(marginal) >= 0.25 - 1e-12,
         measure=_sufficient,
-        erratum="Sufficient, but far from necessary: .203 for t₃ and .180 for t₅, which have them.",
     ),
     Claim(
         id="thm3-existence",
@@ -257,12 +254,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn59",
         title="for each distance there is one ratio a₋/a₊ at which a t₃ node rests",
-        source="JoMA, after Eqn 59",
+        source="new",
         method="30 digits, distances .5 to 4",
         derived=_derived_ratio,
-        printed=lambda marginal, distance: printed.ratio_bounds(),
         measure=_ratios,
-        erratum="Ratios are not confined to (½,1)∪(1,2): 5.96 at distance 2, 24.0 at 4.",
     ),
     Claim(
         id="thm3-laplace",
@@ -281,7 +276,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_signs(1.0, 2.0, 4.0),
         condition="clusters far enough apart",
         without=_signs(0.5),
-        erratum="Said to be often so; t₃ clusters .5 apart rest with both on the inactive side.",
     ),
     Claim(
         id="thm3-jacobian",
@@ -293,7 +287,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_jacobian,
         condition="ξ held fixed",
         without=_jacobian_with_bias,
-        erratum="Eqns 73-74 make C indefinite whenever ξ* < 0, the paper's own case.",
     ),
     Claim(
         id="thm3-ray",

@@ -111,6 +111,5 @@ CLAIMS: tuple[Claim, ...] = (
         derived=embeddings.superposed,
         printed=printed.superposed,
         measure=_superposition,
-        erratum="Printed with -ξ_m, against Eqn 60: the node would fire without its pattern.",
     ),
 )

@@ -275,10 +275,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.descent,
         measure=_descendants,
-        printed=printed.descent,
-        erratum="The indices of the chain run the wrong way: on α ≻ β₁ ≻ … ≻ β_k ≻ γ the factors "
-        "are P_{γ|β_k}P_{β_k|β_{k−1}}…P_{β₁|α}. The product of the ρ's is right, as M(ρ) commute; "
-        "the printed indices name other matrices once two nodes lie between.",
     ),
     Claim(
         id="rho0",
@@ -288,8 +284,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=hblt.root_uncertainty,
         measure=_top_latents,
         printed=printed.root_uncertainty,
-        erratum="ρ₀ is printed as Σ_k p₀(k)P[y=0|k], a probability; with one of D equal classes "
-        "switching a latent on it is 1 − 2/D, not 1 − 1/D.",
     ),
     Claim(
         id="thm5",
@@ -301,8 +295,6 @@ CLAIMS: tuple[Claim, ...] = (
         printed=printed_cooccurrence,
         condition="the tokens share a latent, H ≤ L − 1, and not the class alone",
         without=_sampled_under_the_class,
-        erratum="The formula is right with ρ₀ = Σ_k p₀(k)(2P[y=0|k] − 1) in place of "
-        "Σ_k p₀(k)P[y=0|k].",
     ),
     Claim(
         id="thm5-exact",
@@ -314,7 +306,6 @@ CLAIMS: tuple[Claim, ...] = (
         printed=printed_cooccurrence,
         condition="the tokens share a latent, H ≤ L − 1, and not the class alone",
         without=_enumerated_under_the_class,
-        erratum="Exact with the corrected ρ₀, and not with the printed one.",
     ),
     Claim(
         id="eqn8",
@@ -324,8 +315,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=hblt.cooccurrence_near_one,
         measure=_order_of_the_error,
         printed=printed.cooccurrence_near_one,
-        erratum="1 − H/L is off by O(ε), not O(ε²), unless H = 0 or H = L/2, where it is exact: "
-        "the numerator and the denominator are themselves of order ε, so their O(ε²) counts.",
     ),
     Claim(
         id="eqn103",
@@ -334,8 +323,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.latent_distribution,
         measure=_every_column_is_the_marginal,
-        printed=printed.latent_distribution,
-        erratum="Eqn 103 writes the matrix M(·) where the vector p(·) is meant, of the wrong ρ₀.",
     ),
     Claim(
         id="thm5-remark",
@@ -346,7 +333,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_shallow_and_deep,
         condition="ρ and ρ₀ close to 1, H small, L large",
         without=_not_shallow_or_not_deep,
-        erratum="Depth does not replace ρ → 1: at fixed ρ = ρ₀ it ends at ½(1+ρ^{2H}).",
     ),
     Claim(
         id="thm5-remark-bound",

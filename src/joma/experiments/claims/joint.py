@@ -96,11 +96,6 @@ def _exp_law(block: Block, v: Any, z: Any) -> Any:
     return z - printed.exp_logits(block, v)
 
 
-def _printed_at_any_rates(block: Block, v: Any, z: Any) -> Any:
-    """The printed laws without regard to the rates, halved for linear attention as ours is."""
-    return _linear_law(block, v, z) / 2 if block.sigma.name == "linear" else _exp_law(block, v, z)
-
-
 def _softmax_estimate(formula: Formula, rng: np.random.Generator) -> Measurement:
     """All samples alike make the per-node condition exact; a slow z keeps b̄ constant."""
     return _estimate(formula, rng, np.tile(rng.dirichlet(np.ones(6)), (8, 1)))
@@ -242,12 +237,10 @@ CLAIMS: tuple[Claim, ...] = (
         source="talk, JoMA dynamics",
         method="drift along the full block's flow, η_W = .7, η_Z = 1.3",
         derived=invariants.conserved_pointwise,
-        printed=_printed_at_any_rates,
         measure=_law(
             Block("linear", "tanh", eta_w=0.7, eta_z=1.3),
             Block("exp", "tanh", eta_w=0.7, eta_z=1.3),
         ),
-        erratum="The joint law needs the factor η_Z/η_W; as printed it holds at equal rates.",
     ),
     Claim(
         id="thm1-pointwise",
@@ -298,11 +291,9 @@ CLAIMS: tuple[Claim, ...] = (
         source="JoMA, Theorem 1",
         method="relative error on a block whose samples are alike and whose z moves by 1e-4",
         derived=invariants.softmax_logits,
-        printed=printed.softmax_logits,
         measure=_softmax_estimate,
         condition="b̄ constant and Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k",
         without=_softmax_estimate_apart,
-        erratum="The theorem drops the brackets of Eqn 18: the ½ belongs to both terms.",
     ),
     Claim(
         id="thm1-softmax-condition",
@@ -312,8 +303,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=_condition_with_weights,
         printed=_condition_as_printed,
         measure=_softmax_condition,
-        erratum="It must read Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k; without the v_k "
-        "(and with a transpose missing) it can hold while Eqn 17 fails.",
     ),
     Claim(
         id="thm1-zero",
@@ -324,7 +313,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_from_zero,
         condition="exp attention",
         without=_from_zero_linear,
-        erratum="For linear attention z = w = 0 is a fixed point: nothing moves, c = 0 is empty.",
     ),
     Claim(
         id="thm1-descent",

@@ -286,7 +286,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_ratio,
         condition="v(0) = 0",
         without=_ratio_from_elsewhere,
-        erratum="Eqn 4 has erf(v/2); it must be erf(v/√2).",
     ),
     Claim(
         id="thm2-closed-form",
@@ -340,7 +339,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_softmax_remark,
         condition="the same A[i] for all samples and b̄ equal for all tokens, at all times",
         without=_softmax_in_full,
-        erratum="As in Eqn 4, erf(v/√2) for erf(v/2); and b̄ does not stay equal once z moves.",
     ),
     Claim(
         id="footnote1",
@@ -349,7 +347,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="Monte Carlo over drawn tokens",
         derived=_discriminancy_times_frequency,
         measure=_saliency,
-        erratum="The result is right; its middle step prints P(l|m) where P(i|m) belongs.",
     ),
     Claim(
         id="talk-matrix",
@@ -370,12 +367,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="talk-rank",
         title="V does not lose rank",
-        source="talk, more nodes",
+        source="new",
         method="singular values of the matrix ODE at 1 - t/t* = 1e-4",
         derived=lambda: False,
-        printed=lambda: True,
         measure=_rank_falls,
-        erratum="V does not become low rank: its rank stays that of Δ, its stable rank tends to 1.",
     ),
     Claim(
         id="talk-gradient-rank",

@@ -172,7 +172,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="30 digits at the same float t, |μ| up to 6",
         derived=nonlinear.weights,
         measure=_weights,
-        erratum="Right as an equation; the text after it calls its gate exp(v²) for exp(v²/2).",
     ),
     Claim(
         id="eqn6-ode",
@@ -235,12 +234,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="sec4-rank",
         title="the rank of W does not drop",
-        source="JoMA, Section 4 (end)",
+        source="new",
         method="singular values along the matrix equation",
         derived=lambda: False,
-        printed=lambda: True,
         measure=_rank_drops,
-        erratum="It is the stable rank that drops and bounces back, not the rank.",
     ),
     Claim(
         id="sec4-stable-rank",

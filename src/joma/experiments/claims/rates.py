@@ -211,7 +211,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=_leading_time,
         printed=printed.leading_time,
         measure=_leading,
-        erratum="Printed with e^{-μ²}; the rest is then unbounded.",
     ),
     Claim(
         id="thm4-threshold",
@@ -221,7 +220,6 @@ CLAIMS: tuple[Claim, ...] = (
         derived=nonlinear.settled_threshold,
         printed=printed.settled_threshold,
         measure=_settled,
-        erratum="Printed with e^{-μ_k²} for e^{+μ_k²/2}: it is reached long before Λ is small.",
     ),
     Claim(
         id="thm4-linear",
