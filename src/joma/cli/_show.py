@@ -1,6 +1,5 @@
 """How results look on a terminal and in JSON."""
 
-import itertools
 import json
 import os
 import re
@@ -95,25 +94,27 @@ def verdicts(records: Sequence[Record], seconds: float) -> None:
     from joma.experiments.claims import errata
 
     put(_verdict_table(records, console().width), "")
-    conditions = [
-        (
-            record["claim"],
-            f": {record['condition']}; without, the error is "
-            f"{_number(record['without']['error'])}.",
-        )
+    conditions = {
+        record["claim"]: f"{record['condition']}; without, the error is "
+        f"{_number(record['without']['error'])}."
         for record in records
         if record.get("condition")
-    ]
-    if conditions:
-        put("Conditions", *itertools.starmap(_entry, conditions), "")
+    }
     found = errata.find(name for record in records for name in record.get("errata", ()))
-    if found:
-        put("Errata", *_errata(found), "")
+    failures = {record["claim"]: record["failure"] for record in records if "failure" in record}
+    lists = (
+        ("Conditions", [_entry(claim, f": {text}") for claim, text in conditions.items()]),
+        ("Errata", _errata(found)),
+        ("Failures", [_entry(claim, f": {text}") for claim, text in failures.items()]),
+    )
+    for heading, lines in lists:
+        if lines:
+            put(heading, *lines, "")
     put(f"{summary(records)} {seconds:.1f} s.")
 
 
 def _errata(found: "Sequence[Erratum]") -> list[Any]:
-    """Errata by document and root, with how many there are and where they are written out."""
+    """Errata by document and root, with how many there are."""
     from joma.experiments.claims import errata
 
     lines: list[Any] = []
@@ -127,7 +128,6 @@ def _errata(found: "Sequence[Erratum]") -> list[Any]:
                     f"Corrected: {erratum.corrected}."
                 )
                 lines.append(_entry(erratum.id, text, indent=6 if erratum.root else 4))
-    lines.append(_entry("", "docs/errata.md has their derivations.", indent=2))
     return lines
 
 
