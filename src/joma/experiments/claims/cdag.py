@@ -225,7 +225,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-backward",
         title="g_{j→k} = σ′_j w_jk g_j and ẇ_jk = corr(f_k, σ′_j g_j), residual edges included",
-        source="CDAG note, Eqn 1 and proof of Theorem 1",
+        source="CDAG draft note, Eqn 1 and proof of Theorem 1",
         method="central finite differences",
         derived=_backward,
         measure=_finite_differences,
@@ -233,7 +233,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-theorem-1",
         title="corr(z_β, g_{j→k}) is at least what three angles allow: > 0 if θ₁+θ₂+θ₃ < π/2",
-        source="CDAG note, Theorem 1",
+        source="CDAG draft note, Theorem 1",
         method="random unit signals with C₁ = C₂ = C₃ = .1: share that breaks the bound",
         derived=correlation_bound,
         printed=_printed.correlation_bound,
@@ -278,7 +278,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-eqn-2",
         title="ẇ_j for an input of two values is a sum over the two classes, exactly",
-        source="CDAG note, Eqn 2",
+        source="CDAG draft note, Eqn 2",
         method="backward pass over the dataset, g_j not centred",
         derived=two_value_flow,
         measure=_flow(centred=False),
@@ -306,7 +306,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-trained-network",
         title="Theorem 1's bound, an inequality, on every edge of a network trained on a hierarchy",
-        source="CDAG note, Theorem 1",
+        source="CDAG draft note, Theorem 1",
         method="share of edges and latent pairs that break it, after 0, 10 and 100 steps; without "
         "the condition, of the pairs with θ₁+θ₂+θ₃ < π/2",
         derived=correlation_bound,

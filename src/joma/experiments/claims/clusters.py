@@ -199,7 +199,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma1",
         title="E[ψ] = θ₁(s), E[xψ] = θ₁(s) x̄ + θ₂(s) v/‖v‖, s = (v·x̄+ξ)/‖v‖",
-        source="JoMA, Lemma 1 (Eqn 23)",
+        source="JoMA preprint, Lemma 1 (Eqn 23)",
         method="Monte Carlo, three families in three dimensions, ‖v‖ = 2.3",
         derived=clusters.expectations,
         printed=printed.expectations,
@@ -208,7 +208,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma2",
         title="v̇ = Σ a_j (θ₁(s_j) x̄_j + θ₂(s_j) v/‖v‖), ξ̇ = Σ a_j θ₁(s_j)",
-        source="JoMA, Lemma 2 (Eqns 42-43, 50)",
+        source="JoMA preprint, Lemma 2 (Eqns 42-43, 50)",
         method="Monte Carlo over a mixture of three t₅ clusters",
         derived=clusters.velocity,
         printed=printed.velocity,
@@ -217,7 +217,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma3",
         title="F = θ₂ + sθ₁ has the derivative θ₁ and vanishes far below zero",
-        source="JoMA, Lemma 3 (Eqns 48-49)",
+        source="JoMA preprint, Lemma 3 (Eqns 48-49)",
         method="quadrature of θ₁, itself a quadrature of seven densities",
         derived=lambda marginal, s: marginal.first_integral(s),
         measure=_first_integral,
@@ -225,7 +225,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn53",
         title="v·v̇ = ‖v‖ Σ a_j F(s_j) - ξ ξ̇",
-        source="JoMA, Eqn 53",
+        source="JoMA preprint, Eqn 53",
         method="quadrature of the density along v",
         derived=clusters.radial_velocity,
         printed=printed.radial_velocity,
@@ -234,7 +234,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma5",
         title="dθ₁/ds = (c₊-c₋) p(s), dθ₂/ds = -(c₊-c₋) s p(s)",
-        source="JoMA, Lemma 5 (Eqn 61)",
+        source="JoMA preprint, Lemma 5 (Eqn 61)",
         method="central differences for a leaky ReLU, by quadrature",
         derived=clusters.homogeneous_slopes,
         printed=printed.homogeneous_slopes,
@@ -243,7 +243,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn35",
         title="the marginal's constant is (n-1) π^{(n-1)/2}/Γ((n+1)/2)",
-        source="JoMA, Eqns 33-36",
+        source="JoMA preprint, Eqns 33-36",
         method="mass of an n-dimensional Gaussian by quadrature, n = 2 to 8",
         derived=marginals.sphere_constant,
         measure=_sphere,
@@ -251,7 +251,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn36",
         title="the same constant by factorials, for even and for odd n",
-        source="JoMA, Eqn 36",
+        source="JoMA preprint, Eqn 36",
         method="mass of an n-dimensional Gaussian by quadrature, n = 2 to 8",
         derived=_factorials,
         measure=_sphere,
@@ -267,7 +267,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn57",
         title="G(y) = F(θ₁⁻¹(y)) has the slope θ₁/p",
-        source="JoMA, after Eqn 57 (Fig. 9)",
+        source="JoMA preprint, after Eqn 57 (Fig. 9)",
         method="differences along the curve by quadrature",
         derived=clusters.curve_slope,
         measure=_curve,

@@ -218,7 +218,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma4",
         title="at a critical point Σ a_j F(s_j) = 0",
-        source="JoMA, Lemma 4 (Eqns 54-55)",
+        source="JoMA preprint, Lemma 4 (Eqns 54-55)",
         method="rest points of t₃ clusters found from the density alone",
         derived=lambda marginal, a, s, length: clusters.balance(marginal, a, s),
         printed=lambda marginal, a, s, length: clusters.balance(
@@ -229,7 +229,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn56",
         title="F₊/F₋ = θ₁₊/θ₁₋ = a₋/a₊ makes a critical point if v ∥ x̄₊ - x̄₋",
-        source="JoMA, Eqn 56",
+        source="JoMA preprint, Eqn 56",
         method="v̇ of aligned and tilted nodes by quadrature",
         derived=_rests,
         printed=_satisfies_eqn56,
@@ -238,7 +238,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn58",
         title="θ₂(0)p(0) ≥ ¼ is sufficient for critical points",
-        source="JoMA, Eqn 58",
+        source="JoMA preprint, Eqn 58",
         method="mean residual life of the families that satisfy it, by quadrature",
         derived=lambda marginal: clusters.sufficient_condition(marginal) >= 0.25 - 1e-12,
         measure=_sufficient,
@@ -270,7 +270,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="a4-signs",
         title="at rest the positive cluster is on the active side, the negative one is not",
-        source="JoMA, Section A.4",
+        source="JoMA preprint, Section A.4",
         method="rest points of t₃ clusters from the density, distances 1 to 4",
         derived=lambda: True,
         measure=_signs(1.0, 2.0, 4.0),
@@ -280,7 +280,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm3-jacobian",
         title="the Jacobian is -a₊θ₁‖x̄₊‖/‖μ‖ across μ and -(ξ²/‖μ‖³)[a₋p₋ - a₊p₊] along",
-        source="JoMA, Theorem 3 (Eqns 72-74)",
+        source="JoMA preprint, Theorem 3 (Eqns 72-74)",
         method="central differences of v̇ in three dimensions, ‖μ‖ = 1.7",
         derived=clusters.jacobian,
         printed=printed.jacobian,

@@ -263,7 +263,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma8",
         title="M(ρ₁)M(ρ₂) = M(ρ₁ρ₂), symmetric, rows sum to one; M(ρ₁)p(ρ₂) = p(ρ₁ρ₂)",
-        source="JoMA, Lemma 8, Eqn 90",
+        source="JoMA preprint, Lemma 8, Eqn 90",
         method="binary symmetric channels chained one by one, 200 random paths",
         derived=hblt.path,
         measure=_matrix_products,
@@ -271,7 +271,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma9",
         title="from ancestor α down to γ: P_{γ|α} = P_{γ|β_k}…P_{β₁|α} = M(∏ρ)",
-        source="JoMA, Lemma 9, Eqns 91-92",
+        source="JoMA preprint, Lemma 9, Eqns 91-92",
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.descent,
         measure=_descendants,
@@ -279,7 +279,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="rho0",
         title="ρ₀ = Σ_k p₀(k)(2P[y=0|k] − 1) is 2P[y=0] − 1 of a top latent",
-        source="JoMA, Theorem 5 (definition of ρ₀), Eqns 99-102",
+        source="JoMA preprint, Theorem 5 (definition of ρ₀), Eqns 99-102",
         method="20 000 sampled classes and top latents, each switched on by one class of 20",
         derived=hblt.root_uncertainty,
         measure=_top_latents,
@@ -288,7 +288,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm5",
         title="P[y_l=1|y_m=1] = ½(1+ρ^{2H}−2ρ^{L−1}ρ₀)/(1−ρ^{L−1}ρ₀)",
-        source="JoMA, Theorem 5",
+        source="JoMA preprint, Theorem 5",
         method="100 000 sampled trees, L = 4, ρ = 0.9, H = 1, 2, 3",
         derived=cooccurrence,
         measure=_sampled_cooccurrence,
@@ -299,7 +299,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm5-exact",
         title="Theorem 5 to rounding, for ρ of both signs, L = 1 to 4 and every H < L",
-        source="JoMA, Theorem 5, Eqns 104-105",
+        source="JoMA preprint, Theorem 5, Eqns 104-105",
         method="enumeration of all assignments of regular trees",
         derived=cooccurrence,
         measure=_enumerated_cooccurrence,
@@ -310,7 +310,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn8",
         title="ρ = ρ₀ = 1 − ε: P[y_l=1|y_m=1] = 1 − H/L + H(2H−L)/(2L)·ε + O(ε²)",
-        source="JoMA, Eqn 8",
+        source="JoMA preprint, Eqn 8",
         method="order of the error in ε, fitted to a recursion over the generations",
         derived=hblt.cooccurrence_near_one,
         measure=_order_of_the_error,
@@ -319,7 +319,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn103",
         title="the distribution of a latent is the vector p(ρ_{c|1}ρ₀)",
-        source="JoMA, Eqn 103",
+        source="JoMA preprint, Eqn 103",
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.latent_distribution,
         measure=_every_column_is_the_marginal,
@@ -327,7 +327,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm5-remark",
         title="P[y_l=1|y_m=1] → 1 for a shallow ancestor in a deep hierarchy",
-        source="JoMA, Theorem 5 (remarks)",
+        source="JoMA preprint, Theorem 5 (remarks)",
         method="recursion over the generations, H = 1 to 3, L to 10⁶; ρ, ρ₀ → 1 in either order",
         derived=surely,
         measure=_shallow_and_deep,

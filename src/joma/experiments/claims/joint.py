@@ -206,7 +206,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn2",
         title="the training dynamics are the gradient of the per-node loss (Eqn 9)",
-        source="JoMA, Eqns 1-2, 9",
+        source="JoMA preprint, Eqns 1-2, 9",
         method="central differences of the objective, 4 attentions × 2 activations, 2 queries",
         derived=velocity,
         measure=_gradient,
@@ -214,7 +214,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-linear",
         title="linear attention conserves z² - Σ v²",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="drift along the full block's flow (DOP853, 1e-12)",
         derived=_linear_law,
         measure=_law(Block("linear", "tanh")),
@@ -224,7 +224,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-exp",
         title="exp attention conserves z - ½ Σ v²",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="drift along the full block's flow (DOP853, 1e-12)",
         derived=_exp_law,
         measure=_law(Block("exp", "tanh")),
@@ -288,7 +288,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-softmax",
         title="softmax attention: z = ½ Σ_k (v_k² - ‖v_k‖² b̄) + c",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="relative error on a block whose samples are alike and whose z moves by 1e-4",
         derived=invariants.softmax_logits,
         measure=_softmax_estimate,
@@ -298,7 +298,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-softmax-condition",
         title="the softmax law's condition must weigh each node by its v_k",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="32 random blocks: does the condition tell where Eqn 17 holds?",
         derived=_condition_with_weights,
         printed=_condition_as_printed,
@@ -307,7 +307,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-zero",
         title="zero initialisation gives c = 0",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="flow from zero, in which something must have moved",
         derived=lambda: 0.0,
         measure=_from_zero,

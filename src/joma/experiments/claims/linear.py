@@ -271,7 +271,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn3",
         title="attention integrated out: v̇ = Δ exp(v²/2 + c)/A is the block",
-        source="JoMA, Eqns 3, 19-20",
+        source="JoMA preprint, Eqns 3, 19-20",
         method="closed form against the full block from any start, η_W = .7, η_Z = 1.3, τ = .8",
         derived=_by_unit_rates,
         measure=_modified_mlp,
@@ -279,7 +279,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm2",
         title="erf(v_l/√2)/Δ_l is the same for all tokens",
-        source="JoMA, Theorem 2 (Eqn 4)",
+        source="JoMA preprint, Theorem 2 (Eqn 4)",
         method="spread over tokens on the full block at 95% of the winner's time",
         derived=linear.conserved_ratio,
         printed=printed.conserved_ratio,
@@ -306,7 +306,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm2-winner",
         title="the winner is argmax |Δ|",
-        source="JoMA, Theorem 2 (remark)",
+        source="JoMA preprint, Theorem 2 (remark)",
         method="time to reach 6 by quadrature, 20 cases",
         derived=lambda delta, *, initial: np.argmax(np.abs(delta)),
         measure=_who_wins,
@@ -332,7 +332,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm2-softmax",
         title="Theorem 2 carries over to softmax attention",
-        source="JoMA, Theorem 2 (remark)",
+        source="JoMA preprint, Theorem 2 (remark)",
         method="spread over tokens on the reduced softmax flow",
         derived=linear.conserved_ratio,
         printed=printed.conserved_ratio,
@@ -343,7 +343,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="footnote1",
         title="saliency Δ = discriminancy E[g | l] × frequency P(l)",
-        source="JoMA, Section 3.1, footnote 1",
+        source="JoMA preprint, Section 3.1, footnote 1",
         method="Monte Carlo over drawn tokens",
         derived=_discriminancy_times_frequency,
         measure=_saliency,

@@ -168,7 +168,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn6",
         title="v̇ = (μ-v)exp(v²/2) is solved by inverting t = F(v/μ, μ)",
-        source="JoMA, Eqns 6, 79",
+        source="JoMA preprint, Eqns 6, 79",
         method="30 digits at the same float t, |μ| up to 6",
         derived=nonlinear.weights,
         measure=_weights,
@@ -176,7 +176,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn6-ode",
         title="the same against the differential equation itself",
-        source="JoMA, Eqn 6",
+        source="JoMA preprint, Eqn 6",
         method="implicit integration (Radau, 1e-10)",
         derived=nonlinear.weights,
         measure=_implicit,
@@ -200,7 +200,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn84",
         title="∂F/∂μ = √(π/2) erf(rμ/√2) + (1-e^{-r²μ²/2})/μ - μF",
-        source="JoMA, Eqns 81-84",
+        source="JoMA preprint, Eqns 81-84",
         method="central differences of quadratures",
         derived=_derivative,
         measure=_in_mu,
@@ -208,7 +208,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="fig4-entropy",
         title="attention entropy drops, then rebounds",
-        source="JoMA, Fig. 4",
+        source="JoMA preprint, Fig. 4",
         method="implicit integration for five targets",
         derived=lambda mu: (True, True),
         measure=_entropy(_MIXED, random=2),
