@@ -71,12 +71,14 @@ def make_trained(name: str, reproduce=None, **fields) -> Experiment:
 def make_erratum(name: str, root: str = "", document: str = errata.PREPRINT) -> errata.Erratum:
     return errata.Erratum(
         name,
+        "Eqn 2: three for two",
         document,
         "Eqn 2",
         "three",
         "two",
         "By counting.",
         "None.",
+        "a number",
         "one case",
         lambda: 0.5,
         ("misprinted",),

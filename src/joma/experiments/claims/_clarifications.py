@@ -24,7 +24,7 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
     Clarification(
         "JoMA preprint",
         "Theorem 1, softmax attention",
-        "In ½ Σ_k v_k² - ‖v_k‖² b̄ the sum and the ½ cover both terms, as in Eqn 18 and in the"
+        "In ½ Σ_k v_k² − ‖v_k‖² b̄ the sum and the ½ cover both terms, as in Eqn 18 and in the"
         " caption of Fig. 2. In the condition a transpose is missing on the last E[…].",
         ("thm1-softmax",),
     ),
@@ -54,10 +54,10 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
     Clarification(
         "JoMA preprint",
         "Eqns 57-59",
-        "y± is θ₁(r±), not its inverse. Eqn 58 is sufficient, as the paper says; with equality it"
-        " also needs a density that is differentiable at 0. That ratios lie in (½, 1) ∪ (1, 2) is"
-        " for the range θ₁ ≥ ½ to which the paper restricts itself there. Critical points with s₋"
-        " < 0, of which Section A.4 speaks, have other ratios.",
+        "y± is θ₁(r±), not its inverse. Eqn 58 is sufficient, as the paper says; with equality, a"
+        " density with a kink at 0 can be without critical points. That ratios lie in (½, 1) ∪ (1,"
+        " 2) is for the range θ₁ ≥ ½ to which the paper restricts itself there. Critical points"
+        " with s₋ < 0, of which Section A.4 speaks, have other ratios.",
         ("eqn58", "eqn59"),
     ),
     Clarification(
@@ -70,8 +70,9 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
     Clarification(
         "JoMA preprint",
         "Section A.4, pattern superposition",
-        "Orthogonal patterns v_m do not disturb one another on inputs along one of them; on every"
-        " input they do not if they are on disjoint sets of tokens. v_m stands for U_C v_m.",
+        "Orthogonal patterns do not disturb one another on inputs along one of them. On every"
+        " input from the tokens of one pattern they do not if the patterns are on disjoint sets of"
+        " tokens. v_m stands for U_C v_m.",
         ("superposition",),
     ),
     Clarification(
@@ -94,32 +95,32 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
     ),
     Clarification(
         "talk",
-        "slide “JoMA Dynamics”",
-        "The joint dynamics does work for any learning rates; at unequal ones the sums over v_k² of"
-        " Theorem 1 carry the factor η_Z/η_W.",
+        "Slide “JoMA Dynamics”",
+        "The joint dynamics does work for any learning rates; at unequal ones the sums over v_k²"
+        " of Theorem 1 carry the factor η_Z/η_W.",
         ("thm1-rates",),
     ),
     Clarification(
         "talk",
-        "slide “What if we have more nodes (K > 1)?”",
-        "“Low rank” is a statement on the stable rank; the rank of V in the strict sense is that of"
-        " Δ.",
+        "Slide “What if we have more nodes (K > 1)?”",
+        "“Low rank” is a statement on the stable rank; the rank of V in the strict sense is that"
+        " of Δ.",
         ("talk-rank", "talk-gradient-rank"),
     ),
     Clarification(
         "talk",
         "Scan&Snap, “(a) ż < 0 for common token l”",
-        "It holds for a token that is equally common in all classes, as in the slide's picture with"
-        " one common token. A token that is much more frequent in one class than in another may"
-        " rise where there are several common tokens.",
+        "It holds for a token that is equally common in all classes, as in the slide's picture"
+        " with one common token. A token that is much more frequent in one class than in another"
+        " may rise where there are several common tokens.",
         ("scan-snap-common-falls",),
     ),
     Clarification(
         "talk",
         "Scan&Snap, Theorem 3",
         "The lower bound on χ belongs to the limit η_Y ≫ η_Z, which the talk names among its"
-        " assumptions. At a finite ratio of the rates ln χ falls short of it by a share that"
-        " vanishes in that limit.",
+        " assumptions. At a finite ratio of the rates ln χ falls short of it by a share of about"
+        " the order η_Z/η_Y.",
         ("scan-snap-gain-full", "scan-snap-gain-bounds"),
     ),
     Clarification(
@@ -139,14 +140,14 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
     ),
     Clarification(
         "CDAG draft note",
-        "proof of Theorem 1",
+        "Proof of Theorem 1",
         "w_jk stands for its rate of change; the note remarks itself that w_jk is a function of"
         " time.",
         ("cdag-backward", "cdag-trained-network"),
     ),
     Clarification(
         "CDAG draft note",
-        "after Theorem 1",
+        "After Theorem 1",
         "“We should be able to get” a large corr(z_β, σ′_k g_k): it needs agreement of z_β and g_k"
         " to outweigh disagreement by more than σ′_max/σ′_min.",
         ("cdag-recursion",),
@@ -154,7 +155,7 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
     Clarification(
         "CDAG draft note",
         "Eqn 3",
-        "The weights P[z_α = 1] and P[z_α = 0] belong to E[g|z_α = 1] = -E[g|z_α = 0], as for the"
+        "The weights P[z_α = 1] and P[z_α = 0] belong to E[g|z_α = 1] = −E[g|z_α = 0], as for the"
         " logistic loss at w = 0. A gradient that sums to zero weighs both classes equally.",
         ("cdag-eqn-3",),
     ),
