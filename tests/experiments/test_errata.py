@@ -85,6 +85,20 @@ def test_clarifications_name_documents_and_claims_that_exist():
 class TestExamples:
     """The examples, made without `joma.theory`, agree with its derived and printed functions."""
 
+    def test_theorem_1_under_cross_entropy(self):
+        """Linear activation and cross-entropy: the printed condition is 0 = 0, Eqn 17 fails."""
+        rng = np.random.default_rng(0)
+        b, v = rng.dirichlet(np.ones(5), size=8), rng.normal(size=(3, 5))
+        likely = np.exp(b @ v.T)
+        g = np.eye(3)[rng.integers(0, 3, size=8)] - likely / likely.sum(axis=1, keepdims=True)
+        together = g.sum(axis=1)
+        assert np.max(np.abs(np.einsum("i,ij,il->jl", together, b, b))) < 1e-14
+        assert np.max(np.abs(together @ b)) < 1e-14
+        growth = np.einsum("ik,ij->kj", g, b) / 8 * v  # v̇_k∘v_k
+        velocity = growth.sum(axis=0) - np.einsum("ik,ij,il,kl->j", g, b, b, v) / 8
+        predicted = growth.sum(axis=0) - b.mean(axis=0) * growth.sum()
+        assert np.linalg.norm(predicted - velocity) > 0.1 * np.linalg.norm(velocity)
+
     def test_theorem_2(self):
         loser = linear.limit([1.0, 0.5])[1]
         far = (1 + examples.loser_limit()) * loser

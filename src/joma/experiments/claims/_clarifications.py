@@ -57,7 +57,7 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
         "y± is θ₁(r±), not its inverse. Eqn 58 is sufficient, as the paper says; with equality, a"
         " density with a kink at 0 can be without critical points. That ratios lie in (½, 1) ∪ (1,"
         " 2) is for the range θ₁ ≥ ½ to which the paper restricts itself there. Critical points"
-        " with s₋ < 0, of which Section A.4 speaks, have other ratios.",
+        " with s₋ < 0, of which Section A.4 speaks, may have ratios outside.",
         ("eqn58", "eqn59"),
     ),
     Clarification(

@@ -70,8 +70,8 @@ ERRATA: tuple[Erratum, ...] = (
         " The v_k stand inside the sum over k, so a condition on the sum without them does not"
         " give Eqn 17 for more than one node.",
         consequence="For one hidden node the condition is right as printed. For several the"
-        " printed one can hold, for instance with both sides zero (g₂h′₂ = −g₁h′₁), where Eqn 17"
-        " fails.",
+        " printed one can hold where Eqn 17 fails: with linear activation and the cross-entropy of"
+        " Figs. 2 and 3, Σ_k g_k = 0 on every sample, and both sides vanish whatever b is.",
         quantity="velocity of z, two nodes",
         example="ż by Eqn 17 for two nodes with g₂ = −g₁ = −1, samples b = (0.6, 0.3, 0.1) and"
         " (0.1, 0.3, 0.6), v₁ − v₂ = (1, 0, −1)",
@@ -103,9 +103,10 @@ ERRATA: tuple[Erratum, ...] = (
         " θ₁ and θ₂ do not depend on v",
         corrected="E[ψ] = θ₁(s) and E[xψ] = θ₁(s) x̄ + θ₂(s) RRᵀv/‖v‖ with s = r/‖v‖, for v in the"
         " span of R and ψ(x) = 1[x > 0]",
-        derivation="y′ = v·x′ is ‖v‖ times a coordinate u of x′. Eqn 33 is the density of u, taken"
-        " at y′ where y′/‖v‖ belongs. With u, ψ(y′ + r) = ψ(u + s) for the step function, and E[ψ]"
-        " = ∫ψ(u + s) p(u) du = θ₁(s).",
+        derivation="y′ = v·x′ is ‖v‖ times a coordinate u of x′. Eqn 31 is right; its inner"
+        " integral is the density of u at y′/‖v‖, and Eqn 33 takes it at y′. (If p_n is the"
+        " density of y′, as the text says, the 1/‖v‖ is one too many and p_n depends on v.) With"
+        " u, ψ(y′ + r) = ψ(u + s) for the step function, and E[ψ] = ∫ψ(u + s) p(u) du = θ₁(s).",
         consequence="As printed a probability, E[ψ], can exceed 1. Only s enters, so the length of"
         " v does not matter for which side of the hyperplane a cluster is on, and the distance"
         " between the clusters, s₊ − s₋, cannot be tuned by ‖v‖: after Eqn 59, a ratio a₊/a₋ in S"
@@ -172,9 +173,10 @@ ERRATA: tuple[Erratum, ...] = (
         derivation="Eqns 73-74 are the exact derivative of Eqn 50, and change with it: along μ, s₊"
         " = ‖x̄₊‖ + ξ/‖v‖ and s₋ = ξ/‖v‖ both have the derivative −ξ/‖v‖², and d(θ₂ + sθ₁)/ds ="
         " θ₁.",
-        consequence="In the paper's favour: for ξ < 0, its own case, the printed C is negative"
-        " along μ, so that Theorem 3's condition for stability is never met; the corrected C is"
-        " positive definite wherever a₋p(s₋) > a₊p(s₊), as for t₃ clusters.",
+        consequence="The form β₁I + β₂μμᵀ stands, and the correction is in the paper's favour: for"
+        " ξ < 0, its own case, the printed C is negative along μ, so that Theorem 3's condition"
+        " for stability is never met; the corrected C is positive definite wherever a₋p(s₋) >"
+        " a₊p(s₊), as for t₃ clusters.",
         quantity="eigenvalue along μ, −2.31 for 0.87",
         example="C along μ for t₃ clusters two apart, ‖μ‖ = 1",
         relative_error=examples.longitudinal_eigenvalue,
@@ -190,8 +192,9 @@ ERRATA: tuple[Erratum, ...] = (
         corrected="dθ₁/dr = (c₊ − c₋) p(r), dθ₂/dr = −(c₊ − c₋) r p(r)",
         derivation="φ′ = c₋1[x < 0] + c₊1[x > 0] (printed with φ for φ′) jumps at 0 by c₊ − c₋,"
         " and θ₁(r) = ∫φ′(y + r) p(y) dy.",
-        consequence="None for ReLU, where c₋ = 0, and so none for Theorem 3 with ReLU. It matters"
-        " for leaky ReLU; for linear φ, c₋ = c₊, the printed slope is not zero.",
+        consequence="None for ReLU, where c₋ = 0, and none for Theorem 3, which uses only that the"
+        " slopes are bounded and in the ratio −r. It matters for leaky ReLU; for linear φ, c₋ ="
+        " c₊, the printed slope is not zero.",
         quantity="slope of θ₁, leaky ReLU",
         example="leaky ReLU of slope 0.1",
         relative_error=examples.leaky_slope,
@@ -222,7 +225,8 @@ ERRATA: tuple[Erratum, ...] = (
         place="Section 4, Theorem 4, last sentence",
         printed="|Λ| ≪ 1 when δ_k ≪ exp[−(√(2π) + 2) exp(−μ_k²)]",
         corrected="|Λ| ≪ 1 when ln(1/δ_k) ≫ (√(2π) + 2) exp(+μ_k²/2)",
-        derivation="Λ = λ e^{μ_k²/2}/ln(1/δ_k) with |λ| ≤ √(2π) + 2, as the theorem says itself.",
+        derivation="Λ = λ e^{μ_k²/2}/ln(1/δ_k) with |λ| ≤ √(2π) + 2, as the theorem says itself."
+        " Both the sign of the exponent and the ½ are lost in its last sentence.",
         consequence="The ratio of rates settles later than printed, the more so the larger μ_k."
         " The ratio e^{μ_j²/2}/e^{μ_k²/2} is right.",
         quantity="threshold of ln δ, −0.08 for −33",
