@@ -158,14 +158,17 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def outcome(record: Record) -> None:
-    """Prints how an experiment ended, its table, and where its pictures are."""
+    """Prints how an experiment ended, its table, and where its pictures are.
+
+    Args:
+        record: What `reproduce_experiment` returned; no verdict is printed where it is None.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
-    verdict = _mark(record["agrees"]).append(
-        " agrees" if record["agrees"] else " differs", style="bold"
-    )
-    finding = Text.assemble("Here: ", printable(record["finding"]), "  ", verdict)
+    finding = Text.assemble("Here: ", printable(record["finding"]))
+    if record["verdict"] is not None:
+        finding.append("  ").append(_verdict(record["verdict"]))
     put(
         Text.assemble((record["name"], "bold"), f"  {printable(record['title'])}"),
         Padding(Text(f"Published: {printable(record['published'])}"), (0, 0, 0, 2)),
@@ -178,6 +181,15 @@ def outcome(record: Record) -> None:
     for path in record["figures"] or [record["run"]]:
         typer.echo(f"  {path}")  # whole, whatever the width, so that it can be copied
     typer.echo()
+
+
+def _verdict(verdict: str) -> "Text":
+    """A verdict, with a mark where it is one way or the other."""
+    from rich.text import Text
+
+    if verdict not in ("agrees", "differs"):
+        return Text(verdict, style="bold")
+    return _mark(verdict == "agrees").append(f" {verdict}", style="bold")
 
 
 def _numbers(rows: Sequence[Record], width: int) -> list[Any]:
