@@ -41,6 +41,13 @@ def test_every_printed_form_belongs_to_an_erratum():
     assert sorted(PRINTED - {name for erratum in ERRATA for name in erratum.claims}) == []
 
 
+def test_every_source_names_the_document_that_was_checked():
+    for claim in CLAIMS:
+        assert claim.source == "new" or claim.source.startswith(
+            tuple(f"{document}, " for document in DOCUMENTS)
+        ), claim.id
+
+
 @each_erratum
 def test_a_root_is_a_slip_of_its_own(erratum: Erratum):
     roots = {other.id for other in ERRATA if not other.root}
