@@ -73,8 +73,8 @@ ERRATA: tuple[Erratum, ...] = (
         " printed one can hold where Eqn 17 fails: with linear activation and the cross-entropy of"
         " Figs. 2 and 3, Σ_k g_k = 0 on every sample, and both sides vanish whatever b is.",
         quantity="velocity of z, two nodes",
-        example="ż by Eqn 17 for two nodes with g₂ = −g₁ = −1, samples b = (0.6, 0.3, 0.1) and"
-        " (0.1, 0.3, 0.6), v₁ − v₂ = (1, 0, −1)",
+        example="by Eqn 17, g₁ = 1 and g₂ = −1, samples b = (0.6, 0.3, 0.1) and (0.1, 0.3, 0.6),"
+        " v₁ − v₂ = (1, 0, −1)",
         relative_error=examples.softmax_velocity,
         claims=("thm1-softmax-condition",),
     ),
@@ -90,7 +90,7 @@ ERRATA: tuple[Erratum, ...] = (
         consequence="The remarks stand: the most salient token outgrows all others, which stay"
         " finite. Their limits are √2 erfinv(Δ_l/Δ_max), not √2 times that.",
         quantity="limit of the other tokens",
-        example="limit of v_l for Δ_l = Δ_max/2",
+        example="Δ_l = Δ_max/2",
         relative_error=examples.loser_limit,
         claims=("thm2", "thm2-softmax"),
     ),
@@ -127,7 +127,7 @@ ERRATA: tuple[Erratum, ...] = (
         consequence="The rate does not change with the length of (v, ξ), so that rest points form"
         " rays.",
         quantity="velocity of ξ",
-        example="ξ̇ of Gaussian clusters, a = (1, −½), v·x̄ = (2, 0), ξ = −1, ‖v‖ = 2",
+        example="Gaussian clusters, a = (1, −½), v·x̄ = (2, 0), ξ = −1, ‖v‖ = 2",
         relative_error=examples.bias_velocity,
         claims=("lemma2",),
         root="lemma-1-scale",
@@ -142,7 +142,7 @@ ERRATA: tuple[Erratum, ...] = (
         derivation="v·x̄_j = ‖v‖s_j − ξ in Lemma 2, and F(s) = θ₂(s) + s θ₁(s).",
         consequence="The argument of the proof is not affected, only its variable.",
         quantity="velocity along (v, ξ)",
-        example="v·v̇ + ξξ̇ of the node in the example of Lemma 2",
+        example="v·v̇ + ξξ̇, in the example of Lemma 2",
         relative_error=examples.radial_velocity,
         claims=("eqn53",),
         root="lemma-1-scale",
@@ -157,8 +157,7 @@ ERRATA: tuple[Erratum, ...] = (
         derivation="v̇ = 0 and ξ̇ = 0 in the corrected Eqn 53.",
         consequence="Eqns 56 to 59 are to be read in s as well.",
         quantity="share that is not balanced",
-        example="share of a₊F(r₊) that is not balanced at a rest point of Laplace clusters one"
-        " apart, ‖v‖ = 2",
+        example="of a₊F(r₊), at a rest point of Laplace clusters one apart, ‖v‖ = 2",
         relative_error=examples.balance,
         claims=("lemma4",),
         root="lemma-1-scale",
@@ -178,7 +177,7 @@ ERRATA: tuple[Erratum, ...] = (
         " for stability is never met; the corrected C is positive definite wherever a₋p(s₋) >"
         " a₊p(s₊), as for t₃ clusters.",
         quantity="eigenvalue along μ, −2.31 for 0.87",
-        example="C along μ for t₃ clusters two apart, ‖μ‖ = 1",
+        example="t₃ clusters two apart, ‖μ‖ = 1",
         relative_error=examples.longitudinal_eigenvalue,
         claims=("thm3-jacobian",),
         root="lemma-1-scale",
@@ -196,7 +195,7 @@ ERRATA: tuple[Erratum, ...] = (
         " slopes are bounded and in the ratio −r. It matters for leaky ReLU; for linear φ, c₋ ="
         " c₊, the printed slope is not zero.",
         quantity="slope of θ₁, leaky ReLU",
-        example="leaky ReLU of slope 0.1",
+        example="slope 0.1 below zero",
         relative_error=examples.leaky_slope,
         claims=("lemma5",),
     ),
@@ -214,7 +213,7 @@ ERRATA: tuple[Erratum, ...] = (
         consequence="Theorem 3 has the condition, as μ ∝ x̄₊ with x̄₋ = 0, and the existence"
         " argument after Eqn 57 may choose such a v.",
         quantity="velocity left at a tilt of 30°",
-        example="‖v̇‖ over a₊θ₁‖x̄₊ − x̄₋‖ where Eqn 56 holds and v is tilted by 30°",
+        example="‖v̇‖ over a₊θ₁‖x̄₊ − x̄₋‖ where Eqn 56 holds",
         relative_error=examples.tilted_velocity,
         claims=("eqn56",),
     ),
@@ -230,7 +229,7 @@ ERRATA: tuple[Erratum, ...] = (
         consequence="The ratio of rates settles later than printed, the more so the larger μ_k."
         " The ratio e^{μ_j²/2}/e^{μ_k²/2} is right.",
         quantity="threshold of ln δ, −0.08 for −33",
-        example="threshold of ln δ_k at μ_k = 2",
+        example="μ_k = 2",
         relative_error=examples.settling_threshold,
         claims=("thm4-threshold",),
     ),
@@ -247,7 +246,7 @@ ERRATA: tuple[Erratum, ...] = (
         consequence="None for Eqn 7, which follows from Eqn 88. The missing ½ is that of the"
         " theorem's last sentence.",
         quantity="factor of ln(1/δ)",
-        example="factor of ln(1/δ) at μ = 1",
+        example="μ = 1",
         relative_error=examples.leading_coefficient,
         claims=("thm4-leading",),
         root="theorem-4-threshold",
@@ -265,7 +264,7 @@ ERRATA: tuple[Erratum, ...] = (
         " negative bias of the paragraph before prevents. The idea of superposition is not"
         " affected.",
         quantity="input of the node, 1.5 for 0.5",
-        example="input of the node where its pattern gives v·b = 1 and ξ = −½",
+        example="its pattern gives v·b = 1, and ξ = −½",
         relative_error=examples.superposed_activation,
         claims=("superposition",),
     ),
@@ -282,7 +281,7 @@ ERRATA: tuple[Erratum, ...] = (
         " on, ρ₀ is 1 − 2/D, not 1 − 1/D; the remark that it is close to 1 for many classes"
         " stands.",
         quantity="probability of co-occurrence",
-        example="P[y_l=1|y_m=1] for L = 4, H = 1, ρ = 0.9 and 10 such classes: ρ₀ = 0.9 for 0.8",
+        example="L = 4, H = 1, ρ = 0.9, one of 10 equal classes: ρ₀ = 0.9 for 0.8",
         relative_error=examples.cooccurrence,
         claims=("rho0", "thm5", "thm5-exact"),
     ),
@@ -311,7 +310,7 @@ ERRATA: tuple[Erratum, ...] = (
         derivation="The preprint's Eqn 4, repeated.",
         consequence="As in the preprint.",
         quantity="limit of the other tokens",
-        example="limit of v_l for Δ_l = Δ_max/2",
+        example="Δ_l = Δ_max/2",
         relative_error=examples.loser_limit,
         claims=("thm2",),
         root="theorem-2-sqrt2",
