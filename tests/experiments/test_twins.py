@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-
 from benchmarks.adversary import Twin
 from benchmarks.adversary.__main__ import judge, share_wrong, twins
+
 from joma.experiments.claims import CLAIMS, check
 
 TWINS = twins()
