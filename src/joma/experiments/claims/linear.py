@@ -296,7 +296,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn3",
         title="attention integrated out: v̇ = Δ exp(v²/2 + c)/A is the block",
-        source="JoMA, Eqns 3, 19-20",
+        source="JoMA preprint, Eqns 3, 19-20",
         method="closed form against the full block from any start, η_W = .7, η_Z = 1.3, τ = .8",
         derived=_by_unit_rates,
         measure=_modified_mlp,
@@ -305,14 +305,13 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm2",
         title="erf(v_l/√2)/Δ_l is the same for all tokens",
-        source="JoMA, Theorem 2 (Eqn 4)",
+        source="JoMA preprint, Theorem 2 (Eqn 4)",
         method="spread over tokens on the full block at 95% of the winner's time",
         derived=linear.conserved_ratio,
         printed=printed.conserved_ratio,
         measure=_ratio,
         condition="v(0) = 0",
         without=_ratio_from_elsewhere,
-        erratum="Eqn 4 has erf(v/2); it must be erf(v/√2).",
         search=points.THM2,
     ),
     Claim(
@@ -338,7 +337,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm2-winner",
         title="the winner is argmax |Δ|",
-        source="JoMA, Theorem 2 (remark)",
+        source="JoMA preprint, Theorem 2 (remark)",
         method="time to reach 6 by quadrature, 20 cases",
         derived=lambda delta, *, initial: np.argmax(np.abs(delta)),
         measure=_who_wins,
@@ -358,7 +357,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm2-losers",
         title="as t → t* the others converge, from zero to √2 erfinv(Δ_l/max|Δ|)",
-        source="JoMA, Theorem 2 (remark)",
+        source="JoMA preprint, Theorem 2 (remark)",
         method="ODE up to the winner's time",
         derived=linear.limit,
         measure=_losers,
@@ -367,24 +366,22 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm2-softmax",
         title="the reduced equation of softmax attention, b̄ frozen and equal, obeys Theorem 2",
-        source="JoMA, Theorem 2 (remark)",
+        source="JoMA preprint, Theorem 2 (remark)",
         method="spread over tokens on the reduced flow; without: a block of one-token samples",
         derived=linear.conserved_ratio,
         printed=printed.conserved_ratio,
         measure=_softmax_remark,
         condition="the reduced equation; a block that keeps A[i] and b̄ equal has constant z, v = Δt",
         without=_softmax_in_full,
-        erratum="As in Eqn 4, erf(v/√2) for erf(v/2); and b̄ does not stay equal once z moves.",
         search=points.SOFTMAX,
     ),
     Claim(
         id="footnote1",
         title="saliency Δ = discriminancy E[g | l] × frequency P(l)",
-        source="JoMA, Section 3.1, footnote 1",
+        source="JoMA preprint, Section 3.1, footnote 1",
         method="the velocity with which the weights of a block leave zero",
         derived=_discriminancy_times_frequency,
         measure=_saliency,
-        erratum="The result is right; its middle step prints P(l|m) where P(i|m) belongs.",
         search=points.FOOTNOTE1,
     ),
     Claim(
@@ -408,12 +405,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="talk-rank",
         title="V does not lose rank",
-        source="talk, more nodes",
+        source="new",
         method="singular values of the matrix ODE at 1 - t/t* = 1e-4",
         derived=lambda delta: False,
-        printed=lambda delta: True,
         measure=_rank_falls,
-        erratum="V does not become low rank: its rank stays that of Δ, its stable rank tends to 1.",
         search=points.RANK,
     ),
     Claim(
