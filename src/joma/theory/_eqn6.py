@@ -2,8 +2,9 @@
 
     F(y) = e^{-μ²/2} y + H(1-e⁻ʸ, μ),   H(r, μ) = ∫₀ʳ (e^{-μ²x²/2} - e^{-μ²/2})/(1-x) dx
 
-F is concave, so Newton's method from below never overshoots, but for rounding. At one time, y is a smooth function of
-μ alone: for very many components it is tabulated, and the table's error is measured.
+F is concave, so Newton's method from below never overshoots, but for rounding. At one time, y is
+a smooth function of μ alone: for very many components it is tabulated, and the table's error is
+measured.
 """
 
 from functools import cache

@@ -85,7 +85,7 @@ def _block(formula: Formula, point: Point) -> Measurement:
 
 
 def _along(delta: Any, left: float, common: float = 0.0) -> Any:
-    """v of v̇ = Δ exp((v² - common ‖v‖²)/2) from zero, with `left` of Theorem 2's time left."""
+    """V of v̇ = Δ exp((v² - common ‖v‖²)/2) from zero, with `left` of Theorem 2's time left."""
     t = np.sqrt(np.pi / 2) / np.max(np.abs(delta)) * (1 - left)
 
     def right_side(w: Any) -> Any:

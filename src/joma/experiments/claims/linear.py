@@ -191,7 +191,7 @@ def _rank_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 def _late_limit(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """The stable rank with the winners at 1e7 and the others at their limits, with and without ties."""
+    """The stable rank with winners at 1e7 and the others at their limits, also with ties."""
     cases = [
         rng.normal(size=(4, 3)),
         np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]),
@@ -371,7 +371,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=linear.conserved_ratio,
         printed=printed.conserved_ratio,
         measure=_softmax_remark,
-        condition="the reduced equation; a block that keeps A[i] and b̄ equal has constant z, v = Δt",
+        condition="the reduced equation; a block that keeps A[i] and b̄ equal has v = Δt",
         without=_softmax_in_full,
         search=points.SOFTMAX,
     ),

@@ -105,7 +105,7 @@ def _settled(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 def _reached(mu: float, t: float) -> float:
-    """ln 1/δ at a time, by Newton's method on the series of F, from the late formula's y."""
+    """Ln 1/δ at a time, by Newton's method on the series of F, from the late formula's y."""
     y = mpmath.mpf(50)
     for _ in range(60):
         step = (mpmath.mpf(t) - time_at(-y, mu)) * slope_at(-y, mu)
