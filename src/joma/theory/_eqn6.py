@@ -64,8 +64,8 @@ def _newton_chunk(y: Array, mu: Array, t: Array) -> Array:
     rough = 1e-15 * t > 1e-12 * y * _slope(y, mu)
     sensitive = np.nonzero(rough & np.isfinite(y) & (t > 0))[0]
     if sensitive.size:
-        wide = tuple(a[sensitive].astype(np.longdouble) for a in (y, mu, t))
-        y[sensitive] = _steps(*wide, np.arange(sensitive.size), enough=1e-9)
+        wide, wide_mu, wide_t = (a[sensitive].astype(np.longdouble) for a in (y, mu, t))
+        y[sensitive] = _steps(wide, wide_mu, wide_t, np.arange(sensitive.size), enough=1e-9)
     return y
 
 

@@ -127,15 +127,15 @@ def _candidates(paths: "_Paths", value: Callable[[Array], Array]) -> Array:
     on_grid = value(paths.residuals(t))
     padded = np.concatenate([[-np.inf], on_grid, [-np.inf]])
     peaks = np.nonzero((on_grid >= padded[:-2]) & (on_grid >= padded[2:]))[0]
-    found: list[Array] = []
+    found: list[float] = []
     for at in peaks[np.argsort(-on_grid[peaks], kind="stable")[:_PEAKS]]:
-        low, high = t[max(at - 1, 0)], t[min(at + 1, t.size - 1)]
+        low, high = float(t[max(at - 1, 0)]), float(t[min(at + 1, t.size - 1)])
         for _ in range(_ROUNDS):
             finer = np.linspace(low, high, 17)
             best = int(np.argmax(value(paths.residuals(finer))))
-            low, high = finer[max(best - 1, 0)], finer[min(best + 1, 16)]
-        found.append(np.array([t[at], low, finer[best], high]))
-    return np.unique(np.concatenate(found))
+            low, high = float(finer[max(best - 1, 0)]), float(finer[min(best + 1, 16)])
+        found += [float(t[at]), low, (low + high) / 2, high]
+    return np.unique(np.array(found))
 
 
 def _residuals(size: Array, t: Array) -> Array:
