@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary._twin import Twin
-from joma.experiments.claims import _linear_points as points
+from joma.experiments.claims import _many_nodes_points as points
 from joma.experiments.claims import linear as claims
 from joma.experiments.claims._measurement import Formula, Measurement
 from joma.experiments.claims._search import Integer, Point, Real, Search, Vector

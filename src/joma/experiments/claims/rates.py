@@ -235,7 +235,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm4-threshold",
-        title="|Λ| ≤ 1/N once ln δ_k ≤ -N · 0.86432 e^{+μ_k²/2}, sharp",
+        title="|Λ| ≤ 1/N once ln δ_k ≤ -N · 0.86433 e^{+μ_k²/2}, sharp",
         source="JoMA preprint, Theorem 4 (closing line)",
         method="N|Λ| at N = 10 times the threshold, 20 digits",
         derived=nonlinear.settled_threshold,
