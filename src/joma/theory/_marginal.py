@@ -94,7 +94,7 @@ class LightTailed(Marginal):
     def theta1(self, s: ArrayLike) -> Array:
         s = np.asarray(s, dtype=np.float64)
         x = np.abs(s)
-        tail = np.exp(self.log_pdf(x)) * self._mills(x)
+        tail = self._tail_share(x)
         near = np.minimum(x, self._core)
         inner = near * integrate_centre(self.pdf(near[..., None] * centre_nodes()))
         tail = np.where(x < self._core, 0.5 - inner, tail)
@@ -146,6 +146,10 @@ class LightTailed(Marginal):
 
     def _inside(self, s: Array) -> NDArray[np.bool_]:
         return s > -self.reach
+
+    def _tail_share(self, x: Array) -> Array:
+        """P[u > x] from `_core` on."""
+        return np.exp(self.log_pdf(x)) * self._mills(x)
 
     def _mills(self, x: Array) -> Array:
         inside = np.where(self._inside(-x), np.maximum(x, self._core), self._core)

@@ -6,7 +6,6 @@ flow in (v, ξ) is the Hessian of Φ. For two clusters the ray lies at a station
 F₊(s+D)/F₋(s), whose value is a₋/a₊.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ from joma.theory._rest_points import (
     search_grid,
 )
 
-Marginals = Marginal | Sequence[Marginal]
+Marginals = Marginal | list[Marginal] | tuple[Marginal, ...]
 """The shape of all clusters, or one shape for each."""
 
 
@@ -142,7 +141,7 @@ def full_jacobian(
     (1+‖x*‖²) Σ a_j p_j(s_j)/‖v‖ and, across the line, Σ a_j θ₂(s_j)/‖v‖.
 
     Args:
-        marginal: shape of every cluster, or a sequence of one for each.
+        marginal: shape of every cluster, or a list of one for each.
         gradients: a_j, shape (C,).
         means: x̄_j, shape (C, n).
         v: weight of the node, shape (n,), not zero.
@@ -173,7 +172,7 @@ def resting_gradients(
     those of the positive and of the negative clusters have overlapping ranges.
 
     Args:
-        marginal: shape of every cluster, or a sequence of one for each.
+        marginal: shape of every cluster, or a list of one for each.
         means: x̄_j, shape (C, n).
         v: weight of the node, shape (n,), not zero.
         bias: its implicit bias ξ.
@@ -298,12 +297,11 @@ def _node(
     return _Node(each(marginal, len(means)), a, means, v / length, length, distances)
 
 
-def each(marginal: Marginals, count: int) -> list[Marginal]:
-    """Return one marginal for each of `count` clusters."""
+def each(marginal: object, count: int) -> list[Marginal]:
+    """Return one marginal for each of `count` clusters, of one for all or of a sequence."""
     if isinstance(marginal, Marginal):
         return [marginal] * count
-    given: object = marginal
-    if not isinstance(given, Sequence) or len(marginal) != count:
+    if not isinstance(marginal, list | tuple) or len(marginal) != count:
         raise JomaError(
             f"marginal must be a Marginal or one for each of the {count} clusters, "
             f"got {_checks.shown(marginal)}"

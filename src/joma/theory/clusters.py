@@ -124,7 +124,7 @@ def velocity(
     """Lemma 2 (Eqns 42-43, corrected): v̇ = Σ a_j E_j[xψ], ξ̇ = Σ a_j E_j[ψ] for ReLU.
 
     Args:
-        marginal: shape of every cluster, or a sequence of one for each.
+        marginal: shape of every cluster, or a list of one for each.
         gradients: a_j = E[g | cluster j] P[cluster j], shape (C,).
         means: x̄_j, shape (C, n).
         v: weight of the node, shape (n,).
@@ -147,7 +147,7 @@ def potential(
     the rate 2Φ, and Φ = 0 where a node rests. As Φ never falls, a node with Φ > 0 grows for ever.
 
     Args:
-        marginal: shape of every cluster, or a sequence of one for each.
+        marginal: shape of every cluster, or a list of one for each.
         gradients: a_j, shape (C,).
         means: x̄_j, shape (C, n).
         v: weight of the node, shape (n,), not zero.

@@ -79,14 +79,6 @@ class StudentT(LightTailed):
         fall = (self.df + 1) / 2 * _log_square(u / np.sqrt(self.df))
         return _log_gamma_step(self.df / 2) - np.log(self.df * np.pi) / 2 - fall
 
-    def theta1(self, s: ArrayLike) -> Array:  # noqa: D102
-        if self.df >= _HEAVY:
-            return super().theta1(s)
-        # SciPy's stdtr loses digits far below zero, the incomplete beta function does not.
-        s = np.asarray(s, dtype=np.float64)
-        tail = _special.betainc(self.df / 2, 0.5, 1 / (1 + (s / np.sqrt(self.df)) ** 2)) / 2
-        return np.where(s < 0, tail, 1 - tail)
-
     def theta2(self, s: ArrayLike) -> Array:  # noqa: D102
         s = np.asarray(s, dtype=np.float64)
         return self.df / (self.df - 1) * np.exp(self.log_pdf(s) + _log_square(s / np.sqrt(self.df)))
@@ -118,6 +110,12 @@ class StudentT(LightTailed):
 
     def _tail(self, x: Array) -> tuple[Array, float]:
         return self.df + x**2, self.df + 1
+
+    def _tail_share(self, x: Array) -> Array:
+        if self.df >= _HEAVY:
+            return super()._tail_share(x)
+        # SciPy's stdtr loses digits far below zero, the incomplete beta function near zero.
+        return _special.betainc(self.df / 2, 0.5, 1 / (1 + (x / np.sqrt(self.df)) ** 2)) / 2
 
 
 @dataclass(frozen=True)
