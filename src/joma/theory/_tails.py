@@ -9,11 +9,11 @@ import numpy as np
 
 from joma.theory._checks import Array
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
-# In √r, up to r = 64, where e^{-r} is below rounding.
-_ROOT = 4.0 * (_NODES + 1)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(56)
+# In √r, up to r = 49, where e^{-r} is below rounding.
+_ROOT = 3.5 * (_NODES + 1)
 _R = _ROOT**2
-_MEASURE = 4.0 * _WEIGHTS * 2 * _ROOT * np.exp(-_R)
+_MEASURE = 3.5 * _WEIGHTS * 2 * _ROOT * np.exp(-_R)
 _CENTRE, _CENTRE_WEIGHTS = np.polynomial.legendre.leggauss(32)
 
 

@@ -65,6 +65,8 @@ class _Rest:
         s, ratio = found[which % len(found)]
         if ratio * gradient > 1e100 or reference(positive, s + distance).log_share < -100:
             raise JomaError("the forces must be floats")
+        if abs(s) > 1e3 * (1 + distance):
+            raise JomaError("the node must be nearer than where differences of the flow vanish")
         self.positive, self.negative, self.length = positive, negative, length
         self.gradient = gradient
         self.point = clusters.CriticalPoint(s, s + distance, ratio)
@@ -184,10 +186,10 @@ def _stability_error(formula: Formula, rest: _Rest) -> float:
 _SCENE: dict[str, Any] = {
     "family": Choice("gaussian", "student", "logistic"),
     "df": Real(1.1, 60.0, log=True, special=(2.0, 3.0)),
-    "means": Matrix(Real(-5.0, 5.0), Integer(1, 6), Integer(1, 4)),
-    "gradients": Vector(Real(-2.0, 2.0, special=(0.0, 1.0)), Integer(1, 6)),
-    "widths": Vector(Real(0.3, 3.0, log=True, special=(1.0,)), Integer(1, 6)),
-    "v": Vector(Real(-5.0, 5.0), Integer(1, 4)),
+    "means": Matrix(Real(-5.0, 5.0), Integer(1, 5), Integer(1, 3)),
+    "gradients": Vector(Real(-2.0, 2.0, special=(0.0, 1.0)), Integer(1, 5)),
+    "widths": Vector(Real(0.3, 3.0, log=True, special=(1.0,)), Integer(1, 5)),
+    "v": Vector(Real(-5.0, 5.0), Integer(1, 3)),
     "bias": Real(-10.0, 10.0, special=(0.0,)),
 }
 
@@ -279,7 +281,7 @@ def _largest_ratio(positive: Marginal, distance: float, negative: Marginal) -> f
     best = -np.inf
     below = reference(negative, s)
     low = below.log_share + np.log(below.life)
-    for cosine in (1.0, 0.9, 0.0, -1.0):
+    for cosine in (1.0, 0.5, -1.0):
         above = reference(positive, s + distance * cosine)
         best = max(best, float(np.max(above.log_share + np.log(above.life) - low)))
     return float(np.exp(min(best, 600.0)))

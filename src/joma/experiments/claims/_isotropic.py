@@ -187,27 +187,32 @@ def reference(marginal: Marginal, s: Any) -> Reference:
     return Reference(log_share, np.where(below, life, above), hazard)
 
 
-def spread(marginal: Marginal, s: float) -> float:
-    """θ₂ at a distance s; it is even in s, and θ₂ = F - sθ₁ does not cancel for s < 0."""
-    if abs(s) >= marginal.reach:
-        return 0.0
-    there = reference(marginal, -abs(s))
-    return float(there.share * (there.life + abs(s)))
+def spread(marginal: Marginal, s: Any) -> Array:
+    """θ₂ at distances s; it is even in s, and θ₂ = F - sθ₁ does not cancel for s < 0."""
+    x = np.abs(np.asarray(s, dtype=np.float64))
+    inside = x < marginal.reach
+    there = reference(marginal, -np.where(inside, x, 0.0))
+    return np.where(inside, there.share * (there.life + x), 0.0)
 
 
 def flow(
     marginals: Sequence[Marginal], gradients: Any, means: Array, v: Array, bias: float
 ) -> Array:
     """v̇ and then ξ̇ of a node, from the densities alone."""
-    length = np.linalg.norm(v)
-    total = np.zeros(len(v) + 1)
+    return flows(marginals, gradients, means, np.array([[*v, bias]]))[0]
+
+
+def flows(marginals: Sequence[Marginal], gradients: Any, means: Array, states: Array) -> Array:
+    """The same for many nodes, each a row of v and ξ."""
+    lengths = np.linalg.norm(states[:, :-1], axis=1)
+    directions = states[:, :-1] / lengths[:, None]
+    total = np.zeros_like(states)
     for marginal, gradient, mean in zip(marginals, gradients, means, strict=True):
-        s = float((mean @ v + bias) / length)
-        if s <= -marginal.reach:
-            continue
-        share = float(reference(marginal, s).share)
-        moment = share * mean + spread(marginal, s) * v / length
-        total += gradient * np.array([*moment, share])
+        s = directions @ mean + states[:, -1] / lengths
+        inside = s > -marginal.reach
+        share = np.where(inside, reference(marginal, np.where(inside, s, 0.0)).share, 0.0)
+        moments = share[:, None] * mean + spread(marginal, s)[:, None] * directions
+        total += gradient * np.column_stack([moments, share])
     return total
 
 
@@ -220,14 +225,13 @@ def flow_jacobian(
     lever = 1 + np.abs((means @ v + bias) / length).max() + np.abs(means).max()
     step = 4e-3 * length * min(1.0, *(finest(one) for one in marginals)) / lever
 
-    def rate(state: Array) -> Array:
-        return flow(marginals, gradients, means, state[:-1], float(state[-1]))
-
-    columns = [
-        (8 * (rate(at + h) - rate(at - h)) - (rate(at + 2 * h) - rate(at - 2 * h))) / (12 * step)
-        for h in step * np.eye(len(at))
-    ]
-    return np.column_stack(columns)
+    steps = step * np.eye(len(at))
+    near, far = (
+        flows(marginals, gradients, means, at + k * np.concatenate([steps, -steps])) for k in (1, 2)
+    )
+    count = len(at)
+    ahead = 8 * (near[:count] - near[count:]) - (far[:count] - far[count:])
+    return (ahead / (12 * step)).T
 
 
 def _tail(marginal: Marginal, x: Array) -> tuple[Array, Array, Array]:

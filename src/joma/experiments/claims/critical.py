@@ -233,7 +233,7 @@ def _active_ratios_at(formula: Formula, point: Point) -> Measurement:
     ratios = [ratio for s, ratio in found if s >= 0]
     if not ratios:
         raise JomaError("there is no rest point with both clusters on the active side")
-    return Measurement(1 + max(low - min(ratios), max(ratios) - high), 1.0 + 1e-9)
+    return Measurement(max(low - min(ratios), max(ratios) - high), 1e-9)
 
 
 def _signs(formula: Formula, rng: np.random.Generator) -> Measurement:
