@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
 from joma.experiments._linear_block import DISTINCT, TITLES, Trained, train
 from joma.report import figures
 from joma.runs import Run
@@ -44,7 +44,7 @@ def judge(steps: np.ndarray, curves: dict[str, dict[str, np.ndarray]]) -> Outcom
         each.append(f"{kind} data: whole {mean['whole']:.3f}, the better part {part:.3f}")
         control.append(f"{mean['own_centered']:.3f}")
     return Outcome(
-        agrees,
+        Verdict.of(agrees),
         f"mean correlation from step {SETTLED} on, {'; '.join(each)}. A control: the parts fall "
         f"short mostly because their means are not zero; with means removed ½Σv² alone reaches "
         f"{' and '.join(control)}.",

@@ -357,7 +357,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm3-jacobian",
         title="the Jacobian is -a₊θ₁‖x̄₊‖/‖μ‖ across μ and -(ξ²/‖μ‖³)[a₋p₋ - a₊p₊] along",
-        source="JoMA, Theorem 3 (Eqns 72-74)",
+        source="JoMA preprint, Theorem 3 (Eqns 72-74)",
         method="differences of v̇ at rest points, both by quadrature of the density",
         derived=clusters.jacobian,
         printed=printed.jacobian,
@@ -368,7 +368,6 @@ CLAIMS: tuple[Claim, ...] = (
             _SMOOTH,
             lambda formula, point: Measurement(_jacobian_error(formula, _at(point)), 1e-6),
         ),
-        erratum="Eqns 73-74 make C indefinite whenever ξ* < 0, the paper's own case.",
     ),
     Claim(
         id="thm3-ray",

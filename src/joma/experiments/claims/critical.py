@@ -375,7 +375,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma4",
         title="at a critical point Σ a_j F(s_j) = 0",
-        source="JoMA, Lemma 4 (Eqns 54-55)",
+        source="JoMA preprint, Lemma 4 (Eqns 54-55)",
         method="rest points of t₃ clusters found from the density alone",
         derived=lambda marginal, a, s, length: clusters.balance(marginal, a, s),
         printed=lambda marginal, a, s, length: clusters.balance(
@@ -383,12 +383,11 @@ CLAIMS: tuple[Claim, ...] = (
         ),
         measure=_balanced,
         search=Search({**PAIR, "length": Real(0.1, 10.0, log=True)}, _balanced_at),
-        erratum="It holds in s, not in r = ‖v‖ s.",
     ),
     Claim(
         id="eqn56",
         title="F₊/F₋ = θ₁₊/θ₁₋ = a₋/a₊ makes a critical point if v ∥ x̄₊ - x̄₋",
-        source="JoMA, Eqn 56",
+        source="JoMA preprint, Eqn 56",
         method="v̇ of aligned and tilted nodes by quadrature",
         derived=_rests,
         printed=_satisfies_eqn56,
@@ -404,12 +403,11 @@ CLAIMS: tuple[Claim, ...] = (
             },
             _sufficiency_at,
         ),
-        erratum="Called sufficient and necessary; it is necessary only, unless v ∥ x̄₊ - x̄₋.",
     ),
     Claim(
         id="eqn58",
         title="θ₂(0)p(0) > ¼: F/θ₁ falls at 0, so that near clusters rest with both s ≥ 0",
-        source="JoMA, Eqn 58",
+        source="JoMA preprint, Eqn 58",
         method="mean residual life on the right of 0 by quadrature, eleven families",
         derived=lambda marginal: clusters.sufficient_condition(marginal) > 0.25 + 1e-12,
         measure=_sufficient,
@@ -422,7 +420,6 @@ CLAIMS: tuple[Claim, ...] = (
             },
             _sufficient_at,
         ),
-        erratum="Sufficient, but far from necessary: .203 for t₃ and .180 for t₅, which have them.",
     ),
     Claim(
         id="thm3-existence",
@@ -454,7 +451,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn59",
         title="critical points with both clusters on the active side have 1 < a₋/a₊ < 2",
-        source="JoMA, after Eqn 59",
+        source="JoMA preprint, after Eqn 59",
         method="t₁.₂ to t₁.₅ and spiked clusters by quadrature; both ends are approached",
         derived=lambda: (1.0, 2.0),
         measure=_active_ratios,
@@ -469,7 +466,6 @@ CLAIMS: tuple[Claim, ...] = (
             },
             _active_ratios_at,
         ),
-        erratum="Ratios are not confined to (½,1)∪(1,2): 5.96 at distance 2, 24.0 at 4.",
     ),
     Claim(
         id="thm3-laplace",
@@ -517,12 +513,11 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="a4-signs",
         title="at rest s₊ > 0 > s₋ just if m(-D) > m(0) < m(D): t₃ from D = 0.93, Laplace never",
-        source="JoMA, Section A.4",
+        source="JoMA preprint, Section A.4",
         method="rest points of t and Laplace clusters from the density",
         derived=clusters.straddles,
         measure=_signs,
         search=Search({"family": Choice("student", "student", "laplace"), **_STUDENT}, _signs_at),
-        erratum="Said to be often so; t₃ clusters .5 apart rest with both on the inactive side.",
     ),
     *STABILITY,
 )
