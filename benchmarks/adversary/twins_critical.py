@@ -15,9 +15,9 @@ from joma.theory.marginals import Laplace, Marginal, Scaled, StudentT
 
 
 def _balance(marginal: Any, a: Any, s: Any, length: float) -> float:
-    """Clusters beyond 25 on the inactive side do nothing."""
+    """Clusters beyond 30 on the inactive side do nothing."""
     del length
-    return clusters.balance(marginal, np.where(np.asarray(s) < -25, 0.0, a), s)
+    return clusters.balance(marginal, np.where(np.asarray(s) < -30, 0.0, a), s)
 
 
 def _nearly_parallel(marginal: Marginal, means: Any, v: Any, bias: float, ratio: float) -> bool:
@@ -28,7 +28,7 @@ def _nearly_parallel(marginal: Marginal, means: Any, v: Any, bias: float, ratio:
 
 def _near_points(positive: Marginal, distance: float, negative: Marginal) -> bool:
     found = clusters.critical_points(positive, distance, negative=negative)
-    return any(abs(point.s_minus) < 40 for point in found)
+    return any(abs(point.s_minus) < 60 for point in found)
 
 
 def _equal_widths(positive: Marginal, distance: float, negative: Marginal) -> bool:
@@ -47,7 +47,7 @@ def _promised(formula: Any, point: Point) -> Measurement:
 
 def _pade(distance: float, width: float) -> float:
     x = distance / width
-    if x > 0.06:
+    if x > 0.055:
         return float(np.exp(x))
     return (1 + x / 2 + x**2 / 12) / (1 - x / 2 + x**2 / 12)
 
@@ -66,7 +66,7 @@ def _by_position(shapes: Any, means: Any, v: Any, bias: float, signs: Any) -> An
     return clusters.resting_gradients(shapes, means, v, bias, signs)
 
 
-_BORDERS = {2.5: 0.49, 3: 0.93, 5: 2.56, 10: 6.55, 20: 14.5}
+_BORDERS = {2.5: 0.49, 5: 2.56, 20: 14.5}
 
 
 def _table(marginal: Marginal, distance: float) -> bool:
@@ -88,7 +88,7 @@ def _without_far_density(marginal: Marginal, point: Any, **where: Any) -> Any:
 def _without_one(marginal: Marginal, point: Any, **where: Any) -> Any:
     right = clusters.eigenvalues(marginal, point, **where)
     s = point.s_minus
-    return right._replace(along=right.along * s**2 / (1 + s**2)) if abs(s) > 60 else right
+    return right._replace(along=right.along * s**2 / (1 + s**2)) if abs(s) > 25 else right
 
 
 def _rises_ahead(
@@ -121,7 +121,7 @@ def _without_dead_nodes(
 
 
 TWINS = (
-    Twin("lemma4", _balance, "clusters beyond 25 do nothing"),
+    Twin("lemma4", _balance, "clusters beyond 30 do nothing"),
     Twin("eqn56", _nearly_parallel, "v parallel to x̄₊ - x̄₋ within 0.2 counts as parallel"),
     Twin(
         "eqn58",
@@ -151,7 +151,7 @@ TWINS = (
             _promised,
         ),
     ),
-    Twin("thm3-existence", _near_points, "critical points farther than 40 are not seen"),
+    Twin("thm3-existence", _near_points, "critical points farther than 60 are not seen"),
     Twin(
         "thm3-existence",
         _equal_widths,
@@ -165,14 +165,14 @@ TWINS = (
         "one critical point also where the widths are equal",
     ),
     Twin("eqn59", lambda: (1.0004, 2.0), "ratios nearer to 1 than 0.0004 are left out"),
-    Twin("thm3-laplace", _pade, "a Padé approximant below D = 0.06 widths"),
+    Twin("thm3-laplace", _pade, "a Padé approximant below D = 0.055 widths"),
     Twin("thm3-fixed-bias", _fixed_bias, "θ₂ of the positive cluster is neglected beyond 40"),
     Twin(
         "thm3-line",
         _by_position,
         "up to three clusters overlap by position, not by mean residual life",
     ),
-    Twin("a4-signs", _table, "the border in D interpolated between five df"),
+    Twin("a4-signs", _table, "the border in D interpolated between three df"),
     Twin(
         "a4-signs",
         lambda marginal, distance: distance >= 1,
@@ -186,7 +186,7 @@ TWINS = (
         lambda point, length: np.array([1.0, 0, np.clip(point.s_minus, -100, 100)]) * length,
         "ξ/‖v‖ is cut off at 100",
     ),
-    Twin("thm3-eigenvalues", _without_one, "s₋² in place of 1 + s₋² beyond 60"),
+    Twin("thm3-eigenvalues", _without_one, "s₋² in place of 1 + s₋² beyond 25"),
     Twin("thm3-stability", _rises_ahead, "at widths within 15% only the slope at s₊ is looked at"),
     Twin(
         "thm3-stability",

@@ -165,4 +165,4 @@ def _end_of_level(marginal: Marginal, inside: float, outside: float, distance: f
         at = middle + distance
         slope = 1 - marginal.mean_residual(at) / marginal.inverse_hazard(at)
         inside, outside = (middle, outside) if slope < 1e-9 else (inside, middle)
-    return float(inside)
+    return float(inside - 1e-8 * distance)  # safely within

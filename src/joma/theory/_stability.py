@@ -50,7 +50,8 @@ def is_stable(
     if point.s_plus <= point.s_minus:
         return False
     hazards = other.inverse_hazard(point.s_minus), marginal.inverse_hazard(point.s_plus)
-    return bool(hazards[1] > hazards[0] * (1 + 1e-7))
+    rounding = 50 * max(marginal.noise, other.noise)
+    return bool(hazards[1] > hazards[0] * (1 + rounding))
 
 
 class Jacobian(NamedTuple):

@@ -11,6 +11,7 @@ from joma.experiments.claims._isotropic import (
     FAMILY,
     Array,
     TwoHumps,
+    decide,
     draw,
     family_of,
     flow,
@@ -171,16 +172,18 @@ def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
 def _stability(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Signs of the eigenvalues of the flow in (v, ξ) besides the one along the ray."""
     del rng
-    return Measurement(float(max(_stability_error(formula, one) for one in _all_rests())), 0.0)
+    wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
+    return Measurement(float(np.mean(wrong)), 0.0)
 
 
-def _stability_error(formula: Formula, rest: _Rest) -> float:
+def _stability_at(formula: Formula, rest: _Rest) -> Measurement:
     values = np.linalg.eigvals(rest.jacobian).real / rest.size()
     others = np.delete(values, np.argmin(np.abs(values)))
     if np.abs(others).min() < 1e-5:
         raise JomaError("the node must return or leave faster than the reference errs")
     stable = bool(np.all(others < 0))
-    return float(formula(rest.positive, rest.point, negative=rest.negative) != stable)
+    said = formula(rest.positive, rest.point, negative=rest.negative)
+    return decide(said != stable, 10 * float(others.max()))
 
 
 _SCENE: dict[str, Any] = {
@@ -305,7 +308,8 @@ def _phase_at(formula: Formula, point: Point) -> Measurement:
     if abs(np.log(largest / point["ratio"])) < 1e-2:
         raise JomaError("the ratio must not lie on the boundary")
     grows = formula(family, point["distance"], point["ratio"], negative=negative).grows
-    return Measurement(float(grows != bool(point["ratio"] < largest)), 0.0)
+    border = np.log(largest / point["ratio"])
+    return decide(grows != bool(point["ratio"] < largest), border)
 
 
 def _trained(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -401,7 +405,7 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_stability,
         search=Search(
             _SMOOTH,
-            lambda formula, point: Measurement(_stability_error(formula, _at(point)), 0.0),
+            lambda formula, point: _stability_at(formula, _at(point)),
         ),
     ),
     Claim(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from joma.errors import JomaError
+from joma.experiments.claims._measurement import Measurement
 from joma.experiments.claims._search import Choice, Integer, Parameter, Point, Real
 from joma.theory.marginals import (
     Ball,
@@ -367,6 +368,11 @@ def draw(marginal: Marginal, n: int, size: int, rng: np.random.Generator) -> Arr
             return (unit * rng.random((size, 1)) ** (1 / dimensions))[:, :n]
         case _:
             raise JomaError(f"marginal {marginal} has no sampler")
+
+
+def decide(wrong: bool, border: float) -> Measurement:
+    """The measurement of a yes or no: the nearer to the border, the larger, to guide a search."""
+    return Measurement(2.0 if wrong else 0.1 * float(np.exp(-abs(border))), 1.0)
 
 
 FAMILY: dict[str, Parameter] = {

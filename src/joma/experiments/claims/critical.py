@@ -12,6 +12,7 @@ from joma.experiments.claims._isotropic import (
     FAMILIES,
     FAMILY,
     Spiked,
+    decide,
     family_of,
     flow,
     reference,
@@ -96,7 +97,7 @@ def _sufficiency(formula: Formula, rng: np.random.Generator) -> Measurement:
         tilt = 0.0 if case % 2 == 0 else rng.uniform(0.3, 0.9)
         values = {"df": 3.0, "distance": distance, "tilt": tilt, "length": rng.uniform(0.5, 2)}
         at = Point({**values, "shift": 0.0, "log_factor": 0.0})
-        wrong += _sufficiency_at(formula, at).error
+        wrong += not _sufficiency_at(formula, at).holds
     return Measurement(wrong / 4, 0.0)
 
 
@@ -115,7 +116,7 @@ def _sufficiency_at(formula: Formula, point: Point) -> Measurement:
     if 1e-8 < size < 1e-4 or 0 < abs(tilt) < 1e-4:
         raise JomaError(_UNDECIDED)
     rests = bool(size <= 1e-8)
-    return Measurement(float(formula(marginal, means, v, bias, ratio) != rests), 0.0)
+    return decide(formula(marginal, means, v, bias, ratio) != rests, np.log10(size + 1e-16) + 6)
 
 
 def _sufficient(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -139,7 +140,7 @@ def _sufficient_at(formula: Formula, point: Point) -> Measurement:
     value = float(zero.first_integral * zero.density)
     if 1e-12 < abs(value - 0.25) < 2e-3:
         raise JomaError(_UNDECIDED)
-    return Measurement(float(formula(marginal) != _falls_at_zero(marginal)), 0.0)
+    return decide(formula(marginal) != _falls_at_zero(marginal), 10 * (value - 0.25))
 
 
 def _existence(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -170,7 +171,8 @@ def _existence_at(formula: Formula, point: Point) -> Measurement:
     if any(abs(s) > 1e4 * max(1.0, distance) for s, _ in found):
         raise JomaError(_UNDECIDED)
     expected = _meet(positive, distance, negative)
-    return Measurement(float(formula(positive, distance, negative) != expected), 0.0)
+    farthest = max([abs(s) for s, _ in found], default=1.0)  # roots are lost far out
+    return decide(formula(positive, distance, negative) != expected, 10 / farthest)
 
 
 def _gaussians(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -179,7 +181,7 @@ def _gaussians(formula: Formula, rng: np.random.Generator) -> Measurement:
     for _ in range(6):
         widths = np.exp(rng.uniform(-1, 1, size=2))
         at = Point({"positive": widths[0], "negative": widths[1], "distance": rng.uniform(0.5, 4)})
-        wrong += _gaussians_at(formula, at).error
+        wrong += not _gaussians_at(formula, at).holds
     return Measurement(wrong / 6, 0.0)
 
 
@@ -188,7 +190,7 @@ def _gaussians_at(formula: Formula, point: Point) -> Measurement:
     if 0 < abs(np.log(plus / minus)) < 1e-3:
         raise JomaError(_UNDECIDED)
     found = rest_points(Scaled(Gaussian(), plus), distance, Scaled(Gaussian(), minus))
-    return Measurement(float(formula(plus, minus, distance) != len(found)), 0.0)
+    return decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
 
 
 def _active_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -262,7 +264,8 @@ def _signs_at(formula: Formula, point: Point) -> Measurement:
         s, _ = _rest_point(marginal, distance)
         if min(abs(s), abs(s + distance)) < 1e-6 * max(1.0, distance):
             raise JomaError(_UNDECIDED)
-    return Measurement(float(formula(marginal, distance) != _straddles(marginal, distance)), 0.0)
+    border = 10 * min(abs(s), abs(s + distance)) / distance
+    return decide(formula(marginal, distance) != _straddles(marginal, distance), border)
 
 
 def _laplace(formula: Formula, rng: np.random.Generator) -> Measurement:
