@@ -48,7 +48,9 @@ def curves(folder: Path) -> dict[str, Any]:
     log = Run.open(folder / "probe").metrics.read()
     lower = np.array([str(module).endswith(LOWER) for module in log["module"]])
     return {
-        "validation": [[int(step), float(value)] for step, value in zip(steps, values, strict=True)],
+        "validation": [
+            [int(step), float(value)] for step, value in zip(steps, values, strict=True)
+        ],
         "lowest_validation": [int(steps[lowest]), float(values[lowest])],
         "last_over_lowest": float(values[-1] / values[lowest]),
         "stable_rank": _by_layer(log, (log["name"] == "stable_rank") & lower),
