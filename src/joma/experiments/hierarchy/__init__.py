@@ -10,7 +10,15 @@ tokens, over what evenly spread attention would give it. What "first" and "later
 in `_course`.
 """
 
-from joma.experiments._experiment import Choice, Experiment, Option, Outcome, Request, Scale, publish
+from joma.experiments._experiment import (
+    Choice,
+    Experiment,
+    Option,
+    Outcome,
+    Request,
+    Scale,
+    publish,
+)
 from joma.experiments.hierarchy._groups import GROUPS, OPTIMIZERS, SIZES
 from joma.report import figures
 from joma.runs import Run

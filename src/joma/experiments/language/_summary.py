@@ -356,7 +356,7 @@ def _ranks_at_end(shown: Sequence[Curves], what: str) -> str:
         ratios = own.rank_at_end
         rows.append(
             f"{_label(own, what)} {int((ratios >= RISES).sum())} of {ratios.size} "
-            f"(at most {np.nanmax(ratios):.3f} times the lowest)"
+            f"(at most {np.fmax.reduce(ratios, axis=None):.3f} times the lowest)"
         )
     return (
         f"Stable ranks of lower MLP weights that end {RISES - 1:.0%} or more above their lowest, "
