@@ -32,9 +32,10 @@ def test_each_member_moves_as_under_torchs_sgd():
         generator = torch.Generator().manual_seed(step)
         for name in ("matrix", "vector"):
             shape = ours[name].shape
-            ours[name].grad = torch.randn(shape, generator=generator, dtype=torch.float64)
+            gradient = torch.randn(shape, generator=generator, dtype=torch.float64)
+            ours[name].grad = gradient
             for member, own in enumerate(theirs):
-                own[name].grad = ours[name].grad[member].clone()
+                own[name].grad = gradient[member].clone()
         optimizer.step()
         for one in plain:
             one.step()
