@@ -100,7 +100,9 @@ def verdicts(records: Sequence[Record], seconds: float) -> None:
         if record.get("condition")
     }
     errata = {record["claim"]: record["erratum"] for record in records if record.get("erratum")}
-    for heading, lines in (("Conditions", conditions), ("Errata", errata)):
+    failures = {record["claim"]: record["failure"] for record in records if "failure" in record}
+    lists = (("Conditions", conditions), ("Errata", errata), ("Failures", failures))
+    for heading, lines in lists:
         if lines:
             indented = [
                 Padding(Text.assemble((claim, "bold"), f": {printable(line)}"), (0, 0, 0, 2))
