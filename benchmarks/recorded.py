@@ -9,8 +9,8 @@ FOLDER holds the recorded curves that `joma reproduce fig6 --reference` takes.
    is counted in layer 0 alone and in any layer.
 2. How many collapse (`attention_collapse`), by learning rate.
 3. How far recorded seeds are from each other at learning rate 1e-4, by depth: the root mean square
-   over steps of the difference of two seeds' validation losses, mean over pairs, and that divided by
-   √3, which is what the means of three seeds of two such runs would differ by.
+   over steps of the difference of two seeds' validation losses, mean over pairs, and that divided
+   by √3, which is what the means of three seeds of two such runs would differ by.
 """
 
 import argparse
