@@ -10,7 +10,7 @@ import pytest
 import joma
 import joma.experiments
 from joma.experiments import Experiment, Option, Outcome, Request, Scale, Verdict, claims
-from joma.experiments.claims import Claim, Measurement
+from joma.experiments.claims import Claim, Measurement, errata
 from joma.runs import Run
 
 
@@ -29,7 +29,6 @@ def make_claims() -> tuple[Claim, ...]:
             lambda: 2.0,
             difference,
             printed=lambda: 3.0,
-            erratum="print says three.",
         ),
         Claim("ours", "two", "new", "by hand", lambda: 2.0, difference),
     )
@@ -71,10 +70,34 @@ def make_trained(name: str, reproduce=None, **fields) -> Experiment:
     return make_experiment(name, reproduce=reproduce or default, **{**settings, **fields})
 
 
+def make_erratum(name: str, root: str = "", document: str = errata.PREPRINT) -> errata.Erratum:
+    return errata.Erratum(
+        name,
+        "Eqn 2: three for two",
+        document,
+        "Eqn 2",
+        "three",
+        "two",
+        "By counting.",
+        "None.",
+        "a number",
+        "one case",
+        lambda: 0.5,
+        ("misprinted",),
+        root,
+    )
+
+
 @pytest.fixture
 def few_claims(monkeypatch) -> tuple[Claim, ...]:
     few = make_claims()
     monkeypatch.setattr(claims, "CLAIMS", few)
+    listed = (
+        make_erratum("eqn-2-three"),
+        make_erratum("eqn-3-three", root="eqn-2-three"),
+        make_erratum("slide-three", root="eqn-2-three", document=errata.TALK),
+    )
+    monkeypatch.setattr(errata, "ERRATA", listed)
     return few
 
 

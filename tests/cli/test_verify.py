@@ -19,7 +19,10 @@ class TestVerify:
         assert result.exit_code == 0
         for text in ("right", "JoMA Eqn 1", "✓ 0", "✗ 1.0e+00", "≤ 1.0e-06", "by hand"):
             assert text in result.stdout
-        assert "misprinted: print says three." in result.stdout
+        assert "  JoMA preprint: 2 errata from 1 slip\n" in result.stdout
+        assert "    eqn-2-three: Eqn 2. Printed: three. Corrected: two.\n" in result.stdout
+        assert "      eqn-3-three (follows from eqn-2-three): Eqn 2." in result.stdout
+        assert "  talk: 1 erratum from 1 slip, repeated from the JoMA preprint\n" in result.stdout
         last = result.stdout.splitlines()[-1]
         assert last.startswith("3 of 3 claims hold as derived; 1 of 2 printed forms does not hold.")
         assert not Path("runs").exists()
@@ -76,6 +79,8 @@ class TestVerify:
         records = json.loads(result.stdout)
         assert [record["claim"] for record in records] == ["misprinted", "ours"]
         assert records[0]["printed"] == {"holds": False, "error": 1.0}
+        assert records[0]["errata"] == ["eqn-2-three", "eqn-3-three", "slide-three"]
+        assert "errata" not in records[1]
         assert records[1]["printed"] is None
 
     def test_a_failing_claim_exits_with_1(self, monkeypatch, few_claims):

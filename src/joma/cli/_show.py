@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from joma.experiments.claims.errata import Erratum
+
 Record = dict[str, Any]
 
 _ACTING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -89,8 +91,7 @@ def table(*columns: str) -> "Table":
 
 def verdicts(records: Sequence[Record], seconds: float) -> None:
     """Prints what was measured of each claim, the errata, and a summary as the last line."""
-    from rich.padding import Padding
-    from rich.text import Text
+    from joma.experiments.claims import errata
 
     put(_verdict_table(records, console().width), "")
     conditions = {
@@ -99,17 +100,43 @@ def verdicts(records: Sequence[Record], seconds: float) -> None:
         for record in records
         if record.get("condition")
     }
-    errata = {record["claim"]: record["erratum"] for record in records if record.get("erratum")}
+    found = errata.find(name for record in records for name in record.get("errata", ()))
     failures = {record["claim"]: record["failure"] for record in records if "failure" in record}
-    lists = (("Conditions", conditions), ("Errata", errata), ("Failures", failures))
+    lists = (
+        ("Conditions", [_entry(claim, f": {text}") for claim, text in conditions.items()]),
+        ("Errata", _errata(found)),
+        ("Failures", [_entry(claim, f": {text}") for claim, text in failures.items()]),
+    )
     for heading, lines in lists:
         if lines:
-            indented = [
-                Padding(Text.assemble((claim, "bold"), f": {printable(line)}"), (0, 0, 0, 2))
-                for claim, line in lines.items()
-            ]
-            put(heading, *indented, "")
+            put(heading, *lines, "")
     put(f"{summary(records)} {seconds:.1f} s.")
+
+
+def _errata(found: "Sequence[Erratum]") -> list[Any]:
+    """Errata by document and root, with how many there are."""
+    from joma.experiments.claims import errata
+
+    lines: list[Any] = []
+    for document, roots in errata.group(found).items():
+        lines.append(_entry(f"{document}: {errata.count(document, found)}"))
+        for members in roots.values():
+            for erratum in members:
+                follows = f" (follows from {erratum.root})" if erratum.root else ""
+                text = (
+                    f"{follows}: {erratum.place}. Printed: {erratum.printed}. "
+                    f"Corrected: {erratum.corrected}."
+                )
+                lines.append(_entry(erratum.id, text, indent=6 if erratum.root else 4))
+    return lines
+
+
+def _entry(name: str, text: str = "", *, indent: int = 2) -> Any:
+    """A name in bold and a text, indented."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text.assemble((printable(name), "bold"), printable(text)), (0, 0, 0, indent))
 
 
 def summary(records: Sequence[Record]) -> str:

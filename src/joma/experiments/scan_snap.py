@@ -108,8 +108,8 @@ def judge(data: Data) -> Outcome:
         f"within {apart:.0%} to t = {end:g}); late, B is straight in ln ln t (R² = {straight:.4f})."
         f" But a token in between rises ({last[0][2]:+.2f}), early on a larger η_Y is "
         f"{'sparser' if np.all(np.diff(early) < 0) else 'not sparser'}, and "
-        f"from 100 t₀ on B grows by {grown:.2f}, not by the {float(talk) - b:.2f} of the printed "
-        "formula.",
+        f"from 100 t₀ on B grows by {grown:.2f}, not by the {float(talk) - b:.2f} of the slide's "
+        "constant.",
     )
 
 

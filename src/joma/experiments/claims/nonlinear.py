@@ -168,16 +168,15 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn6",
         title="v̇ = (μ-v)exp(v²/2) is solved by inverting t = F(v/μ, μ)",
-        source="JoMA, Eqns 6, 79",
+        source="JoMA preprint, Eqns 6, 79",
         method="30 digits at the same float t, |μ| up to 6",
         derived=nonlinear.weights,
         measure=_weights,
-        erratum="Right as an equation; the text after it calls its gate exp(v²) for exp(v²/2).",
     ),
     Claim(
         id="eqn6-ode",
         title="the same against the differential equation itself",
-        source="JoMA, Eqn 6",
+        source="JoMA preprint, Eqn 6",
         method="implicit integration (Radau, 1e-10)",
         derived=nonlinear.weights,
         measure=_implicit,
@@ -201,7 +200,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn84",
         title="∂F/∂μ = √(π/2) erf(rμ/√2) + (1-e^{-r²μ²/2})/μ - μF",
-        source="JoMA, Eqns 81-84",
+        source="JoMA preprint, Eqns 81-84",
         method="central differences of quadratures",
         derived=_derivative,
         measure=_in_mu,
@@ -209,7 +208,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="fig4-entropy",
         title="attention entropy drops, then rebounds",
-        source="JoMA, Fig. 4",
+        source="JoMA preprint, Fig. 4",
         method="implicit integration for five targets",
         derived=lambda mu: (True, True),
         measure=_entropy(_MIXED, random=2),
@@ -235,12 +234,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="sec4-rank",
         title="the rank of W does not drop",
-        source="JoMA, Section 4 (end)",
+        source="new",
         method="singular values along the matrix equation",
         derived=lambda: False,
-        printed=lambda: True,
         measure=_rank_drops,
-        erratum="It is the stable rank that drops and bounces back, not the rank.",
     ),
     Claim(
         id="sec4-stable-rank",

@@ -138,7 +138,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma6",
         title="(1-e^{-y²})/y ≤ 1/√2",
-        source="JoMA, Lemma 6",
+        source="JoMA preprint, Lemma 6",
         method="maximum over a fine grid",
         derived=lambda: np.sqrt(0.5),
         measure=lambda formula, rng: _below(formula(), _lemma6_peak()),
@@ -154,7 +154,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma7",
         title="e^{-y²/2}∫₀ʸe^{x²/2}dx ≤ 1",
-        source="JoMA, Lemma 7",
+        source="JoMA preprint, Lemma 7",
         method="maximum over a fine grid, Simpson's rule",
         derived=lambda: 1.0,
         measure=lambda formula, rng: _below(formula(), _lemma7_peak()),
@@ -170,7 +170,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm4",
         title="0 ≤ F - e^{-μ²/2} ln(1/δ) ≤ √(π/2)+1",
-        source="JoMA, Theorem 4 (Eqn 88)",
+        source="JoMA preprint, Theorem 4 (Eqn 88)",
         method="Simpson's rule over a grid of μ and δ",
         derived=printed.offset_bound,
         measure=_offset_bound,
@@ -186,7 +186,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm4-rates",
         title="ln(1/δ_j)/ln(1/δ_k) = e^{(μ_j²-μ_k²)/2}(1+Λ) with |λ_jk| ≤ √(2π)+2",
-        source="JoMA, Theorem 4 (Eqn 7)",
+        source="JoMA preprint, Theorem 4 (Eqn 7)",
         method="implicit integration of eight components",
         derived=lambda: np.sqrt(2 * np.pi) + 2,
         measure=lambda formula, rng: _below(
@@ -206,27 +206,25 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm4-leading",
         title="F is e^{-μ²/2} ln(1/δ) up to a bounded rest",
-        source="JoMA, after Eqn 88",
+        source="JoMA preprint, after Eqn 88",
         method="20 digits down to δ = 1e-300",
         derived=_leading_time,
         printed=printed.leading_time,
         measure=_leading,
-        erratum="Printed with e^{-μ²}; the rest is then unbounded.",
     ),
     Claim(
         id="thm4-threshold",
         title="|Λ| ≤ 1/N once ln δ_k ≤ -N · 0.8643 e^{+μ_k²/2}, sharp",
-        source="JoMA, Theorem 4 (closing line)",
+        source="JoMA preprint, Theorem 4 (closing line)",
         method="N|Λ| at N = 10 times the threshold, 20 digits",
         derived=nonlinear.settled_threshold,
         printed=printed.settled_threshold,
         measure=_settled,
-        erratum="Printed with e^{-μ_k²} for e^{+μ_k²/2}: it is reached long before Λ is small.",
     ),
     Claim(
         id="thm4-linear",
         title="with linear attention the rates stand as μ_j to μ_k",
-        source="JoMA, Theorem 4 (remark)",
+        source="JoMA preprint, Theorem 4 (remark)",
         method="logistic closed form from v(0) = .05 against the ODE",
         derived=nonlinear.linear_attention_residual,
         measure=_logistic,

@@ -50,11 +50,6 @@ def homogeneous_slopes(
     return total * marginal.pdf(s), -total * s * marginal.pdf(s)
 
 
-def ratio_bounds() -> tuple[float, float]:
-    """After Eqn 59: every ratio a₋/a₊ with a critical point lies in (½, 1) ∪ (1, 2)."""
-    return 0.5, 2.0
-
-
 def jacobian(
     marginal: Marginal, point: CriticalPoint, *, positive_gradient: float = 1.0, length: float = 1.0
 ) -> Jacobian:
