@@ -20,18 +20,23 @@ from scipy import optimize
 from joma.errors import JomaError
 from joma.theory import _checks, _eqn6, _special
 from joma.theory._checks import Array
+from joma.theory._fit import Course, Estimate, Fit, fit
 from joma.theory.clusters import CriticalPoint, critical_points, expectations
 
 __all__ = [
+    "Course",
     "CriticalPoint",
     "DropAndRebound",
+    "Estimate",
     "Fate",
+    "Fit",
     "attention_entropy",
     "critical_points",
     "drop_and_rebound",
     "elapsed",
     "entropy_fate",
     "expectations",
+    "fit",
     "lemma6_bound",
     "lemma7_bound",
     "linear_attention_residual",
