@@ -51,13 +51,21 @@ def judge(kind: str, noise: float, part: float, targets: str, curve: int) -> dic
     rng = np.random.default_rng([curve, *case])
     t, measured, exact, mu, tau, entropy = plant(kind, noise, targets, rng)
     seen = round(part * POINTS)
-    if kind == "v":
-        found = nonlinear.fit(t[:seen], v=measured[:seen], rng=rng)
-    else:
-        found = nonlinear.fit(t[:seen], entropy=measured[:seen], components=COMPONENTS, rng=rng)
+    known = {"spans": (part * SPANS[0], part * SPANS[1])} if targets == "prior" else {}
+    row: dict[str, object] = dict.fromkeys(FIELDS, 0)
+    row |= dict(targets=targets, kind=kind, noise=noise, part=part, curve=curve)
+    row["mu_all"] = mu.size
+    try:
+        if kind == "v":
+            found = nonlinear.fit(t[:seen], v=measured[:seen], rng=rng, **known)
+        else:
+            found = nonlinear.fit(
+                t[:seen], entropy=measured[:seen], components=COMPONENTS, rng=rng, **known
+            )
+    except JomaError:
+        return row  # too few measurements
     given = np.isfinite(found.mu.low)
     right = found.mu.low.size == mu.size
-    row: dict[str, object] = dict(targets=targets, kind=kind, noise=noise, part=part, curve=curve)
     row["mu_all"], row["mu_given"] = found.mu.low.size, int(np.sum(given))
     row["mu_covered"] = int(np.sum(found.mu.covers(mu) & given)) if right else 0
     row["tau_given"] = int(np.isfinite(found.time_scale.low))

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from joma.theory._checks import Array
 
 _KEPT = 0.5  # effective share of the sample that one level keeps
-_MOVES = 4  # Metropolis moves of either kind at a level
-_LAST_MOVES = 12  # and at the posterior itself
+_MOVES = 5  # Metropolis moves of either kind at a level
+_LAST_MOVES = 16  # and at the posterior itself
 
 Groups = NDArray[np.int64]
 

@@ -20,8 +20,9 @@ from joma.theory._fit_model import Model
 _DRAWS = 400
 _WIDE = 0.5  # share of the prior's interval from which a quantity counts as not identified
 _CERTAIN = 0.95  # probability of a number of components from which μ is reported
-_APART = 1.2  # ratio of spreads, all draws to one run's, from which two runs disagree
+_APART = 1.1  # ratio of spreads, all draws to one run's, from which two runs disagree
 _COURSE_NODES = 200
+_FEWEST_ENTROPIES = 20  # of fewer, the intervals do not cover as they say: docs/theory/prediction.md
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +162,7 @@ def fit(
     multiplicity: bool = False,
     scale: float = 1.0,
     largest: float = 5.0,
+    spans: tuple[float, float] = (0.02, 50.0),
     noise: float | None = None,
     level: float = 0.9,
     rng: np.random.Generator | int = 0,
@@ -169,7 +171,7 @@ def fit(
 
     The model is v̇ = (μ - v) exp(v²/2)/τ from v(0) = 0 with one τ for all components, entropy of
     softmax(scale · v²), and independent Gaussian noise. Priors: |μ| uniform up to `largest`; ln τ
-    uniform with the last t between 0.02 and 50 τ; the number of components uniform in `components`;
+    uniform with the last t within `spans` of τ; the number of components uniform in `components`;
     the logarithm of the noise uniform between 1e-4 and 1 of the largest measured value.
 
     Args:
@@ -181,6 +183,7 @@ def fit(
             components, not necessarily whole. The entropy is then ln m larger.
         scale: The attention is softmax(scale · v²).
         largest: Largest |μ|, at most 6.
+        spans: How many τ the measured part lasts: least and most.
         noise: Standard deviation of the noise, where it is known.
         level: Posterior probability of all intervals.
         rng: Seed or generator.
@@ -191,7 +194,7 @@ def fit(
     Raises:
         JomaError: An argument is not as described.
     """
-    model = _model(t, v, entropy, components, multiplicity, scale, largest, noise)
+    model = _model(t, v, entropy, components, multiplicity, scale, largest, spans, noise)
     inside = _checks.scalar("level", level)
     if not 0 < inside < 1:
         raise JomaError(f"level must lie between 0 and 1, got {inside:g}")
@@ -209,6 +212,7 @@ def _model(
     multiplicity: bool,
     scale: float,
     largest: float,
+    spans: tuple[float, float],
     noise: float | None,
 ) -> Model:
     when = _checks.shape("t", _checks.non_negative("t", t), (None,))
@@ -222,6 +226,9 @@ def _model(
     if top > _flow_table.LARGEST_MU:
         raise JomaError(f"largest must be at most {_flow_table.LARGEST_MU:g}, got {top:g}")
     sharpness = _checks.positive_scalar("scale", scale)
+    lasts = _checks.shape("spans", _checks.positive("spans", spans), (2,))
+    if lasts[0] >= lasts[1]:
+        raise JomaError(f"spans must be (least, most), got ({lasts[0]:g}, {lasts[1]:g})")
     known = None if noise is None else _checks.positive_scalar("noise", noise)
     if v is not None:
         data = _checks.shape("v", _checks.finite("v", v), (when.size, None))
@@ -233,6 +240,11 @@ def _model(
     else:
         assert entropy is not None
         data = _checks.shape("entropy", _checks.finite("entropy", entropy), (when.size,))
+        if when.size < _FEWEST_ENTROPIES:
+            raise JomaError(
+                f"entropy must hold at least {_FEWEST_ENTROPIES} measurements, got {when.size}; "
+                "fewer do not determine μ, and intervals from them are not reliable"
+            )
         bounds = _checks.shape("components", _checks.finite("components", components), (2,))
         few, most = (_checks.whole("components", number, 2) for number in bounds)
         if most < few:
@@ -242,7 +254,8 @@ def _model(
             raise JomaError(f"entropy must be positive somewhere, got at most {np.max(data):.3g}")
     if not np.any(data):
         raise JomaError(f"{'entropy' if v is None else 'v'} must not be zero throughout")
-    return Model(when, data, sharpness, top, groups, bool(multiplicity), known)
+    between = (float(lasts[0]), float(lasts[1]))
+    return Model(when, data, sharpness, top, between, groups, bool(multiplicity), known)
 
 
 def _summary(
@@ -250,7 +263,7 @@ def _summary(
 ) -> Fit:
     reasons: dict[str, str] = {}
     scale_draws = model.t[-1] * np.exp(-draws.points[:, 0])
-    width = level * np.log(_fit_model.SPANS[1] / _fit_model.SPANS[0])
+    width = level * np.log(model.spans[1] / model.spans[0])
     time_scale = _judge(
         "time_scale", scale_draws, np.log(scale_draws), width, run, level, reasons
     )

@@ -19,15 +19,13 @@ from joma.theory import _annealing, _flow_table, _special
 from joma.theory._annealing import Draws, Groups
 from joma.theory._checks import Array
 
-SPANS = (0.02, 50.0)
-"""The measured time span in units of the time scale: the prior of its logarithm is uniform."""
-
 MULTIPLICITIES = (1.0, 1000.0)
 NOISES = (1e-4, 1.0)
-"""Standard deviation of the noise as a share of the largest measured value; prior as above."""
+"""Standard deviation of the noise as a share of the largest measured value."""
 
 _LEVELS = 150
 _PRIOR_DRAWS = 20_000
+_MANY = 1000
 _START_DRAWS = 3_000
 _DEFENSIVE = 0.2  # share of the start's draws that come from the prior
 _TAIL = 5.0  # degrees of freedom of the start's Student distribution
@@ -42,6 +40,7 @@ class Model:
         data: Measured v (T, M), or entropy (T,).
         scale: The attention is softmax(scale · v²); unused for v.
         largest: The prior of μ is uniform up to this.
+        spans: Least and most of s, of whose logarithm the prior is uniform.
         groups: Numbers of components that are possible.
         multiplicity: Whether m is free.
         noise: Known standard deviation of the noise, or None.
@@ -51,6 +50,7 @@ class Model:
     data: Array
     scale: float
     largest: float
+    spans: tuple[float, float]
     groups: tuple[int, ...]
     multiplicity: bool
     noise: float | None
@@ -81,7 +81,7 @@ class Model:
 
     def log_prior(self, points: Array, group: Groups) -> Array:
         """Ln prior density: μ uniform, and for entropy in decreasing order."""
-        inside = (points[:, 0] >= np.log(SPANS[0])) & (points[:, 0] <= np.log(SPANS[1]))
+        inside = (points[:, 0] >= np.log(self.spans[0])) & (points[:, 0] <= np.log(self.spans[1]))
         if self.multiplicity:
             inside &= (points[:, 1] >= 0) & (points[:, 1] <= np.log(MULTIPLICITIES[1]))
         mu = points[:, self.head :]
@@ -100,7 +100,12 @@ class Model:
 
     def log_likelihood(self, squares: Array, level: float) -> Array:
         """Ln likelihood, the noise integrated out, with `level` added to the noise."""
-        return _special.log_sum_exp(self._each_noise(squares, level))
+        if squares.size < _MANY:
+            return _special.log_sum_exp(self._each_noise(squares, level))
+        # Of very many draws, the start of a fit, it is interpolated.
+        logarithms = np.log(np.maximum(squares, 1e-300))
+        nodes = np.linspace(np.min(logarithms), np.max(logarithms) + 1e-9, _MANY - 1)
+        return np.interp(logarithms, nodes, self.log_likelihood(np.exp(nodes), level))
 
     def precision(self, squares: Array, level: float) -> Array:
         """The mean of 1/σ² over the noise, given the sum of squares."""
@@ -145,7 +150,7 @@ class Model:
     def target(self) -> _annealing.Target:
         """What the sampler needs."""
         wide = np.full(self.head + max(self.groups), self.largest)
-        wide[0] = np.log(SPANS[1] / SPANS[0])
+        wide[0] = np.log(self.spans[1] / self.spans[0])
         if self.multiplicity:
             wide[1] = np.log(MULTIPLICITIES[1])
         lowest = self.noise / 3 if self.noise is not None else self.top * NOISES[0]
@@ -210,7 +215,12 @@ def sample_posterior(
         starts = [_start_at_best(model, rng) for _ in range(2)]
     else:
         points, group, curves = _prior_curves(
-            model.t.tobytes(), model.scale, model.largest, model.groups, model.multiplicity
+            model.t.tobytes(),
+            model.scale,
+            model.largest,
+            model.spans,
+            model.groups,
+            model.multiplicity,
         )
         prior = model.log_prior(points, group)
         every = Draws(points, group, prior, model.squares(curves))
@@ -239,33 +249,26 @@ def _entropy(logits: Array) -> Array:
 
 @lru_cache(maxsize=2)
 def _prior_curves(
-    times: bytes, scale: float, largest: float, groups: tuple[int, ...], multiplicity: bool
+    times: bytes,
+    scale: float,
+    largest: float,
+    spans: tuple[float, float],
+    groups: tuple[int, ...],
+    multiplicity: bool,
 ) -> tuple[Array, Groups, Array]:
     """Draws of the prior with their curves at the measured times, kept for the next fit."""
     rng = np.random.default_rng(20)
     t = np.frombuffer(times)
+    model = Model(t, np.zeros(t.size), scale, largest, spans, groups, multiplicity, None)
     group = rng.choice(np.array(groups, dtype=np.int64), _PRIOR_DRAWS)
-    points = _draw_prior(group, max(groups), largest, multiplicity, rng)
-    model = Model(t, np.zeros(t.size), scale, largest, groups, multiplicity, None)
-    return points, group, model.curves(points, group, t)
-
-
-def _draw_prior(
-    group: Groups,
-    most: int,
-    largest: float,
-    multiplicity: bool,
-    rng: np.random.Generator,
-) -> Array:
-    head = 2 if multiplicity else 1
-    points = np.zeros((group.size, head + most))
-    points[:, 0] = rng.uniform(*np.log(SPANS), group.size)
+    points = np.zeros((group.size, model.head + max(groups)))
+    points[:, 0] = rng.uniform(*np.log(spans), group.size)
     if multiplicity:
         points[:, 1] = rng.uniform(*np.log(MULTIPLICITIES), group.size)
-    mu = rng.uniform(0, largest, (group.size, most))
-    mu[np.arange(most) >= group[:, None]] = 0
-    points[:, head:] = -np.sort(-mu, axis=1)
-    return points
+    mu = rng.uniform(0, largest, (group.size, max(groups)))
+    mu[np.arange(max(groups)) >= group[:, None]] = 0
+    points[:, model.head :] = -np.sort(-mu, axis=1)
+    return points, group, model.curves(points, group, t)
 
 
 # The start for v: given the time scale, every component has its own best μ.
@@ -277,7 +280,8 @@ def _start_at_best(model: Model, rng: np.random.Generator) -> tuple[Draws, Array
     size = best.size
     root = np.linalg.cholesky(covariance)
     count = model.data.shape[1]
-    log_volume = np.log(np.log(SPANS[1] / SPANS[0])) + count * np.log(2 * model.largest)
+    spans = np.log(model.spans)
+    log_volume = np.log(spans[1] - spans[0]) + count * np.log(2 * model.largest)
     log_det = 2 * np.sum(np.log(np.diag(root)))
     constant = float(
         _special.gammaln((_TAIL + size) / 2)
@@ -290,7 +294,7 @@ def _start_at_best(model: Model, rng: np.random.Generator) -> tuple[Draws, Array
     near = best + far * (rng.normal(size=(_START_DRAWS, size)) @ root.T)
     wide = np.column_stack(
         [
-            rng.uniform(*np.log(SPANS), _START_DRAWS),
+            rng.uniform(*spans, _START_DRAWS),
             rng.uniform(-model.largest, model.largest, (_START_DRAWS, count)),
         ]
     )
@@ -307,7 +311,7 @@ def _start_at_best(model: Model, rng: np.random.Generator) -> tuple[Draws, Array
 def _best(model: Model) -> tuple[Array, Array]:
     """The best fit (ln s, μ) by least squares from the best node of a grid, and its covariance."""
     count = model.data.shape[1]
-    nodes, mu, share = _grid(model.t.tobytes(), model.largest)
+    nodes, mu, share = _grid(model.t.tobytes(), model.spans, model.largest)
     curves = share * mu[:, None]  # (S, U, T)
     product = np.einsum("sut,tk->suk", curves, model.data)
     squares = np.sum(curves**2, axis=2)[:, :, None] - 2 * np.abs(product)
@@ -318,12 +322,13 @@ def _best(model: Model) -> tuple[Array, Array]:
     first = np.concatenate([[nodes[node]], sign * mu[at[node]]])
 
     group = np.array([count])
-    wide = np.concatenate([[np.log(SPANS[1] / SPANS[0])], np.full(count, 2 * model.largest)])
+    spans = np.log(model.spans)
+    wide = np.concatenate([[spans[1] - spans[0]], np.full(count, 2 * model.largest)])
 
     def residuals(x: Array) -> Array:
         return (model.curves(x[None], group, model.t)[0] - model.data).ravel()
 
-    low = np.concatenate([[np.log(SPANS[0])], np.full(count, -model.largest)])
+    low = np.concatenate([[spans[0]], np.full(count, -model.largest)])
     found = optimize.least_squares(
         residuals,
         np.clip(first, low + 1e-6, low + wide - 1e-6),
@@ -341,9 +346,9 @@ def _best(model: Model) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=2)
-def _grid(times: bytes, largest: float) -> tuple[Array, Array, Array]:
+def _grid(times: bytes, spans: tuple[float, float], largest: float) -> tuple[Array, Array, Array]:
     t = np.frombuffer(times)
-    nodes = np.linspace(*np.log(SPANS), 64)
+    nodes = np.linspace(*np.log(spans), 64)
     mu = np.linspace(0, largest, 101)
     s = np.exp(nodes)[:, None] * (t / t[-1])
     return nodes, mu, _flow_table.share_reached(mu[None, :, None], s[:, None, :])
