@@ -9,6 +9,7 @@ axes. Where a paper's printed formula is wrong, the plain name holds the derived
 |---|---|
 | block, functions | the JoMA block in full (Eqns 1, 2, 9), simulated |
 | invariants | Theorem 1 and its new laws |
+| memory | the softmax law of Theorem 1 with memory, and what it leaves out |
 | linear | Theorem 2, winner in finite time, many nodes, linear attention |
 | marginals, clusters | Lemmas 1-5 and Theorem 3: isotropic clusters, critical points |
 | nonlinear | Eqn 6 solved, Theorem 4, entropy and its rebound |
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         invariants,
         linear,
         marginals,
+        memory,
         nonlinear,
         posterior,
         scan_snap,
@@ -53,6 +55,7 @@ __all__ = [
     "invariants",
     "linear",
     "marginals",
+    "memory",
     "nonlinear",
     "posterior",
     "scan_snap",
