@@ -10,7 +10,7 @@ from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.experiments._linear_block import DISTINCT, TITLES, Trained, train
 from joma.report import figures
 from joma.runs import Run
-from joma.theory import invariants
+from joma.theory import invariants, memory
 
 TITLE = "The invariant of Theorem 1 predicts softmax attention, better than its halves"
 PUBLISHED = (
@@ -22,10 +22,24 @@ SETTLED = 500
 
 
 def correlations(trained: Trained) -> dict[str, np.ndarray]:
-    """Normalised correlation with z of Eqn 18 and of its parts, over training."""
+    """Normalised correlation with z of Eqn 18, its parts and the law with memory, over training.
+
+    The law with memory also predicts the first of these without z: Eqn 18 is then compared with the
+    predicted logits. The range is that of all logits within `memory.gap_bound` of them.
+    """
     path = trained.path
     own, shared = invariants.softmax_logit_parts(path.block, path.v, trained.x.mean(axis=1))
+    predicted = memory.logits(path.block, path.samples, path.v, path.z[0])
+    expected = invariants.correlation(own + shared, predicted)
+    away = memory.gap_bound(path) / np.linalg.norm(predicted, axis=1)
+    angle, spread = np.arccos(np.clip(expected, -1, 1)), np.arcsin(np.minimum(away, 1.0))
+    low, high = np.minimum(angle + spread, np.pi), np.maximum(angle - spread, 0.0)
+    none = away >= 1
     return {
+        "memory": invariants.correlation(predicted, path.z),
+        "predicted": expected,
+        "predicted_low": np.where(none, -1.0, np.cos(low)),
+        "predicted_high": np.where(none, 1.0, np.cos(high)),
         "whole": invariants.correlation(own + shared, path.z),
         "own": invariants.correlation(own, path.z),
         "shared": invariants.correlation(shared, path.z),
@@ -36,18 +50,22 @@ def correlations(trained: Trained) -> dict[str, np.ndarray]:
 def judge(steps: np.ndarray, curves: dict[str, dict[str, np.ndarray]]) -> Outcome:
     """Agreement: once settled, the whole correlates above .9 on average, either part .15 less."""
     late = steps >= SETTLED
-    agrees, each, control = True, [], []
+    agrees, each, control, predicted, remembered = True, [], [], [], []
     for kind, curve in curves.items():
         mean = {name: float(np.mean(values[late])) for name, values in curve.items()}
         part = max(abs(mean["own"]), abs(mean["shared"]))
         agrees = agrees and mean["whole"] > 0.9 and part < mean["whole"] - 0.15
         each.append(f"{kind} data: whole {mean['whole']:.3f}, the better part {part:.3f}")
         control.append(f"{mean['own_centered']:.3f}")
+        predicted.append(f"{mean['predicted']:.3f}")
+        remembered.append(f"{mean['memory']:.3f}")
     return Outcome(
         agrees,
         f"mean correlation from step {SETTLED} on, {'; '.join(each)}. A control: the parts fall "
         f"short mostly because their means are not zero; with means removed ½Σv² alone reaches "
-        f"{' and '.join(control)}.",
+        f"{' and '.join(control)}. The softmax law with memory predicts the whole's correlation "
+        f"from v(t) alone, {' and '.join(predicted)}; the law's own correlation with z is "
+        f"{' and '.join(remembered)}.",
     )
 
 
@@ -92,6 +110,15 @@ def _draw_curves(ax: Axes, steps: np.ndarray, curves: dict[str, np.ndarray]) -> 
         ("own", "½Σv² alone", {"color": figures.VERMILLION, "ls": "--"}),
         ("shared", "−½Σ‖v‖²b̄ alone", {"color": figures.GREEN, "ls": "-."}),
     ]
+    ax.fill_between(
+        steps,
+        curves["predicted_low"],
+        curves["predicted_high"],
+        color=figures.BLUE,
+        alpha=0.15,
+        lw=0,
+        label="predicted by the law with memory",
+    )
     for name, label, style in styles:
         ax.plot(steps, curves[name], label=label, **style)
     ax.set(
