@@ -24,7 +24,7 @@ SIGMA: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 PHI: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "linear": (lambda y: y, lambda y: 1.0 + 0 * y),
-    "tanh": (np.tanh, lambda y: 1 / np.cosh(np.clip(y, -300, 300)) ** 2),
+    "tanh": (np.tanh, lambda y: np.cosh(y) ** -2.0),
     "softplus": (lambda y: np.maximum(y, 0) + np.log1p(np.exp(-np.abs(y))), SIGMA["sigmoid"][0]),
     "relu": (lambda y: np.where(y > 0, y, 0.0), lambda y: np.where(y > 0, 1.0, 0.0)),
     "leaky_relu": (
@@ -94,11 +94,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Rate:
-    """Rates of weights and logits, and the sizes of the sums they come from."""
+    """Rates of weights and logits."""
 
     w: Array
     z: Array
-    sizes: Array
 
 
 def draw_setting(
@@ -200,6 +199,12 @@ def node_gradients(setting: Setting, b: Array, slopes: Array | None = None) -> t
     )
 
 
+def pull_sizes(setting: Setting, pull: Array) -> Array:
+    """Sizes of P g_k h′_k, not below what the rounding of g near 0 is worth."""
+    share = np.asarray(setting.samples.probability)[:, None]
+    return np.abs(pull) + 1e-5 * share * np.abs(slopes_of(setting))
+
+
 def objective(setting: Setting) -> float:
     """Eqn 9 once more: E[Σ_k g_k h_k], or the mean log-likelihood of the labels."""
     b, samples, m = attention_scores(setting), setting.samples, setting.samples.tokens
@@ -222,16 +227,26 @@ def rates(setting: Setting, slopes: Array | None = None) -> Rate:
     v = setting.columns[:, :m].T @ setting.w
     by_b = pull @ v.T  # U_Cᵀ g_f of every sample
     if block.sigma.name == "softmax":
-        jacobian = np.einsum("nl,lj->nlj", b, np.eye(m)) - np.einsum("nl,nj->nlj", b, b)
-        by_z = np.einsum("nlj,nl->nj", jacobian, by_b) / block.tau
+        along = (b * by_b).sum(axis=1)
+        by_z = (b * by_b - b * along[:, None]) / block.tau  # (diag b - b bᵀ) U_Cᵀ g_f
     else:
         slope = SIGMA[block.sigma.name][1](setting.z[setting.query] / block.tau)
         by_z = slope * x * by_b / block.tau
     z_rate = np.zeros_like(setting.z)
-    for query, row in zip(setting.query, by_z, strict=True):
-        z_rate[query] += row
-    sizes = np.einsum("nk,nl,lk->l", np.abs(pull), np.abs(b), np.abs(v))
-    return Rate(block.eta_w * f.T @ pull, block.eta_z * z_rate, block.eta_z * sizes)
+    if len(z_rate) == 1:
+        z_rate[0] = by_z.sum(axis=0)
+    else:
+        for query, row in zip(setting.query, by_z, strict=True):
+            z_rate[query] += row
+    return Rate(block.eta_w * f.T @ pull, block.eta_z * z_rate)
+
+
+def rate_sizes(setting: Setting) -> Array:
+    """Sizes of the sums of which a token's law consists, η_Z Σ_k E|g_k h′_k b_l v_kl|, (M,)."""
+    b, m = attention_scores(setting), setting.samples.tokens
+    pull = pull_sizes(setting, node_gradients(setting, b)[1])
+    v = setting.columns[:, :m].T @ setting.w
+    return setting.block.eta_z * np.einsum("nk,nl,lk->l", pull, np.abs(b), np.abs(v))
 
 
 def follow(setting: Setting, reach: float, points: int) -> Trajectory:
@@ -252,13 +267,13 @@ def follow(setting: Setting, reach: float, points: int) -> Trajectory:
         v, v_rate = (setting.columns[:, :m].T @ one for one in (setting.w, first.w))
         w_size = np.max(np.abs(setting.w)) + 1 / np.sqrt(factor)
         speed = max(
-            float(np.max(np.abs(first.z))) / block.tau,
+            float(np.max(np.abs(first.z)) / block.tau * (1 + np.max(np.abs(v)))),
             float(np.max(np.abs(first.w)) / w_size),
             factor * float(np.sum(np.abs(v * v_rate))),
         )
         # Steps that stay stable where the training has come to rest.
         stiffness = drive * (block.eta_w + block.eta_z * (np.max(np.abs(v)) / block.tau) ** 2 / 2)
-        step = min(reach / points / max(speed, 1e-30), 1 / float(stiffness))
+        step = min(reach / points / max(speed, 1e-30), 0.3 / max(float(stiffness), 1e-30))
         second = rates(setting.moved(first, step / 2), slopes)
         third = rates(setting.moved(second, step / 2), slopes)
         fourth = rates(setting.moved(third, step), slopes)
@@ -316,8 +331,8 @@ def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -
         whole: Whether it is one for all tokens.
     """
     derivative, h = law_derivative(law, setting)
-    rate = rates(setting)
-    sizes = np.array([rate.sizes.sum()]) if whole else rate.sizes
+    rate, sizes = rates(setting), rate_sizes(setting)
+    sizes = np.array([sizes.sum()]) if whole else sizes
     m = setting.samples.tokens
     w_rate = setting.columns[:, :m].T @ rate.w
     v = setting.columns[:, :m].T @ setting.w
