@@ -44,9 +44,8 @@ def logits(block: Block, samples: Samples, v: ArrayLike, initial: ArrayLike) -> 
     v = _checks.shape("v", _checks.finite("v", v), (None, samples.tokens, None))
     start = _checks.shape("initial", _checks.finite("initial", initial), (samples.tokens,))
     factor = block.eta_z / (block.eta_w * block.tau)
-    squares = np.sum(v**2, axis=-1) / 2
     path = [start]
-    own = factor * np.diff(squares, axis=0)
+    own = factor / 2 * np.sum((v[1:] - v[:-1]) * (v[1:] + v[:-1]), axis=-1)
     total = np.sum(own, axis=1)
     mean = _mean_scores(block, samples, start)
     for step, length in zip(own, total, strict=True):

@@ -340,6 +340,10 @@ def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -
     by_weights = np.array([by_weights.sum()]) if whole else by_weights
     rounding = 1e-14 * np.ravel(np.abs(np.asarray(law(setting)))) / h
     rounding = rounding + 1e-13 * _terms(setting) / h
+    # A token of small scores is rounded like the largest one: all enter f, and come back from w.
+    largest = np.sum(np.abs(v), axis=1) * np.max(np.abs(rate.w))
+    largest = setting.block.eta_z / setting.block.eta_w * (largest.sum() if whole else largest)
+    rounding = rounding + 1e-13 * largest
     tolerance = 1e-6 * (sizes + by_weights) + rounding + 1e-300
     return Measurement(float(np.max(np.abs(derivative) / tolerance)), 1.0)
 

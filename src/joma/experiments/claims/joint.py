@@ -375,8 +375,19 @@ def _memory(alike: bool) -> Measure:
 def _memory_at(formula: Formula, point: Point, *, alike: bool = True) -> Measurement:
     setting = reference.draw_setting(point, "softmax", queries=1, alike=alike)
     path, predicted = _remembered(formula, setting, point["reach"], 10 + int(6 * point["reach"]))
-    motion = np.max(np.abs(path.z - path.z[0])) + setting.block.tau
-    return Measurement(float(np.max(np.abs(predicted - path.z[::2]))), float(1e-4 * motion))
+    tolerance = 1e-4 * _motion(path) + _rounding(path)
+    return Measurement(float(np.max(np.abs(predicted - path.z[::2]))), tolerance)
+
+
+def _motion(path: Trajectory) -> float:
+    return float(np.max(np.abs(path.z - path.z[0]))) + path.block.tau
+
+
+def _rounding(path: Trajectory) -> float:
+    """What the rounding of the weights is worth in the logits."""
+    block = path.block
+    squares = float(np.max(np.sum(path.v**2, axis=(1, 2))))
+    return 1e-14 * block.eta_z / (block.eta_w * block.tau) * squares * len(path.t)
 
 
 def _gap(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -397,7 +408,6 @@ def _gap_at(formula: Formula, point: Point) -> Measurement:
     points = 10 + int(6 * point["reach"])
     path, predicted = _remembered(memory.logits, setting, point["reach"], points)
     gap = np.linalg.norm(predicted - path.z[::2], axis=1)
-    motion = np.max(np.abs(path.z - path.z[0])) + setting.block.tau
     # What the trapezoidal rule may miss, which is much where a node switches.
     # The columns are orthonormal: w is what its projections say, up to a part that never counts.
     pushes = [
@@ -407,7 +417,7 @@ def _gap_at(formula: Formula, point: Point) -> Measurement:
         for v, bias, z in zip(path.v, path.bias, path.z, strict=True)
     ]
     missed = np.concatenate([[0.0], np.cumsum(np.diff(path.t) * np.abs(np.diff(pushes)) / 2)])
-    allowed = 1.001 * formula(path) + missed + 1e-4 * motion
+    allowed = 1.001 * formula(path) + missed + 1e-4 * _motion(path) + _rounding(path)
     return Measurement(float(np.max(gap / allowed[::2])), 1.0)
 
 
@@ -439,6 +449,8 @@ def _descent_at(formula: Formula, point: Point) -> Measurement:
         raise JomaError("step must not let the weights diverge")
     size = np.max(np.abs(squares)) + block.tau * np.max(np.sum(np.abs(z), axis=1))
     change = law[-1] - law[0] - formula(path.v, block)
+    steps = np.max(np.abs(np.diff(path.v, axis=0))) * np.max(np.abs(path.v))
+    size += block.eta_z / block.eta_w * steps * path.v.shape[2]
     return Measurement(float(np.max(np.abs(change))), 1e-11 * float(size) + 1e-300)
 
 
