@@ -331,21 +331,30 @@ def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -
         whole: Whether it is one for all tokens.
     """
     derivative, h = law_derivative(law, setting)
-    rate, sizes = rates(setting), rate_sizes(setting)
-    sizes = np.array([sizes.sum()]) if whole else sizes
-    m = setting.samples.tokens
-    w_rate = setting.columns[:, :m].T @ rate.w
-    v = setting.columns[:, :m].T @ setting.w
-    by_weights = setting.block.eta_z / setting.block.eta_w * np.sum(np.abs(v * w_rate), axis=1)
-    by_weights = np.array([by_weights.sum()]) if whole else by_weights
-    rounding = 1e-14 * np.ravel(np.abs(np.asarray(law(setting)))) / h
-    rounding = rounding + 1e-13 * _terms(setting) / h
-    # A token of small scores is rounded like the largest one: all enter f, and come back from w.
-    largest = np.sum(np.abs(v), axis=1) * np.max(np.abs(rate.w))
-    largest = setting.block.eta_z / setting.block.eta_w * (largest.sum() if whole else largest)
-    rounding = rounding + 1e-13 * largest
-    tolerance = 1e-6 * (sizes + by_weights) + rounding + 1e-300
+    own = 1e-14 * np.ravel(np.abs(np.asarray(law(setting)))) / h
+    tolerance = law_sizes(setting, h, whole=whole) + own
     return Measurement(float(np.max(np.abs(derivative) / tolerance)), 1.0)
+
+
+def law_sizes(setting: Setting, h: float, *, whole: bool = False) -> Array:
+    """What counts as zero in the rate of a law: 1e-6 of its two sums, and rounding.
+
+    Args:
+        setting: Where.
+        h: The time of the difference by which the rate was taken.
+        whole: Whether all tokens have one law.
+    """
+    rate, sizes = rates(setting), rate_sizes(setting)
+    m, ratio = setting.samples.tokens, setting.block.eta_z / setting.block.eta_w
+    v_rate = setting.columns[:, :m].T @ rate.w
+    v = setting.columns[:, :m].T @ setting.w
+    sizes = sizes + ratio * np.sum(np.abs(v * v_rate), axis=1)
+    # A token of small scores is rounded like the largest one: all enter f, and come back from w.
+    columns = np.sum(np.abs(setting.columns[:, :m]), axis=0)
+    rounding = ratio * np.sum(np.abs(v), axis=1) * columns * np.max(np.abs(rate.w))
+    if whole:
+        sizes, rounding = np.array([sizes.sum()]), np.array([rounding.sum()])
+    return 1e-6 * sizes + 1e-13 * (rounding + _terms(setting) / h) + 1e-300
 
 
 def _terms(setting: Setting) -> float:

@@ -375,7 +375,7 @@ def _memory(alike: bool) -> Measure:
 def _memory_at(formula: Formula, point: Point, *, alike: bool = True) -> Measurement:
     setting = reference.draw_setting(point, "softmax", queries=1, alike=alike)
     path, predicted = _remembered(formula, setting, point["reach"], 10 + int(6 * point["reach"]))
-    tolerance = 1e-4 * _motion(path) + _rounding(path)
+    tolerance = 1e-4 * (1 + point["reach"]) * _motion(path) + _rounding(path)
     return Measurement(float(np.max(np.abs(predicted - path.z[::2]))), tolerance)
 
 
@@ -417,7 +417,8 @@ def _gap_at(formula: Formula, point: Point) -> Measurement:
         for v, bias, z in zip(path.v, path.bias, path.z, strict=True)
     ]
     missed = np.concatenate([[0.0], np.cumsum(np.diff(path.t) * np.abs(np.diff(pushes)) / 2)])
-    allowed = 1.001 * formula(path) + missed + 1e-4 * _motion(path) + _rounding(path)
+    allowed = 1.001 * formula(path) + missed + _rounding(path)
+    allowed = allowed + 1e-4 * (1 + point["reach"]) * _motion(path)
     return Measurement(float(np.max(gap / allowed[::2])), 1.0)
 
 
@@ -451,7 +452,7 @@ def _descent_at(formula: Formula, point: Point) -> Measurement:
     change = law[-1] - law[0] - formula(path.v, block)
     steps = np.max(np.abs(np.diff(path.v, axis=0))) * np.max(np.abs(path.v))
     size += block.eta_z / block.eta_w * steps * path.v.shape[2]
-    return Measurement(float(np.max(np.abs(change))), 1e-11 * float(size) + 1e-300)
+    return Measurement(float(np.max(np.abs(change))), 3e-11 * float(size) + 1e-300)
 
 
 def _descent_order(formula: Formula, rng: np.random.Generator) -> Measurement:
