@@ -175,10 +175,10 @@ def _superposition_of_shared_tokens(formula: Formula, rng: np.random.Generator) 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="sec7-coherence",
-        title="8ε⁻² ln M dimensions for M embeddings with |u·u′| ≤ ε; random ones fail with P < M⁻²",
+        title="8ε⁻² ln M dimensions: M embeddings with |u·u′| ≤ ε; random ones fail with P < M⁻²",
         source="JoMA, Section 7; the probability is ours",
-        method="500 to 2000 random unit vectors; exact distribution of u·u′, for ε ≤ .1 the exponent"
-        " of M from both sides",
+        method="500 to 2000 random unit vectors; exact distribution of u·u′, for ε ≤ .1 from both "
+        "sides",
         derived=embeddings.dimension_for,
         measure=_coherence,
         search=Search(
@@ -205,7 +205,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="sec7-drift",
-        title="a token's law drifts at -η_Z Σ_k v_kl [Σ_l′ (G-I)_ll′ E[gₖh′ₖ b_l′] + G_lq E[gₖh′ₖ]]",
+        title="a token's law drifts at -η_Z Σ_k v_kl[Σ_l′ (G-I)_ll′ E[gₖh′ₖ b_l′] + G_lq E[gₖh′ₖ]]",
         source="new",
         method="differences of the law along the flow of w; random embeddings in any dimension",
         derived=invariants.token_law_rate,
