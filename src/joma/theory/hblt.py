@@ -145,10 +145,11 @@ def cooccurrence_near_one(height: ArrayLike, depth: ArrayLike, epsilon: ArrayLik
 def dissociation_bound(height: ArrayLike, depth: ArrayLike, epsilon: ArrayLike) -> Array:
     """New, after Theorem 5: P[y_l=0 | y_m=1] ≤ min(Hε, ½)(1 + 1/(Lε)) for ρ = ρ₀ = 1 − ε.
 
-    That is H/L + Hε where Hε ≤ ½. The remark after the theorem gives the limit alone. It follows from
-    1 − ρ^{2H} ≤ min(2Hε, 1) and (1 − ε)^L ≤ 1/(1 + Lε), for every 0 ≤ ε ≤ 1. It is attained for
-    Lε → 0 and at most 2.0541 times too large, which is approached at Hε = ½, Lε = 1.793 for ε → 0. So
-    a deep hierarchy and a shallow ancestor, H ≪ L, make the tokens co-occur surely only if Hε ≪ 1.
+    That is H/L + Hε where Hε ≤ ½. The remark after the theorem gives the limit alone. It follows
+    from 1 − ρ^{2H} ≤ min(2Hε, 1) and (1 − ε)^L ≤ 1/(1 + Lε), for every 0 ≤ ε ≤ 1. It is attained
+    for Lε → 0 and at most 2.0541 times too large, which is approached at Hε = ½, Lε = 1.793 for
+    ε → 0. So a deep hierarchy and a shallow ancestor, H ≪ L, make the tokens co-occur surely only
+    if Hε ≪ 1.
     """
     height, depth = heights(height, depth)
     epsilon = _checks.within("epsilon", epsilon, 0, 1)
