@@ -482,7 +482,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="cdag-theorem-1-input",
-        title="at an input node the note's theorem holds: corr(z_β, g_{j→k}) = corr(z_β, σ′_j g_j)²",
+        title="at an input node the note is right: corr(z_β, g_{j→k}) = corr(z_β, σ′_j g_j)² ≥ 0",
         source="CDAG note, Theorem 1",
         method="backward pass of a node whose input is the latent, with the gradient rule",
         derived=lambda z_beta, delta: corr(z_beta, delta) ** 2,
@@ -583,7 +583,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="cdag-trained-network",
-        title="Theorem 1's bound holds on every edge of a network in training; some come within .01",
+        title="Theorem 1's bound holds on all edges of a network in training; some are within .01",
         source="CDAG note, Theorem 1; measured by us",
         method="edges and latent pairs after 10, 30 and 100 steps; without the condition the share "
         "that breaks it of those with θ₁+θ₂+θ₃ < π/2",

@@ -133,7 +133,7 @@ def drawn_tree(point: Point) -> hblt.Tree:
 
 
 TREES: dict[str, Parameter] = {
-    "sizes": Vector(Real(1, 4), Integer(1, 5)),
+    "sizes": Vector(Real(1, 4), Integer(1, 6)),
     "classes": Simplex(Integer(1, 4), zeros=True),
     "draw": Seed(),
 }
