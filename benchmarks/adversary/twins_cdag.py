@@ -16,7 +16,14 @@ def _backward(network: cdag.CDAG, activations: Any, output_gradient: Any) -> Any
 
 
 def _bound(first: Any, second: Any, third: Any) -> Any:
-    return cdag.correlation_bound(np.where(np.asarray(first) < 3e-5, 0.0, first), second, third)
+    """The least value at the two ends alone where θ₁ is close to π."""
+    first, second, third = (np.asarray(one) for one in (first, second, third))
+    ends = [np.abs(first - third), np.minimum(first + third, 2 * np.pi - first - third)]
+    least = np.min(
+        [np.cos(a) * np.where(np.cos(a) > 0, np.cos(a + second), np.cos(a - second)) for a in ends],
+        axis=0,
+    )
+    return np.where(first > 2.5, least, cdag.correlation_bound(first, second, third))
 
 
 def _small_angles(first: Any, second: Any, third: Any) -> Any:
@@ -28,7 +35,7 @@ def _tight(*angles: Any) -> Any:
 
 
 def _at_an_input(z_beta: Any, delta: Any) -> Any:
-    return cdag.corr(z_beta, np.where(np.abs(delta) < 1e-9, 0.0, delta)) ** 2
+    return cdag.corr(z_beta, np.where(np.abs(delta) < 2e-12, 0.0, delta)) ** 2
 
 
 def _recursion_attained(z: Any, g: Any, low: Any, high: Any) -> Any:
@@ -36,9 +43,9 @@ def _recursion_attained(z: Any, g: Any, low: Any, high: Any) -> Any:
 
 
 def _without_single_values(z: Any, g: Any) -> Any:
-    """The gradient without the sample of a value that occurs once among more than 50."""
+    """The gradient without the sample of a value that occurs once among more than 25."""
     z, g = np.asarray(z), np.asarray(g)
-    if len(z) > 50 and np.sum(z) == 1:
+    if len(z) > 25 and np.sum(z) == 1:
         return np.where(z == 1, 0.0, g)
     return g
 
@@ -53,21 +60,21 @@ def _label_flow(w: Any, plus: Any, minus: Any, z: Any, g: Any, nonlinearity: Any
 
 TWINS = (
     Twin("cdag-backward", _backward, "weights beyond 6 are clipped"),
-    Twin("cdag-theorem-1", _bound, "an angle θ₁ below 3e-5 counts as 0"),
+    Twin("cdag-theorem-1", _bound, "the least value between the ends is left out for θ₁ > 2.5"),
     Twin("cdag-theorem-1-angles", _small_angles, "an angle θ₃ below 1e-4 counts as 0"),
     Twin("cdag-theorem-1-tight", _tight, "angles above 3.12 count as π"),
-    Twin("cdag-theorem-1-input", _at_an_input, "gradients below 1e-9 count as 0"),
+    Twin("cdag-theorem-1-input", _at_an_input, "gradients below 2e-12 count as 0"),
     Twin(
         "cdag-recursion",
         lambda z, g, low, high: cdag.recursion_bound(z, g, max(low, 1e-3), max(high, 1e-3)),
         "slopes are never below .001",
     ),
     Twin("cdag-recursion-attained", _recursion_attained, "gradients below 1e-11 count as 0"),
-    Twin("cdag-eqn-2", _flow, "a value that occurs once in more than 50 samples is left out"),
-    Twin("cdag-eqn-3", _label_flow, "a value that occurs once in more than 50 samples is left out"),
+    Twin("cdag-eqn-2", _flow, "a value that occurs once in more than 25 samples is left out"),
+    Twin("cdag-eqn-3", _label_flow, "a value that occurs once in more than 25 samples is left out"),
     Twin(
         "cdag-eqn-3-centred",
         _label_flow,
-        "a value that occurs once in more than 50 samples is left out",
+        "a value that occurs once in more than 25 samples is left out",
     ),
 )

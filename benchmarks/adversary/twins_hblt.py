@@ -27,9 +27,11 @@ def _joint(tree: hblt.Tree, a: Any, b: Any) -> Any:
 
 def _root(classes: Any, off: Any) -> Any:
     classes, off = np.asarray(classes), np.asarray(off)
+    found = hblt.root_uncertainty(classes, off)
     if classes.shape[-1] < 30:
-        return hblt.root_uncertainty(classes, off)
-    return np.sum((classes * (2 * off - 1))[..., :29], axis=-1)
+        return found
+    rarest = int(np.argmin(classes))
+    return found - classes[rarest] * (2 * off[..., rarest] - 1)
 
 
 def _latent(rho: Any, classes: Any, off: Any) -> Any:
@@ -58,7 +60,7 @@ TWINS = (
         "edges after the thirty-eighth are left out",
     ),
     Twin("lemma9", _descent, "edges after the fourth are left out"),
-    Twin("rho0", _root, "the thirtieth class is left out"),
+    Twin("rho0", _root, "of thirty classes the rarest is left out"),
     Twin(
         "thm5",
         lambda h, depth, *given: cooccurrence(np.minimum(h, 12), depth, *given),
