@@ -357,7 +357,7 @@ def _two_values_at(
 _TWO_VALUES: dict[str, Parameter] = {
     "inputs": Integer(1, 12),
     "samples": Integer(2, 200, log=True),
-    "share": Real(0.0, 1.0, special=(0.5,)),
+    "share": Real(0.0, 1.0, special=(0.02, 0.5, 0.98)),
     "size": Real(1e-3, 10.0, log=True),
     "label": Real(-10.0, 10.0, special=(0.0,)),
     "kind": Choice(*_NONLINEARITIES),
