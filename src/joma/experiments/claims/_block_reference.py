@@ -24,7 +24,7 @@ SIGMA: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 PHI: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "linear": (lambda y: y, lambda y: 1.0 + 0 * y),
-    "tanh": (np.tanh, lambda y: np.cosh(y) ** -2.0),
+    "tanh": (np.tanh, lambda y: np.cosh(np.clip(y, -700, 700)) ** -2.0),
     "softplus": (lambda y: np.maximum(y, 0) + np.log1p(np.exp(-np.abs(y))), SIGMA["sigmoid"][0]),
     "relu": (lambda y: np.where(y > 0, y, 0.0), lambda y: np.where(y > 0, 1.0, 0.0)),
     "leaky_relu": (

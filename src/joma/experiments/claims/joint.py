@@ -97,9 +97,11 @@ def _gradient_at(formula: Formula, point: Point) -> Measurement:
         largest = float(np.max(reference.SIGMA[block.sigma.name][1](setting.z / block.tau)))
     z_size = block.eta_z / block.tau * largest * np.sum(pull @ v_size.T) + 1e-300
     projected = setting.columns.T @ own.w
+    # Slopes are as good as the pre-activations, sums in which large scores may cancel.
+    digits = 1e-11 + 1e-14 * float(np.max(np.abs(f) @ np.abs(setting.w)))
     errors = [
-        np.max(np.abs(np.concatenate([rate.v, rate.bias]) - projected) / (1e-11 * sizes + 1e-300)),
-        np.max(np.abs(rate.z - own.z)) / (1e-11 * z_size),
+        np.max(np.abs(np.concatenate([rate.v, rate.bias]) - projected) / (digits * sizes + 1e-300)),
+        np.max(np.abs(rate.z - own.z)) / (digits * z_size),
     ]
     rng = np.random.default_rng([point["draw"], 1])
     toward = rng.normal(size=projected.shape)
