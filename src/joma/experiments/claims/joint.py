@@ -98,7 +98,8 @@ def _gradient_at(formula: Formula, point: Point) -> Measurement:
     z_size = block.eta_z / block.tau * largest * np.sum(pull @ v_size.T) + 1e-300
     projected = setting.columns.T @ own.w
     # Slopes are as good as the pre-activations, sums in which large scores may cancel.
-    digits = 1e-11 + 1e-14 * float(np.max(np.abs(f) @ np.abs(setting.w)))
+    size = float(np.max(np.abs(f) @ np.abs(setting.w)))
+    digits = 1e-11 + 1e-14 * size
     errors = [
         np.max(np.abs(np.concatenate([rate.v, rate.bias]) - projected) / (digits * sizes + 1e-300)),
         np.max(np.abs(rate.z - own.z)) / (digits * z_size),
@@ -110,6 +111,7 @@ def _gradient_at(formula: Formula, point: Point) -> Measurement:
         float(np.max(np.abs(move.w)) / np.max(np.abs(setting.w))),
         float(np.max(np.abs(move.z)) / block.tau),
     )
+    h /= max(1.0, size)  # so that no pre-activation changes by more than about 1e-4
     around = [setting.moved(move, s * h) for s in (-2, -1, 1, 2)]
     slopes = [reference.slopes_of(one) for one in (setting, *around)]
     if block.phi.smooth or all(np.array_equal(slopes[0], one) for one in slopes):
