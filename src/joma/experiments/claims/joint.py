@@ -271,7 +271,11 @@ def _eqn_18_at(formula: Formula, point: Point) -> Measurement:
     means = np.stack([_mean_scores(replace(setting, z=z[None])) for z in path.z])
     half = np.sum(path.v**2, axis=(1, 2)) / 2
     moved = np.maximum.accumulate(np.abs(means - means[0]), axis=0)
-    way = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(half)))])
+    # ½‖V‖² may turn within a step, in which it then goes farther than its ends are apart.
+    steps = np.abs(np.diff(half))
+    turns = np.concatenate([[True], np.diff(np.sign(np.diff(half))) != 0])
+    steps = steps + turns * np.maximum(steps, np.append(steps[1:], 0.0))
+    way = np.concatenate([[0.0], np.cumsum(steps)])
     bound = factor * moved * way[:, None]
     size = np.max(np.abs(estimate)) + np.max(np.abs(path.z)) + factor * np.max(half)
     return Measurement(float(np.max(error / (1.001 * bound + 1e-6 * size))), 1.0)
