@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary import Twin
-from joma.theory import invariants, memory
+from joma.theory import invariants, memory, stationarity
 from joma.theory.block import Block, State, velocity
 
 LARGEST_LOGIT = 22.0
@@ -59,7 +59,12 @@ def _gap(path: Any) -> Any:
     return memory.gap_bound(path) * min(1.0, 1e3 / (block.eta_z / block.tau))
 
 
+def _stationarity(block: Block, samples: Any, state: State) -> Any:
+    return stationarity.rate(block, samples, state._replace(z=_clipped(block, state.z)))
+
+
 TWINS = (
+    Twin("assumption1-rate", _stationarity, "logits beyond 22 τ are clipped"),
     Twin("eqn2", _velocity, "logits beyond 22 τ are clipped"),
     Twin("thm1-linear", _linear, "logits beyond 22 τ are clipped"),
     Twin("thm1-exp", _exp, "logits beyond 22 τ are clipped"),

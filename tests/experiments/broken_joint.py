@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from joma.theory import invariants, memory
+from joma.theory import invariants, memory, stationarity
 from joma.theory.block import velocity
 
 
@@ -17,6 +17,7 @@ def _wrong_pointwise(block, v, z):
 
 BROKEN = {
     "eqn2": _wrong_velocity,
+    "assumption1-rate": lambda *setting: 1.001 * stationarity.rate(*setting),
     "thm1-linear": lambda block, v, z: z**2 - 1.01 * np.sum(v**2, axis=-1),
     "thm1-exp": lambda block, v, z: z - 0.51 * np.sum(v**2, axis=-1),
     "thm1-rates": _wrong_pointwise,

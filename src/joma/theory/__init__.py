@@ -10,6 +10,7 @@ axes. Where a paper's printed formula is wrong, the plain name holds the derived
 | block, functions | the JoMA block in full (Eqns 1, 2, 9), simulated |
 | invariants | Theorem 1 and its new laws |
 | memory | the softmax law of Theorem 1 with memory, and what it leaves out |
+| stationarity | Assumption 1: how far E[g x] drifts in a training |
 | linear | Theorem 2, winner in finite time, many nodes, linear attention |
 | marginals, clusters | Lemmas 1-5 and Theorem 3: isotropic clusters, critical points |
 | nonlinear | Eqn 6 solved, Theorem 4, entropy and its rebound |
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         posterior,
         scan_snap,
         spectra,
+        stationarity,
     )
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "posterior",
     "scan_snap",
     "spectra",
+    "stationarity",
 ]
 
 

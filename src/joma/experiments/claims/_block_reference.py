@@ -174,12 +174,21 @@ def attention_scores(setting: Setting) -> Array:
     return SIGMA[block.sigma.name][0](y) * x
 
 
-def slopes_of(setting: Setting) -> Array:
-    """h′ of every sample and node, shape (N, K)."""
+def inputs(setting: Setting) -> Array:
+    """Inputs f = U_C b + u_q of every sample, shape (N, d)."""
     m = setting.samples.tokens
     f = attention_scores(setting) @ setting.columns[:, :m].T
-    f = f + setting.columns[:, m:].T[setting.query]
-    return PHI[setting.block.phi.name.split("(")[0]][1](f @ setting.w)
+    return f + setting.columns[:, m:].T[setting.query]
+
+
+def outputs(setting: Setting) -> Array:
+    """Outputs h of every sample and node, shape (N, K)."""
+    return PHI[setting.block.phi.name.split("(")[0]][0](inputs(setting) @ setting.w)
+
+
+def slopes_of(setting: Setting) -> Array:
+    """h′ of every sample and node, shape (N, K)."""
+    return PHI[setting.block.phi.name.split("(")[0]][1](inputs(setting) @ setting.w)
 
 
 def node_gradients(setting: Setting, b: Array, slopes: Array | None = None) -> tuple[Array, Array]:
@@ -207,9 +216,7 @@ def pull_sizes(setting: Setting, pull: Array) -> Array:
 
 def objective(setting: Setting) -> float:
     """Eqn 9 once more: E[Σ_k g_k h_k], or the mean log-likelihood of the labels."""
-    b, samples, m = attention_scores(setting), setting.samples, setting.samples.tokens
-    f = b @ setting.columns[:, :m].T + setting.columns[:, m:].T[setting.query]
-    h = PHI[setting.block.phi.name.split("(")[0]][0](f @ setting.w)
+    samples, h = setting.samples, outputs(setting)
     if samples.gradient is not None:
         each = np.sum(np.asarray(samples.gradient) * h, axis=1)
     else:

@@ -9,7 +9,7 @@ from joma.errors import JomaError
 from joma.experiments.claims import _block_reference as reference
 from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
 from joma.experiments.claims._search import Choice, Integer, Point, Real, Search, Seed
-from joma.theory import invariants, memory
+from joma.theory import invariants, memory, stationarity
 from joma.theory.block import Block, Samples, State, Trajectory, simulate, velocity
 
 POINTWISE = ("linear", "exp", "sigmoid")
@@ -263,7 +263,7 @@ def _mean_scores(setting: reference.Setting) -> Any:
 def _eqn_18_at(formula: Formula, point: Point) -> Measurement:
     """The error against how far b̄ has moved times how far ½‖V‖² has, samples alike."""
     setting = reference.draw_setting(point, "softmax", queries=1, alike=True)
-    path = reference.follow(setting, point["reach"], 20 + int(12 * point["reach"]))
+    path = reference.follow(setting, point["reach"], 14 + int(8 * point["reach"]))
     block = setting.block
     factor = block.eta_z / (block.eta_w * block.tau)
     estimate = formula(block, path.v, _mean_scores(setting))
@@ -480,6 +480,47 @@ def _descent_order(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(worst, 0.02)
 
 
+def _stationarity(formula: Formula, rng: np.random.Generator) -> Measurement:
+    worst = Measurement(0.0, 1.0)
+    for attention in (*POINTWISE, "softmax"):
+        point = random_point(rng, queries=2, attention=attention)
+        worst = max(worst, _stationarity_at(formula, point), key=lambda m: m.error)
+    return worst
+
+
+def _stationarity_at(formula: Formula, point: Point) -> Measurement:
+    """The rate of E[g x] by differences along the flow of w, under cross-entropy."""
+    setting = reference.draw_setting(point, point["attention"], drive="labels")
+    x, share = np.asarray(setting.samples.x), np.asarray(setting.samples.probability)
+    labels = np.eye(setting.samples.nodes)[np.asarray(setting.samples.labels)]
+
+    def means(at: reference.Setting) -> Any:
+        h = reference.outputs(at)
+        e = np.exp(h - np.max(h, axis=1, keepdims=True))
+        return x.T @ (share[:, None] * (labels - e / e.sum(axis=1, keepdims=True)))
+
+    f = reference.inputs(setting)
+    rate = reference.rates(setting)
+    # So short that no pre-activation changes by more than about 1e-3.
+    h = 1e-3 / max(1.0, float(np.max(np.abs(f) @ np.abs(setting.w))))
+    h /= max(
+        float(np.max(np.abs(rate.w)) / np.max(np.abs(setting.w))),
+        float(np.max(np.abs(rate.z)) / setting.block.tau),
+        float(np.max(np.abs(f) @ np.abs(rate.w))),
+        1e-30,
+    )
+    around = [setting.moved(rate, s * h) for s in (-2, -1, 1, 2)]
+    if not setting.block.phi.smooth:
+        slopes = [reference.slopes_of(one) for one in around]
+        if not all(np.array_equal(slopes[0], one) for one in slopes):
+            raise JomaError("a node switches within the difference")
+    back_two, back, ahead, ahead_two = (means(one) for one in around)
+    found = (8 * (ahead - back) - (ahead_two - back_two)) / (12 * h)
+    by_formula = formula(setting.block, setting.samples, setting.state)
+    size = 1e-6 * float(np.max(np.abs(found))) + 1e-13 * float(np.max(x)) / h
+    return Measurement(float(np.max(np.abs(found - by_formula))), size)
+
+
 _ANY_POINTWISE = Choice(*POINTWISE)
 
 CLAIMS: tuple[Claim, ...] = (
@@ -497,6 +538,18 @@ CLAIMS: tuple[Claim, ...] = (
                 embeddings=Choice("orthonormal", "apart", "any"),
             ),
             _gradient_at,
+        ),
+    ),
+    Claim(
+        id="assumption1-rate",
+        title="under cross-entropy E[g_k x] moves, at the rate -E[x Σ_j (p_k δ_kj - p_k p_j) ḣ_j]",
+        source="new",
+        method="differences along the flow of w, 4 attentions; Assumption 1 takes it as 0",
+        derived=stationarity.rate,
+        measure=_stationarity,
+        search=Search(
+            reference.parameters("drive", attention=Choice(*POINTWISE, "softmax")),
+            _stationarity_at,
         ),
     ),
     Claim(
