@@ -6,8 +6,8 @@ Two kinds of network, three seeds each. The blocks of Fig. 2 (cross-entropy, nod
 scores), by `joma.theory.stationarity`; and a Transformer of two layers that classifies a latent
 tree by its leaves, all weights trained by full-batch gradient descent, in which x is the input of
 each MLP and g the gradient of the loss by its hidden nodes. Printed: the share of the loss's whole
-fall at which the drift ‖E[g x](t) − E[g x](0)‖/‖E[g x](0)‖ first exceeds 0.1, 0.5 and 1, the largest
-and last drift, and the cosine of the last E[g x] with the first.
+fall at which the drift ‖E[g x](t) − E[g x](0)‖/‖E[g x](0)‖ first exceeds 0.1, 0.5 and 1, the
+largest and last drift, and the cosine of the last E[g x] with the first.
 """
 
 import numpy as np

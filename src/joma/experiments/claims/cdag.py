@@ -427,7 +427,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-backward",
         title="g_{j→k} = σ′_j w_jk g_j and ẇ_jk = corr(f_k, σ′_j g_j), residual edges included",
-        source="CDAG note, Eqn 1 and proof of Theorem 1",
+        source="CDAG draft note, Eqn 1 and proof of Theorem 1",
         method="central finite differences",
         derived=_backward,
         measure=_finite_differences,
@@ -445,7 +445,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-theorem-1",
         title="corr(z_β, g_{j→k}) is at least what three angles allow: > 0 if θ₁+θ₂+θ₃ < π/2",
-        source="CDAG note, Theorem 1",
+        source="CDAG draft note, Theorem 1",
         method="random unit signals with C₁ = C₂ = C₃ = .1: share that breaks the bound",
         derived=correlation_bound,
         printed=_printed.correlation_bound,
@@ -455,7 +455,6 @@ CLAIMS: tuple[Claim, ...] = (
         search=Search(
             {"vectors": Matrix(Real(-1.0, 1.0), Integer(4, 4), Integer(2, 6))}, _signals_at
         ),
-        erratum="Positive C₁, C₂, C₃ do not suffice: the three angles must sum to less than π/2.",
     ),
     Claim(
         id="cdag-theorem-1-angles",
@@ -483,7 +482,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-theorem-1-input",
         title="at an input node the note is right: corr(z_β, g_{j→k}) = corr(z_β, σ′_j g_j)² ≥ 0",
-        source="CDAG note, Theorem 1",
+        source="CDAG draft note, Theorem 1",
         method="backward pass of a node whose input is the latent, with the gradient rule",
         derived=lambda z_beta, delta: corr(z_beta, delta) ** 2,
         measure=_at_an_input,
@@ -500,10 +499,9 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-recursion",
         title="corr(z_β, σ′_k g_k) ≥ σ′_min Σ(z_β g)₊ − σ′_max Σ(z_β g)₋, which can be negative",
-        source="CDAG note, after Theorem 1",
+        source="new",
         method="all 2⁸ activation patterns of a leaky ReLU with corr(z_β, f_k) > 0: excess",
         derived=recursion_bound,
-        printed=_printed.recursion_bound,
         measure=_slope_patterns(attained=False),
         search=Search(
             {
@@ -514,11 +512,6 @@ CLAIMS: tuple[Claim, ...] = (
                 "other_slope": Real(0.0, 2.0, special=(0.0, 1.0)),
             },
             _slopes_at,
-        ),
-        erratum=(
-            "Positive corr(z_β, f_k) and corr(z_β, g_k) do not make corr(z_β, σ′_k g_k) positive:"
-            " σ′_k may switch off the samples on which g_k agrees with z_β. Agreement must outweigh"
-            " disagreement by more than σ′_max/σ′_min."
         ),
     ),
     Claim(
@@ -541,7 +534,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-eqn-2",
         title="ẇ_j for an input of two values is a sum over the two classes, exactly",
-        source="CDAG note, Eqn 2",
+        source="CDAG draft note, Eqn 2",
         method="backward pass over the dataset, g_j not centred",
         derived=two_value_flow,
         measure=_flow(centred=False),
@@ -551,21 +544,16 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="cdag-eqn-3",
-        title="for E[z_α g] > 0 ẇ_j is along σ′₊x₊ − σ′₋x₋, not P[z_α=1]σ′₊x₊ − P[z_α=0]σ′₋x₋",
-        source="CDAG note, Eqn 3",
+        title="under a centred gradient ẇ_j points along ±(σ′₊x₊ − σ′₋x₋), + if E[z_α g] > 0",
+        source="new",
         method="angle to the backward pass with a noisy label gradient, P[z_α = 1] = .2",
         derived=label_flow,
-        printed=_printed.label_flow,
         measure=_direction(centred=True),
         condition="Σ_i g_j[i] = 0",
         without=_direction(centred=False),
         search=Search(
             _TWO_VALUES,
             lambda formula, point: _two_values_at(formula, point, centred=True, direction=True),
-        ),
-        erratum=(
-            "P[z_α] as weights need E[g|z_α=1] = −E[g|z_α=0]; a centred gradient weighs both"
-            " classes the same, so that the printed direction is right only for P[z_α = 1] = ½."
         ),
     ),
     Claim(
@@ -584,7 +572,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-trained-network",
         title="Theorem 1's bound holds on all edges of a network in training; some are within .01",
-        source="CDAG note, Theorem 1; measured by us",
+        source="CDAG draft note, Theorem 1; measured by us",
         method="edges and latent pairs after 10, 30 and 100 steps; without the condition the share "
         "that breaks it of those with θ₁+θ₂+θ₃ < π/2",
         derived=correlation_bound,

@@ -176,7 +176,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="sec7-coherence",
         title="8ε⁻² ln M dimensions: M embeddings with |u·u′| ≤ ε; random ones fail with P < M⁻²",
-        source="JoMA, Section 7; the probability is ours",
+        source="JoMA preprint, Section 7; the probability is ours",
         method="500 to 2000 random unit vectors; exact distribution of u·u′, for ε ≤ .1 from both "
         "sides",
         derived=embeddings.dimension_for,
@@ -218,7 +218,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn60",
         title="the weight is w(0) + U_C Δv + u_m ξ: the residual connection is a bias",
-        source="JoMA, Eqn 60",
+        source="JoMA preprint, Eqn 60",
         method="flow of the weights themselves in 12 dimensions",
         derived=embeddings.weight,
         measure=_implicit_bias,
@@ -235,7 +235,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="superposition",
         title="patterns share one weight without disturbing each other: w = Σ_m v_m + ξ_m u_m",
-        source="JoMA, Section A.4",
+        source="JoMA preprint, Section A.4",
         method="three patterns in one weight, each compared with itself alone",
         derived=embeddings.superposed,
         printed=printed.superposed,
@@ -250,6 +250,5 @@ CLAIMS: tuple[Claim, ...] = (
             },
             _superposition_at,
         ),
-        erratum="Printed with -ξ_m, against Eqn 60: the node would fire without its pattern.",
     ),
 )

@@ -424,7 +424,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma8",
         title="M(ρ₁)M(ρ₂) = M(ρ₁ρ₂), symmetric, rows sum to one; M(ρ₁)p(ρ₂) = p(ρ₁ρ₂)",
-        source="JoMA, Lemma 8, Eqn 90",
+        source="JoMA preprint, Lemma 8, Eqn 90",
         method="binary symmetric channels chained one by one, 200 random paths",
         derived=hblt.path,
         measure=_matrix_products,
@@ -436,7 +436,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma9",
         title="from ancestor α down to γ: P_{γ|α} = P_{γ|β_k}…P_{β₁|α} = M(∏ρ)",
-        source="JoMA, Lemma 9, Eqns 91-92",
+        source="JoMA preprint, Lemma 9, Eqns 91-92",
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.descent,
         measure=_descendants,
@@ -445,7 +445,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="rho0",
         title="ρ₀ = Σ_k p₀(k)(2P[y=0|k] − 1) is 2P[y=0] − 1 of a top latent",
-        source="JoMA, Theorem 5 (definition of ρ₀), Eqns 99-102",
+        source="JoMA preprint, Theorem 5 (definition of ρ₀), Eqns 99-102",
         method="20 000 sampled classes and top latents, each switched on by one class of 20",
         derived=hblt.root_uncertainty,
         measure=_top_latents,
@@ -458,13 +458,11 @@ CLAIMS: tuple[Claim, ...] = (
             _top_latent_at,
             sampled=True,
         ),
-        erratum="ρ₀ is printed as Σ_k p₀(k)P[y=0|k], a probability; with one of D equal classes "
-        "switching a latent on it is 1 − 2/D, not 1 − 1/D.",
     ),
     Claim(
         id="thm5",
         title="P[y_l=1|y_m=1] = ½(1+ρ^{2H}−2ρ^{L−1}ρ₀)/(1−ρ^{L−1}ρ₀)",
-        source="JoMA, Theorem 5",
+        source="JoMA preprint, Theorem 5",
         method="100 000 sampled trees, L = 4, ρ = 0.9, H = 1, 2, 3",
         derived=cooccurrence,
         measure=_sampled_cooccurrence,
@@ -472,13 +470,11 @@ CLAIMS: tuple[Claim, ...] = (
         condition="the tokens share a latent, H ≤ L − 1, and not the class alone",
         without=_sampled_under_the_class,
         search=Search(_PAIRS, _sampled_at, sampled=True),
-        erratum="The formula is right with ρ₀ = Σ_k p₀(k)(2P[y=0|k] − 1) in place of "
-        "Σ_k p₀(k)P[y=0|k].",
     ),
     Claim(
         id="thm5-exact",
         title="Theorem 5 to rounding, for ρ of both signs, L = 1 to 4 and every H < L",
-        source="JoMA, Theorem 5, Eqns 104-105",
+        source="JoMA preprint, Theorem 5, Eqns 104-105",
         method="enumeration of all assignments of regular trees",
         derived=cooccurrence,
         measure=_enumerated_cooccurrence,
@@ -486,12 +482,11 @@ CLAIMS: tuple[Claim, ...] = (
         condition="the tokens share a latent, H ≤ L − 1, and not the class alone",
         without=_enumerated_under_the_class,
         search=Search(_PAIRS, _exact_at),
-        erratum="Exact with the corrected ρ₀, and not with the printed one.",
     ),
     Claim(
         id="eqn8",
         title="ρ = ρ₀ = 1 − ε: P[y_l=1|y_m=1] = 1 − H/L + H(2H−L)/(2L)·ε + O(ε²)",
-        source="JoMA, Eqn 8",
+        source="JoMA preprint, Eqn 8",
         method="order of the error in ε, fitted to a recursion over the generations",
         derived=hblt.cooccurrence_near_one,
         measure=_order_of_the_error,
@@ -504,13 +499,11 @@ CLAIMS: tuple[Claim, ...] = (
             },
             _near_one_at,
         ),
-        erratum="1 − H/L is off by O(ε), not O(ε²), unless H = 0 or H = L/2, where it is exact: "
-        "the numerator and the denominator are themselves of order ε, so their O(ε²) counts.",
     ),
     Claim(
         id="eqn103",
         title="the distribution of a latent is the vector p(ρ_{c|1}ρ₀)",
-        source="JoMA, Eqn 103",
+        source="JoMA preprint, Eqn 103",
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.latent_distribution,
         measure=_marginals,
@@ -519,7 +512,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm5-remark",
         title="P[y_l=1|y_m=1] → 1 for a shallow ancestor in a deep hierarchy, whatever ρ₀ is",
-        source="JoMA, Theorem 5 (remarks)",
+        source="JoMA preprint, Theorem 5 (remarks)",
         method="recursion over the generations, H = 1 to 3, L to 10⁶; ρ → 1, ρ₀ from -.9 to 1",
         derived=surely,
         measure=_shallow_and_deep,

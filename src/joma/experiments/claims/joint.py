@@ -527,7 +527,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn2",
         title="the training dynamics are the gradient of the per-node loss (Eqn 9)",
-        source="JoMA, Eqns 1-2, 9",
+        source="JoMA preprint, Eqns 1-2, 9",
         method="differences of the objective in w; 4 attentions × 5 activations, gradients or "
         "labels, orthonormal or any embeddings, 2 queries",
         derived=velocity,
@@ -555,7 +555,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-linear",
         title="linear attention conserves z² - Σ v²",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="drift along the full block's flow (DOP853, 1e-12)",
         derived=_linear_law,
         measure=_law(Block("linear", "tanh"), Block("linear", "tanh", tau=0.5)),
@@ -572,7 +572,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-exp",
         title="exp attention conserves z - ½ Σ v²",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="drift along the full block's flow (DOP853, 1e-12)",
         derived=_exp_law,
         measure=_law(Block("exp", "tanh"), Block("exp", "tanh", eta_w=1.5, eta_z=0.75, tau=0.5)),
@@ -605,7 +605,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-pointwise",
         title="any pointwise attention at any τ conserves τ²H(z/τ) - (η_Z/2η_W) Σ v², H = ∫σ/σ′",
-        source="JoMA, Eqn 14; rates and τ are ours",
+        source="JoMA preprint, Eqn 14; rates and τ are ours",
         method="drift with linear, exp and sigmoid attention, η_W = .7, η_Z = 1.3, τ = .5",
         derived=invariants.conserved_pointwise,
         measure=_law(
@@ -622,7 +622,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-loss",
         title="the laws do not use Assumption 1: they hold under cross-entropy as well",
-        source="JoMA, Theorem 1 (proof)",
+        source="JoMA preprint, Theorem 1 (proof)",
         method="drift with labels, linear, exp and sigmoid attention",
         derived=invariants.conserved_pointwise,
         measure=_law(
@@ -665,7 +665,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-softmax-sum",
         title="softmax does not see a shift of its logits, so Σ_l z_l stays",
-        source="JoMA, L = diag(b) - b bᵀ before Eqn 15",
+        source="JoMA preprint, L = diag(b) - b bᵀ before Eqn 15",
         method="drift along the full block's flow (DOP853, 1e-12)",
         derived=_sum_of_logits,
         measure=_law(Block("softmax", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)),
@@ -676,7 +676,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-softmax",
         title="softmax attention: z = ½ Σ_k (v_k² - ‖v_k‖² b̄) + c, to first order in Δz",
-        source="JoMA, Theorem 1, Eqn 18",
+        source="JoMA preprint, Theorem 1, Eqn 18",
         method="order of the error in the motion of z, which goes from .01 to .1; samples alike",
         derived=invariants.softmax_logits,
         measure=_eqn_18,
@@ -687,7 +687,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-softmax-condition",
         title="the softmax law's condition must weigh each node by its v_k",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="32 random blocks: does the condition tell where Eqn 17 holds?",
         derived=_condition_with_weights,
         printed=_condition_as_printed,
@@ -701,8 +701,6 @@ CLAIMS: tuple[Claim, ...] = (
             },
             _softmax_condition_at,
         ),
-        erratum="It must read Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k; without the v_k "
-        "(and with a transpose missing) it can hold while Eqn 17 fails.",
     ),
     Claim(
         id="thm1-softmax-rate",
