@@ -139,7 +139,7 @@ def velocity(
     block = _checks.instance("block", block, Block)
     samples = _checks.instance("samples", samples, Samples)
     state = _checks.instance("state", state, State)
-    query, x = _query(samples), np.asarray(samples.x)
+    query, x = sample_queries(samples), np.asarray(samples.x)
     logits = state.z[query]
     pull = node_gradients(block, samples, state, switches)
     v_rate = block.scores(x, logits).T @ pull
@@ -157,7 +157,7 @@ def objective(block: Block, samples: Samples, state: State) -> float:
     block = _checks.instance("block", block, Block)
     samples = _checks.instance("samples", samples, Samples)
     state = _checks.instance("state", state, State)
-    h = block.phi.value(_preactivations(block, samples, state))
+    h = block.phi.value(preactivations(block, samples, state))
     share = np.asarray(samples.probability)
     if samples.gradient is not None:
         return float(share @ np.sum(np.asarray(samples.gradient) * h, axis=1))
@@ -283,15 +283,16 @@ def _check_range(embeddings: Array, start: State) -> None:
         )
 
 
-def _query(samples: Samples) -> NDArray[np.int64]:
+def sample_queries(samples: Samples) -> NDArray[np.int64]:
+    """The position of each sample's query in `query_tokens`, shape (N,)."""
     if samples.query is None:
         return np.zeros(len(np.asarray(samples.x)), dtype=np.int64)
     return np.asarray(samples.query, dtype=np.int64)
 
 
-def _preactivations(block: Block, samples: Samples, state: State) -> Array:
+def preactivations(block: Block, samples: Samples, state: State) -> Array:
     """w_k·f = v_k·b + ξ_qk, shape (N, K)."""
-    query = _query(samples)
+    query = sample_queries(samples)
     return block.scores(np.asarray(samples.x), state.z[query]) @ state.v + state.bias[query]
 
 
@@ -299,7 +300,7 @@ def node_gradients(
     block: Block, samples: Samples, state: State, switches: Array | None = None
 ) -> Array:
     """The factors g_k h′_k of Eqn 2, weighted by the samples' probabilities, shape (N, K)."""
-    pre = _preactivations(block, samples, state)
+    pre = preactivations(block, samples, state)
     if samples.gradient is not None:
         g = np.asarray(samples.gradient)
     else:
@@ -357,7 +358,7 @@ def _frozen(block: Block, samples: Samples, state: State, t: Array, step: float)
 
 
 def _runge_kutta(block: Block, samples: Samples, state: State, step: float) -> State:
-    switches = block.phi.derivative(_preactivations(block, samples, state))
+    switches = block.phi.derivative(preactivations(block, samples, state))
 
     def rate(at: State) -> State:
         return velocity(block, samples, at, switches=switches)

@@ -14,7 +14,7 @@ for orthonormal embeddings; G = U_CᵀU_C. The softmax law with memory is in `jo
 import dataclasses
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from joma.errors import JomaError
 from joma.theory import _checks
@@ -230,7 +230,7 @@ def _terms(block: Block, v: Array, z: Array) -> tuple[Array, Array]:
     return attention, block.eta_z / (2 * block.eta_w) * np.sum(v**2, axis=-1)
 
 
-def _check_orthogonal(columns: Array, labels: Array) -> None:
+def _check_orthogonal(columns: Array, labels: NDArray[np.int64]) -> None:
     """Raise unless columns of different groups are orthogonal; the queries' group is -1."""
     lengths = np.linalg.norm(columns, axis=0)
     overlap = np.abs(columns.T @ columns) / np.maximum(np.outer(lengths, lengths), 1e-300)

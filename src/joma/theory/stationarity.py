@@ -9,7 +9,15 @@ import numpy as np
 from joma.errors import JomaError
 from joma.theory import _checks, _special
 from joma.theory._checks import Array
-from joma.theory.block import Block, Samples, State, Trajectory, velocity
+from joma.theory.block import (
+    Block,
+    Samples,
+    State,
+    Trajectory,
+    preactivations,
+    sample_queries,
+    velocity,
+)
 
 
 def gradient_means(block: Block, samples: Samples, state: State) -> Array:
@@ -20,7 +28,7 @@ def gradient_means(block: Block, samples: Samples, state: State) -> Array:
     x, share = np.asarray(samples.x), np.asarray(samples.probability)[:, None]
     if samples.gradient is not None:
         return x.T @ (share * np.asarray(samples.gradient))
-    p = _special.softmax(block.phi.value(_pre_activations(block, samples, state)))
+    p = _special.softmax(block.phi.value(preactivations(block, samples, state)))
     labels = np.eye(samples.nodes)[np.asarray(samples.labels)]
     return x.T @ (share * (labels - p))
 
@@ -59,9 +67,9 @@ def rate(block: Block, samples: Samples, state: State) -> Array:
     state = _checks.instance("state", state, State)
     if samples.gradient is not None:
         return np.zeros((samples.tokens, samples.nodes))
-    x, query = np.asarray(samples.x), _query(samples)
+    x, query = np.asarray(samples.x), sample_queries(samples)
     moving = velocity(block, samples, state)
-    pre = _pre_activations(block, samples, state)
+    pre = preactivations(block, samples, state)
     b = block.scores(x, state.z[query])
     b_rate = _scores_rate(block, x, state.z[query], moving.z[query])
     h_rate = block.phi.derivative(pre) * (b @ moving.v + b_rate @ state.v + moving.bias[query])
@@ -73,14 +81,3 @@ def rate(block: Block, samples: Samples, state: State) -> Array:
 def _scores_rate(block: Block, x: Array, z: Array, z_rate: Array) -> Array:
     """(∂b/∂z) ż, sample by sample; the Jacobian is symmetric."""
     return block.pull_back(x, z, z_rate)
-
-
-def _query(samples: Samples) -> Array:
-    if samples.query is None:
-        return np.zeros(len(np.asarray(samples.x)), dtype=np.int64)
-    return np.asarray(samples.query, dtype=np.int64)
-
-
-def _pre_activations(block: Block, samples: Samples, state: State) -> Array:
-    query = _query(samples)
-    return block.scores(np.asarray(samples.x), state.z[query]) @ state.v + state.bias[query]

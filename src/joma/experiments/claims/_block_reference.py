@@ -4,7 +4,7 @@ The reference of the claims about `joma.theory.block` and its laws. Everything i
 the embedding space, sample by sample, and shares no code with what it checks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,12 +76,11 @@ class Setting:
         return State(self.columns[:, :m].T @ self.w, self.z, self.columns[:, m:].T @ self.w)
 
     @property
-    def query(self) -> Array:
+    def query(self) -> NDArray[np.int64]:
         """The query of each sample."""
         given = self.samples.query
-        return (
-            np.zeros(len(np.asarray(self.samples.x)), int) if given is None else np.asarray(given)
-        )
+        zero = np.zeros(len(np.asarray(self.samples.x)), dtype=np.int64)
+        return zero if given is None else np.asarray(given, dtype=np.int64)
 
     def moved(self, rate: "Rate", by: float) -> "Setting":
         """The setting after a straight step."""
@@ -374,7 +373,7 @@ def _terms(setting: Setting) -> float:
 
 
 def law_measure(
-    attentions: tuple[str, ...], *, embeddings: str = "orthonormal", **given: Any
+    attentions: Sequence[str], *, embeddings: str = "orthonormal", **given: Any
 ) -> Callable[[Formula, Point], Measurement]:
     """Measure a law formula(block, v, z) at one point.
 
