@@ -317,7 +317,7 @@ def test_coherence_alone_does_not_set_the_drift():
     for gram in (np.eye(6), np.full((6, 6), eps) + (1 - eps) * np.eye(6)):
         if not drifts:
             gram[0, 1] = gram[1, 0] = eps
-        columns = np.linalg.cholesky(gram).T
+        columns = np.asarray(np.linalg.cholesky(gram).T, dtype=np.float64)
         assert embeddings.coherence(columns) == pytest.approx(eps)
         block = Block("exp", "tanh", embeddings=columns)
         path = simulate(block, Samples(X, gradient=G), [0.0, 0.4], initial=start())

@@ -382,7 +382,7 @@ def _memory(alike: bool) -> Measure:
 
 def _memory_at(formula: Formula, point: Point, *, alike: bool = True) -> Measurement:
     setting = reference.draw_setting(point, "softmax", queries=1, alike=alike)
-    path, predicted = _remembered(formula, setting, point["reach"], 10 + int(6 * point["reach"]))
+    path, predicted = _remembered(formula, setting, point["reach"], 8 + int(5 * point["reach"]))
     tolerance = 1e-4 * (1 + point["reach"]) * _motion(path) + _rounding(path)
     return Measurement(float(np.max(np.abs(predicted - path.z[::2]))), tolerance)
 
@@ -413,7 +413,7 @@ def _gap(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 def _gap_at(formula: Formula, point: Point) -> Measurement:
     setting = reference.draw_setting(point, "softmax", queries=1)
-    points = 10 + int(6 * point["reach"])
+    points = 8 + int(5 * point["reach"])
     path, predicted = _remembered(memory.logits, setting, point["reach"], points)
     gap = np.linalg.norm(predicted - path.z[::2], axis=1)
     # What the trapezoidal rule may miss, which is much where a node switches.
@@ -720,7 +720,7 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_memory(alike=True),
         condition="all samples have the same frequencies",
         without=_memory(alike=False),
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 6.0, log=True)), _memory_at),
+        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _memory_at),
     ),
     Claim(
         id="thm1-softmax-gap",
@@ -730,7 +730,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="Runge-Kutta flow in w in which z moves by up to 3τ, samples differ",
         derived=memory.gap_bound,
         measure=_gap,
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 6.0, log=True)), _gap_at),
+        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _gap_at),
     ),
     Claim(
         id="thm1-descent",
