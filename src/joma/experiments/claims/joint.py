@@ -1,6 +1,7 @@
 """Theorem 1 and its new laws: measured on the full block, in which nothing is integrated out."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -346,10 +347,10 @@ def _softmax_rate_at(formula: Formula, point: Point) -> Measurement:
     )
 
 
-def _left_out(setting: reference.Setting) -> Any:
+def _left_out(setting: reference.Setting, slopes: Any = None) -> Any:
     """What the law of Eqn 17 gives too much, by the rates themselves."""
     block, m = setting.block, setting.samples.tokens
-    rate = reference.rates(setting)
+    rate = reference.rates(setting, slopes)
     both = setting.state.v * (setting.columns[:, :m].T @ rate.w)
     by_law = np.sum(both, axis=1) - _mean_scores(setting) * np.sum(both)
     return block.eta_z / (block.eta_w * block.tau) * by_law - rate.z[0]
@@ -416,15 +417,19 @@ def _gap_at(formula: Formula, point: Point) -> Measurement:
     points = 8 + int(5 * point["reach"])
     path, predicted = _remembered(memory.logits, setting, point["reach"], points)
     gap = np.linalg.norm(predicted - path.z[::2], axis=1)
-    # What the trapezoidal rule may miss, which is much where a node switches.
-    # The columns are orthonormal: w is what its projections say, up to a part that never counts.
-    pushes = [
-        np.linalg.norm(
-            _left_out(replace(setting, w=setting.columns @ np.concatenate([v, bias]), z=z[None]))
-        )
+    # What the trapezoidal rule may miss, which is much where a node switches: within a step of the
+    # reference the switches stay. The columns are orthonormal, so w is what its projections say.
+    states = [
+        replace(setting, w=setting.columns @ np.concatenate([v, bias]), z=z[None])
         for v, bias, z in zip(path.v, path.bias, path.z, strict=True)
     ]
-    missed = np.concatenate([[0.0], np.cumsum(np.diff(path.t) * np.abs(np.diff(pushes)) / 2)])
+    before = np.array([np.linalg.norm(_left_out(one)) for one in states])
+    after = before[1:]
+    if not setting.block.phi.smooth:
+        pairs = pairwise(states)
+        after = [np.linalg.norm(_left_out(b, reference.slopes_of(a))) for a, b in pairs]
+    jumps = np.abs(np.diff(before)) + np.maximum(after - before[1:], 0)
+    missed = np.concatenate([[0.0], np.cumsum(np.diff(path.t) * jumps / 2)])
     allowed = 1.001 * formula(path) + missed + _rounding(path)
     allowed = allowed + 1e-4 * (1 + point["reach"]) * _motion(path)
     return Measurement(float(np.max(gap / allowed[::2])), 1.0)
