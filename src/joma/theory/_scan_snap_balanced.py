@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.integrate import cumulative_simpson, solve_ivp
+from scipy.integrate import cumulative_simpson, odeint
 from scipy.special import wrightomega
 
 from joma.errors import JomaError
@@ -111,9 +111,13 @@ class Balanced:
         """New: ζ(y) from z = Y = 0, the conserved law solved with Wright's ω."""
         ratio = self.common_over_distinct
         y = _checks.finite("decoder", decoder)
-        total: Array = 2 * self._drive(eta_y, eta_z) * y**2 + 1 / ratio - np.log(ratio)
+        grown: Array = self._drive(eta_y, eta_z) * y**2
+        total = 2 * grown + 1 / ratio - np.log(ratio)
         omega: Array = np.asarray(wrightomega(total), dtype=np.float64)
-        return (np.log(ratio) + np.log(omega)) / 2
+        zeta = (np.log(ratio) + np.log(omega)) / 2
+        # Small ζ is a difference of large numbers here; a Newton step gives it all its digits.
+        over = zeta + np.expm1(2 * zeta) / (2 * ratio) - grown
+        return zeta - over / (1 + np.exp(2 * zeta) / ratio)
 
     def b(self, separation: ArrayLike) -> Array:
         """New: B = (ζ + u₀(1 − e^{−2ζ})/2)/(K/C + 1/D), whatever the rates."""
@@ -124,8 +128,7 @@ class Balanced:
         """New: y(t) from the one scalar equation ẏ = (η_Y/K)√(F/D)(1 − α) that is left."""
         times = np.atleast_1d(_checks.times("t", t))
         eta_y = _checks.positive_scalar("eta_y", eta_y)
-        order = np.argsort(times)
-        clock = np.log1p(eta_y * times[order])
+        clock, order = np.unique(np.log1p(eta_y * times), return_inverse=True)
         others = self.classes - 1
         # Attention starts to move at y² ~ 1/drive, which may be long before y ~ 1.
         smallest = 1e-12 / max(1.0, np.sqrt(self._drive(eta_y, eta_z)))
@@ -136,21 +139,22 @@ class Balanced:
             miss = others / (np.exp(margin) + others)
             return np.exp(log_time) * np.sqrt(share / self.distinct) * miss / self.classes
 
-        y = np.zeros(times.size)
-        if clock[-1] > 0:
-            path = solve_ivp(
-                rate,
-                (0.0, clock[-1]),
-                [0.0],
-                t_eval=clock,
-                rtol=1e-10,
-                atol=smallest,
-                method="LSODA",
-            )
-            if not path.success:
-                raise RuntimeError(f"the decoder could not be integrated: {path.message}")
-            y[order] = path.y[0]
-        return y.reshape(np.shape(t))
+        if clock[-1] == 0:
+            return np.zeros(np.shape(t))
+        grid = clock if clock[0] == 0 else np.concatenate([[0.0], clock])
+        path, report = odeint(
+            rate,
+            [0.0],
+            grid,
+            tfirst=True,
+            rtol=1e-10,
+            atol=smallest,
+            mxstep=100_000,
+            full_output=True,
+        )
+        if report["message"] != "Integration successful.":
+            raise RuntimeError(f"the decoder could not be integrated: {report['message']}")
+        return path[-clock.size :, 0][order].reshape(np.shape(t))
 
     def b_at(self, t: ArrayLike, *, eta_y: float, eta_z: float) -> Array:
         """Scan&Snap Theorem 4, B(t) at all times."""
@@ -189,7 +193,11 @@ def late_b(
     grown = _late("t", t, balanced, eta_y, eta_z) - _late("anchor", start, balanced, eta_y, eta_z)
     # B carries u₀/2 times the slope from the start, outside the logarithm.
     slope, ratio = balanced.slope, balanced.common_over_distinct
-    return slope / 2 * (ratio + np.log(np.exp(2 * b_start / slope - ratio) + grown))
+    if np.any(grown < 0):
+        raise JomaError("t must not lie before the anchor")
+    with np.errstate(divide="ignore"):
+        log_grown = np.log(grown)
+    return slope / 2 * (ratio + np.logaddexp(2 * b_start / slope - ratio, log_grown))
 
 
 def late_decoder_rate_effect(

@@ -48,6 +48,8 @@ def integrate(
 ) -> Array:
     """Return the states at the times t ≥ 0, integrated in ln(1 + clock·t)."""
     log_time = np.log1p(clock * np.asarray(t))
+    if not np.any(log_time):
+        return np.tile(start, (len(log_time), 1))
 
     def in_log_time(s: float, state: Array) -> Any:
         now = np.exp(s)
@@ -60,7 +62,7 @@ def integrate(
         tfirst=True,
         rtol=rtol,
         atol=1e-3 * rtol,
-        mxstep=20_000,
+        mxstep=100_000,
         full_output=True,
     )
     if report["message"] != "Integration successful.":
@@ -97,10 +99,12 @@ class Alike:
     def path(self, t: Array, eta_y: float, eta_z: float, rtol: float = 1e-9) -> Array:
         """Return the states at the times t."""
         k, c, d = self.classes, len(self.common), len(self.distinct)
+        # y is small where attention moves long before the decoder has learned: integrate it larger.
+        scale = max(1.0, sqrt(eta_z / eta_y))
 
         def rate(_: float, state: Array) -> Array:
             f = self.feature(state[: c + d])
-            common, own, y = f[:c], f[c:], state[c + d : c + 2 * d]
+            common, own, y = f[:c], f[c:], state[c + d : c + 2 * d] / scale
             fy = float(own @ y)
             miss = (k - 1) / (np.exp(min(k / (k - 1) * fy, 700.0)) + k - 1)
             g, pull = k / (k - 1) * miss * y, k / (k - 1) * miss * fy
@@ -109,14 +113,56 @@ class Alike:
                 [
                     -eta_z * common * common * pull,
                     eta_z / k * own * (g - own * pull),
-                    eta_y / k * miss * own,
+                    scale * eta_y / k * miss * own,
                     # γ − f·g = γ(1 − F), and 1 − F is the share of the common tokens.
                     [eta_z / k * pull / share * float(common @ common)],
                 ]
             )
 
         clock = max(eta_y, float(np.sqrt(eta_y * eta_z)))
-        return integrate(rate, np.zeros(c + 2 * d + 1), t, clock, rtol)
+        path = integrate(rate, np.zeros(c + 2 * d + 1), t, clock, rtol)
+        path[:, c + d : c + 2 * d] /= scale
+        return path
+
+
+class Even:
+    """The flow of a balanced corpus: K classes, C common and D distinct tokens, alike each.
+
+    The state is (z of a common token, z of a distinct token, y, B).
+    """
+
+    def __init__(self, classes: int, common: int, distinct: int, mass: float) -> None:
+        self.sizes = classes, common, distinct
+        self.ratio = mass**2 / common / ((1 - mass) ** 2 / distinct)
+
+    def rate(self, state: Array, eta_y: float, eta_z: float) -> list[float]:
+        """Return the derivatives by t."""
+        k, c, d = self.sizes
+        z_common, z_distinct, y, _ = state.tolist()
+        odds = self.ratio * exp(2 * min(z_common - z_distinct, 300.0))
+        distinct, common = 1 / (1 + odds), odds / (1 + odds)
+        margin = k / (k - 1) * sqrt(distinct * d) * y
+        miss = (k - 1) / (exp(min(margin, 700.0)) + k - 1)
+        pull = margin * miss
+        return [
+            -eta_z * common / c * pull,
+            eta_z / k * common / d * pull,
+            eta_y / k * sqrt(distinct / d) * miss,
+            eta_z / k * common / distinct * pull,
+        ]
+
+    def path(self, t: Array, eta_y: float, eta_z: float, rtol: float = 1e-9) -> Array:
+        """Return the states at the times t."""
+        # y is small where attention moves long before the decoder has learned: integrate it larger.
+        scale = np.array([1.0, 1.0, max(1.0, sqrt(eta_z / eta_y)), 1.0])
+        path = integrate(
+            lambda _, state: scale * self.rate(state / scale, eta_y, eta_z),
+            np.zeros(4),
+            t,
+            max(eta_y, sqrt(eta_y * eta_z)),
+            rtol,
+        )
+        return path / scale
 
 
 class TwoClasses:
