@@ -29,12 +29,13 @@ def _limit_without_zeros(b: Any, c: Any, p: Any, q: Any) -> float:
     return 2 / total if total > 0 else np.inf
 
 
-def _two_terms_vary(kappa: Any, *sizes: Any) -> float:
-    lipschitz_a, lipschitz_b, lipschitz_c, *rest = sizes
-    varying = [
+def _two_terms_vary(
+    kappa: Any, lipschitz_a: Any, lipschitz_b: Any, lipschitz_c: Any, *rest: Any
+) -> float:
+    first, second, third = (
         [*one[:2], *(0.0 for _ in one[2:])] for one in (lipschitz_a, lipschitz_b, lipschitz_c)
-    ]
-    return galore.varying_rate(kappa, *varying, *rest)
+    )
+    return galore.varying_rate(kappa, first, second, third, *rest)
 
 
 def _only_b_and_c(kappa: Any, lipschitz_a: Any, lipschitz_b: Any, lipschitz_c: Any, *rest: Any):

@@ -92,9 +92,9 @@ def _dominant_token_only(corpus: Corpus, z: Any, y: Any, *, eta_z: float) -> Any
 
 
 def _series(balanced: Balanced, separation: Any, decoder: Any, **rates: Any) -> Any:
-    """e^{2ζ} − 1 as a series of 60 terms."""
+    """e^{2ζ} − 1 as a series of 50 terms."""
     x, term, total = 2 * np.asarray(separation), 1.0, 0.0
-    for order in range(1, 61):
+    for order in range(1, 51):
         term = term * x / order
         total = total + term
     off = (total - np.expm1(x)) / (2 * balanced.common_over_distinct)
@@ -166,7 +166,7 @@ def _log_series(balanced: Balanced) -> float:
 
 def _small_bias_as_none(bias: Any, length: int, other: int) -> Any:
     scaled = scan_snap.finite_length_bias(bias, length, other)
-    return np.where(np.abs(scaled) < 3e-7, 0.0, scaled)
+    return np.where(np.abs(scaled) < 1.5e-6, 0.0, scaled)
 
 
 def _fewer_classes(balanced: Balanced, t: Any, **rates: Any) -> Any:
@@ -240,7 +240,7 @@ TWINS = (
         was_ours=True,
         search=B_RISES_LATE,
     ),
-    Twin("scan-snap-balanced-law", _series, "a series of 60 terms, at large separations"),
+    Twin("scan-snap-balanced-law", _series, "a series of 50 terms, at large separations"),
     Twin("scan-snap-balanced-b", _saturated, "e^{−2ζ} left out from ζ = 5 on"),
     Twin("scan-snap-scanning", _no_overshoot_of_many, "no overshoot for K > 40 and C = 1"),
     Twin("scan-snap-scanning-limit", _no_overshoot_of_many, "no overshoot for K > 40 and C = 1"),
@@ -295,7 +295,7 @@ TWINS = (
         was_ours=True,
         search=ANY_CLASSES_TURN,
     ),
-    Twin("scan-snap-finite-length", _small_bias_as_none, "entries below 3e-7 count as none"),
+    Twin("scan-snap-finite-length", _small_bias_as_none, "entries below 1.5e-6 count as none"),
     Twin("scan-snap-sampled", _fewer_classes, "K − 2 for K, with 15 tokens"),
     Twin(
         "scan-snap-sampled",

@@ -248,9 +248,9 @@ def noise_stall(noise: float, *, rank: int, rows: int, columns: int) -> float:
 
     N = ±ν/√r UVᵀ with equal probability, U and V orthonormal of rank r. Singular values of G
     outside U and V that are below ν/√r never enter the leading r of G + N, whatever the step and
-    however often P and Q are renewed: ‖G‖ stays at ν√(min(m, n)/r − 1). Plain stochastic gradient
-    ascent and projections chosen independently of the gradient converge under the same noise, with
-    steps that tend to 0 slowly.
+    however often P and Q are renewed: ‖G‖ stays at ν√(min(m, n)/r − 1), up to fluctuations of G
+    along U and V of the size ν√(η/2). Plain stochastic gradient ascent and projections chosen
+    independently of the gradient converge under the same noise, with steps that tend to 0 slowly.
 
     Args:
         noise: ν = ‖N‖, in the Frobenius norm.

@@ -192,7 +192,7 @@ def varying_at(formula: Formula, point: Point) -> Measurement:
     varying = _Varying(a, coefficients(m, point["vary_b"]), coefficients(n, point["vary_c"]))
     start = rng.standard_normal((m, n))
     rank = min(point["rank"], m, n)
-    largest = 1.0
+    largest, highest = 1.0, np.inf
     for _ in range(2):  # the limit of the step depends on the path, which depends on the step
         run = descend(varying, start, step=point["share"] / largest, steps=8, rank=rank)
         if not np.all(np.isfinite(run.w)) or np.abs(run.w).max() > 1e3:
@@ -200,8 +200,9 @@ def varying_at(formula: Formula, point: Point) -> Measurement:
         ends = [_extremes(varying, run, w) for w in run.w]
         if min(least for least, _ in ends) < 0:
             raise JomaError("positive semidefinite coefficients only")
-        largest = max(largest, *(most for _, most in ends))
-    if point["share"] / largest * max(most for _, most in ends) > 1:
+        highest = max(most for _, most in ends)
+        largest = max(largest, highest)
+    if point["share"] / largest * highest > 1:
         raise JomaError("the step is too long for the path")
     excess = varying.excess(formula, point["share"] / largest, 8, rank, start)
     return Measurement(excess, 1e-8)

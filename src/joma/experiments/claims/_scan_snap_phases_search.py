@@ -223,11 +223,14 @@ def finite_length(formula: Formula, point: Point) -> Measurement:
     population = np.concatenate([one.ravel() for one in reference.gradient(corpus, z, y)])
 
     def bias(length: int) -> Array:
-        first = np.arange(length + 1)
-        counts = np.stack([first, length - first], axis=-1)
-        ways = special.gammaln(length + 1) - special.gammaln(counts + 1).sum(axis=1)
         total = np.zeros_like(population)
         for class_, p in enumerate(rows):
+            # All counts within eleven standard deviations; the others weigh less than 1e-25.
+            reach = 11 * np.sqrt(length * p[0] * p[1]) + 11
+            low, high = max(0, int(length * p[0] - reach)), min(length, int(length * p[0] + reach))
+            first = np.arange(low, high + 1)
+            counts = np.stack([first, length - first], axis=-1)
+            ways = special.gammaln(length + 1) - special.gammaln(counts + 1).sum(axis=1)
             weight = joint[class_] * np.exp(ways + counts @ np.log(p))
             classes = np.full(len(counts), class_)
             parts = scan_snap.sample_gradient(corpus, classes, counts / length, z, y, weight)

@@ -86,9 +86,9 @@ class Alike:
     def corpus(self) -> Corpus:
         """The corpus, common tokens first, then the distinct ones class by class."""
         own = np.kron(np.eye(self.classes), self.distinct)
-        shared = np.tile(self.common, (self.classes, 1))
+        tokens: Array = np.hstack([np.tile(self.common, (self.classes, 1)), own])
         share = np.full(self.classes, 1 / self.classes)
-        return Corpus(np.hstack([shared, own]), np.zeros(self.classes, dtype=np.int64), share)
+        return Corpus(tokens, np.zeros(self.classes, dtype=np.int64), share)
 
     def feature(self, z: Array) -> Array:
         """Return f of the common and of a class's own distinct tokens."""
@@ -238,7 +238,7 @@ def frozen(
         return scores, residual, b_rate
 
     def rate(_: float, state: Array) -> Array:
-        _, residual, b_rate = parts(state)
+        residual, b_rate = parts(state)[1:]
         return np.concatenate([eta_y * (joint[:, None] * residual).ravel(), b_rate])
 
     start = np.zeros(classes**2 + classes)
