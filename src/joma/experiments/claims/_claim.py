@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
+from joma.experiments.claims import errata
 from joma.experiments.claims._measurement import Formula, Measurement, monte_carlo
 from joma.experiments.claims._search import Search
 
@@ -30,11 +31,11 @@ class Claim:
         derived: the formula as derived.
         measure: compares a formula with the reference.
         printed: the formula as printed, where it differs; None where print is right or silent.
+            What should be changed in print is said in `errata`.
         condition: what must hold for the claim to hold, if anything.
         without: measures the derived formula where the condition does not hold; it must fail.
         search: the free parameters and a measure at one point, for the adversary.
         fixed: why there is nothing to search, where there are no free parameters.
-        erratum: one sentence for the reader of the paper, where print is wrong or incomplete.
     """
 
     id: str
@@ -48,7 +49,6 @@ class Claim:
     without: Measure | None = None
     search: Search | None = None
     fixed: str = ""
-    erratum: str = ""
 
     def __post_init__(self) -> None:
         if self.source == "new" and self.printed is not None:
@@ -101,10 +101,11 @@ class Verdict:
         if self.without is not None:
             record["condition"] = self.claim.condition
             record["without"] = {"holds": self.without.holds, "error": _number(self.without.error)}
+        found = errata.measured_by(self.claim.id)
+        if found:
+            record["errata"] = [erratum.id for erratum in found]
         if self.failure:
             record["failure"] = self.failure
-        if self.claim.erratum:
-            record["erratum"] = self.claim.erratum
         return record
 
 

@@ -242,10 +242,6 @@ CLAIMS: tuple[Claim, ...] = (
         condition="fixed P, Q; η ≤ 2/(λ_max + M)",
         without=_neither_fixed_nor_slow,
         search=_galore_search.FIXED,
-        erratum=(
-            "The 1/N in M belongs to a gradient with 1/N; for the printed sum the bound is true but"
-            " N times too slow."
-        ),
     ),
     Claim(
         id="galore-rate-attained",
@@ -280,7 +276,6 @@ CLAIMS: tuple[Claim, ...] = (
         condition="η ≤ 2/(λ_max + κ)",
         without=_galore_varying.too_long_steps,
         search=_galore_varying.VARYING,
-        erratum="L_B L_C D² vanishes when only one of B, C varies, but contraction slows as well.",
     ),
     Claim(
         id="galore-varying-attained",
