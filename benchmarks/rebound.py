@@ -44,11 +44,12 @@ def curves(folder: Path) -> dict[str, Any]:
     losses = Run.open(folder / "train").metrics.read("validation_loss")
     order = np.argsort(losses["step"], kind="stable")
     steps, values = losses["step"][order], losses["value"][order]
+    points = [[int(step), float(value)] for step, value in zip(steps, values, strict=True)]
     lowest = int(values.argmin())
     log = Run.open(folder / "probe").metrics.read()
     lower = np.array([str(module).endswith(LOWER) for module in log["module"]])
     return {
-        "validation": [[int(step), float(value)] for step, value in zip(steps, values, strict=True)],
+        "validation": points,
         "lowest_validation": [int(steps[lowest]), float(values[lowest])],
         "last_over_lowest": float(values[-1] / values[lowest]),
         "stable_rank": _by_layer(log, (log["name"] == "stable_rank") & lower),

@@ -9,7 +9,7 @@ import pytest
 
 import joma
 import joma.experiments
-from joma.experiments import Experiment, Option, Outcome, Request, Scale, claims
+from joma.experiments import Experiment, Option, Outcome, Request, Scale, Verdict, claims
 from joma.experiments.claims import Claim, Measurement, errata
 from joma.runs import Run
 
@@ -34,11 +34,13 @@ def make_claims() -> tuple[Claim, ...]:
     )
 
 
-def make_experiment(name: str, agrees: bool = True, reproduce=None, **fields) -> Experiment:
+def make_experiment(
+    name: str, verdict: Verdict = Verdict.AGREES, reproduce=None, **fields
+) -> Experiment:
     def default(run: Run, request: Request) -> Outcome:
         run.write_figure("picture.png", b"png")
         run.write_table("curve", {"value": [float(request.seed)]})
-        return Outcome(agrees, f"seen with seed {request.seed}.")
+        return Outcome(verdict, f"seen with seed {request.seed}.")
 
     return Experiment(name, f"Picture {name}", "was seen.", reproduce or default, **fields)
 
@@ -49,7 +51,7 @@ def make_trained(name: str, reproduce=None, **fields) -> Experiment:
     def default(run: Run, request: Request) -> Outcome:
         run.write_table("curve", {"value": [request.options["learning-rate"]]})
         words = (request.scale, request.device, *request.groups)
-        return Outcome(True, f"trained {' '.join(words)}.")
+        return Outcome(Verdict.AGREES, f"trained {' '.join(words)}.")
 
     settings = {
         "scales": {
@@ -104,7 +106,7 @@ def few_experiments(monkeypatch) -> dict[str, Experiment]:
     few = {
         "fig2": make_experiment("fig2"),
         "fig4": make_experiment("fig4"),
-        "fig9": make_experiment("fig9", agrees=False),
+        "fig9": make_experiment("fig9", Verdict.DIFFERS),
     }
     monkeypatch.setitem(vars(joma.experiments), "EXPERIMENTS", few)
     return few

@@ -96,8 +96,13 @@ class Curves:
 
     @property
     def rank_at_end(self) -> np.ndarray:
-        """Last stable rank over the lowest, (layers, seeds); 1 where it ends at its lowest."""
-        return self.stable_rank[:, -1] / np.fmin.reduce(self.stable_rank, axis=1)
+        """Last stable rank over the lowest, (layers, seeds); 1 where it ends at its lowest.
+
+        NaN where either is not a positive number.
+        """
+        last, lowest = self.stable_rank[:, -1], np.fmin.reduce(self.stable_rank, axis=1)
+        known = np.isfinite(last) & (lowest > 0)
+        return np.where(known, last, np.nan) / np.where(known, lowest, 1.0)
 
     def _count(self, find: Callable[[np.ndarray, int], Finding | None]) -> list[int]:
         return [

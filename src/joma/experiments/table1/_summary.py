@@ -208,6 +208,7 @@ def _by_cell(results: Results) -> str:
     """In which cells training changes NCorr, network by network, beyond its error."""
     change = results.at("ncorr", results.steps[-1]) - results.at("ncorr", 0)
     mean, error = change.mean(-1), change.std(-1, ddof=1) / np.sqrt(change.shape[-1])
+    error = np.maximum(error, 1e-6)  # networks that move alike to rounding
     found = [
         f"{cell.name} {mean[i, s]:+.2f} at s = {s} ({abs(mean[i, s]) / error[i, s]:.0f})"
         for i, cell in enumerate(results.cells)
