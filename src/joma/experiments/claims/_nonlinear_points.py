@@ -134,7 +134,9 @@ def rises_last(mu: Any) -> bool | None:
             logits = [mpmath.mpf(s) ** 2 * (factor if s == smallest else 1) for s in size]
             weight = [int(n) * mpmath.exp(a) for n, a in zip(count, logits, strict=True)]
             total = sum(weight)
-            return mpmath.log(total) - sum(w * a for w, a in zip(weight, logits, strict=True)) / total
+            return (
+                mpmath.log(total) - sum(w * a for w, a in zip(weight, logits, strict=True)) / total
+            )
 
         change = entropy(mpmath.mpf(1)) - entropy(1 - mpmath.mpf(10) ** -20)
         unsure = mpmath.mpf(10) ** -33 * mpmath.mpf(smallest) ** 2
