@@ -24,10 +24,24 @@ KINDS, NOISES, PARTS = ("v", "entropy"), (0.001, 0.01, 0.05), (0.1, 0.25, 0.5)
 TARGETS = {"prior": (0.0, 5.0), "fig4": (1.0, 4.0)}
 POINTS, SPANS, COMPONENTS = 100, (1.0, 10.0), (2, 5)
 FOLDER = Path("runs") / "fit-coverage"
-FIELDS = (
-    "targets kind noise part curve mu_all mu_given mu_covered tau_given tau_covered "
-    "count_given count_covered points_given points_covered low_given low_covered"
-).split()
+FIELDS = [
+    "targets",
+    "kind",
+    "noise",
+    "part",
+    "curve",
+    "mu_all",
+    "mu_given",
+    "mu_covered",
+    "tau_given",
+    "tau_covered",
+    "count_given",
+    "count_covered",
+    "points_given",
+    "points_covered",
+    "low_given",
+    "low_covered",
+]
 
 
 def plant(kind: str, noise: float, targets: str, rng: np.random.Generator):

@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
 
 from joma.errors import JomaError
 from joma.experiments import fig4
-from joma.report import figures
 from joma.runs import Run
 from joma.theory import nonlinear
 
@@ -105,7 +103,7 @@ SOURCES: dict[str, Callable[[], Iterator[Curve]]] = {
 
 
 def exponential(t: Array, values: Array, later: Array) -> Array:
-    """a + b exp(-t/c) fitted to the part seen, at later times."""
+    """A + b exp(-t/c) fitted to the part seen, at later times."""
     span = t[-1] - t[0]
     best, found = np.inf, np.full(later.size, values[-1])
     for decay in np.geomspace(0.02, 20, 60) * span:

@@ -22,7 +22,9 @@ _WIDE = 0.5  # share of the prior's interval from which a quantity counts as not
 _CERTAIN = 0.95  # probability of a number of components from which μ is reported
 _APART = 1.1  # ratio of spreads, all draws to one run's, from which two runs disagree
 _COURSE_NODES = 200
-_FEWEST_ENTROPIES = 20  # of fewer, the intervals do not cover as they say: docs/theory/prediction.md
+_FEWEST_ENTROPIES = (
+    20  # of fewer, the intervals do not cover as they say: docs/theory/prediction.md
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +140,7 @@ class Fit:
     def _entropy_range(self) -> float:
         return float(np.median(np.log(_number(self._model, self._draws))))
 
-    def _identified(
-        self, name: str, values: Array, span: float, single: bool = False
-    ) -> Estimate:
+    def _identified(self, name: str, values: Array, span: float, single: bool = False) -> Estimate:
         """The interval of draws (P, …), or a refusal where they say too little."""
         found = _estimate(values, self.level)
         reason = _too_wide(float(np.mean(found.high - found.low)), span * self.level)
@@ -264,9 +264,7 @@ def _summary(
     reasons: dict[str, str] = {}
     scale_draws = model.t[-1] * np.exp(-draws.points[:, 0])
     width = level * np.log(model.spans[1] / model.spans[0])
-    time_scale = _judge(
-        "time_scale", scale_draws, np.log(scale_draws), width, run, level, reasons
-    )
+    time_scale = _judge("time_scale", scale_draws, np.log(scale_draws), width, run, level, reasons)
     if model.of_weights:
         mu, order, order_probability = _mu_of_weights(model, draws, run, level, reasons)
         count = np.array(float(model.data.shape[1]))
@@ -312,9 +310,7 @@ def _mu_of_weights(
 ) -> tuple[Estimate, tuple[int, ...] | None, float]:
     each = []
     for k, values in enumerate(draws.points[:, 1:].T):
-        each.append(
-            _judge(f"mu[{k}]", values, values, level * model.largest, run, level, reasons)
-        )
+        each.append(_judge(f"mu[{k}]", values, values, level * model.largest, run, level, reasons))
     mu = Estimate(*(np.array([getattr(one, end) for one in each]) for end in _ENDS))
     orders = np.argsort(-np.abs(draws.points[:, 1:]), axis=1)
     found, counts = np.unique(orders, axis=0, return_counts=True)

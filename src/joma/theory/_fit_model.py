@@ -66,7 +66,7 @@ class Model:
         return 2 if self.multiplicity else 1
 
     def curves(self, points: Array, group: Groups, t: Array) -> Array:
-        """v (P, T, M) or entropy (P, T) at the times t for each point."""
+        """V (P, T, M) or entropy (P, T) at the times t for each point."""
         when = t / self.t[-1]
         if self.of_weights:
             return _weights(points[:, 0], points[:, 1:], when)
@@ -110,7 +110,7 @@ class Model:
     def precision(self, squares: Array, level: float) -> Array:
         """The mean of 1/σ² over the noise, given the sum of squares."""
         weight = _special.softmax(self._each_noise(squares, level))
-        return weight @ (1 / (self.noises ** 2 + level**2))
+        return weight @ (1 / (self.noises**2 + level**2))
 
     @cached_property
     def noises(self) -> Array:
@@ -127,7 +127,7 @@ class Model:
         return float(np.max(np.abs(self.data)))
 
     def _each_noise(self, squares: Array, level: float) -> Array:
-        variance = self.noises ** 2 + level**2
+        variance = self.noises**2 + level**2
         return -self.data.size / 2 * np.log(variance) - squares[:, None] / (2 * variance)
 
     def draw_noise(self, squares: Array, rng: np.random.Generator) -> Array:
@@ -234,7 +234,7 @@ def sample_posterior(
 
 
 def _weights(log_span: Array, mu: Array, when: Array) -> Array:
-    """v (P, T, M) for μ (P, M)."""
+    """V (P, T, M) for μ (P, M)."""
     s = np.exp(log_span)[:, None] * when
     share = _flow_table.share_reached(mu[:, :, None], s[:, None, :])
     return np.swapaxes(share * mu[:, :, None], 1, 2)

@@ -101,7 +101,7 @@ class Course(NamedTuple):
         return cls(y, time, np.exp((mu * np.expm1(-y)) ** 2 / 2))
 
     def at(self, t: Any) -> Any:
-        """y at any times, by cubic interpolation; beyond the last cell it is linear in time."""
+        """Y at any times, by cubic interpolation; beyond the last cell it is linear in time."""
         t = np.asarray(t, dtype=float)
         cell = np.clip(np.searchsorted(self.time, t, side="right") - 1, 0, self.y.size - 2)
         rise = self.y[cell + 1] - self.y[cell]
