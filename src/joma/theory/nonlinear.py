@@ -21,12 +21,16 @@ from joma.errors import JomaError
 from joma.theory import _checks, _eqn6, _special
 from joma.theory._checks import Array
 from joma.theory._fates import Fate, RankFate, entropy_fate, stable_rank_fate
+from joma.theory._fit import Course, Estimate, Fit, fit
 from joma.theory.clusters import CriticalPoint, critical_points, expectations
 
 __all__ = [
+    "Course",
     "CriticalPoint",
     "DropAndRebound",
+    "Estimate",
     "Fate",
+    "Fit",
     "RankFate",
     "attention_entropy",
     "critical_points",
@@ -34,6 +38,7 @@ __all__ = [
     "elapsed",
     "entropy_fate",
     "expectations",
+    "fit",
     "lemma6_bound",
     "lemma7_bound",
     "linear_attention_residual",

@@ -1,0 +1,242 @@
+"""Eqn 6 fitted to the first part of measured curves, and held against the steps it did not see.
+
+    python -m benchmarks.prediction train            # makes the curves of `joma train`
+    python -m benchmarks.prediction fit [--source fig4] [--source fig6] [--source train]
+    python -m benchmarks.prediction table
+    python -m benchmarks.prediction figure OUT.png
+
+Sources: the recursion of Fig. 4 as drawn (ten seeds); the recorded attention entropies of Fig. 6's
+WikiText-2 networks at their learning rate of 1e-4 (needs JOMA_SHARED); and attention entropies of
+`joma train tiny`, four seeds. Baselines: the last value seen, and the exponential a + b exp(-t/c)
+fitted to the part seen. `fit` keeps its results in runs/prediction, `table` and `figure` read them.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from joma.errors import JomaError
+from joma.experiments import fig4
+from joma.runs import Run
+from joma.theory import nonlinear
+
+PARTS = (0.1, 0.25, 0.5)
+FOLDER = Path("runs") / "prediction"
+SEEDS = 4
+RATE = 1e-4
+SHARED = Path(os.environ.get("JOMA_SHARED", "../shared"))
+Array = np.ndarray
+
+
+class Curve(NamedTuple):
+    """A measured entropy curve; v is given where it was measured as well."""
+
+    source: str
+    name: str
+    t: Array
+    entropy: Array
+    scale: float = 1.0
+    v: Array | None = None
+
+
+def read_fig4() -> Iterator[Curve]:
+    """Ten networks of Fig. 4 as drawn: 100 of the 5,000 steps of the recursion."""
+    for seed in range(10):
+        course = fig4.as_drawn(fig4.targets(seed))
+        at = np.arange(50, 5001, 50)
+        yield Curve(
+            "fig4", f"seed {seed}", course.t[at], course.entropy[at], fig4.SHARPNESS, course.v[at]
+        )
+
+
+def read_fig6() -> Iterator[Curve]:
+    """Recorded entropies of every layer of the networks at one learning rate."""
+    path = SHARED / "reference" / "wikitext2_entropy.csv"
+    if not path.is_file():
+        raise SystemExit(f"{path.name} is not there; set JOMA_SHARED to the folder that has it")
+    rows: dict[tuple[int, int, int], dict[int, float]] = defaultdict(dict)
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            if float(row["lr"]) == RATE:
+                key = int(row["layers"]), int(row["seed"]), int(row["layer"])
+                rows[key][int(row["step"])] = float(row["attention_entropy"])
+    for (depth, seed, layer), points in sorted(rows.items()):
+        steps = sorted(points)
+        values = np.array([points[step] for step in steps])
+        name = f"{depth} layers, seed {seed}, layer {layer}"
+        yield Curve("fig6", name, np.array(steps, float), values)
+
+
+def read_train() -> Iterator[Curve]:
+    """Entropies of every layer that the monitor saw in `joma train tiny`."""
+    for seed in range(SEEDS):
+        folder = FOLDER / f"train-{seed}"
+        if not folder.is_dir():
+            raise SystemExit("no trainings: run `python -m benchmarks.prediction train` first")
+        log = Run.open(folder).metrics.read()
+        mean = (log["name"] == "attention_entropy") & (log["head"] < 0)
+        for layer in np.unique(log["layer"][mean]):
+            own = mean & (log["layer"] == layer) & (log["step"] % 6 == 0)
+            order = np.argsort(log["step"][own])
+            yield Curve(
+                "train",
+                f"seed {seed}, layer {layer}",
+                log["step"][own][order].astype(float),
+                log["value"][own][order],
+            )
+
+
+SOURCES: dict[str, Callable[[], Iterator[Curve]]] = {
+    "fig4": read_fig4,
+    "fig6": read_fig6,
+    "train": read_train,
+}
+
+
+def exponential(t: Array, values: Array, later: Array) -> Array:
+    """A + b exp(-t/c) fitted to the part seen, at later times."""
+    span = t[-1] - t[0]
+    best, found = np.inf, np.full(later.size, values[-1])
+    for decay in np.geomspace(0.02, 20, 60) * span:
+        basis = np.column_stack([np.ones_like(t), np.exp(-(t - t[0]) / decay)])
+        solution, *_ = np.linalg.lstsq(basis, values, rcond=None)
+        error = float(np.sum((basis @ solution - values) ** 2))
+        if error < best:
+            best = error
+            found = solution[0] + solution[1] * np.exp(-(later - t[0]) / decay)
+    return found
+
+
+def judge(curve: Curve, part: float) -> dict[str, object]:
+    """Fit the first part of a curve, and compare prediction and baselines with the rest."""
+    seen = max(round(part * curve.t.size), 4)
+    t, later = curve.t[:seen], curve.t[seen:]
+    truth = curve.entropy[seen:]
+    row: dict[str, object] = dict(source=curve.source, name=curve.name, part=part)
+    row["persistence"] = _error(np.full(later.size, curve.entropy[seen - 1]), truth)
+    row["exponential"] = _error(exponential(t, curve.entropy[:seen], later), truth)
+    found = nonlinear.fit(
+        t, entropy=curve.entropy[:seen], components=(2, 4), multiplicity=True, scale=curve.scale
+    )
+    row |= _held_against("entropy", found, later, truth)
+    if curve.v is not None:
+        largest = float(np.clip(1.2 * np.max(np.abs(curve.v[:seen])), 5.0, 6.0))
+        found = nonlinear.fit(t, v=curve.v[:seen], scale=curve.scale, largest=largest)
+        row |= _held_against("v", found, later, truth)
+    return row
+
+
+def _held_against(kind: str, found: nonlinear.Fit, later: Array, truth: Array) -> dict[str, object]:
+    row: dict[str, object] = {f"{kind}_correlation": found.residual_correlation}
+    try:
+        prediction = found.predict_entropy(later)
+    except JomaError as error:
+        return row | {f"{kind}_refused": str(error)}
+    row[f"{kind}_error"] = _error(prediction.median, truth)
+    row[f"{kind}_covered"] = float(np.mean(prediction.covers(truth)))
+    row[f"{kind}_band"] = [
+        prediction.median.tolist(),
+        prediction.low.tolist(),
+        prediction.high.tolist(),
+    ]
+    return row
+
+
+def _error(predicted: Array, truth: Array) -> float:
+    return float(np.sqrt(np.mean((predicted - truth) ** 2)))
+
+
+def train() -> None:
+    """Train `joma train tiny` with four seeds at a constant learning rate."""
+    for seed in range(SEEDS):
+        settings = ("training.steps=600", f"training.seed={seed}", "optimizer.schedule=constant")
+        command = [sys.executable, "-m", "joma", "train", "tiny", "--device", "cpu"]
+        command += ["--out", str(FOLDER / f"train-{seed}")]
+        for setting in (*settings, "monitor.every=6"):
+            command += ["--set", setting]
+        subprocess.run(command, check=True)
+
+
+def fit(sources: list[str]) -> None:
+    """Fit all curves of the sources and keep the results."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        path = FOLDER / f"{source}.jsonl"
+        done = sum(1 for _ in path.open()) if path.exists() else 0
+        jobs = [(curve, part) for curve in SOURCES[source]() for part in PARTS]
+        with path.open("a") as file:
+            for curve, part in jobs[done:]:
+                file.write(json.dumps(judge(curve, part)) + "\n")
+                file.flush()
+
+
+def read_results() -> list[dict]:
+    """All results that are there."""
+    return [json.loads(line) for path in sorted(FOLDER.glob("*.jsonl")) for line in path.open()]
+
+
+def table() -> None:
+    """Print errors of prediction and baselines: medians over the curves that were predicted."""
+    print(
+        "| curves | seen | from | predicted | error: Eqn 6 | last value | exponential "
+        "| better than last value | than exponential | in 90% interval |"
+    )
+    print("|---" * 10 + "|")
+    results = read_results()
+    for source in SOURCES:
+        for kind in ("entropy", "v"):
+            for part in PARTS:
+                own = [r for r in results if (r["source"], r["part"]) == (source, part)]
+                own = [r for r in own if f"{kind}_correlation" in r]
+                if own:
+                    print(_row(source, kind, part, own))
+
+
+def _row(source: str, kind: str, part: float, own: list[dict]) -> str:
+    given = [r for r in own if f"{kind}_error" in r]
+    start = f"| {source} | {part:.0%} | {kind} | {len(given)} of {len(own)} | "
+    if not given:
+        return start + "| ".join(["–"] * 6) + " |"
+    errors = {
+        name: np.array([r[name] for r in given])
+        for name in (f"{kind}_error", "persistence", "exponential")
+    }
+    ours, last, exp = errors.values()
+    cells = [f"{np.median(each):.3f}" for each in errors.values()]
+    cells += [f"{np.sum(ours < last)} of {len(given)}", f"{np.sum(ours < exp)} of {len(given)}"]
+    cells.append(f"{np.mean([r[f'{kind}_covered'] for r in given]):.0%}")
+    return start + " | ".join(cells) + " |"
+
+
+def figure(out: Path) -> None:
+    """Draw for each source one curve with its prediction from the first quarter, and all errors."""
+    raise NotImplementedError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=["train", "fit", "table", "figure"])
+    parser.add_argument("out", nargs="?", type=Path, default=Path("prediction.png"))
+    parser.add_argument("--source", action="append", choices=list(SOURCES))
+    options = parser.parse_args()
+    if options.command == "train":
+        train()
+    elif options.command == "fit":
+        fit(options.source or list(SOURCES))
+    elif options.command == "table":
+        table()
+    else:
+        figure(options.out)
+
+
+if __name__ == "__main__":
+    main()

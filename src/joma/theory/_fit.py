@@ -1,0 +1,409 @@
+"""Eqn 6 fitted to the first part of a measured curve, and the rest predicted.
+
+The method is Bayesian: priors as `fit` states them, Gaussian noise of unknown size, and draws of
+the posterior from two independent runs of a sampler. What the data do not determine is not
+reported as a number but named, with the reason.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from joma.errors import JomaError
+from joma.theory import _checks, _fit_model, _flow_table, _special
+from joma.theory._annealing import Draws
+from joma.theory._checks import Array
+from joma.theory._fit_model import Model
+
+_DRAWS = 400
+_WIDE = 0.5  # share of the prior's interval from which a quantity counts as not identified
+_CERTAIN = 0.95  # probability of a number of components from which μ is reported
+_APART = 1.1  # ratio of spreads, all draws to one run's, from which two runs disagree
+_COURSE_NODES = 200
+_FEWEST_ENTROPIES = (
+    20  # of fewer, the intervals do not cover as they say: docs/theory/prediction.md
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """The median of a quantity, and the ends of its interval; NaN where it is not identified."""
+
+    median: Array
+    low: Array
+    high: Array
+
+    def covers(self, value: ArrayLike) -> NDArray[np.bool_]:
+        """Whether the interval holds a value."""
+        given = _checks.finite("value", value)
+        return (self.low <= given) & (given <= self.high)
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What the entropy does from t = 0 on: how far and how deep it falls, when, how far it rises.
+
+    Attributes:
+        drop: Entropy at the start less its minimum, in nats.
+        minimum: The lowest entropy, in nats.
+        lowest_at: When it is reached, in the unit of t.
+        rebound: Entropy at the end less its minimum, in nats.
+    """
+
+    drop: Estimate
+    minimum: Estimate
+    lowest_at: Estimate
+    rebound: Estimate
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Eqn 6 as fitted to a measured curve.
+
+    Attributes:
+        mu: μ of each component: in the order of the columns of v; from entropy in decreasing order.
+        time_scale: τ, in the unit of t: v̇ = (μ - v) exp(v²/2)/τ.
+        components: Number of components.
+        noise: Standard deviation of the noise, in the unit of what was measured.
+        order: Components by decreasing |μ|, the order in which they arrive; None from entropy.
+        order_probability: Posterior probability of that order.
+        residual_correlation: Correlation of successive residuals; far from 0, Eqn 6 does not
+            describe the curve, and the intervals are too narrow.
+        not_identified: What the measured part does not determine, and why.
+        level: Posterior probability of the intervals.
+    """
+
+    mu: Estimate
+    time_scale: Estimate
+    components: Estimate
+    noise: Estimate
+    order: tuple[int, ...] | None
+    order_probability: float
+    residual_correlation: float
+    not_identified: Mapping[str, str]
+    level: float
+    _model: Model = field(repr=False)
+    _draws: Draws = field(repr=False)
+    _run: NDArray[np.int64] = field(repr=False)
+
+    def predict(self, t: ArrayLike) -> Estimate:
+        """Return v (T, M) or entropy (T,) without noise at the times t, with intervals.
+
+        Raises:
+            JomaError: The measured part does not determine the curve at these times.
+        """
+        when = _checks.times("t", t)
+        values = self._model.curves(self._draws.points, self._draws.group, np.atleast_1d(when))
+        return self._identified("the curve at these times", values, self._range(), when.ndim == 0)
+
+    def predict_entropy(self, t: ArrayLike) -> Estimate:
+        """Return the attention's entropy (T,) at the times t, also from measured v.
+
+        Raises:
+            JomaError: The measured part does not determine the entropy at these times.
+        """
+        when = _checks.times("t", t)
+        values = self._entropy(np.atleast_1d(when))
+        return self._identified(
+            "the entropy at these times", values, self._entropy_range(), when.ndim == 0
+        )
+
+    def course(self, until: float) -> Course:
+        """Return drop, minimum and rebound of the entropy between t = 0 and `until`.
+
+        Raises:
+            JomaError: The measured part does not determine them.
+        """
+        end = _checks.positive_scalar("until", until)
+        t = np.linspace(0, end, _COURSE_NODES)
+        values = self._entropy(t)
+        lowest = np.min(values, axis=1)
+        span = self._entropy_range()
+        return Course(
+            self._identified("the drop", values[:, 0] - lowest, span),
+            self._identified("the minimum", lowest, span),
+            self._identified("the time of the minimum", t[np.argmin(values, axis=1)], end),
+            self._identified("the rebound", values[:, -1] - lowest, span),
+        )
+
+    def _entropy(self, t: Array) -> Array:
+        values = self._model.curves(self._draws.points, self._draws.group, t)
+        if self._model.of_weights:
+            values = _special.entropy(_special.softmax(self._model.scale * values**2))
+        return values
+
+    def _range(self) -> float:
+        return self._model.largest if self._model.of_weights else self._entropy_range()
+
+    def _entropy_range(self) -> float:
+        return float(np.median(np.log(_number(self._model, self._draws))))
+
+    def _identified(self, name: str, values: Array, span: float, single: bool = False) -> Estimate:
+        """The interval of draws (P, …), or a refusal where they say too little."""
+        found = _estimate(values, self.level)
+        reason = _too_wide(float(np.mean(found.high - found.low)), span * self.level)
+        if reason is None:
+            reason = _disagreement(values.reshape(len(values), -1), self._run, span)
+        if reason is not None:
+            raise JomaError(f"{name} cannot be predicted from the measured part: {reason}")
+        if single:
+            return Estimate(found.median[0], found.low[0], found.high[0])
+        return found
+
+
+def fit(
+    t: ArrayLike,
+    *,
+    v: ArrayLike | None = None,
+    entropy: ArrayLike | None = None,
+    components: tuple[int, int] = (2, 5),
+    multiplicity: bool = False,
+    scale: float = 1.0,
+    largest: float = 5.0,
+    spans: tuple[float, float] = (0.02, 50.0),
+    noise: float | None = None,
+    level: float = 0.9,
+    rng: np.random.Generator | int = 0,
+) -> Fit:
+    """Eqn 6 inferred from the first part of v(t) or of the attention's entropy.
+
+    The model is v̇ = (μ - v) exp(v²/2)/τ from v(0) = 0 with one τ for all components, entropy of
+    softmax(scale · v²), and independent Gaussian noise. Priors: |μ| uniform up to `largest`; ln τ
+    uniform with the last t within `spans` of τ; the number of components uniform in `components`;
+    the logarithm of the noise uniform between 1e-4 and 1 of the largest measured value.
+
+    Args:
+        t: Times (T,), increasing and ≥ 0, in any unit, such as steps; v is 0 at t = 0.
+        v: Measured components (T, M).
+        entropy: Measured entropy (T,) in nats. Give either v or entropy.
+        components: Fewest and most components, for entropy; v has as many as columns.
+        multiplicity: For entropy: whether each μ stands for a free number m ≥ 1 of equal
+            components, not necessarily whole. The entropy is then ln m larger.
+        scale: The attention is softmax(scale · v²).
+        largest: Largest |μ|, at most 6.
+        spans: How many τ the measured part lasts: least and most.
+        noise: Standard deviation of the noise, where it is known.
+        level: Posterior probability of all intervals.
+        rng: Seed or generator.
+
+    Returns:
+        A `Fit`, which predicts the rest of the curve.
+
+    Raises:
+        JomaError: An argument is not as described.
+    """
+    model = _model(t, v, entropy, components, multiplicity, scale, largest, spans, noise)
+    inside = _checks.scalar("level", level)
+    if not 0 < inside < 1:
+        raise JomaError(f"level must lie between 0 and 1, got {inside:g}")
+    generator = _checks.generator(rng)
+    draws, run = _fit_model.sample_posterior(model, _DRAWS, generator)
+    size = _estimate(model.draw_noise(draws.squares, generator), inside)
+    return _summary(model, draws, run, inside, size)
+
+
+def _model(
+    t: ArrayLike,
+    v: ArrayLike | None,
+    entropy: ArrayLike | None,
+    components: tuple[int, int],
+    multiplicity: bool,
+    scale: float,
+    largest: float,
+    spans: tuple[float, float],
+    noise: float | None,
+) -> Model:
+    when = _checks.shape("t", _checks.non_negative("t", t), (None,))
+    if when.size < 4:
+        raise JomaError(f"t must hold at least 4 times, got {when.size}")
+    if np.any(np.diff(when) <= 0):
+        raise JomaError("t must increase from one measurement to the next")
+    if (v is None) == (entropy is None):
+        raise JomaError(f"give either v or entropy, got {'neither' if v is None else 'both'}")
+    top = _checks.positive_scalar("largest", largest)
+    if top > _flow_table.LARGEST_MU:
+        raise JomaError(f"largest must be at most {_flow_table.LARGEST_MU:g}, got {top:g}")
+    sharpness = _checks.positive_scalar("scale", scale)
+    lasts = _checks.shape("spans", _checks.positive("spans", spans), (2,))
+    if lasts[0] >= lasts[1]:
+        raise JomaError(f"spans must be (least, most), got ({lasts[0]:g}, {lasts[1]:g})")
+    known = None if noise is None else _checks.positive_scalar("noise", noise)
+    if v is not None:
+        data = _checks.shape("v", _checks.finite("v", v), (when.size, None))
+        if data.shape[1] == 0:
+            raise JomaError("v must have at least one column, got none")
+        groups: tuple[int, ...] = (data.shape[1],)
+        if multiplicity:
+            raise JomaError("multiplicity must be False for v, whose columns are the components")
+    else:
+        assert entropy is not None
+        data = _checks.shape("entropy", _checks.finite("entropy", entropy), (when.size,))
+        if when.size < _FEWEST_ENTROPIES:
+            raise JomaError(
+                f"entropy must hold at least {_FEWEST_ENTROPIES} measurements, got {when.size}; "
+                "fewer do not determine μ, and intervals from them are not reliable"
+            )
+        bounds = _checks.shape("components", _checks.finite("components", components), (2,))
+        few, most = (_checks.whole("components", number, 2) for number in bounds)
+        if most < few:
+            raise JomaError(f"components must be (fewest, most), got ({few}, {most})")
+        groups = tuple(range(few, most + 1))
+        if np.max(data) <= 0:
+            raise JomaError(f"entropy must be positive somewhere, got at most {np.max(data):.3g}")
+    if not np.any(data):
+        raise JomaError(f"{'entropy' if v is None else 'v'} must not be zero throughout")
+    between = (float(lasts[0]), float(lasts[1]))
+    return Model(when, data, sharpness, top, between, groups, bool(multiplicity), known)
+
+
+def _summary(
+    model: Model, draws: Draws, run: NDArray[np.int64], level: float, noise: Estimate
+) -> Fit:
+    reasons: dict[str, str] = {}
+    scale_draws = model.t[-1] * np.exp(-draws.points[:, 0])
+    width = level * np.log(model.spans[1] / model.spans[0])
+    time_scale = _judge("time_scale", scale_draws, np.log(scale_draws), width, run, level, reasons)
+    if model.of_weights:
+        mu, order, order_probability = _mu_of_weights(model, draws, run, level, reasons)
+        count = np.array(float(model.data.shape[1]))
+        components = Estimate(count, count, count)
+    else:
+        order, order_probability = None, 0.0
+        reasons["order"] = "the entropy is the same for every order of the components"
+        number = _number(model, draws)
+        range_ = np.log(model.groups[-1] / model.groups[0])
+        if model.multiplicity:
+            range_ += np.log(_fit_model.MULTIPLICITIES[1])
+        components = _judge(
+            "components", number, np.log(number), level * max(range_, 0.1), run, level, reasons
+        )
+        mu = _mu_of_entropy(model, draws, run, level, reasons)
+    best = int(np.argmin(draws.squares))
+    one = draws.pick(np.array([best]))
+    residuals = (model.curves(one.points, one.group, model.t)[0] - model.data).reshape(
+        model.t.size, -1
+    )
+    return Fit(
+        mu=mu,
+        time_scale=time_scale,
+        components=components,
+        noise=noise,
+        order=order,
+        order_probability=order_probability,
+        residual_correlation=_correlation(residuals),
+        not_identified=reasons,
+        level=level,
+        _model=model,
+        _draws=draws,
+        _run=run,
+    )
+
+
+def _mu_of_weights(
+    model: Model,
+    draws: Draws,
+    run: NDArray[np.int64],
+    level: float,
+    reasons: dict[str, str],
+) -> tuple[Estimate, tuple[int, ...] | None, float]:
+    each = []
+    for k, values in enumerate(draws.points[:, 1:].T):
+        each.append(_judge(f"mu[{k}]", values, values, level * model.largest, run, level, reasons))
+    mu = Estimate(*(np.array([getattr(one, end) for one in each]) for end in _ENDS))
+    orders = np.argsort(-np.abs(draws.points[:, 1:]), axis=1)
+    found, counts = np.unique(orders, axis=0, return_counts=True)
+    best = int(np.argmax(counts))
+    probability = float(counts[best] / len(orders))
+    if probability < level:
+        reasons["order"] = f"the most probable order has the probability {probability:.2f}"
+    return mu, tuple(int(k) for k in found[best]), probability
+
+
+def _mu_of_entropy(
+    model: Model,
+    draws: Draws,
+    run: NDArray[np.int64],
+    level: float,
+    reasons: dict[str, str],
+) -> Estimate:
+    """μ in decreasing order, given the most probable number of components."""
+    found, counts = np.unique(draws.group, return_counts=True)
+    number = int(found[np.argmax(counts)])
+    probability = float(np.max(counts) / draws.group.size)
+    if probability < _CERTAIN:
+        reasons["mu"] = (
+            f"it is not certain how many different μ there are (probability {probability:.2f} "
+            f"of {number})"
+        )
+        nothing = np.full(number, np.nan)
+        return Estimate(nothing, nothing, nothing)
+    own = draws.group == number
+    each = []
+    for k in range(number):
+        values = draws.points[own, model.head + k]
+        # Order statistics of uniform numbers have beta distributions.
+        tails = np.array([(1 - level) / 2, (1 + level) / 2])
+        ends = _special.betaincinv(number - k, k + 1, tails)
+        width = float(model.largest * (ends[1] - ends[0]))
+        each.append(_judge(f"mu[{k}]", values, values, width, run[own], level, reasons))
+    return Estimate(*(np.array([getattr(one, end) for one in each]) for end in _ENDS))
+
+
+_ENDS = ("median", "low", "high")
+
+
+def _number(model: Model, draws: Draws) -> Array:
+    number = draws.group.astype(np.float64)
+    return number * np.exp(draws.points[:, 1]) if model.multiplicity else number
+
+
+def _judge(
+    name: str,
+    values: Array,
+    compared: Array,
+    prior_width: float,
+    run: NDArray[np.int64],
+    level: float,
+    reasons: dict[str, str],
+) -> Estimate:
+    """The interval of a quantity, or NaN and a reason where the data say too little of it."""
+    spread = _estimate(compared, level)
+    reason = _too_wide(float(spread.high - spread.low), prior_width)
+    if reason is None:
+        reason = _disagreement(compared[:, None], run, prior_width)
+    if reason is None:
+        return _estimate(values, level)
+    reasons[name] = reason
+    nothing = np.array(np.nan)
+    return Estimate(nothing, nothing, nothing)
+
+
+def _too_wide(width: float, prior_width: float) -> str | None:
+    share = width / prior_width
+    if share <= _WIDE:
+        return None
+    return f"its interval is {share:.0%} as wide as without any data (at most {_WIDE:.0%})"
+
+
+def _disagreement(values: Array, run: NDArray[np.int64], span: float) -> str | None:
+    """A reason if two runs of the sampler found different values (P, N), else None."""
+    runs = [values[run == number] for number in np.unique(run)]
+    within = np.mean([np.var(one, axis=0) for one in runs], axis=0)
+    ratio = np.sqrt(np.mean(np.var(values, axis=0) / (within + (1e-6 * span) ** 2)))
+    if ratio <= _APART:
+        return None
+    return "several explanations fit the data, and two runs of the sampler disagree about them"
+
+
+def _estimate(values: Array, level: float) -> Estimate:
+    tails = [0.5, (1 - level) / 2, (1 + level) / 2]
+    return Estimate(*np.quantile(values, tails, axis=0))
+
+
+def _correlation(residuals: Array) -> float:
+    """Correlation of successive residuals (T, M)."""
+    centred = residuals - np.mean(residuals, axis=0)
+    total = float(np.sum(centred**2))
+    return float(np.sum(centred[1:] * centred[:-1]) / total) if total > 0 else 0.0
