@@ -143,7 +143,9 @@ class Fit:
     ) -> Estimate:
         """The interval of draws (P, …), or a refusal where they say too little."""
         found = _estimate(values, self.level)
-        reason = _too_wide(float(np.mean(found.high - found.low)), span * self.level)
+        reason = self.not_identified.get("model")
+        if reason is None:
+            reason = _too_wide(float(np.mean(found.high - found.low)), span * self.level)
         if reason is None:
             reason = _disagreement(values.reshape(len(values), -1), self._run, span)
         if reason is not None:
@@ -262,6 +264,15 @@ def _summary(
     model: Model, draws: Draws, run: NDArray[np.int64], level: float, noise: Estimate
 ) -> Fit:
     reasons: dict[str, str] = {}
+    if not model.of_weights:
+        # What the entropy says of one μ depends on all others: if the runs disagree about one, no
+        # number is reliable. The components of v depend on each other through τ alone.
+        usual = draws.group == np.bincount(draws.group).argmax()
+        size = model.head + int(draws.group[usual][0])
+        for values in draws.points[usual, :size].T:
+            reason = _disagreement(values[:, None], run[usual], model.largest)
+            if reason is not None:
+                reasons["model"] = reason
     scale_draws = model.t[-1] * np.exp(-draws.points[:, 0])
     width = level * np.log(model.spans[1] / model.spans[0])
     time_scale = _judge(
@@ -374,7 +385,9 @@ def _judge(
 ) -> Estimate:
     """The interval of a quantity, or NaN and a reason where the data say too little of it."""
     spread = _estimate(compared, level)
-    reason = _too_wide(float(spread.high - spread.low), prior_width)
+    reason = reasons.get("model")
+    if reason is None:
+        reason = _too_wide(float(spread.high - spread.low), prior_width)
     if reason is None:
         reason = _disagreement(compared[:, None], run, prior_width)
     if reason is None:
@@ -393,7 +406,7 @@ def _too_wide(width: float, prior_width: float) -> str | None:
 
 def _disagreement(values: Array, run: NDArray[np.int64], span: float) -> str | None:
     """A reason if two runs of the sampler found different values (P, N), else None."""
-    runs = [values[run == number] for number in np.unique(run)]
+    runs = [values[run == number] for number in (0, 1) if np.any(run == number)]
     within = np.mean([np.var(one, axis=0) for one in runs], axis=0)
     ratio = np.sqrt(np.mean(np.var(values, axis=0) / (within + (1e-6 * span) ** 2)))
     if ratio <= _APART:
