@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: demo test lint types tests slow docs figures bench clean
+.PHONY: demo test lint types tests slow docs figures errata bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/joma demo
@@ -32,6 +32,10 @@ docs: $(VENV)/.installed-dev
 # The pictures of README and docs, made anew.
 figures: $(VENV)/.installed-dev
 	$(BIN)/python tools/docs_figures.py
+
+# The page of errata, from the table in the code.
+errata: $(VENV)/.installed-dev
+	$(BIN)/python tools/errata_page.py
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.theory

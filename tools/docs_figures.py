@@ -4,7 +4,6 @@ Those of experiments that train networks are not made here, for the demo has the
 taken from the run folders that are named, as in `python tools/docs_figures.py runs/table1`.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,9 @@ from pathlib import Path
 from PIL import Image
 
 from joma.experiments import EXPERIMENTS
-from joma.report import claims, figures
+from joma.experiments.claims import errata
+from joma.report import errata as errata_figure
+from joma.report import figures
 from joma.runs import Run
 
 WIDTH = 1400
@@ -31,7 +32,7 @@ def main(runs: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "demo"
         subprocess.run([sys.executable, "-m", "joma", "demo", "--out", str(out)], check=True)
-        draw_errata(out)
+        draw_errata(Run.open(out))
         keep(Run.open(out))
         for name, experiment in EXPERIMENTS.items():
             if not experiment.scales:
@@ -50,17 +51,27 @@ def keep(run: Run) -> None:
             image.save(TARGET / picture.name, optimize=True)
 
 
-def draw_errata(out: Path) -> None:
-    """The claims that do not hold as printed, alone: what README shows."""
-    records = json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
-    wrong = [r for r in records if r["printed"] is not None and not r["printed"]["holds"]]
-    figures.save(
-        Run.open(out),
+def draw_errata(run: Run) -> list[Path]:
+    """Draw how far the printed statements of the errata are off: what README shows."""
+    documents = {
+        document[0].upper() + document[1:]: [
+            errata_figure.Row(
+                erratum.title, erratum.quantity, erratum.relative_error(), bool(erratum.root)
+            )
+            for members in roots.values()
+            for erratum in members
+        ]
+        for document, roots in errata.group(errata.ERRATA).items()
+    }
+    counts = "; ".join(
+        f"{document}: {errata.count(document, errata.ERRATA)}" for document in errata.DOCUMENTS
+    )
+    return figures.save(
+        run,
         "errata",
-        claims.draw_verdicts(wrong),
-        title="What the papers print and what holds",
-        caption=f"The {len(wrong)} claims of {len(records)} that do not hold as printed: error "
-        "over tolerance of the printed form and of the derived one, against the same reference.",
+        errata_figure.draw_errata(documents),
+        title="How far the printed statements are off",
+        caption=f"{counts}. Errors are of the examples in docs/errata.md and depend on them.",
     )
 
 

@@ -1,6 +1,7 @@
 """Trainings whose state is known, on which the rules of `joma.train.findings` are judged.
 
     python -m benchmarks.findings train --out DIR [--workers 2] [--only PATTERN] [--scale small]
+                                          [--device cuda --scale large]
     python -m benchmarks.findings table DIR
     python -m benchmarks.findings judge DIR [--half choose | held-out | both] [--json]
     python -m benchmarks.findings pack DIR FILE

@@ -25,7 +25,8 @@ def main() -> int:
     train.add_argument("--out", type=Path, required=True, metavar="DIR")
     train.add_argument("--workers", type=int, default=2)
     train.add_argument("--only", default="*", metavar="PATTERN", help='names, "sick-llama-*"')
-    train.add_argument("--scale", choices=["small", "full"], default="full")
+    train.add_argument("--scale", choices=["small", "full", "large"], default="full")
+    train.add_argument("--device", default="cpu")
     train.add_argument("--seconds", type=float, metavar="LIMIT", help="stop after these")
     judge = commands.add_parser("judge", help="apply the rules to what was trained")
     judge.add_argument("folder", type=Path, metavar="DIR")
@@ -48,6 +49,7 @@ def main() -> int:
                 only=given.only,
                 scale=given.scale,
                 seconds=given.seconds,
+                device=given.device,
             )
             print(f"{left} cases left" if left else "all cases are there")
         case "judge":

@@ -182,6 +182,43 @@ def _slower(recipe: str, options: dict[str, Any]) -> None:
     options["rate"] = max(options["rate"], 0.3)
 
 
+LARGE: dict[str, Any] = {"width": 384, "vocabulary": 512, "batch": 32}
+"""What the larger models have instead; 14 million parameters in 8 layers."""
+LARGE_GRID = (3e-4, 1e-3, 3e-3)
+NOT_LARGE = ("long", "lora", "vocabulary", "batch")
+"""Recipes that are not repeated with larger models."""
+
+
+def large_sweep() -> list[Case]:
+    """Return the runs that define the best learning rate of each larger model."""
+    grid = {"adamw": LARGE_GRID, "sgd": SGD_GRID[:3]}
+    return [
+        Case(
+            architecture,
+            "sweep",
+            "sweep",
+            seed=seed,
+            rate=rate,
+            optimizer=optimizer,
+            steps=STEPS[architecture],
+            layers=8,
+            **LARGE,
+        )
+        for architecture in ARCHITECTURES
+        for optimizer, rates in grid.items()
+        for rate in rates
+        for seed in SEEDS[: 2 if optimizer == "adamw" else 1]
+    ]
+
+
+def large(best: Mapping[str, Best]) -> list[Case]:
+    """Return larger models: one of each sick variant and healthy recipe for each architecture."""
+    sick = [one for one in planted(best) if one.seed == 0 and one.state == "sick"]
+    well = [one for one in healthy(best)[::2] if one.variant not in NOT_LARGE]
+    sick = [replace(one, layers=8, **LARGE) for one in sick]
+    return sick + [replace(one, layers=max(one.layers, 8), **LARGE) for one in well]
+
+
 def small() -> list[Case]:
     """Return a few short runs of every kind, for tests: about 25 in a minute on one core."""
     every: dict[tuple[str, str], list[Case]] = {}

@@ -96,6 +96,11 @@ class Batch:
     inputs: dict[str, Tensor]
     targets: Tensor
 
+    def to(self, device: str) -> "Batch":
+        """Return the batch on a device."""
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        return Batch(inputs, self.targets.to(device))
+
 
 def make_batch(task: str, tokens: Tensor, vocabulary: int, generator: torch.Generator) -> Batch:
     """Return a batch for a decoder, an encoder or an encoder–decoder.

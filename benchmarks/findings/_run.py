@@ -12,11 +12,28 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.findings._case import ARCHITECTURES, Case
-from benchmarks.findings._cases import BEST, Best, healthy, planted, small, sweep
+from benchmarks.findings._cases import (
+    BEST,
+    Best,
+    healthy,
+    large,
+    large_sweep,
+    planted,
+    small,
+    sweep,
+)
 from benchmarks.findings._store import path_of, read, write
 
 
-def run(folder: Path, *, workers: int, only: str, scale: str, seconds: float | None) -> int:
+def run(
+    folder: Path,
+    *,
+    workers: int,
+    only: str,
+    scale: str,
+    seconds: float | None,
+    device: str = "cpu",
+) -> int:
     """Train all cases that the folder does not hold yet; return how many are left.
 
     The sweep comes first: it sets the learning rates of all others.
@@ -25,18 +42,21 @@ def run(folder: Path, *, workers: int, only: str, scale: str, seconds: float | N
         folder: Where each case gets a file as soon as it is trained.
         workers: Parallel processes.
         only: Pattern of names, "*" for all.
-        scale: "small" or "full".
+        scale: "small", "full" or "large".
         seconds: No training goes on after these, None for no limit.
+        device: Where models are trained.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = None if seconds is None else time.monotonic() + seconds
     if scale == "small":
-        return _train_all(small(), folder, workers, only, end)
-    left = _train_all(sweep(), folder, workers, only, end)
+        return _train_all(small(), folder, workers, only, end, device)
+    first = large_sweep() if scale == "large" else sweep()
+    left = _train_all(first, folder, workers, only, end, device)
     best = best_of(folder)
     for name, one in best.items():
         print(f"{name}: best rate {one.rate:g}, loss {one.loss:.4f} ± {one.spread:.4f}; {one.sgd=}")
-    return left + _train_all(planted(best) + healthy(best), folder, workers, only, end)
+    then = large(best) if scale == "large" else planted(best) + healthy(best)
+    return left + _train_all(then, folder, workers, only, end, device)
 
 
 def best_of(folder: Path) -> dict[str, Best]:
@@ -74,7 +94,12 @@ def _cost(case: Case) -> float:
 
 
 def _train_all(
-    cases: Sequence[Case], folder: Path, workers: int, only: str, end: float | None
+    cases: Sequence[Case],
+    folder: Path,
+    workers: int,
+    only: str,
+    end: float | None,
+    device: str,
 ) -> int:
     chosen = [case for case in cases if fnmatch.fnmatch(case.name, only)]
     chosen = [case for case in chosen if not _is_there(folder, case)]
@@ -85,7 +110,7 @@ def _train_all(
     pool = ProcessPoolExecutor(
         min(workers, len(chosen)), multiprocessing.get_context("spawn"), initializer=_prepare
     )
-    waiting = {pool.submit(_train_one, case, folder) for case in chosen}
+    waiting = {pool.submit(_train_one, case, folder, device) for case in chosen}
     done = 0
     try:
         while waiting:
@@ -117,12 +142,12 @@ def _prepare() -> None:
     warnings.filterwarnings("ignore")
 
 
-def _train_one(case: Case, folder: Path) -> str:
+def _train_one(case: Case, folder: Path, device: str) -> str:
     """Train a case and write its file; return a line about it."""
     from benchmarks.findings._train import CannotTrainError, train
 
     try:
-        columns, facts = train(case)
+        columns, facts = train(case, device)
     except CannotTrainError as reason:
         write(folder, case, {}, {"skipped": str(reason)})
         return f"{case.name}: skipped, {reason}"

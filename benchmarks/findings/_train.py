@@ -38,7 +38,7 @@ class CannotTrainError(Exception):
     """A case that cannot be trained here; the message says why."""
 
 
-def train(case: Case) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def train(case: Case, device: str = "cpu") -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Train a case; return the columns of its metrics log and what is known of it.
 
     Raises:
@@ -47,11 +47,11 @@ def train(case: Case) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     began = time.process_time()
     language = Language(case.vocabulary, case.language, changed=0.3 if case.lora else 0.0)
     with quietly():
-        model = _adapted(case) if case.lora else build(case)
+        model = (_adapted(case) if case.lora else build(case)).to(device)
         what = plant(case, model)
     model.train()
-    data = _Batches(case, language, what)
-    validation = _validation(case, language)
+    data = _Batches(case, language, what, device)
+    validation = _validation(case, language).to(device)
     losses: list[float] = []
     seen: list[float] = []
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -110,7 +110,7 @@ def _step(
     total = 0.0
     for _ in range(case.accumulate):
         batch = data.next(garbage=what.garbage(step))
-        with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+        with torch.autocast(batch.targets.device.type, torch.bfloat16, enabled=case.autocast):
             loss = _loss(model, batch)
         (loss * what.sign(step) / case.accumulate).backward()
         total += float(loss.detach()) / case.accumulate
@@ -147,8 +147,8 @@ def _schedule(case: Case, step: int) -> float:
 class _Batches:
     """The training batches of a case, from its seed alone."""
 
-    def __init__(self, case: Case, language: Language, what: Plant) -> None:
-        self._case, self._what = case, what
+    def __init__(self, case: Case, language: Language, what: Plant, device: str = "cpu") -> None:
+        self._case, self._what, self._device = case, what, device
         self._task, self._size = TASKS[case.architecture], case.batch // case.accumulate
         self._masks = torch.Generator().manual_seed(case.seed)
         generator = np.random.default_rng([case.seed, 1])
@@ -168,12 +168,12 @@ class _Batches:
         tokens = self._tokens[which]
         if garbage:
             tokens = torch.randint(words, tokens.shape, generator=self._order)
-        batch = make_batch(self._task, tokens, words, self._masks)
+        batch = make_batch(self._task, tokens, words, self._masks).to(self._device)
         if not self._what.noise:
             return batch
         shape = batch.targets.shape
-        noisy = torch.rand(shape, generator=self._order) < self._what.noise
-        noise = torch.randint(words, shape, generator=self._order)
+        noisy = (torch.rand(shape, generator=self._order) < self._what.noise).to(self._device)
+        noise = torch.randint(words, shape, generator=self._order).to(self._device)
         targets = torch.where(noisy & (batch.targets >= 0), noise, batch.targets)
         return Batch(batch.inputs, targets)
 

@@ -9,8 +9,8 @@ import pytest
 
 import joma
 import joma.experiments
-from joma.experiments import Experiment, Option, Outcome, Request, Scale, claims
-from joma.experiments.claims import Claim, Measurement
+from joma.experiments import Experiment, Option, Outcome, Request, Scale, Verdict, claims
+from joma.experiments.claims import Claim, Measurement, errata
 from joma.runs import Run
 
 
@@ -29,17 +29,18 @@ def make_claims() -> tuple[Claim, ...]:
             lambda: 2.0,
             difference,
             printed=lambda: 3.0,
-            erratum="print says three.",
         ),
         Claim("ours", "two", "new", "by hand", lambda: 2.0, difference),
     )
 
 
-def make_experiment(name: str, agrees: bool = True, reproduce=None, **fields) -> Experiment:
+def make_experiment(
+    name: str, verdict: Verdict = Verdict.AGREES, reproduce=None, **fields
+) -> Experiment:
     def default(run: Run, request: Request) -> Outcome:
         run.write_figure("picture.png", b"png")
         run.write_table("curve", {"value": [float(request.seed)]})
-        return Outcome(agrees, f"seen with seed {request.seed}.")
+        return Outcome(verdict, f"seen with seed {request.seed}.")
 
     return Experiment(name, f"Picture {name}", "was seen.", reproduce or default, **fields)
 
@@ -50,7 +51,7 @@ def make_trained(name: str, reproduce=None, **fields) -> Experiment:
     def default(run: Run, request: Request) -> Outcome:
         run.write_table("curve", {"value": [request.options["learning-rate"]]})
         words = (request.scale, request.device, *request.groups)
-        return Outcome(True, f"trained {' '.join(words)}.")
+        return Outcome(Verdict.AGREES, f"trained {' '.join(words)}.")
 
     settings = {
         "scales": {
@@ -69,10 +70,34 @@ def make_trained(name: str, reproduce=None, **fields) -> Experiment:
     return make_experiment(name, reproduce=reproduce or default, **{**settings, **fields})
 
 
+def make_erratum(name: str, root: str = "", document: str = errata.PREPRINT) -> errata.Erratum:
+    return errata.Erratum(
+        name,
+        "Eqn 2: three for two",
+        document,
+        "Eqn 2",
+        "three",
+        "two",
+        "By counting.",
+        "None.",
+        "a number",
+        "one case",
+        lambda: 0.5,
+        ("misprinted",),
+        root,
+    )
+
+
 @pytest.fixture
 def few_claims(monkeypatch) -> tuple[Claim, ...]:
     few = make_claims()
     monkeypatch.setattr(claims, "CLAIMS", few)
+    listed = (
+        make_erratum("eqn-2-three"),
+        make_erratum("eqn-3-three", root="eqn-2-three"),
+        make_erratum("slide-three", root="eqn-2-three", document=errata.TALK),
+    )
+    monkeypatch.setattr(errata, "ERRATA", listed)
     return few
 
 
@@ -81,7 +106,7 @@ def few_experiments(monkeypatch) -> dict[str, Experiment]:
     few = {
         "fig2": make_experiment("fig2"),
         "fig4": make_experiment("fig4"),
-        "fig9": make_experiment("fig9", agrees=False),
+        "fig9": make_experiment("fig9", Verdict.DIFFERS),
     }
     monkeypatch.setitem(vars(joma.experiments), "EXPERIMENTS", few)
     return few

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from joma.experiments import Outcome, Request
+from joma.experiments import Outcome, Request, Verdict
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.cli.conftest import make_experiment, make_trained
@@ -87,7 +87,7 @@ with Run.open(sys.argv[1]).locked():
 
         def work(run: Run, _: Request) -> Outcome:
             answers.append(self.ask(run.path))
-            return Outcome(True, "f.")
+            return Outcome(Verdict.AGREES, "f.")
 
         make = make_trained if resumable else make_experiment
         few_experiments["table1"] = make("table1", reproduce=work)
@@ -100,7 +100,7 @@ with Run.open(sys.argv[1]).locked():
 
         def work(run: Run, _: Request) -> Outcome:
             answers.extend((self.ask(run.path.parent), self.ask(run.path)))
-            return Outcome(True, "f.")
+            return Outcome(Verdict.AGREES, "f.")
 
         few_experiments["fig2"] = make_experiment("fig2", reproduce=work)
         joma("demo", "--jobs", "1", "--out", "tour")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from joma.cli._plan import SECONDS
-from joma.experiments import Outcome, Request, Scale
+from joma.experiments import Outcome, Request, Scale, Verdict
 from joma.runs import Run, RunSummary
 from tests.cli._command import joma, sentence
 from tests.cli.conftest import make_experiment
@@ -30,15 +30,24 @@ class TestReproduce:
         result = joma("reproduce", "fig9", "fig2", "--out", "all", "--json")
         assert result.exit_code == 1
         records = json.loads(result.stdout)
-        assert [(record["name"], record["agrees"]) for record in records] == [
-            ("fig9", False),
-            ("fig2", True),
+        assert [(record["name"], record["verdict"]) for record in records] == [
+            ("fig9", "differs"),
+            ("fig2", "agrees"),
         ]
         assert [record["run"] for record in records] == [
             str(Path("all/fig9")),
             str(Path("all/fig2")),
         ]
-        assert Run.open("all/fig9").read_json("outcome")["agrees"] is False
+        assert Run.open("all/fig9").read_json("outcome")["verdict"] == "differs"
+
+    @pytest.mark.parametrize("verdict", [Verdict.NOT_COMPARABLE, Verdict.INCOMPLETE])
+    def test_what_decides_nothing_exits_with_0(self, few_experiments, verdict: Verdict):
+        few_experiments["fig9"] = make_experiment("fig9", verdict)
+        result = joma("reproduce", "fig9", "--out", "here")
+        assert result.exit_code == 0
+        assert f"seen with seed 0.  {verdict}" in result.stdout
+        listed = joma("runs", "list", ".")
+        assert verdict.value.split()[0] in listed.stdout
 
     def test_out_is_the_folder_of_a_single_one(self):
         assert joma("reproduce", "fig2", "--out", "here").exit_code == 0
@@ -94,7 +103,7 @@ class TestReproduce:
         monkeypatch.setenv("COLUMNS", "40")
 
         def talkative(run: Run, request: Request) -> Outcome:
-            return Outcome(True, "many words are seen here, " * 5)
+            return Outcome(Verdict.AGREES, "many words are seen here, " * 5)
 
         few_experiments["fig4"] = make_experiment("fig4", reproduce=talkative)
         lines = joma("reproduce", "fig4", "--out", "x").stdout.splitlines()
@@ -178,16 +187,22 @@ class TestDemo:
         del few_experiments["fig9"]
         scales = {"tiny": Scale(1, "2 CPU cores", "1 GB")}
         few_experiments["trained"] = make_experiment(
-            "trained", agrees=False, scales=scales, default_scale="tiny"
+            "trained", Verdict.NOT_COMPARABLE, scales=scales, default_scale="tiny"
         )
         result = joma("demo", "--jobs", "1")
         assert result.exit_code == 0
         assert "Picture trained" in result.stdout
         assert "2 of 2 theory figures" in result.stdout
+        assert "not comparable" not in result.stdout
+        assert result.stdout.count("✓ agrees") == 2
 
     def test_json_and_disagreement(self):
         result = joma("demo", "--jobs", "1", "--json")
         assert result.exit_code == 1
         record = json.loads(result.stdout)
         assert len(record["verdicts"]) == 3
-        assert [one["agrees"] for one in record["experiments"]] == [True, True, False]
+        assert [one["verdict"] for one in record["experiments"]] == [
+            "agrees",
+            "agrees",
+            "differs",
+        ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joma.experiments import Outcome, Request
+from joma.experiments import Outcome, Request, Verdict
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 from tests.cli.conftest import make_experiment, make_trained
@@ -98,7 +98,7 @@ class TestRequests:
 
         def train(_: Run, request: Request) -> Outcome:
             request.progress("C20", 1, 2)
-            return Outcome(True, "f.")
+            return Outcome(Verdict.AGREES, "f.")
 
         class Listening:
             def __init__(self, title: str) -> None:
@@ -122,7 +122,7 @@ class TestGoingOn:
         def train(run: Run, request: Request) -> Outcome:
             seen.append(run.tables)
             run.write_table("-".join(request.groups), {"value": [1.0]})
-            return Outcome(True, "f.")
+            return Outcome(Verdict.AGREES, "f.")
 
         few_experiments["table1"] = make_trained("table1", train)
         for group in ("C20", "C30"):
@@ -208,7 +208,7 @@ class TestGoingOn:
         def removing(run: Run, _: Request) -> Outcome:
             shutil.rmtree(run.path)
             run.write_table("late", {"a": [1]})
-            return Outcome(True, "f.")
+            return Outcome(Verdict.AGREES, "f.")
 
         few_experiments["table1"] = make("table1", reproduce=removing)
         result = joma("reproduce", "table1", "--out", "here")
@@ -279,7 +279,9 @@ class TestTable:
         import numpy as np
 
         rows = [{**row, "nodes": np.int64(4096)} for row in self.ROWS]
-        outcome = Outcome(True, "f.", rows, ("Training adds ρ ≤ .1.", "And no more. " * 20))
+        outcome = Outcome(
+            Verdict.AGREES, "f.", rows, ("Training adds ρ ≤ .1.", "And no more. " * 20)
+        )
         few_experiments["table1"] = make_trained("table1", lambda *_: outcome)
 
     def test_json(self):
@@ -293,7 +295,9 @@ class TestTable:
     ):
         values = [(20, "a", 0, 1.5), (20, "a", 1, 1.5), (20, "b", 0, 1.5), (50, "b", 0, 1.5)]
         rows = [{"C": c, "kind": kind, "s": s, "ours": ours} for c, kind, s, ours in values]
-        few_experiments["table1"] = make_trained("table1", lambda *_: Outcome(True, "f.", rows))
+        few_experiments["table1"] = make_trained(
+            "table1", lambda *_: Outcome(Verdict.AGREES, "f.", rows)
+        )
         lines = joma("reproduce", "table1").stdout.splitlines()
         at = lines.index("  20  a     0   1.5")
         assert lines[at + 1 : at + 4] == [

@@ -19,7 +19,10 @@ class TestVerify:
         assert result.exit_code == 0
         for text in ("right", "JoMA Eqn 1", "✓ 0", "✗ 1.0e+00", "≤ 1.0e-06", "by hand"):
             assert text in result.stdout
-        assert "misprinted: print says three." in result.stdout
+        assert "  JoMA preprint: 2 errata from 1 slip\n" in result.stdout
+        assert "    eqn-2-three: Eqn 2. Printed: three. Corrected: two.\n" in result.stdout
+        assert "      eqn-3-three (follows from eqn-2-three): Eqn 2." in result.stdout
+        assert "  talk: 1 erratum from 1 slip, repeated from the JoMA preprint\n" in result.stdout
         last = result.stdout.splitlines()[-1]
         assert last.startswith("3 of 3 claims hold as derived; 1 of 2 printed forms does not hold.")
         assert not Path("runs").exists()
@@ -76,6 +79,8 @@ class TestVerify:
         records = json.loads(result.stdout)
         assert [record["claim"] for record in records] == ["misprinted", "ours"]
         assert records[0]["printed"] == {"holds": False, "error": 1.0}
+        assert records[0]["errata"] == ["eqn-2-three", "eqn-3-three", "slide-three"]
+        assert "errata" not in records[1]
         assert records[1]["printed"] is None
 
     def test_a_failing_claim_exits_with_1(self, monkeypatch, few_claims):
@@ -128,15 +133,16 @@ class TestVerify:
         line = sentence(joma("verify", "--out", str(below)))
         assert line.startswith(f"joma: cannot write to --out {below}: ")
 
-    def test_our_own_mistakes_are_not_called_bad_input(self, monkeypatch, few_claims):
+    def test_a_claim_that_raises_is_one_failed_row(self, monkeypatch, few_claims):
         def broken():
             raise ValueError("shapes do not match")
 
-        monkeypatch.setattr(claims, "CLAIMS", (dataclasses.replace(few_claims[0], derived=broken),))
+        raising = dataclasses.replace(few_claims[0], derived=broken)
+        monkeypatch.setattr(claims, "CLAIMS", (raising, *few_claims[1:]))
         result = joma("verify")
-        assert result.exit_code == 70
-        assert "this is a defect of joma" in result.stderr
-        assert "the check of claim right failed, from ValueError: shapes do not" in result.stderr
+        assert result.exit_code == 1
+        assert "right: ValueError: shapes do not match" in result.stdout
+        assert result.stdout.splitlines()[-1].startswith("2 of 3 claims hold as derived")
 
     def test_ctrl_c_says_what_was_saved(self, monkeypatch, few_claims):
         def interrupted():

@@ -22,11 +22,11 @@ def _wrong_slopes(marginal, s, *, slopes):
 BROKEN = {
     "lemma1": _wrong_expectations,
     "lemma2": _wrong_velocity,
-    "lemma3": lambda marginal, s: 1.01 * marginal.first_integral(s),
+    "lemma3": lambda marginal, s: marginal.first_integral(s) + 1e-6,
     "eqn53": scaled_output(clusters.radial_velocity, 1.01),
     "lemma5": _wrong_slopes,
     "eqn35": scaled_output(marginals.sphere_constant, 1.01),
     "eqn36": scaled_output(marginals.sphere_constant, 0.99),
-    "eqn36-ball": lambda n, u: Ball(n + 1).pdf(u),
+    "eqn36-ball": lambda n, u: 1.001 * Ball(n).pdf(u),
     "eqn57": scaled_output(clusters.curve_slope, 1.01),
 }

@@ -23,19 +23,25 @@ def _wrong_temperature(delta, t, v0, z0, normalizer, *, eta_w, eta_z, tau):
     )
 
 
+def _linearised_own_time(delta, *, initial):
+    way = np.sqrt(np.pi / 2) - np.sign(delta) * initial
+    return np.argmin(way / np.abs(delta))
+
+
 BROKEN = {
     "eqn3": _wrong_temperature,
     "thm2": lambda delta, v: linear.conserved_ratio(delta, 1.01 * v),
     "thm2-closed-form": scaled_output(linear.weights, 1 + 1e-8),
     "thm2-blowup": scaled_output(linear.blowup_time, 1.001),
     "thm2-winner": lambda delta, *, initial: np.argmax(delta),
-    "thm2-own-time": lambda delta, *, initial: np.argmax(np.abs(delta)),
+    "thm2-own-time": _linearised_own_time,
     "thm2-losers": scaled_output(linear.limit, 1.001),
     "thm2-softmax": lambda delta, v: linear.conserved_ratio(delta, 1.01 * v),
-    "footnote1": lambda g, x: 1.05 * (g @ x / len(x)),
+    "footnote1": lambda g, x: 1.005 * (g @ x / len(x)),
     "talk-matrix": lambda v, delta: np.exp(0.51 * np.sum(v**2, axis=1, keepdims=True)) * delta,
     "talk-nodes": scaled_argument(linear.weights_multi, 1.01),
-    "talk-rank": lambda: True,
+    "talk-rank": lambda delta: True,
+    "talk-stable-rank": lambda delta: 1.0,
     "talk-gradient-rank": _wrong_stable_ranks,
     "linear-attention": _wrong_linear_attention,
 }

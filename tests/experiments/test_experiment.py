@@ -7,11 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.experiments import EXPERIMENTS, Choice, Experiment, Option, Outcome, Request, Scale
+from joma.experiments import (
+    EXPERIMENTS,
+    Choice,
+    Experiment,
+    Option,
+    Outcome,
+    Request,
+    Scale,
+    Verdict,
+)
 
 RATE = Option("learning-rate", 1e-5, "step size", published=(1e-5, 1e-4))
 HIDDEN = Option("hidden", 4096, "hidden nodes", int, published=(4096, 400))
-PLAIN = Experiment("plain", "title", "published.", lambda *_: Outcome(True, "f."))
+PLAIN = Experiment("plain", "title", "published.", lambda *_: Outcome(Verdict.AGREES, "f."))
 TRAINED = dataclasses.replace(
     PLAIN,
     name="trained",
@@ -137,9 +146,9 @@ def test_the_default_is_one_of_the_scales(fields):
 
 def test_a_table_has_equal_keys():
     rows = [{"C": 20, "ours": 0.9}, {"C": 30, "ours": None}]
-    assert Outcome(True, "f.", rows).table == rows
+    assert Outcome(Verdict.AGREES, "f.", rows).table == rows
     with pytest.raises(ValueError, match=r"table must have rows of equal keys, got \['C', 'ours'"):
-        Outcome(True, "f.", [*rows, {"C": 50}])
+        Outcome(Verdict.AGREES, "f.", [*rows, {"C": 50}])
 
 
 def test_a_request_reaches_another_process():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.data import HBLT
+from joma.experiments import Verdict
 from joma.experiments import hierarchy as experiment
 from joma.experiments.hierarchy import _course, _groups, _summary, _train
 from joma.experiments.hierarchy._course import Curves, course
@@ -245,38 +246,49 @@ def results(lowest: Curves, upper: Curves = STILL) -> dict[str, Results]:
 
 class TestVerdict:
     def test_agrees_where_low_comes_first(self):
-        found = judge(results(AS_PUBLISHED))
+        found = judge(results(AS_PUBLISHED), comparable=True)
         assert found.agrees
         assert "low-level association comes first: H = 1 (step 3: H = 1 +16%" in found.finding
         assert "H = 1 (×1.35 → ×1.11) falls back, H = 2 (×1.05 → ×1.35) rises" in found.finding
 
+    def test_small_networks_decide_nothing(self):
+        for lowest in (AS_PUBLISHED, HIGH_FIRST):
+            found = judge(results(lowest), comparable=False)
+            assert found.verdict is Verdict.NOT_COMPARABLE
+
+    def test_what_is_not_told_apart_is_open(self):
+        for lowest in (TOGETHER, STILL):
+            assert judge(results(lowest), comparable=True).verdict is Verdict.INCOMPLETE
+        assert judge(results(HIGH_FIRST), comparable=True).verdict is Verdict.DIFFERS
+
     @pytest.mark.parametrize(
         ("lowest", "words"),
         [
+            (TOGETHER, "which comes first is not decided: H = 1 and 2 come together"),
             (TOGETHER, "H = 1 and 2 come together, less than 2 standard errors apart (step 3"),
             (TOGETHER, "H = 2 (×1.28 → ×1.49) rises, H = 3 (×0.90 → ×0.86) does not rise."),
             (HIGH_FIRST, "does not come first: H = 3 before H = 1 (step 3"),
             (STILL, "no height is taken up in 100 steps"),
         ],
     )
-    def test_differs_otherwise(self, lowest: Curves, words: str):
-        found = judge(results(lowest))
+    def test_does_not_agree_otherwise(self, lowest: Curves, words: str):
+        found = judge(results(lowest), comparable=True)
         assert not found.agrees
         assert words in found.finding
 
     def test_the_lowest_layer_decides(self):
-        assert not judge(results(STILL, upper=AS_PUBLISHED)).agrees
+        assert not judge(results(STILL, upper=AS_PUBLISHED), comparable=True).agrees
 
     def test_says_what_is_missing(self):
         some = results(AS_PUBLISHED)
         del some[_groups.DECIDES]
-        found = judge(some)
-        assert not found.agrees
+        found = judge(some, comparable=True)
+        assert found.verdict is Verdict.INCOMPLETE
         assert "train group class-3" in found.finding
         assert len(found.paragraphs) == 4
 
     def test_the_flat_control_is_held_against_the_tree(self):
-        text = "\n".join(judge(results(TOGETHER)).paragraphs)
+        text = "\n".join(judge(results(TOGETHER), comparable=True).paragraphs)
         assert "H = 1 gets 0.55 times as much as H = 2 on the tree" in text
         assert "1.00 times (0) on the flat one" in text
 
@@ -290,7 +302,7 @@ def run(tmp_path_factory) -> Run:
 
 class TestRun:
     def test_writes_table_summary_and_figures(self, run: Run):
-        assert run.tables == ["heights"]
+        assert run.tables == ["heights", "seeds"]
         assert {path.name for path in run.figures} == {
             f"{name}.{kind}"
             for name in ("hierarchy", "hierarchy-one-layer")
@@ -339,9 +351,26 @@ def test_one_group_can_be_done_alone(tmp_path, monkeypatch):
     run = Run.create("hierarchy", {}, out=tmp_path / "run")
     request = experiment.EXPERIMENT.request(scale="tiny", groups=["class-1"])
     outcome = experiment.EXPERIMENT.reproduce(run, request)
-    assert not outcome.agrees
+    assert outcome.verdict is Verdict.INCOMPLETE
     assert len(outcome.table) == len(HEIGHTS)
     assert {path.stem for path in run.figures} == {"hierarchy-one-layer"}
+
+
+def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
+    monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+    run = Run.create("hierarchy", {}, out=tmp_path / "run")
+    asked = {"scale": "tiny", "groups": ["class-1"], "options": {"optimizer": "sgd"}}
+    request = experiment.EXPERIMENT.request(**asked)
+    size = SIZE.with_options(request.options)
+    assert (size.learning_rate, size.steps) == (_groups.SGD_RATE, _groups.SGD_STEPS * SIZE.steps)
+    assert SIZE.with_options({"optimizer": "adam", "learning-rate": None}) == SIZE
+    experiment.EXPERIMENT.reproduce(run, request)
+    group = Run.open(run.path / "groups" / "class-1")
+    assert group.config["optimizer"] == "sgd"
+    loss = group.metrics.read("loss")["value"]
+    assert np.isfinite(loss).all()
+    with pytest.raises(ValueError, match="optimizer must be one of adam, sgd"):
+        experiment.EXPERIMENT.request(scale="tiny", options={"optimizer": "lion"})
 
 
 def test_a_group_that_was_stopped_goes_on(tmp_path, monkeypatch):

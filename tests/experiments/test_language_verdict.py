@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from joma.experiments import Verdict
 from joma.experiments.language import _draw, _reference, _summary
 from joma.experiments.language._curves import Curves
 from joma.experiments.language._groups import DEPTHS, RATES
@@ -53,10 +54,10 @@ class TestVerdict:
     def test_what_is_missing_is_named(self):
         some = {key: own for key, own in depths().items() if key[0] < 5}
         outcome = _summary.judge_depths(some, FULL)
-        assert not outcome.agrees
+        assert outcome.verdict is Verdict.INCOMPLETE
         assert "depth-5, depth-10" in outcome.finding
         assert len(outcome.table) == 2
-        assert not _summary.judge_rates({}, FULL).agrees
+        assert _summary.judge_rates({}, FULL).verdict is Verdict.INCOMPLETE
 
     def test_rates(self):
         outcome = _summary.judge_rates(rates(), FULL)
@@ -81,14 +82,42 @@ class TestVerdict:
         assert _summary.judge_rates(rates(far=far), FULL).agrees
 
     @pytest.mark.parametrize("judge", [_summary.judge_depths, _summary.judge_rates])
-    def test_a_smaller_size_asks_only_that_the_loss_falls(self, judge):
+    def test_a_smaller_size_is_not_comparable(self, judge):
         every = {**depths(), **rates()}
         narrow = dataclasses.replace(FULL, size=dataclasses.replace(FULL.size, width=100))
         outcome = judge(every, narrow)
-        assert outcome.agrees
-        assert "the validation loss need only fall: it goes 10.00" in outcome.finding
+        assert outcome.verdict is Verdict.NOT_COMPARABLE
+        assert "; the validation loss goes 10.00" in outcome.finding
         stuck = dataclasses.replace(every[5, 1e-4], loss=np.full((59, 3), 8.0))
-        assert not judge({**every, (5, 1e-4): stuck}, narrow).agrees
+        still = judge({**every, (5, 1e-4): stuck}, narrow)
+        assert still.verdict is Verdict.NOT_COMPARABLE
+        assert "does not fall in every network" in still.finding
+
+    def test_what_is_tested_is_said(self):
+        assert "a bounce in layer 0 of every network of 1 and 2 layers" in (
+            _summary.judge_depths(depths(), FULL).finding
+        )
+        assert "no bounce is" in _summary.judge_rates(rates(), FULL).finding
+
+    def test_bounces_are_counted_at_every_threshold(self):
+        own = curves(2)
+        fall = float(own.entropy[0, 0, 0] - own.entropy[0].min())
+        rise = float(own.entropy[0, -1, 0] - own.entropy[0].min())
+        assert own.bounced_at(0.2) == own.bounced
+        assert own.bounced_at(min(fall, rise) + 0.01) == [0, 0]
+        words = _summary.judge_depths(depths(), FULL).paragraphs[1]
+        assert words.startswith("Bounces by threshold, at 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5 nats")
+        assert "1 layer 3 3 3 3 " in words
+        table = _summary.bounce_table([own])
+        assert len(table["bounces"]) == 2 * len(_summary.THRESHOLDS)
+
+    def test_ranks_that_bounce_back_are_counted(self):
+        own = curves(2)
+        rank = np.broadcast_to(np.linspace(100, 10, 59)[:, None], (2, 59, 3)).copy()
+        rank[1, -2, 2] = 8.0
+        shown = {**depths(), (2, 1e-4): dataclasses.replace(own, stable_rank=rank)}
+        words = _summary.judge_depths(shown, FULL).paragraphs[-1]
+        assert "2 layers 1 of 6 (at most 1.250 times the lowest)" in words
 
     def test_the_findings_are_counted_by_layer_and_by_network(self):
         own = curves(2)

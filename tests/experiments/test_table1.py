@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joma.experiments import EXPERIMENTS, _trained
+from joma.experiments import EXPERIMENTS, Verdict, _trained
 from joma.experiments.table1 import _summary, _train
 from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, SIZES, Cell
 from joma.experiments.table1._summary import MEASURES, Results
@@ -125,7 +125,7 @@ def test_done_groups_are_not_done_again(run: Run, monkeypatch):
     monkeypatch.setattr(_trained, "fit_together", None)  # would fail if it were called
     before = {path: path.read_bytes() for path in run.path.rglob("*.parquet")}
     outcome = EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="tiny"))
-    assert outcome.agrees
+    assert outcome.verdict is Verdict.NOT_COMPARABLE
     assert {path: path.read_bytes() for path in run.path.rglob("*.parquet")} == before
 
 
@@ -161,19 +161,49 @@ def made_up(trained: float, untrained: float, kept: float, chosen=lambda cell: c
 def test_the_verdict_can_turn():
     same = _summary.judge(made_up(0.02, 0.02, 0.0), published_size=True)
     assert same.agrees
-    assert "24 of 24 numbers" in same.finding
+    assert "24 of 24 numbers of trained networks" in same.finding
+    assert "and 24 of untrained ones" in same.finding
     assert "training adds +0.00 and +0.00" in same.finding
     off = _summary.judge(made_up(0.08, 0.08, 0.0), published_size=True)
-    assert not off.agrees
+    assert off.verdict is Verdict.DIFFERS
     assert "0 of 24" in off.finding
-    assert _summary.judge(made_up(0.08, 0.08, 0.0), published_size=False).agrees
+    for shift in (0.02, 0.08):
+        other = _summary.judge(made_up(shift, shift, 0.0), published_size=False)
+        assert other.verdict is Verdict.NOT_COMPARABLE
+
+
+def test_some_cells_alone_are_incomplete():
+    whole = made_up(0.02, 0.02, 0.0)
+    part = dataclasses.replace(
+        whole,
+        cells=whole.cells[:2],
+        values={name: values[:2] for name, values in whole.values.items()},
+        accuracy=whole.accuracy[:2],
+        bounds=whole.bounds[:2],
+    )
+    assert _summary.judge(part, published_size=True).verdict is Verdict.INCOMPLETE
+
+
+def test_changes_in_single_cells_are_named_with_their_error():
+    moved = made_up(0.0, 0.0, 0.0)
+    moved.values["ncorr"][11, 1, -1] -= np.linspace(0.08, 0.1, 5)
+    words = " ".join(_summary.judge(moved, True).paragraphs)
+    assert "in 1 of 24: C50-N3-20-30 -0.09 at s = 1 (" in words
+    still = " ".join(_summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
+    assert "In no cell is the change more than 3 standard errors." in still
+
+
+def test_the_power_of_the_control_is_said():
+    words = " ".join(_summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
+    assert "C = 20: s = 0 0.30 of 0.7, 0.30 of 0.8" in words
+    assert words.count("0.30 of 0.95") == 6
 
 
 def test_the_words_follow_the_numbers():
     nothing = " ".join(_summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
-    assert nothing.count("as good as nothing") == 4
+    assert nothing.count("less than 0.05") == 4
     much = " ".join(_summary.judge(made_up(0.0, -0.3, 0.4), True).paragraphs)
-    assert "as good as nothing" not in much
+    assert "less than 0.05" not in much
     assert "NCorr by +0.30 at s = 0 and +0.30 at s = 1" in much
     assert "correlation by +0.40 at s = 0" in much
 
@@ -200,4 +230,4 @@ def test_bounds_count_what_no_class_uses():
 def test_small(tmp_path):
     run = Run.create("table1", {}, out=tmp_path / "run")
     outcome = EXPERIMENT.reproduce(run, EXPERIMENT.request(scale="small"))
-    assert outcome.agrees
+    assert outcome.verdict is Verdict.NOT_COMPARABLE

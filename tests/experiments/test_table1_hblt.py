@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from joma.data import HBLT
-from joma.experiments import Outcome, Request, _trained
+from joma.experiments import Outcome, Request, Verdict, _trained
 from joma.experiments import table1_hblt as experiment
 from joma.experiments.table1_hblt import _cells, _summary, _train
 from joma.experiments.table1_hblt._summary import Results, judge
@@ -54,32 +54,33 @@ def made_up(before: float, after: float, step: float = 0.1, noise: float = 0.0) 
     by_level = {name: np.broadcast_to(values, shape).copy() for name in _summary.BY_LEVEL}
     by_level["observer"][:] = 0.95
     whole = {name: np.full((len(cells), len(looks), seeds), 0.3) for name in _summary.WHOLE}
-    return Results(cells, looks, 100, by_level, whole)
+    every = {
+        name: np.broadcast_to(values[:, None], (*shape[:2], _cells.LEVELS, *shape[2:])).copy()
+        for name in _train.EVERY
+    }
+    return Results(cells, looks, 100, by_level, whole, every)
 
 
 class TestVerdict:
-    def test_learned_latents_agree(self):
+    def test_nothing_was_published_to_compare(self):
         outcome = judge(made_up(0.5, 0.7))
-        assert outcome.agrees
-        assert "rises by more than twice the seed std in 24 of 24 rows" in outcome.finding
-        assert "from 0.43 to 0.63 in training, where a perfect observer" in outcome.finding
-        assert "the lower one reads higher in 12 of 12 pairs" in outcome.finding
+        assert outcome.verdict is Verdict.NOT_COMPARABLE
+        assert "rises by more than twice the seed std in 36 of 36 rows" in outcome.finding
+        assert "from 0.39 to 0.59 in training, where a perfect observer" in outcome.finding
+        assert "the lower one reads higher in 24 of 24 pairs" in outcome.finding
 
     @pytest.mark.parametrize(
-        "results",
+        ("results", "rows"),
         [
-            made_up(0.6, 0.6),
-            made_up(0.6, 0.5),
-            made_up(0.5, 0.6, noise=0.06),
-            made_up(0.5, 0.7, step=-0.05),
+            (made_up(0.6, 0.6), 0),
+            (made_up(0.6, 0.5), 0),
+            (made_up(0.5, 0.6, noise=0.06), 0),
+            (made_up(0.5, 0.6, noise=0.04), 36),
         ],
-        ids=["nothing added", "unlearned", "seeds differ", "higher levels read higher"],
+        ids=["nothing added", "unlearned", "seeds differ", "clear"],
     )
-    def test_it_turns(self, results: Results):
-        assert not judge(results).agrees
-
-    def test_a_clear_gain_is_one_beyond_the_seeds(self):
-        assert judge(made_up(0.5, 0.6, noise=0.04)).agrees
+    def test_a_clear_gain_is_one_beyond_the_seeds(self, results: Results, rows: int):
+        assert f"the seed std in {rows} of 36 rows" in judge(results).finding
 
     def test_where_and_when_training_adds_follows_the_numbers(self):
         top_down, bottom_up = made_up(0.5, 0.7), made_up(0.5, 0.7)
@@ -92,16 +93,24 @@ class TestVerdict:
         late, early = judge(top_down), judge(bottom_up)
         assert "and gains more in 0." in late.finding
         assert (
-            "earlier look in 0, at the same in 4 and at a later one in 8; top-down."
+            "earlier measurement in 0, at the same in 12 and at a later one in 12; no order"
             in (late.paragraphs[1])
         )
-        assert "and gains more in 8." in early.finding
+        assert "and gains more in 12." in early.finding
         assert (
-            "earlier look in 8, at the same in 4 and at a later one in 0; bottom-up."
+            "earlier measurement in 12, at the same in 12 and at a later one in 0; no order"
             in (early.paragraphs[1])
         )
         assert "no order can be seen" in judge(made_up(0.5, 0.7)).paragraphs[1]
         assert "in no pair training clearly adds to both" in judge(made_up(0.6, 0.6)).paragraphs[1]
+
+    def test_every_level_is_compared_in_one_layer(self):
+        results = made_up(0.5, 0.7)
+        values = results.every[_train.EVERY[1]]
+        values[:, :, :, -1] += 0.1 * np.arange(_cells.LEVELS)[:, None, None]  # upper ones gain more
+        words = judge(results).paragraphs
+        assert "depth 2: s = 0 +0.20, +0.20; class +0.30, +0.30" in words[2]
+        assert "in 44 of 44 where it is of latents, 36 of 36 where it is the class" in words[3]
 
     def test_one_depth_alone(self):
         whole = made_up(0.5, 0.7)
@@ -111,11 +120,11 @@ class TestVerdict:
             cells=cells,
             by_level={name: values[:4] for name, values in whole.by_level.items()},
             whole={name: values[:4] for name, values in whole.whole.items()},
+            every={name: values[:4] for name, values in whole.every.items()},
         )
         outcome = judge(part)
-        assert outcome.agrees
-        assert "pairs" not in outcome.finding
-        assert "no tree here has two of latents" in outcome.paragraphs[1]
+        assert outcome.verdict is Verdict.INCOMPLETE
+        assert "in 4 of 4 pairs" in outcome.finding
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +147,19 @@ def undrawn(monkeypatch) -> None:
 
 
 class TestRun:
+    def test_every_level_is_scored_in_every_layer(self, tiny):
+        table = tiny[0].read_table("every")
+        pairs = set(zip(table["depth"], table["s"], table["layer"], strict=True))
+        assert pairs == {(d, s, n) for d in (2, 3, 4) for s in range(d) for n in range(d)}
+        # In the layer of its number a level reads what the main table has.
+        results = _summary.collect(tiny[0], SIZE)
+        every = results.every[_train.EVERY[0]]
+        own = np.stack([every[:, s, s] for s in range(_cells.LEVELS)], 1)
+        np.testing.assert_array_equal(own, results.by_level["ncorr"])
+
     def test_the_folder_holds_what_it_should(self, tiny):
         run, outcome = tiny
-        assert run.tables == ["means", "seeds"]
+        assert run.tables == ["every", "means", "seeds"]
         assert {path.name for path in run.figures} == {
             f"{name}.{kind}"
             for name in ("table1-hblt", "table1-hblt-training")
@@ -240,7 +259,8 @@ def test_samples_looked_at_in_parts_are_the_same():
 
 
 def test_looks_begin_untrained_and_end_trained():
-    assert experiment.SIZES["full"].looks == (0, 1, 10, 30, 100, 300, 1000, 2000)
+    assert experiment.SIZES["full"].looks[:4] == (0, 1, 3, 10)
+    assert experiment.SIZES["full"].looks[-2:] == (1400, 2000)
     assert experiment.SIZES["full"].controlled == (0, 1, 2000)
     seeds = [seed for cell in _cells.CELLS for seed in cell.seeds(0, 3)]
     assert len(set(seeds)) == 36

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from joma.probes import held_out, ncorr, shuffled
+from joma.probes import held_out, ncorr, planted, shuffled
 
 
 def noise(seed: int, *lead: int, samples: int, latents: int, nodes: int) -> tuple[Tensor, Tensor]:
@@ -167,3 +167,43 @@ def test_controls_name_groups_they_cannot_use():
         held_out(latents, activations, groups=one)
     with pytest.raises(ValueError, match="equal in all rows of a group"):
         shuffled(latents, activations, groups=one)
+
+
+class TestPlanted:
+    """Nodes of a known correlation, and how much of it the control still reads."""
+
+    @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9, 1.0])
+    def test_the_correlation_is_exact(self, correlation: float):
+        generator = torch.Generator().manual_seed(3)
+        latents = (torch.rand(2, 30, 5, generator=generator) < 0.4).double()
+        latents[0, :, 0] = 1.0  # constant
+        weights = torch.rand(2, 30, generator=generator).double()
+        nodes = torch.randn(2, 30, 7, generator=generator).double()
+        more = planted(latents, nodes, correlation, weights=weights)
+        assert more.shape == (2, 30, 12)
+        torch.testing.assert_close(more[..., :7], nodes)
+        for member in range(2):
+            for latent in range(5):
+                y, f, w = latents[member, :, latent], more[member, :, 7 + latent], weights[member]
+                y, f = y - (w * y).sum() / w.sum(), f - (w * f).sum() / w.sum()
+                if (member, latent) == (0, 0):
+                    assert (f == 0).all()
+                    continue
+                found = (w * y * f).sum() / ((w * y * y).sum() * (w * f * f).sum()).sqrt()
+                assert float(found) == pytest.approx(correlation, abs=1e-12)
+
+    def test_few_classes_hide_what_many_show(self):
+        """The control over 20 classes misses most of a correlation that it reads over 200."""
+        generator = torch.Generator().manual_seed(0)
+        read = {}
+        for classes in (20, 200):
+            latents = (torch.rand(classes, 20, generator=generator) < 0.15).double()
+            nodes = torch.randn(classes, 4096, generator=generator).relu().double()
+            read[classes] = float(held_out(latents, planted(latents, nodes, 0.8)).mean)
+        assert read[20] < 0.4
+        assert read[200] > 0.75
+
+    def test_refuses_what_is_no_correlation(self):
+        for wrong in (-0.1, 1.1, float("nan")):
+            with pytest.raises(ValueError, match="correlation must lie in"):
+                planted(torch.ones(4, 1), torch.ones(4, 2), wrong)

@@ -41,7 +41,7 @@ def test_save_writes_png_and_svg_and_texts_do_not_meet_the_axes(run: Run, rows, 
     before = dict(matplotlib.rcParams)
     width, height = figure.get_size_inches()
     png, svg = figures.save(
-        run, "figure", figure, title=LONG, published=LONG, finding=LONG, agrees=True
+        run, "figure", figure, title=LONG, published=LONG, finding=LONG, verdict="agrees"
     )
     assert png.read_bytes().startswith(b"\x89PNG")
     assert b"</svg>" in svg.read_bytes()
@@ -66,15 +66,15 @@ def test_save_writes_png_and_svg_and_texts_do_not_meet_the_axes(run: Run, rows, 
     assert panels * figure.get_size_inches()[1] > 0.5 * height
 
 
-@pytest.mark.parametrize(("agrees", "verdict"), [(True, "Agrees."), (False, "Differs.")])
-def test_the_caption_says_both_sides_and_a_dollar_is_a_dollar(run: Run, agrees, verdict):
+@pytest.mark.parametrize("verdict", ["agrees", "differs", "not comparable", "incomplete"])
+def test_the_caption_says_both_sides_and_a_dollar_is_a_dollar(run: Run, verdict: str):
     figure = drawn()
     figures.save(
-        run, "f", figure, title="$", published="costs $1.", finding="costs $2.", agrees=agrees
+        run, "f", figure, title="$", published="costs $1.", finding="costs $2.", verdict=verdict
     )
     assert texts(figure) == {
         "title": "$",
-        "caption": f"Published: costs $1.\nHere: costs $2. {verdict}",
+        "caption": f"Published: costs $1.\nHere: costs $2. {verdict.capitalize()}.",
     }
 
 
@@ -87,7 +87,7 @@ def test_a_plain_caption_stands_alone(run: Run):
 def test_the_same_figure_is_the_same_file(run: Run):
     def once() -> list[bytes]:
         paths = figures.save(
-            run, "f", drawn(), title="t", published="p.", finding="f.", agrees=True
+            run, "f", drawn(), title="t", published="p.", finding="f.", verdict="agrees"
         )
         return [path.read_bytes() for path in paths]
 
@@ -145,7 +145,7 @@ def test_overview_has_a_row_per_claim_and_a_heading_per_topic(run: Run):
     diamonds = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
     assert np.concatenate([np.ravel(line.get_xdata()) for line in diamonds]) == [2e6]
     (png, _) = figures.save(
-        run, "verify", figure, title="t", published="p.", finding="f.", agrees=True
+        run, "verify", figure, title="t", published="p.", finding="f.", verdict="agrees"
     )
     assert png.stat().st_size > 50_000
     boxes = sorted(

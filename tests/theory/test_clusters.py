@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.theory import clusters, nonlinear
+from joma.theory.as_printed import clusters as as_printed
 from joma.theory.marginals import (
     Ball,
     Density,
@@ -11,6 +12,7 @@ from joma.theory.marginals import (
     Laplace,
     Logistic,
     Marginal,
+    Scaled,
     StudentT,
     Uniform,
 )
@@ -93,6 +95,7 @@ def test_laplace_has_a_continuum_with_ratio_exp_distance():
     (point,) = clusters.critical_points(Laplace(), 1.5)
     assert point.ratio == pytest.approx(np.exp(1.5), rel=1e-9)
     assert point.s_plus == pytest.approx(0, abs=1e-5)
+    assert not clusters.is_stable(Laplace(), point)
     for s in (-1.0, -3.0):
         rate = clusters.velocity(Laplace(), [1.0, -np.exp(1.5)], [[1.5], [0.0]], [1.0], s - 1.5)
         np.testing.assert_allclose(rate.v, 0, atol=1e-12)
@@ -175,4 +178,172 @@ def test_jacobian_says_whether_the_node_returns():
     ],
 )
 def test_bad_input_is_named(argument, call):
+    rejects(argument, call)
+
+
+WIDE = Scaled(Gaussian(), 2.0)
+
+
+def test_gaussians_of_unequal_width_rest_if_the_positive_one_is_narrower():
+    (point,) = clusters.critical_points(Gaussian(), 2.0, negative=WIDE)
+    np.testing.assert_allclose(point, [-1.0151410, 0.9848590, 2.7385274], rtol=1e-6)
+    rate = clusters.velocity(
+        [Gaussian(), WIDE], [1, -point.ratio], [[2.0, 0.0], [0.0, 0.0]], [1.7, 0], 1.7 * point[0]
+    )
+    np.testing.assert_allclose([*rate.v, rate.bias], 0, atol=1e-13)
+    assert clusters.is_stable(Gaussian(), point, negative=WIDE)
+    for distance in (0.1, 2.0, 30.0):
+        assert clusters.critical_points(WIDE, distance, negative=Gaussian()) == []
+
+
+@pytest.mark.parametrize(("distance", "along"), [(0.3, 0.72), (1.0, 1.44), (2.0, 1.03)])
+def test_rest_points_between_the_humps_of_a_cluster_are_not_stable(distance, along):
+    humps = Density(
+        lambda u: (
+            (np.exp(-((u - 3) ** 2) / 0.32) + np.exp(-((u + 3) ** 2) / 0.32))
+            / (0.8 * np.sqrt(2 * np.pi))
+        )
+    )
+    lower, upper = clusters.critical_points(humps, distance)
+    assert clusters.eigenvalues(humps, lower).along == pytest.approx(along, abs=0.01)
+    assert not clusters.is_stable(humps, lower)
+    assert clusters.is_stable(humps, upper)
+    assert clusters.eigenvalues(humps, upper).stable
+
+
+def test_a_life_that_rises_or_falls_at_both_clusters_may_be_stable():
+    def slope(marginal: Marginal, s: float) -> float:
+        return 1 - float(marginal.mean_residual(s) / marginal.inverse_hazard(s))
+
+    heavy = StudentT(1.5)
+    for positive, distance, negative, sign in (
+        (Gaussian(), 2.0, WIDE, 1),
+        (heavy, 0.3, Scaled(heavy, 0.8), -1),
+    ):
+        (point,) = clusters.critical_points(positive, distance, negative=negative)
+        slopes = slope(positive, point.s_plus), slope(negative, point.s_minus)
+        assert np.all(sign * np.array(slopes) > 0)
+        assert slopes[0] > slopes[1]
+        assert clusters.is_stable(positive, point, negative=negative)
+
+
+def test_the_corrected_jacobian_is_stable_where_the_printed_one_is_a_saddle():
+    (point,) = clusters.critical_points(StudentT(3), 2.0)
+    right = clusters.jacobian(StudentT(3), point)
+    wrong = as_printed.jacobian(StudentT(3), point)
+    assert right.stable
+    assert right.longitudinal == pytest.approx(-0.868, abs=1e-3)
+    assert wrong.longitudinal == pytest.approx(2.306, abs=1e-3)
+
+
+def test_three_equal_gaussians_rest_with_the_odd_one_in_the_middle():
+    means, v, bias = [[-1.0, 0], [0, 0], [1, 0]], [1.0, 0], -0.3
+    for sign in (1, -1):
+        odd = sign * np.array([-1, 1, -1])
+        a = clusters.resting_gradients(Gaussian(), means, v, bias, odd)
+        assert a is not None
+        assert np.all(a * odd > 0)
+        rate = clusters.velocity(Gaussian(), a, means, v, bias)
+        np.testing.assert_allclose([*rate.v, rate.bias], 0, atol=1e-13)
+        values = np.linalg.eigvalsh(clusters.full_jacobian(Gaussian(), a, means, v, bias))
+        others = np.delete(values, np.argmin(np.abs(values)))
+        assert np.all(sign * others < 0)  # stable if the positive one is in the middle
+    assert clusters.resting_gradients(Gaussian(), means, v, bias, [1, 1, -1]) is None
+    assert clusters.resting_gradients(Gaussian(), means, v, bias, [-1, -1, -1]) is None
+
+
+def test_full_jacobian_of_clusters_on_a_line_has_the_closed_eigenvalues():
+    (point,) = clusters.critical_points(Gaussian(), 2.0, negative=WIDE)
+    given = clusters.eigenvalues(
+        Gaussian(), point, negative=WIDE, positive_gradient=1.3, length=1.7
+    )
+    shape, a = [Gaussian(), WIDE], [1.3, -1.3 * point.ratio]
+    bias = 1.7 * point.s_minus
+    full = clusters.full_jacobian(shape, a, [[2.0, 0, 0], [0, 0, 0]], [1.7, 0, 0], bias)
+    np.testing.assert_allclose(full, full.T)
+    np.testing.assert_allclose(full @ [1.7, 0, 0, bias], 0, atol=1e-14)
+    values = np.sort(np.linalg.eigvalsh(full))
+    expected = np.sort([0, given.across, given.across, given.along])
+    np.testing.assert_allclose(values, expected, atol=1e-12)
+
+
+def test_the_quarter_of_eqn_58_gives_no_critical_point_if_the_density_has_a_kink():
+    # Mean residual life 1/(1+x²) at s = -x: it rises up to 0, and on from there.
+    kink = Density(lambda u: ((1 + u**2) ** 2 - 2 * u) * np.exp(-u - u**3 / 3) / 2)
+    assert clusters.sufficient_condition(kink) == pytest.approx(0.25, abs=1e-12)
+    for distance in (0.05, 0.5, 2.0):
+        assert clusters.critical_points(kink, distance) == []
+
+
+def test_above_a_quarter_there_are_critical_points_for_near_clusters_only():
+    def spiked(u):
+        narrow, wide = np.exp(-(u**2) / 0.005) / 0.05, np.exp(-(u**2) / 2)
+        return (narrow + wide) / (2 * np.sqrt(2 * np.pi))
+
+    marginal = Density(spiked)
+    assert clusters.sufficient_condition(marginal) == pytest.approx(0.877, abs=1e-3)
+    for distance in (0.1, 1.0, 2.2):
+        assert len(clusters.critical_points(marginal, distance)) == 2
+    assert clusters.critical_points(marginal, 2.4) == []
+
+
+@pytest.mark.parametrize(
+    ("df", "border"), [(2.5, 0.490), (3, 0.927), (5, 2.558), (10, 6.546), (20, 14.516)]
+)
+def test_from_which_distance_on_clusters_at_rest_lie_on_either_side(df, border):
+    assert not clusters.straddles(StudentT(df), border - 0.001)
+    assert clusters.straddles(StudentT(df), border + 0.001)
+    assert not clusters.straddles(Laplace(), border)
+
+
+def test_phase_boundary():
+    assert clusters.phase(Gaussian(), 2.0, 1e6).grows  # F₊/F₋ has no bound
+    assert clusters.phase(Logistic(), 2.0, 1.0).boundary == pytest.approx(np.exp(2), rel=1e-9)
+    assert clusters.phase(Laplace(), 2.0, 1.0).boundary == pytest.approx(np.exp(2), rel=1e-6)
+    assert clusters.phase(Uniform(), 0.5, 1.0).boundary == np.inf
+    at = clusters.phase(StudentT(3), 2.0, 5.9)
+    assert at.grows
+    assert at.boundary == pytest.approx(5.955013, rel=1e-6)
+    assert not clusters.phase(StudentT(3), 2.0, 6.0).grows
+    heavier = clusters.phase(Scaled(StudentT(3), 2.0), 1.0, 1.0, negative=StudentT(3))
+    assert heavier.boundary == pytest.approx(8.0, rel=0.2)
+    assert clusters.phase(Uniform(), 0.5, 2.0, negative=Scaled(Uniform(), 4.0)).boundary < 2
+
+
+def test_potential_grows_the_node():
+    scene = ([Gaussian(), WIDE], [1.0, -0.5], [[2.0, 1.0], [0.0, 0.3]])
+    v, bias = np.array([0.7, -0.2]), 0.1
+    rate = clusters.velocity(*scene, v, bias)
+    assert clusters.potential(*scene, v, bias) == pytest.approx(v @ rate.v + bias * rate.bias)
+
+
+@pytest.mark.parametrize("df", [1e4, 1e6])
+def test_rest_points_of_nearly_gaussian_clusters_are_found(df):
+    (point,) = clusters.critical_points(StudentT(df), 1.0)
+    assert point.s_minus == pytest.approx(-np.sqrt(df), rel=0.01)
+    assert clusters.is_stable(StudentT(df), point)
+
+
+def test_curve_slope_far_below_zero_and_outside_the_support():
+    assert clusters.curve_slope(Gaussian(), -40.0) == pytest.approx(0.0249844042, rel=1e-9)
+    with pytest.raises(ValueError, match=r"\bs\b"):
+        clusters.curve_slope(Ball(4), -1.5)
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("marginal", lambda: clusters.velocity([Gaussian()], [1.0, 2.0], [[1.0], [2.0]], [1.0], 0)),
+        ("negative", lambda: clusters.critical_points(Gaussian(), 1.0, negative=2.0)),  # pyright: ignore[reportArgumentType]
+        ("signs", lambda: clusters.resting_gradients(Gaussian(), [[1.0]], [1.0], 0.0, [0.5])),
+        ("bias", lambda: clusters.resting_gradients(Ball(2), [[1.0]], [1.0], -9.0, [1.0])),
+        ("v", lambda: clusters.full_jacobian(Gaussian(), [1.0], [[1.0]], [0.0], 0.0)),
+        ("v", lambda: clusters.distances([[1.0]], [0.0], 0.0)),
+        ("ratio", lambda: clusters.phase(Gaussian(), 1.0, 0.0)),
+        ("marginal", lambda: clusters.phase(Density(Gaussian().pdf), 1.0, 1.0)),
+        ("s_minus", lambda: clusters.fixed_bias_ratio(Ball(2), -2.0, 1.0)),
+        ("distance", lambda: clusters.straddles(Gaussian(), 0.0)),
+    ],
+)
+def test_bad_input_of_rest_points_is_named(argument, call):
     rejects(argument, call)

@@ -152,13 +152,6 @@ def test_descent_is_the_conditional_of_the_descendant():
         tree.path_rho(ancestor, (2, 0))
 
 
-def test_printed_chain_is_right_up_to_one_node_between():
-    tree = hblt.Tree.regular(4, 1, 0.6, [0.5, 0.5], [0.2, 0.9])
-    for level, agrees in [(0, True), (1, True), (2, True), (3, False)]:
-        ours, theirs = (module.descent(tree, (level, 0), (0, 0)) for module in (hblt, printed))
-        assert np.allclose(ours, theirs, atol=1e-14) is agrees
-
-
 @given(st.integers(1, 6), st.integers(0, 5), rhos, rhos)
 @few
 def test_cooccurrence_is_the_trees_conditional(depth: int, height: int, rho: float, rho0: float):

@@ -1,5 +1,6 @@
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from joma.theory.marginals import (
     Laplace,
     Logistic,
     Marginal,
+    Scaled,
     StudentT,
     Uniform,
     radial,
@@ -132,10 +134,81 @@ def test_heavy_tails_keep_their_moment(df):
     np.testing.assert_allclose(Density(known.pdf).theta2(0.0), known.theta2(0.0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("marginal", [StudentT(1e3), StudentT(1e5), StudentT(1e9), Ball(1000)])
+def test_nearly_gaussian_marginals_keep_their_digits(marginal):
+    # Against 40 digits, which the constant of the density loses first.
+    with mpmath.workdps(40):
+        if isinstance(marginal, Ball):
+            n = mpmath.mpf(marginal.n)
+            log = mpmath.loggamma(n / 2 + 1) - mpmath.loggamma((n + 1) / 2)
+            width = 1 / mpmath.sqrt(n)
+            constant = mpmath.exp(log) / mpmath.sqrt(mpmath.pi)
+
+            def density(u):
+                return constant * (1 - u**2) ** ((n - 1) / 2)
+
+            end = mpmath.mpf(1)
+        else:
+            df, width = mpmath.mpf(marginal.df), mpmath.mpf(1)
+            log = mpmath.loggamma((df + 1) / 2) - mpmath.loggamma(df / 2)
+            constant = mpmath.exp(log) / mpmath.sqrt(df * mpmath.pi)
+
+            def density(u):
+                return constant * (1 + u**2 / df) ** (-(df + 1) / 2)
+
+            end = mpmath.mpf(20)
+        for x in (0.3, 2.0, 6.0):
+            start = x * width
+            cuts = [start, *(start + k * width for k in (0.5, 1, 2, 4)), end]
+            share = mpmath.quad(density, cuts)
+            moment = mpmath.quad(lambda u, start=start: (u - start) * density(u), cuts)
+            s = -float(start)
+            assert float(marginal.theta1(s)) == pytest.approx(float(share), rel=1e-13)
+            assert float(marginal.mean_residual(s)) == pytest.approx(
+                float(moment / share), rel=1e-13
+            )
+
+
+def test_mean_residual_at_the_edge_of_a_ball():
+    gap = np.array([1e-15, 1e-12, 1e-8, 1e-4])
+    life = Ball(8).mean_residual(gap - 1)
+    assert np.all(life > 0)
+    # Near the edge p ∝ gap^{7/2}, so that the mean of what is left is gap · 2/11.
+    np.testing.assert_allclose(life[1:], (1 + (gap[1:] - 1)) * 2 / 11, rtol=1e-4)
+
+
+def test_deep_tails_have_logarithms():
+    for marginal in (Gaussian(), StudentT(1e4), Logistic(), Laplace(), Scaled(Gaussian(), 2.0)):
+        logs = marginal.log_theta1(np.array([-3.0, -100.0]))
+        assert logs[0] == pytest.approx(np.log(marginal.theta1(-3.0)), rel=1e-12)
+        assert -6000 < logs[1] < -90
+    assert Gaussian().inverse_hazard(-100.0) == pytest.approx(0.0099990002998, rel=1e-10)
+
+
+@pytest.mark.parametrize("df", [1.2, 2.46, 7.0])
+def test_student_near_zero(df):
+    # The incomplete beta function loses half the digits there.
+    s = -7e-8
+    expected = 0.5 + s * float(StudentT(df).pdf(0.0))
+    assert StudentT(df).theta1(s) == pytest.approx(expected, rel=1e-14)
+
+
+def test_scaled_marginals():
+    scaled, s = Scaled(StudentT(5), 3.0), np.linspace(-4, 4, 9)
+    density = Density(lambda u: StudentT(5).pdf(u / 3) / 3)
+    np.testing.assert_allclose(scaled.theta1(s), density.theta1(s), rtol=1e-8)
+    np.testing.assert_allclose(scaled.theta2(s), density.theta2(s), rtol=1e-8)
+    np.testing.assert_allclose(scaled.first_integral(s), density.first_integral(s), rtol=1e-7)
+    np.testing.assert_allclose(scaled.mean_residual(s), density.mean_residual(s), rtol=1e-7)
+    assert Scaled(Ball(3), 2.0).reach == 2.0
+
+
 @pytest.mark.parametrize(
     ("argument", "call"),
     [
         ("df", lambda: StudentT(1.0)),
+        ("width", lambda: Scaled(Gaussian(), 0.0)),
+        ("marginal", lambda: Scaled(2.0, 1.0)),  # pyright: ignore[reportArgumentType]
         ("df", lambda: StudentT(np.nan)),
         ("n", lambda: Ball(0)),
         ("n", lambda: Ball(1.5)),  # pyright: ignore[reportArgumentType]

@@ -36,6 +36,27 @@ def test_layers_are_tied_where_they_share_parameters() -> None:
     assert tied_layers(model) == [("layers.1", 1, 0)]
 
 
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_tied_layer_is_recorded_in_either_stack(stack: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=20, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+        pad_token_id=19, decoder_start_token_id=19, use_cache=False,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config)
+    blocks = model.get_submodule(stack).block
+    blocks[1] = blocks[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with joma.Monitor(model, optimizer, run=tmp_path / "run") as monitor:
+        tokens = torch.arange(8)[None]
+        loss = model(input_ids=tokens, decoder_input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
+    tied = [(one.kind, one.layer, one.module) for one in monitor.findings]
+    assert ("tied_layer", 1, f"{stack}.block.1") in tied
+
+
 def test_copies_and_layers_that_share_little_are_not_tied() -> None:
     model = nn.Module()
     block = layers(1)[0]

@@ -344,7 +344,7 @@ def test_a_look_leaves_nothing_behind() -> None:
 def seen_twice(autocast: bool) -> tuple[list[Tensor], float]:
     """The scores and the residual of two looks at a layer, in a model that runs in autocast."""
     model = nn.Sequential(nn.Identity())
-    parts = Parts(None, (), (), (), {0: "0"}, {})
+    parts = Parts(None, (), (), (), {0: "0"}, frozenset(), {})
     theorem, scores, values = Theorem1(0), [], []
     with torch.autocast("cpu", torch.float16, enabled=autocast):
         for look in range(2):

@@ -15,7 +15,7 @@ from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
 from joma.cli._superposition import superposition
 from joma.cli._train import train
-from joma.cli._verify import verify
+from joma.cli._verify import VerifyCommand, verify
 
 app = typer.Typer(
     name="joma",
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich help doubles the time to answer
 )
 app.command(
-    cls=PlainCommand,
+    cls=VerifyCommand,
     short_help="Check every claim of the papers.",
     epilog="Example: joma verify --claim lemma8 --json",
 )(verify)

@@ -74,7 +74,7 @@ def demo(
             records = _work.gather(makes, advance)
         # Networks as tiny as here decide nothing: they are shown, not judged.
         judged = [record for record in records if not EXPERIMENTS[record["name"]].scales]
-        agreeing = sum(record["agrees"] for record in judged)
+        agreeing = sum(record["verdict"] == "agrees" for record in judged)
         good = holds(verdicts) and agreeing == len(judged)
         finding = (
             f"{_show.summary(verdicts)} "
@@ -85,7 +85,8 @@ def demo(
         _show.as_json({"run": str(run.path), "verdicts": verdicts, "experiments": records})
     else:
         for record in records:
-            _show.outcome({**record, "table": []})
+            verdict = record["verdict"] if record in judged else None
+            _show.outcome({**record, "table": [], "verdict": verdict})
         typer.echo(f"{finding} {time.perf_counter() - start:.0f} s.")
         typer.echo(f"Pictures: {run.path / '*' / 'figures'} and {overview[0].parent}")
     if not good:

@@ -33,6 +33,7 @@ OPTIONS = {
     "hidden": "Of table1: hidden nodes of each layer, published 4096 and 400",
     "corpus": "Of fig6: the text, wikitext-2, wikitext-103, embedded (prose that comes with "
     "Python), hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
+    "optimizer": "Of hierarchy: adam, or sgd for plain gradient descent; adam if not given",
 }
 """The experiments' own options and what they are."""
 

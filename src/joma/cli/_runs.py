@@ -157,7 +157,9 @@ def _in_words(table: "TableDifference") -> str:
 
 def _status(outcome: dict[str, Any]) -> str:
     status = str(outcome.get("status", "unknown"))
-    if status == "done" and "agrees" in outcome:
+    if status == "done" and "verdict" in outcome:
+        return str(outcome["verdict"])
+    if status == "done" and "agrees" in outcome:  # of other commands, and of earlier versions
         return "agrees" if outcome["agrees"] else "differs"
     return status
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from joma.experiments.claims.errata import Erratum
+
 Record = dict[str, Any]
 
 _ACTING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -89,8 +91,7 @@ def table(*columns: str) -> "Table":
 
 def verdicts(records: Sequence[Record], seconds: float) -> None:
     """Prints what was measured of each claim, the errata, and a summary as the last line."""
-    from rich.padding import Padding
-    from rich.text import Text
+    from joma.experiments.claims import errata
 
     put(_verdict_table(records, console().width), "")
     conditions = {
@@ -99,15 +100,43 @@ def verdicts(records: Sequence[Record], seconds: float) -> None:
         for record in records
         if record.get("condition")
     }
-    errata = {record["claim"]: record["erratum"] for record in records if record.get("erratum")}
-    for heading, lines in (("Conditions", conditions), ("Errata", errata)):
+    found = errata.find(name for record in records for name in record.get("errata", ()))
+    failures = {record["claim"]: record["failure"] for record in records if "failure" in record}
+    lists = (
+        ("Conditions", [_entry(claim, f": {text}") for claim, text in conditions.items()]),
+        ("Errata", _errata(found)),
+        ("Failures", [_entry(claim, f": {text}") for claim, text in failures.items()]),
+    )
+    for heading, lines in lists:
         if lines:
-            indented = [
-                Padding(Text.assemble((claim, "bold"), f": {printable(line)}"), (0, 0, 0, 2))
-                for claim, line in lines.items()
-            ]
-            put(heading, *indented, "")
+            put(heading, *lines, "")
     put(f"{summary(records)} {seconds:.1f} s.")
+
+
+def _errata(found: "Sequence[Erratum]") -> list[Any]:
+    """Errata by document and root, with how many there are."""
+    from joma.experiments.claims import errata
+
+    lines: list[Any] = []
+    for document, roots in errata.group(found).items():
+        lines.append(_entry(f"{document}: {errata.count(document, found)}"))
+        for members in roots.values():
+            for erratum in members:
+                follows = f" (follows from {erratum.root})" if erratum.root else ""
+                text = (
+                    f"{follows}: {erratum.place}. Printed: {erratum.printed}. "
+                    f"Corrected: {erratum.corrected}."
+                )
+                lines.append(_entry(erratum.id, text, indent=6 if erratum.root else 4))
+    return lines
+
+
+def _entry(name: str, text: str = "", *, indent: int = 2) -> Any:
+    """A name in bold and a text, indented."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text.assemble((printable(name), "bold"), printable(text)), (0, 0, 0, indent))
 
 
 def summary(records: Sequence[Record]) -> str:
@@ -129,14 +158,17 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def outcome(record: Record) -> None:
-    """Prints how an experiment ended, its table, and where its pictures are."""
+    """Prints how an experiment ended, its table, and where its pictures are.
+
+    Args:
+        record: What `reproduce_experiment` returned; no verdict is printed where it is None.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
-    verdict = _mark(record["agrees"]).append(
-        " agrees" if record["agrees"] else " differs", style="bold"
-    )
-    finding = Text.assemble("Here: ", printable(record["finding"]), "  ", verdict)
+    finding = Text.assemble("Here: ", printable(record["finding"]))
+    if record["verdict"] is not None:
+        finding.append("  ").append(_verdict(record["verdict"]))
     put(
         Text.assemble((record["name"], "bold"), f"  {printable(record['title'])}"),
         Padding(Text(f"Published: {printable(record['published'])}"), (0, 0, 0, 2)),
@@ -149,6 +181,15 @@ def outcome(record: Record) -> None:
     for path in record["figures"] or [record["run"]]:
         typer.echo(f"  {path}")  # whole, whatever the width, so that it can be copied
     typer.echo()
+
+
+def _verdict(verdict: str) -> "Text":
+    """A verdict, with a mark where it is one way or the other."""
+    from rich.text import Text
+
+    if verdict not in ("agrees", "differs"):
+        return Text(verdict, style="bold")
+    return _mark(verdict == "agrees").append(f" {verdict}", style="bold")
 
 
 def _numbers(rows: Sequence[Record], width: int) -> list[Any]:

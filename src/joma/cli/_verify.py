@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _show, _work
-from joma.cli._edge import checked_restart, interruptible, same_again, unknown, writing_to
-from joma.cli._options import Json, Seed, note_idle
+from joma.cli import _attack, _show, _work
+from joma.cli._edge import (
+    PlainCommand,
+    checked_restart,
+    interruptible,
+    same_again,
+    unknown,
+    writing_to,
+)
+from joma.cli._options import Json, Seed, note_idle, positive
 from joma.cli._progress import progress
 
 if TYPE_CHECKING:
@@ -20,6 +27,28 @@ def _claim_ids(incomplete: str) -> list[str]:
     from joma.experiments.claims import CLAIMS
 
     return [claim.id for claim in CLAIMS if claim.id.startswith(incomplete)]
+
+
+class VerifyCommand(PlainCommand):
+    """`joma verify`, whose `--adversary` may stand without a number."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Writes out the number that `--adversary` was given without."""
+        words: list[str] = []
+        for index, word in enumerate(args):
+            words.append(word)
+            following = args[index + 1] if index + 1 < len(args) else "-"
+            if word == "--adversary" and following.startswith("-"):
+                words.append(_DEFAULT)
+        return super().parse_args(ctx, words)
+
+
+_DEFAULT = "default"
+
+
+def _seconds(given: str | float) -> float:
+    """A parser of seconds; 0 stands for the default."""
+    return 0.0 if given == _DEFAULT else positive(given)
 
 
 def verify(
@@ -38,6 +67,15 @@ def verify(
     plot: Annotated[
         bool, typer.Option("--plot", help="Draw all errors in one picture, in a run folder.")
     ] = False,
+    adversary: Annotated[
+        float | None,
+        typer.Option(
+            metavar="[SECONDS]",
+            parser=_seconds,
+            help="Search the whole domain of each claim for a case in which it fails, for about "
+            "so long in all; otherwise for 5 seconds of a processor each.",
+        ),
+    ] = None,
     json: Json = False,
     seed: Seed = 0,
     out: Annotated[
@@ -51,12 +89,17 @@ def verify(
 ) -> None:
     """Check every claim of the papers, as printed and as derived, against independent numbers.
 
-    Exits with 1 when a derived claim fails. Nothing is written without --plot or --out.
+    Exits with 1 when a derived claim fails, or falls to --adversary. Nothing is written without
+    --plot or --out.
     """
     ids = chosen(claim)
     if list_:
         note_idle(context, ("plot", "seed", "out"), "with --list")
         _list(ids, json)
+        return
+    if adversary is not None:
+        note_idle(context, ("plot", "out"), "with --adversary")
+        _attack_and_print(ids, adversary or None, seed, json)
         return
     records: list[dict[str, Any]] = []
     folders: list[Path] = []
@@ -77,6 +120,18 @@ def verify(
     for picture in pictures[:1]:
         typer.echo(f"Picture: {picture}", err=json)
     if not holds(records):
+        raise typer.Exit(1)
+
+
+def _attack_and_print(ids: Sequence[str], seconds: float | None, seed: int, json: bool) -> None:
+    start = time.perf_counter()
+    with interruptible([], lambda: same_again(None, [])):
+        records = _attack.attack_all(ids, seconds, seed)
+    if json:
+        _show.as_json(records)
+    else:
+        _attack.show(records, time.perf_counter() - start)
+    if not _attack.stands(records):
         raise typer.Exit(1)
 
 

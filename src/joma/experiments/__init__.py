@@ -19,7 +19,15 @@ from joma.experiments import (
     table1,
     table1_hblt,
 )
-from joma.experiments._experiment import Choice, Experiment, Option, Outcome, Request, Scale
+from joma.experiments._experiment import (
+    Choice,
+    Experiment,
+    Option,
+    Outcome,
+    Request,
+    Scale,
+    Verdict,
+)
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
@@ -38,4 +46,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     )
 }
 
-__all__ = ["EXPERIMENTS", "Choice", "Experiment", "Option", "Outcome", "Request", "Scale"]
+__all__ = [
+    "EXPERIMENTS",
+    "Choice",
+    "Experiment",
+    "Option",
+    "Outcome",
+    "Request",
+    "Scale",
+    "Verdict",
+]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -160,28 +161,57 @@ class Request:
         return config
 
 
+class Verdict(StrEnum):
+    """How what is measured compares with what was published.
+
+    Attributes:
+        AGREES: It shows what was published.
+        DIFFERS: It does not.
+        NOT_COMPARABLE: Nothing was published of this scale, setting or text.
+        INCOMPLETE: What was measured does not decide: networks are missing, or the difference that
+            matters is within its error.
+    """
+
+    AGREES = "agrees"
+    DIFFERS = "differs"
+    NOT_COMPARABLE = "not comparable"
+    INCOMPLETE = "incomplete"
+
+    @classmethod
+    def of(cls, agrees: bool) -> "Verdict":
+        """Return the verdict where all is there and can be compared."""
+        return cls.AGREES if agrees else cls.DIFFERS
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How an experiment ended.
 
     Attributes:
-        agrees: whether ours shows what was published.
+        verdict: whether ours shows what was published.
         finding: what ours shows, in one sentence with its numbers.
         table: the numbers to read beside it: rows of equal keys, values text, numbers or None.
         paragraphs: what else the reader should know.
     """
 
-    agrees: bool
+    verdict: Verdict
     finding: str
     table: Sequence[Mapping[str, Any]] = ()
     paragraphs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.verdict, Verdict):
+            raise JomaError(f"verdict must be a Verdict, got {self.verdict!r}")
         for row in self.table:
             if list(row) != list(self.table[0]):
                 raise JomaError(
                     f"table must have rows of equal keys, got {list(self.table[0])} and {list(row)}"
                 )
+
+    @property
+    def agrees(self) -> bool:
+        """Whether ours shows what was published."""
+        return self.verdict is Verdict.AGREES
 
 
 @dataclass(frozen=True)
@@ -302,5 +332,5 @@ def publish(
         title=title,
         published=published,
         finding=outcome.finding,
-        agrees=outcome.agrees,
+        verdict=outcome.verdict,
     )

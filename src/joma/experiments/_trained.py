@@ -9,7 +9,7 @@ from torch import Tensor
 
 from joma.data import Batch
 from joma.experiments._experiment import Request
-from joma.probes import held_out, shuffled
+from joma.probes import held_out, planted, shuffled
 from joma.runs import Run
 from joma.runs._write import write_bytes
 from joma.train import Ensemble, Training, fit_together
@@ -216,6 +216,30 @@ def controls(over: str, latents: Tensor, nodes: Tensor, **options: Any) -> dict[
         f"counted_{over}": chosen.counted.double().mean(-1),
         f"shuffled_{over}": shuffled(latents, nodes, **options).mean,
     }
+
+
+PLANTED = (0.7, 0.8, 0.9, 0.95, 1.0)
+"""Correlations of the nodes that are planted to measure the power of a control."""
+
+
+def planted_name(correlation: float) -> str:
+    """Return the name that the control has in the metrics where nodes were planted."""
+    return f"held_out_planted_{correlation:g}"
+
+
+def power(latents: Tensor, nodes: Tensor, **options: Any) -> dict[str, Tensor]:
+    """Return what `held_out` reads where every latent has a node of known correlation.
+
+    Args:
+        latents: (..., S, N).
+        nodes: Activations of a real network, (..., S, H); a node for each latent is added to them.
+        **options: Arguments of `held_out`.
+    """
+    found = {}
+    for correlation in PLANTED:
+        more = planted(latents, nodes, correlation, weights=options.get("weights"))
+        found[planted_name(correlation)] = held_out(latents, more, **options).mean
+    return found
 
 
 def peak_memory(device: str) -> float | None:

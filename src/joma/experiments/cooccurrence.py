@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import hblt
@@ -66,8 +66,10 @@ def judge(data: Data) -> Outcome:
     ours = np.abs(data.derived - data.sampled) / data.standard_error
     orders = _orders(data.limit_error)
     return Outcome(
-        agrees=bool(
-            np.all(fall > 4 * data.standard_error[1:]) and ours.max() <= 4 and orders.min() > 0.9
+        Verdict.of(
+            bool(np.all(fall > 4 * data.standard_error[1:]))
+            and float(ours.max()) <= 4
+            and float(orders.min()) > 0.9
         ),
         finding=f"it falls from {data.sampled[0]:.2f} to {data.sampled[-1]:.2f}, within "
         f"{ours.max():.1f} standard errors of Theorem 5 if ρ₀ = Σ p₀(k)(2P[y=0|k] − 1); the "

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
 from joma.experiments._linear_block import TITLES, Trained, train
 from joma.report import figures
 from joma.runs import Run
@@ -38,7 +38,7 @@ def judge(first: dict[str, np.ndarray]) -> Outcome:
         for kind in first
     )
     return Outcome(
-        all(0 < value < 0.5 for value in share.values()),
+        Verdict.of(all(0 < value < 0.5 for value in share.values())),
         f"in the last fifth of 2000 steps, {each}. With cross-entropy the gradient itself fades, "
         "so nothing diverges in finite time as it would at constant gradient (Theorem 2).",
     )

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import nonlinear
@@ -70,7 +70,7 @@ def judge(mu: np.ndarray, courses: dict[str, Course]) -> Outcome:
             f"{name}: entropy falls by {float(drop):.2f} and rises by {float(rebound):.2f} nats, "
             f"{'every' if ordered else 'not every'} larger target is learned first"
         )
-    return Outcome(agrees, f"{'; '.join(each)}.")
+    return Outcome(Verdict.of(agrees), f"{'; '.join(each)}.")
 
 
 def reproduce(run: Run, request: Request) -> Outcome:

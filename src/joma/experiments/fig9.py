@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import clusters, marginals
@@ -51,7 +51,7 @@ def judge(curves: dict[str, Curve]) -> Outcome:
         for name, p in found.items()
     )
     return Outcome(
-        rising and bool(found),
+        Verdict.of(rising and bool(found)),
         f"G rises in every family. At cluster distance {DISTANCE:g}, {some}; for "
         f"{' and '.join(none) or 'none'} no line meets G twice, so there is no critical point at "
         "all. For Laplace the curve is straight up to y = ½: a continuum of them.",

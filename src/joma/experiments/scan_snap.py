@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import scan_snap
@@ -95,10 +95,10 @@ def judge(data: Data) -> Outcome:
     grown = float(flow.b[-1, 0]) - b
     apart, end = _apart(data), data.phases[1].t[-1]
     return Outcome(
-        agrees=bool(
-            fates
-            and np.all(np.diff(late) > 0)
-            and np.all(np.diff(sampled) > 0)
+        Verdict.of(
+            bool(fates)
+            and bool(np.all(np.diff(late) > 0))
+            and bool(np.all(np.diff(sampled) > 0))
             and scanning <= PHASES.scanning_slope_limit
             and snapping < 0.2 * scanning
             and straight > 0.999
@@ -108,8 +108,8 @@ def judge(data: Data) -> Outcome:
         f"within {apart:.0%} to t = {end:g}); late, B is straight in ln ln t (R² = {straight:.4f})."
         f" But a token in between rises ({last[0][2]:+.2f}), early on a larger η_Y is "
         f"{'sparser' if np.all(np.diff(early) < 0) else 'not sparser'}, and "
-        f"from 100 t₀ on B grows by {grown:.2f}, not by the {float(talk) - b:.2f} of the printed "
-        "formula.",
+        f"from 100 t₀ on B grows by {grown:.2f}, not by the {float(talk) - b:.2f} of the slide's "
+        "constant.",
     )
 
 

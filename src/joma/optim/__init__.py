@@ -5,5 +5,6 @@ checkpoints belongs to the training room.
 """
 
 from joma.optim.adam import StackedAdam
+from joma.optim.sgd import StackedSGD
 
-__all__ = ["StackedAdam"]
+__all__ = ["StackedAdam", "StackedSGD"]

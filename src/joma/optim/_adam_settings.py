@@ -1,8 +1,12 @@
-"""What Adam is told, as the code that moves rows one by one needs it."""
+"""What optimizers are told: settings of Adam, and numbers given per member."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from joma.errors import JomaError
 
 
 class Settings(NamedTuple):
@@ -17,3 +21,15 @@ class Settings(NamedTuple):
     betas: tuple[float, float]
     epsilon: float
     learning_rates: Tensor
+
+
+def per_member(
+    name: str, given: float | Sequence[float], members: int, device: torch.device
+) -> Tensor:
+    """Return (E,) in float64, from one number or one for each member."""
+    values = torch.as_tensor(given, dtype=torch.float64, device=device)
+    if values.ndim > 1 or (values.ndim == 1 and len(values) != members):
+        raise JomaError(f"{name} must be one number or {members}, got {given}")
+    if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
+        raise JomaError(f"{name} must be finite and not negative, got {given}")
+    return values.expand(members).clone()

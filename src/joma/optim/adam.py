@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError
-from joma.optim.lazy_rows import LazyRows, Settings
+from joma.optim._adam_settings import Settings, per_member
+from joma.optim.lazy_rows import LazyRows
 
 
 class StackedAdam:
@@ -60,8 +61,8 @@ class StackedAdam:
         if clip is not None and not clip > 0:
             raise JomaError(f"clip must be positive, got {clip}")
         self.betas, self.epsilon, self.clip = betas, epsilon, clip
-        self.learning_rates = _each("learning_rates", learning_rates, members, first.device)
-        self.weight_decays = _each("weight_decays", weight_decays, members, first.device)
+        self.learning_rates = per_member("learning_rates", learning_rates, members, first.device)
+        self.weight_decays = per_member("weight_decays", weight_decays, members, first.device)
         self.steps = torch.zeros((), dtype=torch.int64, device=first.device)
         self.first_moments = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.second_moments = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
@@ -230,6 +231,16 @@ class StackedAdam:
             **{f"second.{name}": moment for name, moment in self.second_moments.items()},
         }
 
+    def settings(self) -> dict[str, Any]:
+        """Return what decides how the state continues, for a checkpoint to be recognised by."""
+        return {
+            "learning_rates": self.learning_rates.tolist(),
+            "weight_decays": self.weight_decays.tolist(),
+            "betas": list(self.betas),
+            "epsilon": self.epsilon,
+            "clip": self.clip,
+        }
+
     def _scales(self) -> Tensor:
         """What each member's gradient is multiplied with, (E,)."""
         if self.clip is None:
@@ -265,13 +276,3 @@ def _dense(gradient: Tensor) -> Tensor:
             f"gradients must be contiguous in float32 or bfloat16, got {gradient.dtype}"
         )
     return gradient
-
-
-def _each(name: str, given: float | Sequence[float], members: int, device: torch.device) -> Tensor:
-    """(E,) in float64, from one number or one for each member."""
-    values = torch.as_tensor(given, dtype=torch.float64, device=device)
-    if values.ndim > 1 or (values.ndim == 1 and len(values) != members):
-        raise JomaError(f"{name} must be one number or {members}, got {given}")
-    if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
-        raise JomaError(f"{name} must be finite and not negative, got {given}")
-    return values.expand(members).clone()

@@ -12,7 +12,7 @@ measuring, and reading a text with a model in order to measure it; nothing here 
 - `embedding_overlap`, `activation_statistics`, `top_contexts`, `gradient_rank`: embeddings, MLP
   nodes and gradients.
 - `ncorr`, `NCorrAccumulator`: do hidden nodes learn the latents? With its controls `held_out` and
-  `shuffled`, without which the number says little.
+  `shuffled`, without which the number says little, and `planted` for the power of the first.
 - `attention_by_height`, `AttentionByHeightAccumulator`: how far up the hierarchy attention reaches.
 """
 
@@ -34,7 +34,7 @@ from joma.probes.attention_height import (
     attention_by_height,
 )
 from joma.probes.contexts import TopContexts, TopContextsAccumulator, top_contexts
-from joma.probes.controls import HeldOut, Shuffled, held_out, shuffled
+from joma.probes.controls import HeldOut, Shuffled, held_out, planted, shuffled
 from joma.probes.embedding import (
     EmbeddingOverlap,
     EmbeddingOverlapAccumulator,
@@ -85,6 +85,7 @@ __all__ = [
     "gradient_rank",
     "held_out",
     "ncorr",
+    "planted",
     "probe",
     "probe_weights",
     "shuffled",

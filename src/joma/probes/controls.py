@@ -136,6 +136,52 @@ def shuffled(
     return Shuffled(torch.stack(means, -1))
 
 
+def planted(
+    latents: Tensor,
+    activations: Tensor,
+    correlation: float,
+    *,
+    weights: Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Return the activations with one more node for each latent, of a known correlation with it.
+
+    To measure the power of a control: `held_out` of what this returns says how much of a
+    correlation that is there the control still reads among these very nodes. A planted node is
+    ρ·y + √(1 − ρ²)·e with y the latent and e Gaussian noise, both centred and of unit length, e
+    orthogonal to y: over all rows the correlation is ρ to rounding. The node of a constant latent
+    is constant.
+
+    Args:
+        latents: Values of the latents, (..., S, N).
+        activations: Values of the nodes, (..., S, H).
+        correlation: ρ, from 0 to 1.
+        weights: How much each row counts, (..., S), ≥ 0; equally where None.
+        seed: Seed of the noise.
+
+    Returns:
+        (..., S, H + N) in float64: the given nodes and one for each latent, in their order.
+    """
+    rows = _checks.rows(latents, activations, weights)
+    if not 0 <= correlation <= 1:
+        raise JomaError(f"correlation must lie in [0, 1], got {correlation!r}")
+    generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
+    noise = torch.randn(rows.latents.shape[-2:], generator=generator, dtype=torch.float64)
+    noise = noise.to(rows.latents.device).expand_as(rows.latents)
+    signal = _unit(rows.latents, rows.weights)
+    along = (rows.weights.unsqueeze(-1) * signal * noise).sum(-2, keepdim=True)
+    noise = _unit(noise - along * signal, rows.weights)
+    varies = signal.abs().amax(-2, keepdim=True) > 0
+    nodes = correlation * signal + (1 - correlation**2) ** 0.5 * noise
+    return torch.cat([rows.activations, torch.where(varies, nodes, 0.0)], -1)
+
+
+def _unit(columns: Tensor, weights: Tensor) -> Tensor:
+    """Return columns (..., S, K), centred and of unit length in the weights; constant ones as 0."""
+    centred, spread = centre(columns, weights)
+    return centred * spread.inverse_norm().unsqueeze(-2)
+
+
 @dataclass(frozen=True, eq=False)
 class _Grouping:
     """The groups of the rows that count, numbered in increasing order; on the CPU.

@@ -96,7 +96,7 @@ def new(
 
 @overload
 def save(
-    run: Run, name: str, figure: Figure, *, title: str, published: str, finding: str, agrees: bool
+    run: Run, name: str, figure: Figure, *, title: str, published: str, finding: str, verdict: str
 ) -> list[Path]: ...
 
 
@@ -112,7 +112,7 @@ def save(
     title: str,
     published: str = "",
     finding: str = "",
-    agrees: bool = False,
+    verdict: str = "",
     caption: str | None = None,
 ) -> list[Path]:
     """Writes a figure to a run as PNG and SVG, with its title above and a caption below.
@@ -127,12 +127,11 @@ def save(
         title: what is shown, in one line.
         published: the published observation.
         finding: what is seen here.
-        agrees: whether the two agree.
+        verdict: how the two compare, in a word or two.
         caption: takes the place of these three, where nothing published is shown again.
     """
     if caption is None:
-        verdict = "Agrees." if agrees else "Differs."
-        caption = f"Published: {published}\nHere: {finding} {verdict}"
+        caption = f"Published: {published}\nHere: {finding} {verdict.capitalize()}."
     with style():
         _annotate(figure, title, caption)
         return [

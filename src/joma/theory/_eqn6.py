@@ -2,10 +2,11 @@
 
     F(y) = e^{-μ²/2} y + H(1-e⁻ʸ, μ),   H(r, μ) = ∫₀ʳ (e^{-μ²x²/2} - e^{-μ²/2})/(1-x) dx
 
-F is concave, so Newton's method from below never overshoots. At one time, y is a smooth function of
+F is concave, so Newton's method from below never overshoots, but for rounding. At one time, y is a smooth function of
 μ alone: for very many components it is tabulated, and the table's error is measured.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +28,27 @@ def solve_at(mu: Array, t: float) -> Array:
         return np.zeros_like(mu)
     if mu.size < TABLE_FROM:
         return solve(mu, np.full_like(mu, t))
-    table = _Table.over(float(np.max(mu)), t)
-    y = np.exp(table(mu))
-    return y if table.error < _TABLE_ERROR else _newton(y, mu, np.full_like(mu, t))
+    table, when = _Table.over(float(np.max(mu)), t), np.full_like(mu, t)
+    with np.errstate(over="ignore"):
+        y = np.exp(table(mu))
+    if table.error < _TABLE_ERROR:
+        return y
+    # Next to the sudden growth the polynomials overshoot, beyond every float where μ is large.
+    beyond = ~np.isfinite(y)
+    y[beyond] = _from_below(mu[beyond], when[beyond])
+    return _newton(y, mu, when)
 
 
 def solve(mu: Array, t: Array) -> Array:
     """The y = ln 1/δ with F(y) = t, by Newton's method from the larger of two lower bounds."""
+    return _newton(_from_below(mu, t), mu, t)
+
+
+def _from_below(mu: Array, t: Array) -> Array:
+    """The larger of two lower bounds of y."""
     with np.errstate(over="ignore"):
         late = np.exp(mu**2 / 2) * (t - smooth_part(np.ones_like(mu), mu))
-    return _newton(np.maximum(t, late), mu, t)
+    return np.maximum(t, late)
 
 
 def _newton(y: Array, mu: Array, t: Array) -> Array:
@@ -46,26 +58,35 @@ def _newton(y: Array, mu: Array, t: Array) -> Array:
 
 
 def _newton_chunk(y: Array, mu: Array, t: Array) -> Array:
-    y = y.copy()
-    active = np.nonzero(np.isfinite(y))[0]
-    for _ in range(200):
-        step = (t[active] - _elapsed(y[active], mu[active])) / _slope(y[active], mu[active])
-        y[active] = np.maximum(y[active] + step, t[active])
-        # Quadratic convergence: the step after one of this size is below the rounding error.
-        active = active[np.abs(step) > 1e-8 * y[active]]
-        if active.size == 0:
-            break
-    return _polished(y, mu, t)
-
-
-def _polished(y: Array, mu: Array, t: Array) -> Array:
-    """One Newton step in extended precision where float64's error in F would be seen in y."""
+    y = _steps(y, mu, t, np.nonzero(np.isfinite(y))[0], enough=1e-8)
+    # Extended precision where float64's error in F would be seen in y.
     rough = 1e-15 * t > 1e-12 * y * _slope(y, mu)
     sensitive = np.nonzero(rough & np.isfinite(y) & (t > 0))[0]
     if sensitive.size:
         wide = tuple(a[sensitive].astype(np.longdouble) for a in (y, mu, t))
-        step = (wide[2] - _elapsed(wide[0], wide[1])) / _slope(wide[0], wide[1])
-        y[sensitive] = wide[0] + step
+        y[sensitive] = _steps(*wide, np.arange(sensitive.size), enough=1e-9)
+    return y
+
+
+def _steps(
+    y: NDArray[Any], mu: NDArray[Any], t: NDArray[Any], active: NDArray[Any], enough: float
+) -> NDArray[Any]:
+    """Newton's method in the precision given, until a step or what is left of t is negligible.
+
+    Convergence is quadratic: the step after one of `enough` is below the rounding error. Within the
+    sudden growth of a large μ, F comes within its rounding error of t before y has settled; a step
+    from there could lead anywhere.
+    """
+    y = y.copy()
+    rounding = 2 * np.finfo(y.dtype).eps
+    for _ in range(200):
+        left = t[active] - _elapsed(y[active], mu[active])
+        step = left / _slope(y[active], mu[active])
+        far = (np.abs(left) > rounding * t[active]) | (np.abs(step) <= 1e-3 * y[active])
+        y[active] = np.maximum(y[active] + np.where(far, step, 0), t[active])
+        active = active[far & (np.abs(step) > enough * y[active])]
+        if active.size == 0:
+            break
     return y
 
 
@@ -108,6 +129,7 @@ def smooth_part(r: NDArray[Any], mu: NDArray[Any]) -> NDArray[Any]:
     return result / excess
 
 
+@cache
 def _gauss_legendre(dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """32 nodes and weights on [0, 1], refined to the given precision by Newton steps."""
     rough: Array = np.polynomial.legendre.leggauss(32)[0]

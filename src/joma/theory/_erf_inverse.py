@@ -20,7 +20,13 @@ _PI = np.longdouble("3.14159265358979323846264338327950288420")
 _TWO_OVER_SQRT_PI = np.longdouble("1.12837916709551257389615890312154517169")
 
 _FAR = 0.99  # share of the way to infinity up to which float64 is exact to 1e-14
-_NEAR = 1e-3  # share of the way left below which erfc(u/√2) needs more than float64
+_NEAR = 1e-2  # share of the way left below which erfc(u/√2) needs more than float64
+_DEEP = 25.0  # |u| from which erfc(u/√2) is formed in long double, whose range is larger
+_CENTRAL = 1e-2  # |erf(v/√2)| below which its terms cancel and need more than float64
+_TINY = 1e-290  # what float64's inverse functions take
+
+LARGEST_START = float(np.floor(0.98 * np.sqrt(-2 * np.log(np.finfo(np.longdouble).tiny))))
+"""The |u| up to which erfc(u/√2) is a number: 147 where long double has 80 bits, else 36."""
 
 
 def extended(value: NDArray[Any]) -> Extended:
@@ -28,11 +34,47 @@ def extended(value: NDArray[Any]) -> Extended:
     return np.asarray(value, dtype=np.longdouble)
 
 
+def product(factors: list[NDArray[Any]], exponent: Array) -> Extended:
+    """The product of numbers ≥ 0 and of e^exponent, also where one of them is out of range."""
+    with np.errstate(all="ignore"):
+        result = np.exp(extended(exponent))
+        for factor in factors:
+            result = result * factor
+        if np.all(np.isfinite(result) & (result > 0)):
+            return extended(result)
+        # A factor out of range does not mean that the product is.
+        logs = log_product(factors, exponent)
+        return extended(np.where(np.isfinite(result) & (result > 0), result, np.exp(logs)))
+
+
+def log_product(factors: list[NDArray[Any]], exponent: Array) -> Extended:
+    """The logarithm of `product`; -inf where a factor is 0."""
+    with np.errstate(divide="ignore"):
+        logs = [np.log(extended(factor)) for factor in factors]
+    return extended(sum(logs, start=extended(exponent)))
+
+
 def rate(log_offset: Array, t: Array, normalizer: Array) -> Extended:
     """√(2/π) eᶜ t/A, the way that a unit of saliency covers in time t."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        growth = np.exp(log_offset.astype(np.longdouble)) * t / normalizer
-        return extended(growth * _SQRT_2_OVER_PI)
+    return product([t * _SQRT_2_OVER_PI, 1 / extended(normalizer)], log_offset)
+
+
+def times(start: Array, size: NDArray[Any], log_offset: Array, normalizer: Array) -> Extended:
+    """√(π/2) erfc(start/√2) A e^{-c}/size, the time to infinity; inf where size is 0."""
+    return product(_way_to_infinity(start, size, normalizer), -log_offset)
+
+
+def log_times(start: Array, size: NDArray[Any], log_offset: Array, normalizer: Array) -> Extended:
+    """The logarithm of `times`, which has no range to leave."""
+    return log_product(_way_to_infinity(start, size, normalizer), -log_offset)
+
+
+def _way_to_infinity(
+    start: Array, size: NDArray[Any], normalizer: Array
+) -> list[NDArray[Any]]:
+    way = erfc_of_scaled(start) if start.any() else extended(np.ones(()))
+    with np.errstate(divide="ignore"):
+        return [way, extended(normalizer) / _SQRT_2_OVER_PI, 1 / extended(size)]
 
 
 def advance(start: Array, size: NDArray[Any], rate: Extended) -> Array:
@@ -67,10 +109,10 @@ def remaining(start: Array, covered: Extended) -> Extended:
     """
     if not start.any():
         return 1 - covered
-    total = _special.erfc(start / np.sqrt(2))
+    total = extended(_special.erfc(start / np.sqrt(2)))
     left = extended(total - covered)
-    near = np.abs(left) < _NEAR * total
-    exact = _erfc_of_scaled(np.broadcast_to(start, left.shape)[near])
+    near = (np.abs(left) < _NEAR * total) | (start > _DEEP)
+    exact = erfc_of_scaled(np.broadcast_to(start, left.shape)[near])
     left[near] = exact - np.broadcast_to(covered, left.shape)[near]
     return left
 
@@ -83,15 +125,43 @@ def inverse(start: Array, covered: Extended, left: Extended) -> Array:
     start, covered = np.broadcast_arrays(start, covered)
     v = np.full(left.shape, np.nan)
     ahead = left < 0.5
-    v[ahead] = _special.erfcinv(np.maximum(left[ahead], 0))
+    v[ahead] = _tail(np.maximum(left[ahead], 0))
     middle = ~ahead & (left < 1.5)
-    v[middle] = _special.erfinv(_special.erf(start[middle] / np.sqrt(2)) + covered[middle])
+    v[middle] = _centre(start[middle], covered[middle])
     behind = left >= 1.5
-    v[behind] = -_special.erfcinv(_special.erfc(-start[behind] / np.sqrt(2)) + covered[behind])
+    v[behind] = -_tail(_erfc(-start[behind]) + covered[behind])
     return np.sqrt(2) * v
 
 
-def _erfc_of_scaled(u: Array) -> Extended:
+def _tail(complement: Extended) -> Array:
+    """The inverse of erfc, also of a complement smaller than any float64."""
+    v = _special.erfcinv(complement)
+    deep = (complement < _TINY) & (complement > 0)
+    if np.any(deep):
+        v[deep] = -_special.ndtri_exp(np.log(complement[deep] / 2)) / np.sqrt(2)
+    return v
+
+
+def _centre(start: Array, covered: Extended) -> Array:
+    """The inverse of erf at erf(start/√2) + covered, also where the two cancel."""
+    argument = extended(_special.erf(start / np.sqrt(2)) + covered)
+    cancels = np.abs(argument) < _CENTRAL
+    if np.any(cancels):
+        # With u ≤ 0 here: erf(u/√2) = erfc(-u/√2) - 1.
+        argument[cancels] = (erfc_of_scaled(-start[cancels]) - 1) + covered[cancels]
+    return _special.erfinv(argument)
+
+
+def _erfc(u: Array) -> Extended:
+    """erfc(u/√2), in long double where float64 runs out of range."""
+    result = extended(_special.erfc(u / np.sqrt(2)))
+    deep = u > _DEEP
+    if np.any(deep):
+        result[deep] = erfc_of_scaled(u[deep])
+    return result
+
+
+def erfc_of_scaled(u: Array) -> Extended:
     """erfc(u/√2) in extended precision, with a small relative error also where it is tiny.
 
     Near zero the Maclaurin series of erf, elsewhere the trapezoidal rule for Gaussian integrals

@@ -1,24 +1,64 @@
 """Nonlinear activation without attention: Lemmas 1-5 and Theorem 3, for isotropic clusters.
 
-Tokens come from clusters at x̄_j that all have one isotropic shape (a `Marginal`), and node v with
+Tokens come from clusters at x̄_j, each of an isotropic shape (a `Marginal`), and node v with
 implicit bias ξ receives the gradient a_j in cluster j. All that matters is each cluster's signed
 distance to the node's hyperplane **in units of length**, s_j = (v·x̄_j + ξ)/‖v‖; the papers print
 the same formulas in v·x̄_j + ξ, which is right only for ‖v‖ = 1.
 """
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize
 
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
+from joma.theory._rest_points import CriticalPoint, critical_points
+from joma.theory._stability import (
+    Eigenvalues,
+    Jacobian,
+    Marginals,
+    Phase,
+    each,
+    eigenvalues,
+    fixed_bias_ratio,
+    full_jacobian,
+    is_stable,
+    jacobian,
+    phase,
+    resting_gradients,
+)
 from joma.theory.marginals import Marginal
 
-_SUBSTANTIAL_MASS = 0.05  # of the positive cluster on the active side
+__all__ = [
+    "CriticalPoint",
+    "Eigenvalues",
+    "Expectations",
+    "Jacobian",
+    "Marginals",
+    "Phase",
+    "Velocity",
+    "balance",
+    "critical_points",
+    "curve",
+    "curve_slope",
+    "distances",
+    "eigenvalues",
+    "expectations",
+    "fixed_bias_ratio",
+    "full_jacobian",
+    "homogeneous_slopes",
+    "is_stable",
+    "jacobian",
+    "phase",
+    "potential",
+    "radial_velocity",
+    "resting_gradients",
+    "straddles",
+    "sufficient_condition",
+    "velocity",
+]
 
 
 class Expectations(NamedTuple):
@@ -79,21 +119,43 @@ class Velocity(NamedTuple):
 
 
 def velocity(
-    marginal: Marginal, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
+    marginal: Marginals, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
 ) -> Velocity:
     """Lemma 2 (Eqns 42-43, corrected): v̇ = Σ a_j E_j[xψ], ξ̇ = Σ a_j E_j[ψ] for ReLU.
 
     Args:
-        marginal: shape of every cluster.
+        marginal: shape of every cluster, or a list of one for each.
         gradients: a_j = E[g | cluster j] P[cluster j], shape (C,).
         means: x̄_j, shape (C, n).
         v: weight of the node, shape (n,).
         bias: its implicit bias ξ.
     """
-    a = _checks.at_least_1d("gradients", gradients)
+    a = _checks.shape("gradients", _checks.at_least_1d("gradients", gradients), (None,))
     means = _checks.shape("means", _checks.finite("means", means), (a.size, None))
-    each = expectations(marginal, v, means, bias)
-    return Velocity(a @ each.moment, np.asarray(a @ each.activity))
+    shapes = each(marginal, a.size)
+    seen = [expectations(one, v, mean, bias) for one, mean in zip(shapes, means, strict=True)]
+    moments = np.stack([one.moment for one in seen])
+    return Velocity(a @ moments, np.asarray(a @ np.stack([one.activity for one in seen])))
+
+
+def potential(
+    marginal: Marginals, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
+) -> float:
+    """Lemma 4 (new): Φ = E[g φ(v·x+ξ)] = ‖v‖ Σ a_j F(s_j), whose gradient in (v, ξ) is the flow.
+
+    It is homogeneous of degree one, so that v·v̇ + ξ ξ̇ = Φ by Euler's theorem: ‖(v, ξ)‖² changes at
+    the rate 2Φ, and Φ = 0 where a node rests. As Φ never falls, a node with Φ > 0 grows for ever.
+
+    Args:
+        marginal: shape of every cluster, or a list of one for each.
+        gradients: a_j, shape (C,).
+        means: x̄_j, shape (C, n).
+        v: weight of the node, shape (n,), not zero.
+        bias: its implicit bias ξ.
+    """
+    s = np.atleast_1d(distances(means, v, bias))
+    length = float(_checks.norm(_checks.at_least_1d("v", v)))
+    return length * balance(marginal, gradients, s)
 
 
 def distances(means: ArrayLike, v: ArrayLike, bias: float) -> Array:
@@ -103,121 +165,49 @@ def distances(means: ArrayLike, v: ArrayLike, bias: float) -> Array:
     bias = _checks.scalar("bias", bias)
     if means.shape[-1] != v.size:
         raise JomaError(f"means must have the {v.size} components of v, got {means.shape[-1]}")
-    return (means @ v + bias) / np.linalg.norm(v)
+    length = float(_checks.norm(v))
+    if length == 0:
+        raise JomaError("v must not be zero: it has no direction")
+    return means @ (v / length) + bias / length
 
 
 def radial_velocity(
-    marginal: Marginal, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
+    marginal: Marginals, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
 ) -> float:
     """Eqn 53 (corrected): v·v̇ = ‖v‖ Σ a_j F(s_j) - ξ ξ̇."""
-    marginal = _checks.instance("marginal", marginal, Marginal)
     s = np.atleast_1d(distances(means, v, bias))
     a = _checks.shape("gradients", _checks.finite("gradients", gradients), s.shape)
-    length = float(_checks.norm(_checks.at_least_1d("v", v)))
-    drift = a @ marginal.theta1(s)
-    return float(length * (a @ marginal.first_integral(s)) - bias * drift)
-
-
-class CriticalPoint(NamedTuple):
-    """Where a node rests between a negative cluster and a positive one.
-
-    Attributes:
-        s_minus: distance of the negative cluster from the hyperplane.
-        s_plus: distance of the positive cluster.
-        ratio: the a₋/a₊ at which, and only at which, the node rests.
-    """
-
-    s_minus: float
-    s_plus: float
-    ratio: float
-
-
-def critical_points(marginal: Marginal, distance: float) -> list[CriticalPoint]:
-    """Theorem 3 (Eqn 56, corrected): critical points for clusters `distance` apart.
-
-    They need s₊ - s₋ = D and equal mean residual lives F/θ₁ at both; then a₋/a₊ = θ₁(s₊)/θ₁(s₋).
-    Where F/θ₁ is injective there are none (Gaussian, logistic, uniform in a ball). Where it is
-    flat over a stretch of length D or more (Laplace below zero) there is a continuum, of which the
-    end with the largest s₊ is given. In (v, ξ) each point is a ray: the field is homogeneous.
-
-    Args:
-        marginal: shape of both clusters.
-        distance: D = ‖x̄₊ - x̄₋‖ > 0.
-
-    Returns:
-        The points found, by increasing s₋; empty where none exist.
-    """
-    marginal = _checks.instance("marginal", marginal, Marginal)
-    distance = _checks.positive_scalar("distance", distance)
-
-    def gap(s: float) -> float:
-        """Log ratio of the mean residual lives; relative, so that heavy tails keep their sign."""
-        both = marginal.mean_residual(np.array([s + distance, s]))
-        return float(np.log(both[0] / both[1]))
-
-    grid = _two_sided_grid(min(marginal.reach, 1e6 * max(distance, 1.0)), distance)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        gaps = np.log(marginal.mean_residual(grid + distance) / marginal.mean_residual(grid))
-        usable = np.isfinite(gaps) & (marginal.theta1(grid) > marginal.least_mass)
-    grid, gaps = grid[usable], gaps[usable]
-    level = np.abs(gaps) < _rounding(marginal, grid) + _rounding(marginal, grid + distance)
-    roots: list[float] = []
-    steep = np.nonzero(~level)[0]
-    for i, j in itertools.pairwise(steep):
-        if gaps[i] * gaps[j] < 0:
-            roots.append(float(optimize.brentq(gap, grid[i], grid[j], xtol=1e-14, rtol=1e-14)))
-    # Equal lives up to a place of substantial mass are a continuum; farther out they may only
-    # tend to one value.
-    for i in np.nonzero(level[:-1] & ~level[1:])[0]:
-        lone = i > 0 and not level[i - 1]
-        if not lone and marginal.theta1(grid[i] + distance) > _SUBSTANTIAL_MASS:
-            roots.append(_end_of_level(marginal, grid[i], grid[i + 1], distance))
-    return [
-        CriticalPoint(s, s + distance, float(marginal.theta1(s + distance) / marginal.theta1(s)))
-        for s in sorted(roots)
-    ]
+    shares = [float(one.theta1(at)) for one, at in zip(each(marginal, s.size), s, strict=True)]
+    return potential(marginal, a, means, v, bias) - bias * float(a @ np.array(shares))
 
 
 def sufficient_condition(marginal: Marginal) -> float:
-    """Eqn 58: θ₂(0) p(0); the paper asks ≥ ¼, which is sufficient but not necessary."""
+    """Eqn 58: θ₂(0) p(0); above ¼ the mean residual life F/θ₁ falls at s = 0, by 1 - 4 θ₂(0) p(0).
+
+    Above ¼ there are critical points for every distance that is small enough, and for every
+    distance at all if F/θ₁ → ∞ as s → -∞. At ¼ there are if p is differentiable at 0, and there may
+    be none if it is not. The condition is not necessary: Student's t₃ and t₅ have critical points
+    at every distance with 0.203 and 0.180.
+    """
     marginal = _checks.instance("marginal", marginal, Marginal)
     return float(marginal.theta2(0.0) * marginal.pdf(0.0))
 
 
-class Jacobian(NamedTuple):
-    """Eigenvalues of ∂v̇/∂v at a critical point, bias held fixed."""
+def straddles(marginal: Marginal, distance: float) -> bool:
+    """Section A.4 (made precise): whether clusters at rest lie on either side, s₊ > 0 > s₋.
 
-    transverse: float
-    longitudinal: float
-
-    @property
-    def stable(self) -> bool:
-        """Whether the node returns from every small displacement of v."""
-        return self.transverse < 0 and self.longitudinal < 0
-
-
-def jacobian(
-    marginal: Marginal, point: CriticalPoint, *, positive_gradient: float = 1.0, length: float = 1.0
-) -> Jacobian:
-    """Theorem 3 (Eqns 72-74, corrected) for x̄₋ = 0 and v ∥ x̄₊: the Jacobian in v at fixed ξ.
-
-    Across μ it is -s_μ a₊ θ₁(s₊) ‖x̄₊‖/‖μ‖, along μ it is -(ξ²/‖μ‖³)[a₋ p(s₋) - a₊ p(s₊)].
+    For a mean residual life m = F/θ₁ that falls up to some place and rises from it on, as for
+    Student's t, the node between clusters of one shape does so just if m(-D) > m(0) < m(D). For t
+    of df > 2 that is so from a distance on that grows with df; for Laplace clusters it is never so.
 
     Args:
         marginal: shape of both clusters.
-        point: a critical point; s_μ = 1 as s₊ > s₋.
-        positive_gradient: a₊; a₋ is the point's ratio times it.
-        length: ‖μ‖, which places the point on its ray.
+        distance: D = ‖x̄₊ - x̄₋‖ > 0.
     """
     marginal = _checks.instance("marginal", marginal, Marginal)
-    point = _checks.instance("point", point, CriticalPoint)
-    a_plus = _checks.positive_scalar("positive_gradient", positive_gradient)
-    length = _checks.positive_scalar("length", length)
-    distance, bias = point.s_plus - point.s_minus, point.s_minus * length
-    a_minus = a_plus * point.ratio
-    across = -a_plus * float(marginal.theta1(point.s_plus)) * distance / length
-    balance = a_minus * marginal.pdf(point.s_minus) - a_plus * marginal.pdf(point.s_plus)
-    return Jacobian(across, float(-(bias**2) / length**3 * balance))
+    distance = _checks.positive_scalar("distance", distance)
+    below, at, above = marginal.mean_residual(np.array([-distance, 0.0, distance]))
+    return bool(below > at < above)
 
 
 def homogeneous_slopes(
@@ -239,18 +229,25 @@ def curve(marginal: Marginal, s: ArrayLike) -> tuple[Array, Array]:
 
 
 def curve_slope(marginal: Marginal, s: ArrayLike) -> Array:
-    """After Eqn 57: dG/dy = θ₁(s)/p(s) at y = θ₁(s)."""
+    """After Eqn 57: dG/dy = θ₁(s)/p(s) at y = θ₁(s), for s inside the support."""
     marginal = _checks.instance("marginal", marginal, Marginal)
     s = _checks.finite("s", s)
-    return marginal.theta1(s) / marginal.pdf(s)
+    slope = marginal.inverse_hazard(s)
+    if np.any(np.isnan(slope)):
+        raise JomaError(
+            "s must leave a part of the cluster on the active side, "
+            f"got {float(np.ravel(s)[np.isnan(np.ravel(slope))][0])}"
+        )
+    return slope
 
 
-def balance(marginal: Marginal, gradients: ArrayLike, s: ArrayLike) -> float:
+def balance(marginal: Marginals, gradients: ArrayLike, s: ArrayLike) -> float:
     """Lemma 4 (Eqns 54-55): Σ a_j F(s_j), which vanishes at every critical point."""
-    marginal = _checks.instance("marginal", marginal, Marginal)
-    s = _checks.at_least_1d("s", s)
+    s = _checks.shape("s", _checks.at_least_1d("s", s), (None,))
     gradients = _checks.shape("gradients", _checks.finite("gradients", gradients), s.shape)
-    return float(np.sum(gradients * marginal.first_integral(s)))
+    shapes = each(marginal, s.size)
+    integrals = [float(one.first_integral(at)) for one, at in zip(shapes, s, strict=True)]
+    return float(gradients @ np.array(integrals))
 
 
 def _project(v: Array, basis: ArrayLike) -> Array:
@@ -258,28 +255,3 @@ def _project(v: Array, basis: ArrayLike) -> Array:
     if not np.allclose(columns.T @ columns, np.eye(columns.shape[1]), atol=1e-8):
         raise JomaError("basis must have orthonormal columns")
     return (v @ columns) @ columns.T
-
-
-def _rounding(marginal: Marginal, s: Array) -> Array:
-    """Relative rounding error of the mean residual life: that of θ₁ and θ₂ before they cancel."""
-    terms = marginal.theta2(s) + np.abs(s) * marginal.theta1(s)
-    total = marginal.mean_residual(s) * marginal.theta1(s)
-    return marginal.noise * terms / np.where(total > 0, total, np.inf)
-
-
-def _two_sided_grid(reach: float, distance: float) -> Array:
-    """Fine near zero, geometric far out: heavy tails turn at any scale."""
-    far = np.geomspace(1e-3, reach, 600)
-    fine = np.linspace(-2 * distance, distance, 401)
-    grid = np.concatenate([-far[::-1], [0.0], far, fine])
-    return np.unique(grid[(grid >= -reach) & (grid <= min(60.0, reach) + distance)])
-
-
-def _end_of_level(marginal: Marginal, inside: float, outside: float, distance: float) -> float:
-    """The s at which the mean residual life begins to rise at s + distance, by bisection."""
-    for _ in range(80):
-        middle = (inside + outside) / 2
-        at = middle + distance
-        slope = 1 - marginal.mean_residual(at) * marginal.pdf(at) / marginal.theta1(at)
-        inside, outside = (middle, outside) if slope < 1e-9 else (inside, middle)
-    return float(inside)

@@ -20,6 +20,7 @@ from scipy import optimize
 from joma.errors import JomaError
 from joma.theory import _checks, _eqn6, _special
 from joma.theory._checks import Array
+from joma.theory._fates import Fate, RankFate, entropy_fate, stable_rank_fate
 from joma.theory._fit import Course, Estimate, Fit, fit
 from joma.theory.clusters import CriticalPoint, critical_points, expectations
 
@@ -30,6 +31,7 @@ __all__ = [
     "Estimate",
     "Fate",
     "Fit",
+    "RankFate",
     "attention_entropy",
     "critical_points",
     "drop_and_rebound",
@@ -46,6 +48,7 @@ __all__ = [
     "rate_ratio",
     "residual_offset",
     "settled_threshold",
+    "stable_rank_fate",
     "weights",
     "weights_multi",
 ]
@@ -77,7 +80,8 @@ def log_residual(mu: ArrayLike, t: ArrayLike) -> Array:
     Returns:
         ln δ, shape (…, M) or (T, …, M). Its relative error is below 1e-11 for |μ| ≤ 6 and any t.
         For larger |μ| that holds except within the sudden growth at t ≈ R(μ), which takes a time
-        of order e^{-μ²/2}: from |μ| = 8 on, less than a float's spacing.
+        of order e^{-μ²/2}, from |μ| = 8 on less than a float's spacing: there it is the ln δ of a
+        time that differs from t by 1e-18 t (by a rounding error of t where long double is float64).
     """
     size = np.abs(_checks.finite("mu", mu))
     if np.any(size > _LARGEST_MU):
@@ -146,7 +150,8 @@ def weights_multi(mu: ArrayLike, t: ArrayLike) -> Array:
     """Eqn 6 for K hidden nodes: V̇ = diag(exp((V∘V)1/2)) (M - V) from V(0) = 0.
 
     As in Theorem 2, each row keeps its direction and its length follows the equation of one node
-    at ‖μ_l‖. The rank of V is the target's throughout; its stable rank drops and rebounds.
+    at ‖μ_l‖. The rank of V is the target's throughout, and its stable rank is so at both ends;
+    `stable_rank_fate` says what it does in between.
 
     Args:
         mu: targets, shape (M, K).
@@ -165,17 +170,6 @@ def attention_entropy(v: ArrayLike, *, scale: float = 1.0) -> Array:
     """Fig. 4: entropy of softmax(scale · v²) over the last axis, in nats."""
     v = _checks.not_empty("v", _checks.at_least_1d("v", v))
     return _special.entropy(_special.softmax(_checks.positive_scalar("scale", scale) * v**2))
-
-
-def entropy_fate(mu: ArrayLike) -> "Fate":
-    """Fig. 4 and Section 4: whether the entropy along Eqn 6 drops, and whether it rebounds.
-
-    It drops unless all |μ| are equal, and rebounds if some component is neither zero nor the
-    largest: a salient one must run ahead and a non-salient one must have somewhere to go.
-    """
-    size = np.abs(_checks.at_least_1d("mu", mu))
-    largest = np.max(size, initial=0.0)
-    return Fate(bool(np.any(size != largest)), bool(np.any((size > 0) & (size != largest))))
 
 
 def offset_bound() -> float:
@@ -199,13 +193,6 @@ def settled_threshold(mu: ArrayLike) -> Array:
     Λ is the relative error of the limit in Eqn 7; N times this ln δ_k makes it at most 1/N.
     """
     return -offset_bound() * np.exp(_checks.finite("mu", mu) ** 2 / 2)
-
-
-class Fate(NamedTuple):
-    """Whether a curve drops, and whether it rebounds."""
-
-    drops: bool
-    rebounds: bool
 
 
 class DropAndRebound(NamedTuple):

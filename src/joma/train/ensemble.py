@@ -12,7 +12,7 @@ from joma.data import Batch
 from joma.errors import JomaError
 from joma.models import Transformer
 from joma.models._float32 import float32_products
-from joma.optim import StackedAdam
+from joma.optim import StackedAdam, StackedSGD
 
 
 class Network(Protocol):
@@ -83,7 +83,7 @@ class Ensemble(Generic[N]):
     def __init__(
         self,
         model: N,
-        optimizer: StackedAdam,
+        optimizer: StackedAdam | StackedSGD,
         batches: Batches,
         *,
         loss: Loss[N] = classification_loss,

@@ -296,11 +296,7 @@ def _settings(ensemble: Ensemble) -> dict[str, Any]:
         "seeds": list(model.seeds),
         **model.settings(),
         "precision": ensemble.precision,
-        "learning_rates": optimizer.learning_rates.tolist(),
-        "weight_decays": optimizer.weight_decays.tolist(),
-        "betas": list(optimizer.betas),
-        "epsilon": optimizer.epsilon,
-        "clip": optimizer.clip,
+        **optimizer.settings(),
         "restart_every": ensemble.restart_every,
     }
 

@@ -9,46 +9,14 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
+from joma.experiments.claims import errata
+from joma.experiments.claims._measurement import Formula, Measurement, monte_carlo
+from joma.experiments.claims._search import Search
 
-Formula = Callable[..., Any]
-"""What a claim says, as a function that its measurement calls."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """How far a formula lies from an independent reference.
-
-    Attributes:
-        error: the distance, in the measure's own unit.
-        tolerance: the largest error at which the claim holds.
-        standard_error: of the reference, when it is a Monte-Carlo estimate.
-    """
-
-    error: float
-    tolerance: float
-    standard_error: float | None = None
-
-    @property
-    def holds(self) -> bool:
-        """Whether the error is a number within the tolerance."""
-        return bool(self.error <= self.tolerance)
-
+__all__ = ["Claim", "Formula", "Measure", "Measurement", "Verdict", "check", "monte_carlo"]
 
 Measure = Callable[[Formula, np.random.Generator], Measurement]
 """Compares a formula with a reference that does not use it."""
-
-
-def monte_carlo(difference: Any, standard_error: Any) -> Measurement:
-    """The verdict of a Monte-Carlo estimate: it holds within four standard errors.
-
-    Of several compared numbers the one farthest away, counted in its own standard errors, speaks.
-    """
-    difference, standard_error = np.broadcast_arrays(
-        np.abs(np.atleast_1d(difference)), np.atleast_1d(standard_error)
-    )
-    worst = int(np.argmax(difference / standard_error))
-    se = float(standard_error.flat[worst])
-    return Measurement(float(difference.flat[worst]), 4 * se, se)
 
 
 @dataclass(frozen=True)
@@ -63,9 +31,11 @@ class Claim:
         derived: the formula as derived.
         measure: compares a formula with the reference.
         printed: the formula as printed, where it differs; None where print is right or silent.
+            What should be changed in print is said in `errata`.
         condition: what must hold for the claim to hold, if anything.
         without: measures the derived formula where the condition does not hold; it must fail.
-        erratum: one sentence for the reader of the paper, where print is wrong or incomplete.
+        search: the free parameters and a measure at one point, for the adversary.
+        fixed: why there is nothing to search, where there are no free parameters.
     """
 
     id: str
@@ -77,24 +47,37 @@ class Claim:
     printed: Formula | None = None
     condition: str = ""
     without: Measure | None = None
-    erratum: str = ""
+    search: Search | None = None
+    fixed: str = ""
 
     def __post_init__(self) -> None:
         if self.source == "new" and self.printed is not None:
             raise JomaError(f"claim {self.id} is ours and cannot have a printed form")
         if bool(self.condition) != (self.without is not None):
             raise JomaError(f"claim {self.id} needs both its condition and a case without, or none")
+        if self.search is not None and self.fixed:
+            raise JomaError(f"claim {self.id} has free parameters, or none: not both")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was measured of one claim."""
+    """What was measured of one claim.
+
+    Attributes:
+        claim: the claim.
+        derived: of the formula as derived.
+        printed: of the formula as printed; None for a claim of our own.
+        without: of the formula where the condition does not hold; None without a condition.
+        seconds: what the measurements took.
+        failure: the exception that ended them, or "".
+    """
 
     claim: Claim
     derived: Measurement
     printed: Measurement | None
     without: Measurement | None
     seconds: float
+    failure: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as the record that `joma verify --json` prints."""
@@ -118,8 +101,11 @@ class Verdict:
         if self.without is not None:
             record["condition"] = self.claim.condition
             record["without"] = {"holds": self.without.holds, "error": _number(self.without.error)}
-        if self.claim.erratum:
-            record["erratum"] = self.claim.erratum
+        found = errata.measured_by(self.claim.id)
+        if found:
+            record["errata"] = [erratum.id for erratum in found]
+        if self.failure:
+            record["failure"] = self.failure
         return record
 
 
@@ -127,18 +113,22 @@ def check(claim: Claim, seed: int = 0) -> Verdict:
     """Measures one claim, derived and printed against the same reference.
 
     Every claim draws from its own stream, so a verdict does not depend on what else was checked.
+    A claim whose formula or measurement raises does not hold.
     """
     start = time.perf_counter()
-    derived = claim.measure(claim.derived, _stream(claim, seed))
-    if claim.source == "new":
-        printed = None
-    elif claim.printed is None:
-        printed = derived
-    else:
-        printed = claim.measure(claim.printed, _stream(claim, seed))
-    without = None
-    if claim.without is not None:
-        without = claim.without(claim.derived, _stream(claim, seed))
+    printed = without = None
+    try:
+        derived = claim.measure(claim.derived, _stream(claim, seed))
+        if claim.source != "new":
+            printed = derived
+            if claim.printed is not None:
+                printed = claim.measure(claim.printed, _stream(claim, seed))
+        if claim.without is not None:
+            without = claim.without(claim.derived, _stream(claim, seed))
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+        taken = time.perf_counter() - start
+        return Verdict(claim, Measurement(np.inf, 0.0), printed, without, taken, failure)
     return Verdict(claim, derived, printed, without, time.perf_counter() - start)
 
 

@@ -7,7 +7,6 @@ from scipy import special
 
 from joma.experiments.claims._claim import Claim, Formula, Measurement
 from joma.theory import scan_snap
-from joma.theory.as_printed import scan_snap as printed
 from joma.theory.scan_snap import Balanced, Corpus
 
 
@@ -321,15 +320,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="scan-snap-snapping",
         title="After snapping B → ½s ln(C₀ + c ln²(η_Y t)) ~ s ln ln t, s = 1/(K/C + 1/D)",
-        source="talk, Scan&Snap Theorem 4",
+        source="talk, Scan&Snap Theorem 4 (order ln ln t)",
         method="growth of B from t = 1e5 to 1e12 on the population ODE, C₀ fixed at 1e5",
         derived=scan_snap.late_b,
-        printed=printed.late_b,
         measure=_snapping,
-        erratum=(
-            "The order ln ln t is right; its factor is s = 1/(K/C + 1/D) and not 2, that is, ½s "
-            "and not 1 before ln(C₀ + c ln² t). With one common and one distinct token s = 1/(K+1)."
-        ),
     ),
     Claim(
         id="scan-snap-both-rates",

@@ -225,23 +225,21 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-backward",
         title="g_{j→k} = σ′_j w_jk g_j and ẇ_jk = corr(f_k, σ′_j g_j), residual edges included",
-        source="CDAG note, Eqn 1 and proof of Theorem 1",
+        source="CDAG draft note, Eqn 1 and proof of Theorem 1",
         method="central finite differences",
         derived=_backward,
         measure=_finite_differences,
-        erratum="The proof writes w_jk for ẇ_jk and notes itself that w_jk changes in time.",
     ),
     Claim(
         id="cdag-theorem-1",
         title="corr(z_β, g_{j→k}) is at least what three angles allow: > 0 if θ₁+θ₂+θ₃ < π/2",
-        source="CDAG note, Theorem 1",
+        source="CDAG draft note, Theorem 1",
         method="random unit signals with C₁ = C₂ = C₃ = .1: share that breaks the bound",
         derived=correlation_bound,
         printed=_printed.correlation_bound,
         measure=_random_signals(gradient_rule=True),
         condition="w_jk = corr(f_k, σ′_j g_j), not a weight of any other sign",
         without=_random_signals(gradient_rule=False),
-        erratum="Positive C₁, C₂, C₃ do not suffice: the three angles must sum to less than π/2.",
     ),
     Claim(
         id="cdag-theorem-1-angles",
@@ -264,16 +262,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-recursion",
         title="corr(z_β, σ′_k g_k) ≥ σ′_min Σ(z_β g)₊ − σ′_max Σ(z_β g)₋, which can be negative",
-        source="CDAG note, after Theorem 1",
+        source="new",
         method="all 2⁸ activation patterns of a leaky ReLU with corr(z_β, f_k) > 0: excess",
         derived=recursion_bound,
-        printed=_printed.recursion_bound,
         measure=_slope_patterns(attained=False),
-        erratum=(
-            "Positive corr(z_β, f_k) and corr(z_β, g_k) do not make corr(z_β, σ′_k g_k) positive:"
-            " σ′_k may switch off the samples on which g_k agrees with z_β. Agreement must outweigh"
-            " disagreement by more than σ′_max/σ′_min."
-        ),
     ),
     Claim(
         id="cdag-recursion-attained",
@@ -286,25 +278,20 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-eqn-2",
         title="ẇ_j for an input of two values is a sum over the two classes, exactly",
-        source="CDAG note, Eqn 2",
+        source="CDAG draft note, Eqn 2",
         method="backward pass over the dataset, g_j not centred",
         derived=two_value_flow,
         measure=_flow(centred=False),
     ),
     Claim(
         id="cdag-eqn-3",
-        title="ẇ_j points along σ′₊x₊ − σ′₋x₋, where print has P[z_α=1]σ′₊x₊ − P[z_α=0]σ′₋x₋",
-        source="CDAG note, Eqn 3",
+        title="under a centred gradient ẇ_j points along σ′₊x₊ − σ′₋x₋, however rare a class is",
+        source="new",
         method="angle to the backward pass with a noisy label gradient, P[z_α = 1] = .2",
         derived=label_flow,
-        printed=_printed.label_flow,
         measure=_direction(centred=True),
         condition="Σ_i g_j[i] = 0",
         without=_direction(centred=False),
-        erratum=(
-            "P[z_α] as weights need E[g|z_α=1] = −E[g|z_α=0]; a centred gradient weighs both"
-            " classes the same, so that the printed direction is right only for P[z_α = 1] = ½."
-        ),
     ),
     Claim(
         id="cdag-eqn-3-centred",
@@ -319,7 +306,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="cdag-trained-network",
         title="Theorem 1's bound, an inequality, on every edge of a network trained on a hierarchy",
-        source="CDAG note, Theorem 1",
+        source="CDAG draft note, Theorem 1",
         method="share of edges and latent pairs that break it, after 0, 10 and 100 steps; without "
         "the condition, of the pairs with θ₁+θ₂+θ₃ < π/2",
         derived=correlation_bound,
@@ -327,11 +314,5 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_trained_edges,
         condition="w_jk = corr(f_k, σ′_j g_j), not the network's own weight",
         without=_own_weights,
-        erratum=(
-            "In training w_jk is not its own gradient: with the network's weights the sign of"
-            " corr(z_β, g_{j→k}) is wrong on a third to two thirds of the pairs that meet"
-            " θ₁+θ₂+θ₃ < π/2, and those are few: under a quarter before training, under .3% after"
-            " 100 steps."
-        ),
     ),
 )

@@ -4,65 +4,36 @@ import itertools
 from typing import Any
 
 import numpy as np
-from scipy import integrate, special
+from scipy import special
 
 from joma.errors import JomaError
 from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
+from joma.experiments.claims._isotropic import (
+    FAMILIES,
+    FAMILY,
+    Array,
+    draw,
+    family_of,
+    flow,
+    reference,
+    spread,
+    width_of,
+)
+from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real, Search, Vector
 from joma.theory import clusters, marginals
 from joma.theory.as_printed import clusters as printed
-from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Marginal, StudentT, Uniform
-
-FAMILIES: tuple[Marginal, ...] = (
-    Gaussian(),
-    StudentT(3),
-    StudentT(5),
-    Laplace(),
-    Logistic(),
-    Uniform(),
-    Ball(4),
+from joma.theory.marginals import (
+    Ball,
+    Gaussian,
+    Laplace,
+    Logistic,
+    Marginal,
+    Scaled,
+    StudentT,
+    Uniform,
 )
-"""Isotropic shapes that the claims are tried on."""
 
-
-def integrals(marginal: Marginal, s: float) -> tuple[float, float]:
-    """θ₁ and θ₂ from the density alone, by quadrature."""
-    end = marginal.reach
-    if -s >= end:
-        return 0.0, 0.0
-    start = max(-s, -end)
-    middle = max(start, min(30.0, end))
-    parts: list[Any] = [
-        integrate.quad(
-            lambda u, power=power: float(marginal.pdf(u)) * u**power,
-            *limits,
-            points=[0.0] if limits[0] < 0 < limits[1] < np.inf else None,
-            epsabs=1e-13,
-            epsrel=1e-11,
-            limit=200,
-        )[0]
-        for power in (0, 1)
-        for limits in ((start, middle), (middle, end))
-        if limits[0] < limits[1]
-    ]
-    half = len(parts) // 2
-    return float(sum(parts[:half])), float(sum(parts[half:]))
-
-
-def _isotropic(marginal: Marginal, n: int, size: int, rng: np.random.Generator) -> Any:
-    """Points of n dimensions whose every projection has the given marginal."""
-    normal = rng.normal(size=(size, n))
-    match marginal:
-        case Gaussian():
-            return normal
-        case StudentT(df):
-            return normal * np.sqrt(df / rng.chisquare(df, size=(size, 1)))
-        case Laplace():
-            return normal * np.sqrt(2 * rng.exponential(size=(size, 1)))
-        case Ball():
-            unit = normal / np.linalg.norm(normal, axis=1, keepdims=True)
-            return unit * rng.random((size, 1)) ** (1 / n)
-        case _:
-            raise JomaError(f"marginal {marginal} has no sampler")
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
 def _moments(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -77,7 +48,7 @@ def _moments(formula: Formula, rng: np.random.Generator) -> Measurement:
         v = rng.normal(size=3)
         v *= 2.3 / np.linalg.norm(v)
         mean, bias = 0.3 * rng.normal(size=3), 0.2
-        x = mean + _isotropic(marginal, basis.shape[1], 100_000, rng) @ basis.T
+        x = mean + draw(marginal, basis.shape[1], 100_000, rng) @ basis.T
         active = (x @ v + bias > 0).astype(float)
         drawn = np.column_stack([active, active[:, None] * x])
         activity, moment = formula(marginal, v, mean, bias, basis=basis)
@@ -86,36 +57,159 @@ def _moments(formula: Formula, rng: np.random.Generator) -> Measurement:
     return monte_carlo(np.concatenate(differences), np.concatenate(errors))
 
 
+def _shape(point: Point, dimensions: int) -> Marginal:
+    """A cluster with finite fourth moments, so that samples have an error."""
+    marginal = {
+        "gaussian": Gaussian(),
+        "student": StudentT(point["df"]),
+        "laplace": Laplace(),
+        "ball": Ball(dimensions),
+    }[point["family"]]
+    return Scaled(marginal, point["width"])
+
+
+def _at(positions: Any, s: float, length: float, rng: np.random.Generator) -> tuple[Array, float]:
+    """A weight of given length, and the bias that puts the first cluster at the distance s."""
+    v = rng.normal(size=len(positions))
+    v *= length / np.linalg.norm(v)
+    return v, float(s * length - positions @ v)
+
+
+_SAMPLED: dict[str, Any] = {
+    "family": Choice("gaussian", "student", "laplace", "ball"),
+    "df": Real(5.0, 50.0, log=True),
+    "width": Real(0.05, 20.0, log=True, special=(1.0,)),
+    "length": Real(0.01, 100.0, log=True, special=(1.0,)),
+    "s": Real(-3.0, 3.0, special=(0.0,)),
+}
+
+
+def _moments_at(formula: Formula, point: Point) -> Measurement:
+    """Monte Carlo in as many dimensions as given, of which the cluster fills `rank`."""
+    rng = np.random.default_rng([3, point.seed])
+    mean = point["mean"]
+    rank = min(point["rank"], mean.size)
+    basis = np.linalg.qr(rng.normal(size=(mean.size, rank)))[0]
+    marginal = _shape(point, rank)
+    v = rng.normal(size=mean.size)
+    seen = np.linalg.norm(basis.T @ v)
+    v *= point["length"] / seen
+    bias = float(point["s"] * point["width"] * point["length"] - mean @ v)
+    activity, moment = formula(marginal, v, mean, bias, basis=basis)
+    size = 4_000 * point.effort
+    x = mean + draw(marginal, rank, size, point.generator) @ basis.T
+    active = (x @ v + bias > 0).astype(float)
+    # Of E[xψ] what lies across v is E[ψ] x̄ by symmetry, which a sample would only blur.
+    along = basis @ (basis.T @ v) / point["length"]
+    predicted = np.array([activity, along @ moment])
+    drawn = np.column_stack([active, active * (x @ along)])
+    across = moment - along * (along @ moment)
+    expected = activity * (mean - along * (along @ mean))
+    scale = np.abs(moment).max() + np.abs(mean).max() + point["width"]
+    exact = float(np.abs(across - expected).max() / scale)
+    return _sampled(drawn, predicted, exact)
+
+
+def _sampled(drawn: Array, predicted: Array, exact: float) -> Measurement:
+    """Five standard errors of a sample, with the least that a share of it can have, or 1e-9."""
+    count = len(drawn)
+    spread = drawn.std(axis=0, ddof=1) + np.abs(drawn).max(axis=0) / np.sqrt(count)
+    spread = np.maximum(spread, 1e-12) / np.sqrt(count)
+    worst = float(np.max(np.abs(drawn.mean(axis=0) - predicted) / (5 * spread)))
+    return Measurement(max(worst, exact / 1e-9), 1.0)
+
+
 def _flow(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Monte Carlo of E[g h′ x] and E[g h′] over a mixture of three clusters."""
+    """Monte Carlo of E[g h′ x] and E[g h′] over a mixture of three clusters of unequal width."""
     means, a = rng.normal(size=(3, 4)), np.array([0.8, -0.5, 0.4])
+    shapes = [Scaled(StudentT(5), 0.7), Gaussian(), Scaled(Gaussian(), 2.0)]
     v, bias = 1.7 * rng.normal(size=4), -0.3
     draws = 60_000
     total, variance = np.zeros(5), np.zeros(5)
-    for mean, weight in zip(means, a, strict=True):
-        x = mean + _isotropic(StudentT(5), 4, draws, rng)
+    for shape, mean, weight in zip(shapes, means, a, strict=True):
+        x = mean + draw(shape, 4, draws, rng)
         active = (x @ v + bias > 0).astype(float)
         drawn = weight * np.column_stack([active[:, None] * x, active])
         total += drawn.mean(axis=0)
         variance += drawn.var(axis=0, ddof=1) / draws
-    rate = formula(StudentT(5), a, means, v, bias)
+    rate = formula(shapes, a, means, v, bias)
     return monte_carlo(total - np.array([*rate.v, rate.bias]), np.sqrt(variance))
 
 
+_CLUSTERS: dict[str, Any] = {
+    **FAMILY,
+    "means": Matrix(Real(-10.0, 10.0), Integer(1, 6), Integer(1, 4)),
+    "gradients": Vector(Real(-2.0, 2.0, special=(0.0, 1.0)), Integer(1, 6)),
+    "widths": Vector(Real(0.1, 10.0, log=True, special=(1.0,)), Integer(1, 6)),
+    "v": Vector(Real(-5.0, 5.0), Integer(1, 4)),
+    "bias": Real(-20.0, 20.0, special=(0.0,)),
+}
+"""Any number of clusters of one family, each with its width, and any node."""
+
+
+def _scene(point: Point) -> tuple[list[Marginal], Array, Array, Array, float]:
+    means = point["means"]
+    family = family_of(point)
+    widths = np.resize(point["widths"], len(means))
+    v = np.resize(point["v"], means.shape[1])
+    if np.linalg.norm(v) < 1e-6:
+        raise JomaError("v must have a direction")
+    shapes: list[Marginal] = [Scaled(family, float(width)) for width in widths]
+    return shapes, np.resize(point["gradients"], len(means)), means, v, point["bias"]
+
+
+def _flow_at(formula: Formula, point: Point) -> Measurement:
+    """The flow of any clusters, whose integrals come from the density alone."""
+    shapes, a, means, v, bias = _scene(point)
+    rate = formula(shapes, a, means, v, bias)
+    expected = flow(shapes, a, means, v, bias)
+    size = np.abs(a) @ (np.abs(means).max(axis=1) + _widths(shapes)) + 1e-300
+    error = np.abs(np.array([*rate.v, float(rate.bias)]) - expected).max() / size
+    return Measurement(float(error), 1e-9)
+
+
+def _widths(shapes: list[Marginal]) -> Array:
+    """θ₂(0) of each cluster, the largest that θ₂ becomes."""
+    return np.array([spread(one, 0.0) for one in shapes])
+
+
 def _first_integral(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """F(b) - F(a) against ∫ θ₁ with θ₁ from the density, and F far below zero against 0."""
+    """F(b) - F(a) against ∫ θ₁, and F far below zero against its own size, for ReLU."""
     worst = 0.0
-    nodes, weights = np.polynomial.legendre.leggauss(12)
     for marginal in FAMILIES:
         low, high = np.sort(rng.uniform(-0.9, 0.9, size=2))
         cuts = [low, 0.0, high] if low < 0 < high else [low, high]
         total = 0.0
         for a, b in itertools.pairwise(cuts):
-            shares = [integrals(marginal, float((a + b) / 2 + (b - a) / 2 * x))[0] for x in nodes]
-            total += (b - a) / 2 * float(weights @ shares)
+            shares = reference(marginal, (a + b) / 2 + (b - a) / 2 * _NODES).share
+            total += (b - a) / 2 * float(_WEIGHTS @ shares)
         difference = float(formula(marginal, high) - formula(marginal, low))
-        worst = max(worst, abs(difference - total), abs(float(formula(marginal, -1e5))) - 1e-4)
-    return Measurement(worst, 1e-8)
+        worst = max(worst, abs(difference - total))
+        deep = -0.95 if np.isfinite(marginal.reach) else -20.0
+        expected = float(reference(marginal, deep).first_integral)
+        worst = max(worst, abs(float(formula(marginal, deep)) / expected - 1))
+    return Measurement(worst, 1e-9)
+
+
+def _first_integral_leaky(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """For a leaky ReLU F = θ₂ + sθ₁ does not vanish far below zero but tends to c₋ s."""
+    del rng
+    leak, s = 0.1, -20.0
+    leaky = leak * s + (1 - leak) * float(formula(Gaussian(), s))
+    return Measurement(abs(leaky), 1e-9)
+
+
+def _first_integral_at(formula: Formula, point: Point) -> Measurement:
+    """F in relative size, at any depth where θ₁ is a normal float."""
+    marginal = family_of(point)
+    s = point["s"] * width_of(marginal)
+    if s <= -marginal.reach:
+        return Measurement(abs(float(formula(marginal, s))), 1e-300)
+    expected = reference(marginal, s)
+    if expected.log_share < -600:
+        raise JomaError("s must leave a part of the cluster on the active side")
+    error = abs(float(formula(marginal, s)) / float(expected.first_integral) - 1)
+    return Measurement(error, 1e-9)
 
 
 def _radial(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -124,59 +218,116 @@ def _radial(formula: Formula, rng: np.random.Generator) -> Measurement:
     for marginal in (Gaussian(), StudentT(3), Laplace()):
         means, a = rng.normal(size=(2, 3)), np.array([0.9, -0.6])
         v, bias = 2 * rng.normal(size=3), -0.2
-        length = np.linalg.norm(v)
-        direct = 0.0
-        for weight, center in zip(a, means @ v, strict=True):
-            theta1, theta2 = integrals(marginal, float((center + bias) / length))
-            direct += weight * (center * theta1 + length * theta2)
-        worst = max(worst, abs(formula(marginal, a, means, v, bias) - direct))
+        shapes = [marginal, Scaled(marginal, 2.0)]
+        direct = float(v @ flow(shapes, a, means, v, bias)[:-1])
+        worst = max(worst, abs(formula(shapes, a, means, v, bias) - direct))
     return Measurement(float(worst), 1e-8)
 
 
+def _radial_at(formula: Formula, point: Point) -> Measurement:
+    shapes, a, means, v, bias = _scene(point)
+    expected = float(v @ flow(shapes, a, means, v, bias)[:-1])
+    reach = np.abs(means @ v) + abs(bias) + np.linalg.norm(v) * _widths(shapes)
+    error = abs(formula(shapes, a, means, v, bias) - expected) / (np.abs(a) @ reach + 1e-300)
+    return Measurement(float(error), 1e-9)
+
+
 def _slopes(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Central differences of θ₁ and θ₂ of a leaky ReLU, themselves by quadrature."""
-    below, above = 0.2, 1.0
+    """Differences of θ₁ and θ₂ of a leaky ReLU against the integral of their slopes."""
     worst = 0.0
     for marginal in (Gaussian(), StudentT(3)):
-        s, step = float(rng.uniform(-1, 1)), 1e-3
+        ends = rng.uniform(-1, 1, size=2)
+        worst = max(worst, _slope_error(formula, marginal, *np.sort(ends), 0.2, 1.0))
+    return Measurement(worst, 1e-9)
 
-        def leaky(at: float, marginal: Marginal = marginal) -> Any:
-            theta1, theta2 = integrals(marginal, at)
-            return np.array([below + (above - below) * theta1, (above - below) * theta2])
 
-        difference = (leaky(s + step) - leaky(s - step)) / (2 * step)
-        ours = np.array(formula(marginal, s, slopes=(below, above)))
-        worst = max(worst, float(np.max(np.abs(ours - difference))))
-    return Measurement(worst, 1e-6)
+def _slope_error(
+    formula: Formula, marginal: Marginal, low: float, high: float, below: float, above: float
+) -> float:
+    def leaky(s: float) -> Array:
+        there = reference(marginal, s)
+        jump = above - below
+        return np.array([below + jump * there.share, jump * spread(marginal, s)])
+
+    total = np.zeros(2)
+    cuts = [low, 0.0, high] if low < 0 < high else [low, high]
+    for a, b in itertools.pairwise(cuts):
+        at = (a + b) / 2 + (b - a) / 2 * _NODES
+        total += (b - a) / 2 * np.array(formula(marginal, at, slopes=(below, above))) @ _WEIGHTS
+    return float(np.abs(leaky(high) - leaky(low) - total).max())
+
+
+def _slopes_at(formula: Formula, point: Point) -> Measurement:
+    marginal = family_of(point)
+    width = width_of(marginal)
+    low = point["low"] * width
+    high = low + point["step"] * width
+    # The density of a ball has no slope at its edge, and 16 nodes see that.
+    if isinstance(marginal, Ball) and (high > 0.999 or low < -0.999):
+        raise JomaError("the stretch must lie inside the ball")
+    error = _slope_error(formula, marginal, low, high, point["below"], point["above"])
+    size = (abs(point["above"]) + abs(point["below"])) * max(1.0, abs(low))
+    return Measurement(error / (size + 1e-300), 1e-8)
 
 
 def _sphere(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """The marginal of a normalised n-dimensional density must integrate to one."""
+    """The area of the unit sphere in n - 1 dimensions, by the recursion of areas."""
     del rng
-    worst = 0.0
-    for n in (2, 3, 4, 5, 8):
-        # p₀(‖x‖) = (2π)^{-n/2} e^{-‖x‖²/2} factors into the two integrals of Eqn 35.
-        along = np.sqrt(2 * np.pi)
-        across: Any = integrate.quad(lambda x, n=n: x ** (n - 2) * np.exp(-(x**2) / 2), 0, np.inf)
-        mass = formula(n) * along * across[0] / (2 * np.pi) ** (n / 2)
-        worst = max(worst, abs(mass - 1))
-    return Measurement(float(worst), 1e-9)
+    return Measurement(max(_sphere_error(formula, n) for n in range(2, 10)), 1e-11)
+
+
+def _sphere_error(formula: Formula, n: int) -> float:
+    # Of a circle it is 2π and of two points 2; two dimensions more give 2π/(d - 2) times as much.
+    dimension = n - 1
+    start = 1 if dimension % 2 else 2
+    log = np.log(2.0 if start == 1 else 2 * np.pi)
+    for d in range(start + 2, dimension + 1, 2):
+        log += np.log(2 * np.pi / (d - 2))
+    return abs(float(formula(n)) / float(np.exp(log)) - 1)
+
+
+def _sphere_at(formula: Formula, point: Point) -> Measurement:
+    return Measurement(_sphere_error(formula, point["n"]), 1e-11)
 
 
 def _ball(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """The mass of the marginal in eight slabs against the share of drawn points in each."""
-    n, draws = 4, 200_000
-    u = _isotropic(Ball(n), n, draws, rng)[:, 0]
-    edges = np.linspace(-1, 1, 9)
-    share = np.histogram(u, edges)[0] / draws
-    mass = np.array(
-        [integrate.quad(lambda x: formula(n, x), a, b)[0] for a, b in itertools.pairwise(edges)]
+    """The slices of a ball against its volume, by the recursion of volumes, and drawn points."""
+    worst = max(
+        _ball_error(formula, n, float(u)) for n in (1, 2, 4, 7) for u in rng.uniform(-1, 1, 4)
     )
-    return monte_carlo(share - mass, np.sqrt(share * (1 - share) / draws))
+    drawn = draw(Ball(4), 4, 20_000, rng)[:, 0]
+    inside = float(np.mean(np.abs(drawn) < 0.3))
+    at = 0.3 * _NODES
+    share = 0.3 * float(_WEIGHTS @ np.array([float(formula(4, u)) for u in at]))
+    error = abs(inside - share) / (5 * np.sqrt(inside * (1 - inside) / len(drawn)))
+    return Measurement(max(worst, 1e-11 * error), 1e-11)
+
+
+def _ball_error(formula: Formula, n: int, u: float) -> float:
+    """The slice at u of the unit ball in n dimensions is a ball in n - 1 of radius √(1-u²)."""
+    given = float(formula(n, u))
+    if abs(u) > 1:
+        return abs(given)
+    logs = [0.0, np.log(2.0)]
+    while len(logs) <= n:
+        logs.append(logs[-2] + np.log(2 * np.pi / len(logs)))
+    with np.errstate(divide="ignore"):
+        slice_log = logs[n - 1] - logs[n]
+        if n > 1:
+            slice_log += (n - 1) / 2 * (np.log1p(-abs(u)) + np.log1p(abs(u)))
+    if slice_log < -600:
+        return given
+    return abs(given / float(np.exp(slice_log)) - 1)
+
+
+def _ball_at(formula: Formula, point: Point) -> Measurement:
+    return Measurement(_ball_error(formula, point["n"], point["u"]), 1e-10)
 
 
 def _factorials(n: int) -> float:
-    """Eqn 36: the same constant by factorials, for even and for odd n."""
+    """Eqn 36: the same constant by factorials, for even and for odd n up to 170."""
+    if not 2 <= n <= 170:
+        raise JomaError(f"n must lie in 2 to 170, where the factorials are floats; got {n}")
     if n % 2 == 0:
         return float(2 ** (n / 2) * np.pi ** (n / 2 - 1) / special.factorial2(max(n - 3, 0)))
     return float(2 * np.pi ** ((n - 1) / 2) / special.factorial((n - 3) // 2))
@@ -184,96 +335,126 @@ def _factorials(n: int) -> float:
 
 def _curve(formula: Formula, rng: np.random.Generator) -> Measurement:
     worst = 0.0
-    for marginal in (Gaussian(), StudentT(3), Logistic()):
-        s, step = float(rng.uniform(-1, 1)), 1e-3
-        (y0, g0), (y1, g1) = (
-            (theta1, theta2 + at * theta1)
-            for at in (s - step, s + step)
-            for theta1, theta2 in [integrals(marginal, at)]
-        )
-        worst = max(worst, abs(float(formula(marginal, s)) * (y1 - y0) / (g1 - g0) - 1))
-    return Measurement(worst, 1e-5)
+    for marginal in (Gaussian(), StudentT(3), Logistic(), Uniform()):
+        s = float(rng.uniform(-0.9, 0.9))
+        worst = max(worst, _curve_error(formula, marginal, s))
+    return Measurement(worst, 1e-9)
+
+
+def _curve_error(formula: Formula, marginal: Marginal, s: float) -> float:
+    return abs(float(formula(marginal, s)) * float(reference(marginal, s).hazard) - 1)
+
+
+def _curve_at(formula: Formula, point: Point) -> Measurement:
+    marginal = family_of(point)
+    s = point["s"] * (1 if np.isinf(marginal.reach) else 1 / 50)
+    if reference(marginal, s).hazard < 1e-290 or s >= marginal.reach:
+        raise JomaError("s must lie where the density is not 0")
+    return Measurement(_curve_error(formula, marginal, s), 1e-9)
 
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma1",
         title="E[ψ] = θ₁(s), E[xψ] = θ₁(s) x̄ + θ₂(s) v/‖v‖, s = (v·x̄+ξ)/‖v‖",
-        source="JoMA, Lemma 1 (Eqn 23)",
+        source="JoMA preprint, Lemma 1 (Eqn 23)",
         method="Monte Carlo, three families in three dimensions, ‖v‖ = 2.3",
         derived=clusters.expectations,
         printed=printed.expectations,
         measure=_moments,
-        erratum="Right only for ‖v‖ = 1: a probability θ₁(r)/‖v‖ can exceed 1.",
+        search=Search(
+            {**_SAMPLED, "mean": Vector(Real(-3.0, 3.0), Integer(1, 5)), "rank": Integer(1, 5)},
+            _moments_at,
+            sampled=True,
+        ),
     ),
     Claim(
         id="lemma2",
         title="v̇ = Σ a_j (θ₁(s_j) x̄_j + θ₂(s_j) v/‖v‖), ξ̇ = Σ a_j θ₁(s_j)",
-        source="JoMA, Lemma 2 (Eqns 42-43, 50)",
-        method="Monte Carlo over a mixture of three t₅ clusters",
+        source="JoMA preprint, Lemma 2 (Eqns 42-43, 50)",
+        method="Monte Carlo over a mixture of three clusters of unequal width",
         derived=clusters.velocity,
         printed=printed.velocity,
         measure=_flow,
-        erratum="The powers of 1/‖v‖ follow Lemma 1's mistake.",
+        search=Search(_CLUSTERS, _flow_at),
     ),
     Claim(
         id="lemma3",
-        title="F = θ₂ + sθ₁ has the derivative θ₁ and vanishes far below zero",
-        source="JoMA, Lemma 3 (Eqns 48-49)",
-        method="quadrature of θ₁, itself a quadrature of seven densities",
+        title="F = θ₂ + sθ₁ is ∫ θ₁ from -∞ to s: its derivative is θ₁, and it vanishes at -∞",
+        source="JoMA preprint, Lemma 3 (Eqns 48-49)",
+        method="quadrature of seven densities, F in relative size far below zero",
         derived=lambda marginal, s: marginal.first_integral(s),
         measure=_first_integral,
+        condition="ReLU; for c₋ ≠ 0 the derivative holds, but F tends to c₋ s",
+        without=_first_integral_leaky,
+        search=Search({**FAMILY, "s": Real(-60.0, 60.0, special=(0.0, -1.0))}, _first_integral_at),
     ),
     Claim(
         id="eqn53",
         title="v·v̇ = ‖v‖ Σ a_j F(s_j) - ξ ξ̇",
-        source="JoMA, Eqn 53",
+        source="JoMA preprint, Eqn 53",
         method="quadrature of the density along v",
         derived=clusters.radial_velocity,
         printed=printed.radial_velocity,
         measure=_radial,
-        erratum="Printed in r = v·x̄+ξ; it holds in s = r/‖v‖.",
+        search=Search(_CLUSTERS, _radial_at),
     ),
     Claim(
         id="lemma5",
         title="dθ₁/ds = (c₊-c₋) p(s), dθ₂/ds = -(c₊-c₋) s p(s)",
-        source="JoMA, Lemma 5 (Eqn 61)",
-        method="central differences for a leaky ReLU, by quadrature",
+        source="JoMA preprint, Lemma 5 (Eqn 61)",
+        method="differences of θ₁ and θ₂ of a leaky ReLU, by quadrature",
         derived=clusters.homogeneous_slopes,
         printed=printed.homogeneous_slopes,
         measure=_slopes,
-        erratum="Printed with c₋+c₊, which is right for ReLU alone; and φ where φ′ is meant.",
+        search=Search(
+            {
+                **FAMILY,
+                "low": Real(-5.0, 5.0, special=(0.0,)),
+                "step": Real(1e-3, 1.0, log=True),
+                "below": Real(-1.0, 1.0, special=(0.0, 0.01)),
+                "above": Real(-1.0, 2.0, special=(0.0, 1.0)),
+            },
+            _slopes_at,
+        ),
     ),
     Claim(
         id="eqn35",
         title="the marginal's constant is (n-1) π^{(n-1)/2}/Γ((n+1)/2)",
-        source="JoMA, Eqns 33-36",
-        method="mass of an n-dimensional Gaussian by quadrature, n = 2 to 8",
+        source="JoMA preprint, Eqns 33-36",
+        method="area of the unit sphere by recursion, n = 2 to 9",
         derived=marginals.sphere_constant,
         measure=_sphere,
+        search=Search({"n": Integer(2, 250, log=True)}, _sphere_at),
     ),
     Claim(
         id="eqn36",
         title="the same constant by factorials, for even and for odd n",
-        source="JoMA, Eqn 36",
-        method="mass of an n-dimensional Gaussian by quadrature, n = 2 to 8",
+        source="JoMA preprint, Eqn 36",
+        method="area of the unit sphere by recursion, n = 2 to 9",
         derived=_factorials,
         measure=_sphere,
+        search=Search({"n": Integer(2, 170, log=True)}, _sphere_at),
     ),
     Claim(
         id="eqn36-ball",
         title="uniform in a ball of n dimensions: p(u) ∝ (1-u²)^{(n-1)/2}",
         source="new",
-        method="Monte Carlo histogram, n = 4",
+        method="volume of a slice by recursion; shares of drawn points",
         derived=lambda n, u: Ball(n).pdf(u),
         measure=_ball,
+        search=Search(
+            {"n": Integer(1, 1000, log=True), "u": Real(-1.2, 1.2, special=(0.0, -1.0, 1.0))},
+            _ball_at,
+        ),
     ),
     Claim(
         id="eqn57",
         title="G(y) = F(θ₁⁻¹(y)) has the slope θ₁/p",
-        source="JoMA, after Eqn 57 (Fig. 9)",
-        method="differences along the curve by quadrature",
+        source="JoMA preprint, after Eqn 57 (Fig. 9)",
+        method="hazard by quadrature of the density",
         derived=clusters.curve_slope,
         measure=_curve,
+        search=Search({**FAMILY, "s": Real(-49.9, 49.9, special=(0.0,))}, _curve_at),
     ),
 )

@@ -1,27 +1,55 @@
-"""Lemma 4 and Theorem 3: where a node rests between two clusters, and whether it returns."""
+"""Lemma 4 and Theorem 3: where a node rests between clusters."""
 
 from typing import Any
 
-import mpmath
 import numpy as np
 from scipy import optimize
 
+from joma.errors import JomaError
 from joma.experiments.claims._claim import Claim, Formula, Measurement
-from joma.experiments.claims.clusters import FAMILIES, integrals
+from joma.experiments.claims._critical_stability import CLAIMS as STABILITY
+from joma.experiments.claims._isotropic import (
+    FAMILIES,
+    FAMILY,
+    Spiked,
+    decide,
+    family_of,
+    flow,
+    reference,
+    rest_points,
+)
+from joma.experiments.claims._search import Choice, Integer, Point, Real, Search, Vector
 from joma.theory import clusters
-from joma.theory.as_printed import clusters as printed
-from joma.theory.marginals import Ball, Laplace, Marginal, StudentT
+from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
+
+_UNDECIDED = "the case is too close to the border for the reference"
 
 
 def _rest_point(marginal: Marginal, distance: float) -> tuple[float, float]:
     """s₋ and a₋/a₊ at which both equations of motion vanish, from the density alone."""
+    found = rest_points(marginal, distance, marginal)
+    if not found:
+        raise JomaError("there is no rest point at this distance")
+    return found[0]
 
-    def gap(s: float) -> float:
-        low, high = integrals(marginal, s), integrals(marginal, s + distance)
-        return high[1] / high[0] + distance - low[1] / low[0]
 
-    s = float(optimize.brentq(gap, -4 * distance, 0.5, xtol=1e-13))
-    return s, integrals(marginal, s + distance)[0] / integrals(marginal, s)[0]
+def _pair(point: Point) -> tuple[Marginal, float, Marginal]:
+    """Two clusters of one family and unequal width, and their distance."""
+    family = family_of(point)
+    return family, point["distance"], Scaled(family, point["negative"])
+
+
+PAIR: dict[str, Any] = {
+    **FAMILY,
+    "negative": Real(0.2, 5.0, log=True, special=(1.0,)),
+    "distance": Real(0.02, 50.0, log=True, special=(1.0,)),
+}
+"""Two clusters of one family, the negative one of another width."""
+
+_STUDENT: dict[str, Any] = {
+    "df": Real(1.1, 60.0, log=True, special=(2.0, 3.0)),
+    "distance": Real(0.02, 50.0, log=True, special=(1.0,)),
+}
 
 
 def _balanced(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -32,11 +60,24 @@ def _balanced(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(worst, 1e-8)
 
 
+def _balanced_at(formula: Formula, point: Point) -> Measurement:
+    """At rest points of two clusters of unequal width, in units of the forces."""
+    positive, distance, negative = _pair(point)
+    worst = 0.0
+    for s, ratio in rest_points(positive, distance, negative):
+        size = float(reference(positive, s + distance).first_integral)
+        if not size > 1e-250 or ratio > 1e250:
+            raise JomaError("the forces must be floats")
+        total = formula([positive, negative], [1.0, -ratio], [s + distance, s], point["length"])
+        worst = max(worst, abs(total) / size)
+    return Measurement(worst, 1e-8)
+
+
 def _rests(marginal: Marginal, means: Any, v: Any, bias: float, ratio: float) -> bool:
     """Eqn 56 with v along the line between the clusters: necessary and sufficient."""
     between = means[0] - means[1]
     along = abs(v @ between) / (np.linalg.norm(v) * np.linalg.norm(between))
-    return _satisfies_eqn56(marginal, means, v, bias, ratio) and bool(along > 1 - 1e-9)
+    return _satisfies_eqn56(marginal, means, v, bias, ratio) and bool(along > 1 - 1e-10)
 
 
 def _satisfies_eqn56(marginal: Marginal, means: Any, v: Any, bias: float, ratio: float) -> bool:
@@ -50,257 +91,436 @@ def _satisfies_eqn56(marginal: Marginal, means: Any, v: Any, bias: float, ratio:
 
 def _sufficiency(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Nodes along the line between the clusters, and tilted ones with the same distances."""
-    wrong = 0
+    wrong = 0.0
     for case in range(4):
         distance = float(rng.uniform(1, 2))
-        s, ratio = _rest_point(StudentT(3), distance)
         tilt = 0.0 if case % 2 == 0 else rng.uniform(0.3, 0.9)
-        length = rng.uniform(0.5, 2)
-        v = length * np.array([np.cos(tilt), np.sin(tilt)])
-        # A farther cluster keeps the distance along v.
-        means = np.array([[distance / np.cos(tilt), 0.0], [0.0, 0.0]])
-        bias = s * length
-        theta = [integrals(StudentT(3), s + distance), integrals(StudentT(3), s)]
-        rate = np.zeros(2)
-        for weight, mean, (theta1, theta2) in zip((1.0, -ratio), means, theta, strict=True):
-            rate += weight * (theta1 * mean + theta2 * v / length)
-        rests = bool(np.linalg.norm(rate) < 1e-8)
-        wrong += formula(StudentT(3), means, v, bias, ratio) != rests
+        values = {"df": 3.0, "distance": distance, "tilt": tilt, "length": rng.uniform(0.5, 2)}
+        at = Point({**values, "shift": 0.0, "log_factor": 0.0})
+        wrong += not _sufficiency_at(formula, at).holds
     return Measurement(wrong / 4, 0.0)
 
 
-def _lives(marginal: Marginal) -> list[float]:
-    """Mean residual lives on a grid of s, by quadrature of the density."""
-    low = -0.999 if np.isfinite(marginal.reach) else -12.0
-    lives: list[float] = []
-    for s in np.linspace(low, 2.0, 29):
-        theta1, theta2 = integrals(marginal, float(s))
-        lives.append(theta2 / theta1 + s)
-    return lives
-
-
-def _existence(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Is the mean residual life, by quadrature of the density, anywhere not increasing in s?"""
-    del rng
-    families = (*FAMILIES, StudentT(2), Ball(8))
-    wrong = [
-        formula(marginal) != bool(np.any(np.diff(_lives(marginal)) < 1e-7)) for marginal in families
-    ]
-    return Measurement(float(np.mean(wrong)), 0.0)
+def _sufficiency_at(formula: Formula, point: Point) -> Measurement:
+    """Whether v̇ and ξ̇ vanish at a node with the distances of a rest point, or other ones."""
+    marginal, distance, tilt = StudentT(point["df"]), point["distance"], point["tilt"]
+    s, ratio = _rest_point(marginal, distance)
+    s, ratio = s + point["shift"], ratio * float(np.exp(point["log_factor"]))
+    v = point["length"] * np.array([np.cos(tilt), np.sin(tilt)])
+    # A farther cluster keeps the distance along v.
+    means = np.array([[distance / np.cos(tilt), 0.0], [0.0, 0.0]])
+    bias = s * point["length"]
+    rate = flow([marginal] * 2, [1.0, -ratio], means, v, bias)
+    share = float(reference(marginal, s + distance).share)
+    size = np.abs(rate).max() / (share * max(1.0, abs(s), distance))
+    if 1e-8 < size < 1e-4 or 0 < abs(tilt) < 1e-4:
+        raise JomaError(_UNDECIDED)
+    rests = bool(size <= 1e-8)
+    return decide(formula(marginal, means, v, bias, ratio) != rests, np.log10(size + 1e-16) + 6)
 
 
 def _sufficient(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Of families that satisfy the condition, the share whose mean residual life only rises."""
+    """Whether the mean residual life falls on the right of 0 just where the formula says so."""
     del rng
-    families = (*FAMILIES, StudentT(2), StudentT(1.5))
-    promised = [marginal for marginal in families if formula(marginal)]
-    broken = [not np.any(np.diff(_lives(marginal)) < 1e-7) for marginal in promised]
-    return Measurement(float(np.mean(broken)) if broken else np.inf, 0.0)
+    families = (*FAMILIES, StudentT(2), StudentT(1.9), StudentT(1.5), Spiked(0.5, 0.05))
+    wrong = [formula(marginal) != _falls_at_zero(marginal) for marginal in families]
+    return Measurement(float(np.mean(wrong)), 0.0)
 
 
-def _ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """t₃ in 30 digits: how far outside the formula's interval do the true ratios lie?"""
+def _falls_at_zero(marginal: Marginal) -> bool:
+    step = 1e-3 * float(reference(marginal, 0.0).life)
+    lives = reference(marginal, np.array([0.0, step])).life
+    return bool(lives[1] < lives[0])
+
+
+def _sufficient_at(formula: Formula, point: Point) -> Measurement:
+    """The same for any Student's t, ball or normal density with a spike, and for Laplace's."""
+    marginal = family_of(point)
+    zero = reference(marginal, 0.0)
+    value = float(zero.first_integral * zero.density)
+    if 1e-12 < abs(value - 0.25) < 2e-3:
+        raise JomaError(_UNDECIDED)
+    return decide(formula(marginal) != _falls_at_zero(marginal), 10 * (value - 0.25))
+
+
+def _existence(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Do the mean residual lives, by quadrature of the density, meet anywhere?"""
     del rng
-    worst = 0.0
-    with mpmath.workdps(30):
-
-        def theta1(s: Any) -> Any:
-            root = mpmath.sqrt(3)
-            return (
-                mpmath.mpf(1) / 2 + (s / root / (1 + s**2 / 3) + mpmath.atan(s / root)) / mpmath.pi
-            )
-
-        def life(s: Any) -> Any:
-            density = 2 / (mpmath.pi * mpmath.sqrt(3) * (1 + s**2 / 3) ** 2)
-            return s + mpmath.mpf(3) / 2 * (1 + s**2 / 3) * density / theta1(s)
-
-        for distance in (0.5, 1.0, 2.0, 4.0):
-            s = mpmath.findroot(
-                lambda s, d=distance: life(s + d) - life(s), -0.4 - distance / 2, tol=1e-25
-            )
-            ratio = float(theta1(s + distance) / theta1(s))
-            low, high = formula(StudentT(3), distance)
-            worst = max(worst, (low - ratio) / ratio, (ratio - high) / ratio)
-    return Measurement(float(worst), 1e-9)
+    cases: list[tuple[Marginal, Marginal]] = [(one, one) for one in FAMILIES]
+    cases += [(StudentT(2), StudentT(2)), (Ball(8), Ball(8))]
+    cases += [(Gaussian(), Scaled(Gaussian(), 2.0)), (Scaled(Gaussian(), 2.0), Gaussian())]
+    cases += [(Logistic(), Scaled(Logistic(), 1.5)), (StudentT(3), StudentT(5))]
+    wrong = [formula(plus, 1.0, minus) != _meet(plus, 1.0, minus) for plus, minus in cases]
+    return Measurement(float(np.mean(wrong)), 0.0)
 
 
-def _derived_ratio(marginal: Marginal, distance: float) -> tuple[float, float]:
-    ratio = clusters.critical_points(marginal, distance)[0].ratio
-    return ratio, ratio
+def _meet(positive: Marginal, distance: float, negative: Marginal) -> bool:
+    if positive == negative == Laplace():
+        return True  # the lives are equal wherever both clusters are on the inactive side
+    return bool(rest_points(positive, distance, negative))
 
 
-def _jacobian(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Central differences of v̇ in three dimensions at a critical point of length 1.7."""
-    worst = 0.0
-    for distance in rng.uniform(0.8, 2.5, size=3):
-        point = clusters.critical_points(StudentT(3), float(distance))[0]
-        length, a = 1.7, np.array([1.3, -1.3 * point.ratio])
-        means = np.array([[distance, 0, 0], [0, 0, 0]])
-        bias, v = point.s_minus * length, np.array([length, 0, 0])
-        columns = []
-        for axis in np.eye(3) * 1e-5:
-            ahead, back = (
-                clusters.velocity(StudentT(3), a, means, v + sign * axis, bias).v
-                for sign in (1, -1)
-            )
-            columns.append((ahead - back) / 2e-5)
-        eigenvalues = formula(StudentT(3), point, positive_gradient=1.3, length=length)
-        expected = np.diag([eigenvalues.longitudinal, *[eigenvalues.transverse] * 2])
-        worst = max(worst, float(np.max(np.abs(np.column_stack(columns) - expected))))
-    return Measurement(worst, 1e-7)
+def _existence_at(formula: Formula, point: Point) -> Measurement:
+    """Clusters of one family, the negative one of another width or not."""
+    positive, distance, negative = _pair(point)
+    if 0 < abs(np.log(point["negative"])) < 1e-3:
+        raise JomaError(_UNDECIDED)
+    if point["negative"] == 1:
+        negative = positive
+    found = rest_points(positive, distance, negative)
+    if any(abs(s) > 1e4 * max(1.0, distance) for s, _ in found):
+        raise JomaError(_UNDECIDED)
+    expected = _meet(positive, distance, negative)
+    farthest = max([abs(s) for s, _ in found], default=1.0)  # roots are lost far out
+    return decide(formula(positive, distance, negative) != expected, 10 / farthest)
 
 
-def _full_jacobian(distance: float, length: float) -> tuple[Any, clusters.CriticalPoint]:
-    """∂(v̇, ξ̇)/∂(v, ξ) in three dimensions at a critical point of t₃ clusters, by quadrature."""
-    s, ratio = _rest_point(StudentT(3), distance)
-    point = clusters.CriticalPoint(s, s + distance, ratio)
-    means = ((1.0, np.array([distance, 0, 0])), (-ratio, np.zeros(3)))
-
-    def rate(state: Any) -> Any:
-        v, bias = state[:3], state[3]
-        size = np.linalg.norm(v)
-        total = np.zeros(4)
-        for weight, mean in means:
-            theta1, theta2 = integrals(StudentT(3), float((mean @ v + bias) / size))
-            total += weight * np.array([*(theta1 * mean + theta2 * v / size), theta1])
-        return total
-
-    at = np.array([length, 0, 0, s * length])
-    columns = [(rate(at + h) - rate(at - h)) / 2e-4 for h in 1e-4 * np.eye(4)]
-    return np.column_stack(columns), point
+def _gaussians(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """How many rest points there are between Gaussians of random widths, from the density."""
+    wrong = 0.0
+    for _ in range(6):
+        widths = np.exp(rng.uniform(-1, 1, size=2))
+        at = Point({"positive": widths[0], "negative": widths[1], "distance": rng.uniform(0.5, 4)})
+        wrong += not _gaussians_at(formula, at).holds
+    return Measurement(wrong / 6, 0.0)
 
 
-def _ray(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """How far the Jacobian moves the predicted direction; 1 is added unless all else is stable."""
-    jacobian, point = _full_jacobian(float(rng.uniform(0.8, 3)), 1.7)
-    direction = formula(point, 1.7)
-    moved = np.linalg.norm(jacobian @ direction) / np.linalg.norm(direction)
-    values = np.sort(np.linalg.eigvals(jacobian).real)
-    stable = bool(np.all(values[:3] < -1e-3) and abs(values[3]) < 1e-5)
-    return Measurement(float(moved) + float(not stable), 1e-5)
+def _gaussians_at(formula: Formula, point: Point) -> Measurement:
+    plus, minus, distance = point["positive"], point["negative"], point["distance"]
+    if 0 < abs(np.log(plus / minus)) < 1e-3:
+        raise JomaError(_UNDECIDED)
+    found = rest_points(Scaled(Gaussian(), plus), distance, Scaled(Gaussian(), minus))
+    return decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
 
 
-def _jacobian_with_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Distance of the predicted longitudinal eigenvalue from those of the flow in v and ξ."""
-    jacobian, point = _full_jacobian(float(rng.uniform(0.8, 2.5)), 1.7)
-    predicted = formula(StudentT(3), point, length=1.7).longitudinal
-    return Measurement(float(np.min(np.abs(np.linalg.eigvals(jacobian) - predicted))), 1e-7)
+def _active_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Rest points with both clusters on the active side, from the density.
+
+    Every ratio must lie in the interval, and its ends must be approached within 0.02: by a spike
+    that holds nearly all of the cluster, and by clusters that nearly touch.
+    """
+    del rng
+    low, high = formula()
+    cases = [(StudentT(df), d) for df in (1.2, 1.3, 1.5) for d in (0.1, 0.5, 1.0)]
+    spike = Spiked(0.99, 2e-4)
+    cases += [(spike, 1e-5), (spike, 0.9999 * _active_distance(spike))]
+    ratios = [
+        ratio for marginal, d in cases for s, ratio in rest_points(marginal, d, marginal) if s >= 0
+    ]
+    outside = max(low - min(ratios), max(ratios) - high, 0.0)
+    slack = max(min(ratios) - low, high - max(ratios))
+    return Measurement(max(outside / 1e-9, slack / 0.02), 1.0)
 
 
-def _signs(*distances: float) -> Any:
-    """Whether the rest points of t₃ clusters have s₊ > 0 > s₋, as a formula says."""
+def _active_distance(marginal: Marginal) -> float:
+    """The D with m(D) = m(0), up to which both clusters can rest on the active side."""
 
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        del rng
-        wrong = 0
-        for distance in distances:
-            s, _ = _rest_point(StudentT(3), distance)
-            wrong += formula() != (s < 0 < s + distance)
-        return Measurement(wrong / len(distances), 0.0)
+    def rise(distance: float) -> float:
+        lives = reference(marginal, np.array([0.0, distance])).life
+        return float(lives[1] - lives[0])
 
-    return measure
+    return float(optimize.brentq(rise, 1e-4, 1.0, xtol=1e-14))
+
+
+def _all_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """The ratios of t₃, whose negative cluster is on the inactive side: 5.96 at distance 2."""
+    del rng
+    ratio = _rest_point(StudentT(3), 2.0)[1]
+    return Measurement((ratio - formula()[1]) / ratio, 1e-9)
+
+
+def _active_ratios_at(formula: Formula, point: Point) -> Measurement:
+    low, high = formula()
+    found = rest_points(family_of(point), point["distance"], family_of(point))
+    ratios = [ratio for s, ratio in found if s >= 0]
+    if not ratios:
+        raise JomaError("there is no rest point with both clusters on the active side")
+    return Measurement(max(low - min(ratios), max(ratios) - high), 1e-9)
+
+
+def _signs(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Whether rest points have s₊ > 0 > s₋, as a formula says."""
+    del rng
+    cases = [(3.0, 0.5), (3.0, 1.0), (3.0, 4.0), (10.0, 4.0), (10.0, 8.0), (1.5, 0.1), (1.5, 2.0)]
+    wrong = [formula(StudentT(df), d) != _straddles(StudentT(df), d) for df, d in cases]
+    wrong.append(formula(Laplace(), 2.0) != _straddles(Laplace(), 2.0))
+    return Measurement(float(np.mean(wrong)), 0.0)
+
+
+def _straddles(marginal: Marginal, distance: float) -> bool:
+    if isinstance(marginal, Laplace):
+        # Between -D and 0 the lives must not meet; below they are all equal.
+        s = np.linspace(-distance, 0, 50)[1:-1]
+        lives = reference(marginal, s + distance).life, reference(marginal, s).life
+        return bool(np.any(lives[0] <= lives[1] * (1 + 1e-12)))
+    s, _ = _rest_point(marginal, distance)
+    return bool(s < 0 < s + distance)
+
+
+def _signs_at(formula: Formula, point: Point) -> Measurement:
+    marginal, distance = family_of(point), point["distance"]
+    s = -np.inf
+    if not isinstance(marginal, Laplace):
+        s, _ = _rest_point(marginal, distance)
+        if min(abs(s), abs(s + distance)) < 1e-6 * max(1.0, distance):
+            raise JomaError(_UNDECIDED)
+    border = 10 * min(abs(s), abs(s + distance)) / distance
+    return decide(formula(marginal, distance) != _straddles(marginal, distance), border)
 
 
 def _laplace(formula: Formula, rng: np.random.Generator) -> Measurement:
     """v̇ and ξ̇ at several places below zero, by quadrature, at the ratio predicted."""
     worst = 0.0
     for s in -rng.uniform(0.1, 4, size=3):
-        distance = float(rng.uniform(0.5, 2))
-        plus, minus = integrals(Laplace(), float(s)), integrals(Laplace(), float(s - distance))
-        ratio = formula(distance)
-        bias_rate = plus[0] - ratio * minus[0]
-        v_rate = distance * plus[0] + plus[1] - ratio * minus[1]
-        worst = max(worst, abs(bias_rate) / plus[0], abs(v_rate) / plus[0])
-    return Measurement(float(worst), 1e-8)
+        worst = max(worst, _laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3))
+    return Measurement(worst, 1e-9)
 
+
+def _laplace_error(formula: Formula, s: float, distance: float, width: float) -> float:
+    shapes = [Scaled(Laplace(), width)] * 2
+    means, v = np.array([[distance], [0.0]]), np.ones(1)
+    ratio = formula(distance, width)
+    rate = flow(shapes, [1.0, -ratio], means, v, s - distance)
+    share = float(reference(shapes[0], s).share)
+    return float(np.abs(rate / [distance + width, 1.0]).max() / share)
+
+
+def _laplace_at(formula: Formula, point: Point) -> Measurement:
+    width = point["width"]
+    error = _laplace_error(formula, point["s"] * width, point["distance"] * width, width)
+    return Measurement(error, 1e-9)
+
+
+def _fixed_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """v̇ at fixed ξ by quadrature, for clusters of Gaussian shape that cannot rest otherwise."""
+    worst = 0.0
+    for s, distance in zip(rng.uniform(-2, 2, 4), rng.uniform(0.5, 3, 4), strict=True):
+        for shapes in ((Gaussian(), Gaussian()), (Logistic(), Scaled(Logistic(), 2.0))):
+            worst = max(worst, _fixed_bias_error(formula, *shapes, float(s), float(distance)))
+    return Measurement(worst, 1e-9)
+
+
+def _fixed_bias_error(
+    formula: Formula, positive: Marginal, negative: Marginal, s: float, distance: float
+) -> float:
+    ratio = formula(positive, s, distance, negative=negative)
+    means = np.array([[distance, 0.0], [0.0, 0.0]])
+    rate = flow([positive, negative], [1.0, -ratio], means, np.array([1.0, 0.0]), s)
+    there = reference(positive, s + distance)
+    return float(np.abs(rate[:2]).max() / (there.first_integral + abs(s) * there.share))
+
+
+def _fixed_bias_at(formula: Formula, point: Point) -> Measurement:
+    positive, distance, negative = _pair(point)
+    s = point["s"] * point["negative"]
+    if s <= -negative.reach or s + distance <= -positive.reach:
+        raise JomaError("s must leave a part of both clusters on the active side")
+    if reference(positive, s + distance).log_share < -500:
+        raise JomaError("the force of the positive cluster must be a float")
+    if abs(s) >= negative.reach or reference(negative, -abs(s)).log_share < -500:
+        raise JomaError("s must lie inside the negative cluster")
+    return Measurement(_fixed_bias_error(formula, positive, negative, s, distance), 1e-8)
+
+
+def _line(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Three Gaussians in a row with every choice of signs, and five of unequal width."""
+    worst = 0.0
+    for signs in ([1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, -1, 1]):
+        values = {"positions": np.sort(rng.uniform(-3, 3, 3)), "widths": np.ones(3)}
+        at = {"family": "gaussian", "signs": np.array(signs, dtype=float), "offset": -0.4}
+        worst = max(worst, _line_at(formula, Point({**values, **at})).error)
+    values = {"positions": rng.uniform(-3, 3, 5), "widths": np.exp(rng.uniform(-1, 1, 5))}
+    at = {"family": "logistic", "signs": np.array([1.0, -1, 1, -1, 1]), "offset": 0.3}
+    return Measurement(max(worst, _line_at(formula, Point({**values, **at})).error), 1e-8)
+
+
+def _line_at(formula: Formula, point: Point) -> Measurement:
+    """Overlap of the two ranges of mean residual life, from the density, decides; then v̇ = 0."""
+    positions = point["positions"]
+    count = positions.size
+    if count < 2:
+        raise JomaError("there must be two clusters or more")
+    shapes: list[Marginal] = [
+        Scaled(family_of(point), float(width)) for width in np.resize(point["widths"], count)
+    ]
+    signs = np.where(np.resize(point["signs"], count) > 0, 1.0, -1.0)
+    s = positions + point["offset"]
+    if any(at <= -one.reach for one, at in zip(shapes, s, strict=True)):
+        raise JomaError("every cluster must have a part on the active side")
+    there = [reference(one, float(at)) for one, at in zip(shapes, s, strict=True)]
+    lives = np.array([float(one.life) for one in there])
+    logs = np.array([float(one.log_share) for one in there])
+    if np.ptp(logs) > 500 or np.all(signs == signs[0]):
+        raise JomaError("the gradients must be floats, and of both signs")
+    plus, minus = lives[signs > 0], lives[signs < 0]
+    overlap = -max(minus.min() - plus.max(), plus.min() - minus.max())
+    if abs(overlap) < 1e-4 * lives.max():
+        raise JomaError(_UNDECIDED)
+    means = np.column_stack([positions, np.zeros(count)])
+    a = formula(shapes, means, np.array([1.0, 0.0]), point["offset"], signs)
+    if (a is None) != bool(overlap < 0):
+        return Measurement(1.0, 1e-8)
+    if a is None:
+        return Measurement(0.0, 1e-8)
+    forces = a * np.exp(logs)
+    rate = flow(shapes, a, means, np.array([1.0, 0.0]), point["offset"])
+    size = np.abs(forces) @ (np.abs(positions) + lives + np.abs(s))
+    wrong_sign = float(np.any(a * signs <= 0))
+    return Measurement(max(float(np.abs(rate).max() / size), wrong_sign), 1e-8)
+
+
+_SPIKES: dict[str, Any] = {
+    "share": Real(0.01, 0.999),
+    "width": Real(0.002, 1.0, log=True),
+}
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma4",
         title="at a critical point Σ a_j F(s_j) = 0",
-        source="JoMA, Lemma 4 (Eqns 54-55)",
+        source="JoMA preprint, Lemma 4 (Eqns 54-55)",
         method="rest points of t₃ clusters found from the density alone",
         derived=lambda marginal, a, s, length: clusters.balance(marginal, a, s),
         printed=lambda marginal, a, s, length: clusters.balance(
             marginal, a, length * np.asarray(s)
         ),
         measure=_balanced,
-        erratum="It holds in s, not in r = ‖v‖ s.",
+        search=Search({**PAIR, "length": Real(0.1, 10.0, log=True)}, _balanced_at),
     ),
     Claim(
         id="eqn56",
         title="F₊/F₋ = θ₁₊/θ₁₋ = a₋/a₊ makes a critical point if v ∥ x̄₊ - x̄₋",
-        source="JoMA, Eqn 56",
+        source="JoMA preprint, Eqn 56",
         method="v̇ of aligned and tilted nodes by quadrature",
         derived=_rests,
         printed=_satisfies_eqn56,
         measure=_sufficiency,
-        erratum="Called sufficient and necessary; it is necessary only, unless v ∥ x̄₊ - x̄₋.",
+        search=Search(
+            {
+                "df": Real(1.1, 30.0, log=True, special=(2.0,)),
+                "distance": Real(0.05, 20.0, log=True),
+                "length": Real(0.1, 10.0, log=True),
+                "tilt": Real(-1.4, 1.4, special=(0.0,)),
+                "shift": Choice(0.0, 0.0, 0.3, -1.0),
+                "log_factor": Choice(0.0, 0.0, 0.2, -1.0),
+            },
+            _sufficiency_at,
+        ),
     ),
     Claim(
         id="eqn58",
-        title="θ₂(0)p(0) ≥ ¼ is sufficient for critical points",
-        source="JoMA, Eqn 58",
-        method="mean residual life of the families that satisfy it, by quadrature",
-        derived=lambda marginal: clusters.sufficient_condition(marginal) >= 0.25 - 1e-12,
+        title="θ₂(0)p(0) > ¼: F/θ₁ falls at 0, so that near clusters rest with both s ≥ 0",
+        source="JoMA preprint, Eqn 58",
+        method="mean residual life on the right of 0 by quadrature, eleven families",
+        derived=lambda marginal: clusters.sufficient_condition(marginal) > 0.25 + 1e-12,
         measure=_sufficient,
-        erratum="Sufficient, but far from necessary: .203 for t₃ and .180 for t₅, which have them.",
+        search=Search(
+            {
+                "family": Choice("student", "spiked", "laplace", "ball"),
+                "df": Real(1.02, 100.0, log=True, special=(2.0,)),
+                "n": Integer(1, 50, log=True),
+                **_SPIKES,
+            },
+            _sufficient_at,
+        ),
     ),
     Claim(
         id="thm3-existence",
-        title="critical points exist just where F/θ₁ is not injective: none for Gaussian clusters",
+        title="two clusters have critical points just where m₊(s+D) = m₋(s) for some s, m = F/θ₁",
         source="new",
-        method="mean residual life of nine families by quadrature",
-        derived=lambda marginal: bool(clusters.critical_points(marginal, 1.0)),
+        method="mean residual lives of thirteen pairs by quadrature",
+        derived=lambda positive, distance, negative: bool(
+            clusters.critical_points(positive, distance, negative=negative)
+        ),
         measure=_existence,
+        search=Search(PAIR, _existence_at),
+    ),
+    Claim(
+        id="thm3-gaussian",
+        title="two Gaussian clusters: one critical point if the positive is narrower, else none",
+        source="new",
+        method="mean residual lives at random widths by quadrature",
+        derived=lambda positive, negative, distance: int(positive < negative),
+        measure=_gaussians,
+        search=Search(
+            {
+                "positive": Real(0.05, 20.0, log=True, special=(1.0,)),
+                "negative": Real(0.05, 20.0, log=True, special=(1.0,)),
+                "distance": Real(0.01, 100.0, log=True),
+            },
+            _gaussians_at,
+        ),
     ),
     Claim(
         id="eqn59",
-        title="for each distance there is one ratio a₋/a₊ at which a t₃ node rests",
-        source="JoMA, after Eqn 59",
-        method="30 digits, distances .5 to 4",
-        derived=_derived_ratio,
-        printed=lambda marginal, distance: printed.ratio_bounds(),
-        measure=_ratios,
-        erratum="Ratios are not confined to (½,1)∪(1,2): 5.96 at distance 2, 24.0 at 4.",
+        title="critical points with both clusters on the active side have 1 < a₋/a₊ < 2",
+        source="JoMA preprint, after Eqn 59",
+        method="t₁.₂ to t₁.₅ and spiked clusters by quadrature; both ends are approached",
+        derived=lambda: (1.0, 2.0),
+        measure=_active_ratios,
+        condition="s₋ ≥ 0, the paper's own range x ≥ 0",
+        without=_all_ratios,
+        search=Search(
+            {
+                "family": Choice("student", "spiked"),
+                "df": Real(1.02, 2.0, log=True),
+                "distance": Real(1e-3, 100.0, log=True),
+                **_SPIKES,
+            },
+            _active_ratios_at,
+        ),
     ),
     Claim(
         id="thm3-laplace",
-        title="Laplace clusters: every s₊ ≤ 0 is a rest point, at a₋/a₊ = e^D",
+        title="Laplace clusters: every s₊ ≤ 0 is a rest point, at a₋/a₊ = e^{D/width}",
         source="new",
         method="v̇ and ξ̇ by quadrature at random places",
-        derived=np.exp,
+        derived=lambda distance, width: float(np.exp(distance / width)),
         measure=_laplace,
+        search=Search(
+            {
+                "s": Real(-300.0, 0.0, special=(0.0,)),
+                "distance": Real(1e-3, 50.0, log=True),
+                "width": Real(0.01, 100.0, log=True, special=(1.0,)),
+            },
+            _laplace_at,
+        ),
+    ),
+    Claim(
+        id="thm3-fixed-bias",
+        title="at fixed ξ some a₋/a₊ makes v̇ = 0 at every s₋, for clusters of any shape",
+        source="new",
+        method="v̇ by quadrature at random places",
+        derived=clusters.fixed_bias_ratio,
+        measure=_fixed_bias,
+        search=Search({**PAIR, "s": Real(-20.0, 20.0, special=(0.0,))}, _fixed_bias_at),
+    ),
+    Claim(
+        id="thm3-line",
+        title="clusters on a line: a node can rest just if their F/θ₁, + and -, overlap in range",
+        source="new",
+        method="mean residual lives, v̇ and ξ̇ by quadrature, three and five clusters",
+        derived=clusters.resting_gradients,
+        measure=_line,
+        search=Search(
+            {
+                **FAMILY,
+                "positions": Vector(Real(-10.0, 10.0), Integer(2, 7)),
+                "widths": Vector(Real(0.1, 10.0, log=True, special=(1.0,)), Integer(1, 7)),
+                "signs": Vector(Real(-1.0, 1.0), Integer(2, 7)),
+                "offset": Real(-15.0, 15.0, special=(0.0,)),
+            },
+            _line_at,
+        ),
     ),
     Claim(
         id="a4-signs",
-        title="at rest the positive cluster is on the active side, the negative one is not",
-        source="JoMA, Section A.4",
-        method="rest points of t₃ clusters from the density, distances 1 to 4",
-        derived=lambda: True,
-        measure=_signs(1.0, 2.0, 4.0),
-        condition="clusters far enough apart",
-        without=_signs(0.5),
-        erratum="Said to be often so; t₃ clusters .5 apart rest with both on the inactive side.",
+        title="at rest s₊ > 0 > s₋ just if m(-D) > m(0) < m(D): t₃ from D = 0.93, Laplace never",
+        source="JoMA preprint, Section A.4",
+        method="rest points of t and Laplace clusters from the density",
+        derived=clusters.straddles,
+        measure=_signs,
+        search=Search({"family": Choice("student", "student", "laplace"), **_STUDENT}, _signs_at),
     ),
-    Claim(
-        id="thm3-jacobian",
-        title="the Jacobian is -a₊θ₁‖x̄₊‖/‖μ‖ across μ and -(ξ²/‖μ‖³)[a₋p₋ - a₊p₊] along",
-        source="JoMA, Theorem 3 (Eqns 72-74)",
-        method="central differences of v̇ in three dimensions, ‖μ‖ = 1.7",
-        derived=clusters.jacobian,
-        printed=printed.jacobian,
-        measure=_jacobian,
-        condition="ξ held fixed",
-        without=_jacobian_with_bias,
-        erratum="Eqns 73-74 make C indefinite whenever ξ* < 0, the paper's own case.",
-    ),
-    Claim(
-        id="thm3-ray",
-        title="with ξ free, critical points are rays: (μ, ξ*) is a zero eigenvector, else stable",
-        source="new",
-        method="Jacobian in (v, ξ) by quadrature, t₃ clusters",
-        derived=lambda point, length: np.array([1.0, 0, 0, point.s_minus]) * length,
-        measure=_ray,
-    ),
+    *STABILITY,
 )

@@ -82,7 +82,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="sec7-coherence",
         title="8ε⁻² ln M dimensions hold M embeddings with |u·u′| ≤ ε",
-        source="JoMA, Section 7",
+        source="JoMA preprint, Section 7",
         method="random unit vectors, 500 to 2000 of them in 199 to 274 dimensions",
         derived=lambda eps, tokens: 8 * np.log(tokens) / eps**2,
         measure=_coherence,
@@ -98,7 +98,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn60",
         title="the weight is w(0) + U_C Δv + u_m ξ: the residual connection is a bias",
-        source="JoMA, Eqn 60",
+        source="JoMA preprint, Eqn 60",
         method="flow of the weights themselves in 12 dimensions",
         derived=embeddings.weight,
         measure=_implicit_bias,
@@ -106,11 +106,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="superposition",
         title="orthogonal patterns share one weight: w = Σ_m v_m + ξ_m u_m",
-        source="JoMA, Section A.4",
+        source="JoMA preprint, Section A.4",
         method="three patterns in one weight, each compared with itself alone",
         derived=embeddings.superposed,
         printed=printed.superposed,
         measure=_superposition,
-        erratum="Printed with -ξ_m, against Eqn 60: the node would fire without its pattern.",
     ),
 )

@@ -305,10 +305,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_fixed_projection,
         condition="fixed P, Q; η ≤ 2/(λ_max + M)",
         without=_neither_fixed_nor_slow,
-        erratum=(
-            "The 1/N in M belongs to a gradient with 1/N; for the printed sum the bound is true but"
-            " N times too slow."
-        ),
     ),
     Claim(
         id="galore-rate-attained",
@@ -337,7 +333,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_varying_coefficients,
         condition="η ≤ 2/(λ_max + κ)",
         without=_too_long_steps,
-        erratum="L_B L_C D² vanishes when only one of B, C varies, but contraction slows as well.",
     ),
     Claim(
         id="galore-varying-attained",

@@ -96,11 +96,6 @@ def _exp_law(block: Block, v: Any, z: Any) -> Any:
     return z - printed.exp_logits(block, v)
 
 
-def _printed_at_any_rates(block: Block, v: Any, z: Any) -> Any:
-    """The printed laws without regard to the rates, halved for linear attention as ours is."""
-    return _linear_law(block, v, z) / 2 if block.sigma.name == "linear" else _exp_law(block, v, z)
-
-
 def _softmax_estimate(formula: Formula, rng: np.random.Generator) -> Measurement:
     """All samples alike make the per-node condition exact; a slow z keeps b̄ constant."""
     return _estimate(formula, rng, np.tile(rng.dirichlet(np.ones(6)), (8, 1)))
@@ -211,7 +206,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn2",
         title="the training dynamics are the gradient of the per-node loss (Eqn 9)",
-        source="JoMA, Eqns 1-2, 9",
+        source="JoMA preprint, Eqns 1-2, 9",
         method="central differences of the objective, 4 attentions × 2 activations, 2 queries",
         derived=velocity,
         measure=_gradient,
@@ -219,7 +214,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-linear",
         title="linear attention conserves z² - Σ v²",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="drift along the full block's flow (DOP853, 1e-12)",
         derived=_linear_law,
         measure=_law(Block("linear", "tanh")),
@@ -229,7 +224,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-exp",
         title="exp attention conserves z - ½ Σ v²",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="drift along the full block's flow (DOP853, 1e-12)",
         derived=_exp_law,
         measure=_law(Block("exp", "tanh")),
@@ -242,12 +237,10 @@ CLAIMS: tuple[Claim, ...] = (
         source="talk, JoMA dynamics",
         method="drift along the full block's flow, η_W = .7, η_Z = 1.3",
         derived=invariants.conserved_pointwise,
-        printed=_printed_at_any_rates,
         measure=_law(
             Block("linear", "tanh", eta_w=0.7, eta_z=1.3),
             Block("exp", "tanh", eta_w=0.7, eta_z=1.3),
         ),
-        erratum="The joint law needs the factor η_Z/η_W; as printed it holds at equal rates.",
     ),
     Claim(
         id="thm1-pointwise",
@@ -295,36 +288,31 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="thm1-softmax",
         title="softmax attention: z = ½ Σ_k (v_k² - ‖v_k‖² b̄) + c",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="relative error on a block whose samples are alike and whose z moves by 1e-4",
         derived=invariants.softmax_logits,
-        printed=printed.softmax_logits,
         measure=_softmax_estimate,
         condition="b̄ constant and Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k",
         without=_softmax_estimate_apart,
-        erratum="The theorem drops the brackets of Eqn 18: the ½ belongs to both terms.",
     ),
     Claim(
         id="thm1-softmax-condition",
         title="the softmax law's condition must weigh each node by its v_k",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="32 random blocks: does the condition tell where Eqn 17 holds?",
         derived=_condition_with_weights,
         printed=_condition_as_printed,
         measure=_softmax_condition,
-        erratum="It must read Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k; without the v_k "
-        "(and with a transpose missing) it can hold while Eqn 17 fails.",
     ),
     Claim(
         id="thm1-zero",
         title="zero initialisation gives c = 0",
-        source="JoMA, Theorem 1",
+        source="JoMA preprint, Theorem 1",
         method="flow from zero, in which something must have moved",
         derived=lambda: 0.0,
         measure=_from_zero,
         condition="exp attention",
         without=_from_zero_linear,
-        erratum="For linear attention z = w = 0 is a fixed point: nothing moves, c = 0 is empty.",
     ),
     Claim(
         id="thm1-descent",

@@ -6,7 +6,8 @@ import mpmath
 import numpy as np
 from scipy import integrate
 
-from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
+from joma.experiments.claims import _linear_points as points
+from joma.experiments.claims._claim import Claim, Formula, Measurement
 from joma.theory import linear, spectra
 from joma.theory.as_printed import linear as printed
 from joma.theory.block import Block, Samples, simulate
@@ -114,6 +115,19 @@ def _time(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(float(worst), 1e-8)
 
 
+def _time_elsewhere(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """The time at which |v| = 6 where A grows as softmax's does, and where the gradient fades."""
+    delta = np.array([rng.uniform(0.5, 1.5)])
+    predicted = float(formula(delta)[0])
+    grown = (
+        lambda v: delta * np.exp(v**2 / 2) / ((1 + np.exp(v**2 / 2)) / 2),
+        lambda v: delta * np.exp(v**2 / 2) * 2 / (1 + np.exp(v)),
+    )
+    # Neither has diverged when the formula says so; v at that time counts.
+    ends = [float(_solve(right_side, [predicted], np.zeros(1))[0, 0]) for right_side in grown]
+    return Measurement(max(0.0, 6.0 - max(ends)), 1e-8)
+
+
 def _who_wins(formula: Formula, rng: np.random.Generator) -> Measurement:
     return _first_to_six(formula, [(rng.normal(size=4), np.zeros(4)) for _ in range(20)])
 
@@ -121,20 +135,17 @@ def _who_wins(formula: Formula, rng: np.random.Generator) -> Measurement:
 def _who_wins_from_elsewhere(formula: Formula, rng: np.random.Generator) -> Measurement:
     cases = [(np.array([1.0, 0.8]), np.array([0.0, 0.6]))]
     cases += [(np.array([-1.0, 0.9]), np.array([0.5, 0.5]))]
-    cases += [(rng.normal(size=4), rng.normal(size=4)) for _ in range(20)]
+    cases += [(rng.normal(size=4), 2 * rng.normal(size=4)) for _ in range(300)]
     return _first_to_six(formula, cases)
 
 
 def _first_to_six(formula: Formula, cases: list[tuple[Any, Any]]) -> Measurement:
-    """The weight whose time to reach |v| = 6, an integral over v, is the shortest."""
+    """The weight whose time to reach |v| = 6, an integral over v by Simpson's rule, is shortest."""
     wrong = 0
     for delta, start in cases:
-        ways: list[Any] = [
-            integrate.quad(lambda u: np.exp(-(u**2) / 2), v * np.sign(d), 6.0)
-            for d, v in zip(delta, start, strict=True)
-        ]
-        first = np.argmin([way[0] for way in ways] / np.abs(delta))
-        wrong += int(formula(delta, initial=start)) != first
+        u = np.linspace(start * np.sign(delta), 6.0, 801)
+        ways = integrate.simpson(np.exp(-(u**2) / 2), x=u, axis=0)
+        wrong += int(formula(delta, initial=start)) != np.argmin(ways / np.abs(delta))
     return Measurement(wrong / len(cases), 0.0)
 
 
@@ -176,7 +187,21 @@ def _rank_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Whether the matrix ODE has lost rank at 1 - t/t* = 1e-4."""
     delta, _, flow = _matrix_flow(rng, [1e-4])
     falls = bool(spectra.rank(flow[0]) < spectra.rank(delta))
-    return Measurement(float(formula() != falls), 0.0)
+    return Measurement(float(formula(delta) != falls), 0.0)
+
+
+def _late_limit(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """The stable rank with the winners at 1e7 and the others at their limits, with and without ties."""
+    cases = [
+        rng.normal(size=(4, 3)),
+        np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]),
+        np.array([[1.0, 0.0], [0.0, 0.999]]),
+        np.array([[3.0, 4.0], [5.0, 0.0], [1.0, 1.0]]),
+        np.array([[2.0, 1.0], [-2.0, -1.0], [0.0, 1.0]]),
+    ]
+    ends = [spectra.stable_rank(points.at_the_end(delta, 1e7)) for delta in cases]
+    off = [abs(formula(delta) - end) for delta, end in zip(cases, ends, strict=True)]
+    return Measurement(float(np.max(off)), 1e-9)
 
 
 def _stable_ranks(delta: Any, t: Any) -> tuple[Any, Any]:
@@ -188,6 +213,8 @@ def _stable_ranks(delta: Any, t: Any) -> tuple[Any, Any]:
 
 _SLOW = np.array([[1.0, 0.0], [0.0, 0.95], [0.0, 0.95]])
 """Two weaker rows that together outweigh the winner until late."""
+_TIED = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]])
+"""Two longest rows: the stable rank of V rises to 2, and that of V̇ is the higher."""
 
 
 def _ranks_late(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -196,8 +223,10 @@ def _ranks_late(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 def _ranks_early(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Both must fail: before it is late, and with two longest rows."""
     del rng
-    return _fall(formula, _SLOW, [0.1, 0.01])
+    early, tied = _fall(formula, _SLOW, [0.1, 0.01]), _fall(formula, _TIED, [1e-3, 1e-6])
+    return min((early, tied), key=lambda m: m.error)
 
 
 def _fall(formula: Formula, delta: Any, left: list[float]) -> Measurement:
@@ -239,54 +268,51 @@ def _softmax_remark(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 def _softmax_in_full(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """The same on a full softmax block, where b̄ is equal at the start and then moves."""
-    g = rng.uniform(0.5, 1.5, size=5)
-    samples = Samples(0.2 * np.eye(5) + 0.16, gradient=g)
-    path = simulate(Block("softmax", "linear"), samples, [0.0, 2.0])
-    ratios = formula(np.asarray(samples.x).T @ g / 5, path.v[1, :, 0])
+    """The same on a softmax block whose A and b̄ do stay equal: one token a sample, so v = Δt."""
+    del rng
+    samples = Samples(np.eye(5), gradient=np.array([0.5, 0.8, 1.0, 1.2, 1.5]))
+    path = simulate(Block("softmax", "linear"), samples, [0.0, 5.0])
+    ratios = formula(np.asarray(samples.gradient) / 5, path.v[1, :, 0])
     return Measurement(float(np.ptp(ratios) / np.mean(ratios)), 1e-8)
 
 
 def _discriminancy_times_frequency(g: Any, x: Any) -> Any:
-    """E[g | token l] · P(l), with samples equally likely."""
+    """E[g | token l] · P(l), with samples equally likely; 0 for a token that never occurs."""
     frequency = x.mean(axis=0)
-    posterior = x / x.sum(axis=0)
+    total = x.sum(axis=0)
+    posterior = x / np.where(total > 0, total, 1.0)
     return (g @ posterior) * frequency
 
 
 def _saliency(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Draws a sample, then one of its tokens, and averages g over the draws of each token."""
+    """The velocity with which the weights of a block leave zero."""
     x = rng.dirichlet(np.ones(4), size=6)
     g = rng.normal(size=6) + 1
-    draws = 400_000
-    sample = rng.integers(0, 6, size=draws)
-    token = (rng.random((draws, 1)) > np.cumsum(x, axis=1)[sample]).sum(axis=1)
-    values = g[sample][:, None] * (token[:, None] == np.arange(4))
-    return monte_carlo(
-        values.mean(axis=0) - formula(g, x), values.std(axis=0, ddof=1) / np.sqrt(draws)
-    )
+    path = simulate(Block("exp", "linear"), Samples(x, gradient=g), [0.0, 1e-5])
+    return Measurement(_relative(formula(g, x), path.v[1, :, 0] / 1e-5), 1e-8)
 
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="eqn3",
         title="attention integrated out: v̇ = Δ exp(v²/2 + c)/A is the block",
-        source="JoMA, Eqns 3, 19-20",
+        source="JoMA preprint, Eqns 3, 19-20",
         method="closed form against the full block from any start, η_W = .7, η_Z = 1.3, τ = .8",
         derived=_by_unit_rates,
         measure=_modified_mlp,
+        search=points.EQN3,
     ),
     Claim(
         id="thm2",
         title="erf(v_l/√2)/Δ_l is the same for all tokens",
-        source="JoMA, Theorem 2 (Eqn 4)",
+        source="JoMA preprint, Theorem 2 (Eqn 4)",
         method="spread over tokens on the full block at 95% of the winner's time",
         derived=linear.conserved_ratio,
         printed=printed.conserved_ratio,
         measure=_ratio,
         condition="v(0) = 0",
         without=_ratio_from_elsewhere,
-        erratum="Eqn 4 has erf(v/2); it must be erf(v/√2).",
+        search=points.THM2,
     ),
     Claim(
         id="thm2-closed-form",
@@ -295,61 +321,68 @@ CLAIMS: tuple[Claim, ...] = (
         method="defining integral in 40 digits at the same float t, down to 1 - t/t* = 1e-8",
         derived=linear.weights,
         measure=_near_blowup,
+        search=points.CLOSED_FORM,
     ),
     Claim(
         id="thm2-blowup",
-        title="each token diverges at a finite time of its own, A√(π/2)/|Δ| from zero",
+        title="each token alone diverges at a finite time, from zero at A√(π/2)/|Δ|",
         source="new",
         method="quadrature of dv/v̇ to infinity",
         derived=linear.blowup_time,
         measure=_time,
+        condition="A constant, and Δ constant (Assumption 1)",
+        without=_time_elsewhere,
+        search=points.BLOWUP,
     ),
     Claim(
         id="thm2-winner",
         title="the winner is argmax |Δ|",
-        source="JoMA, Theorem 2 (remark)",
+        source="JoMA preprint, Theorem 2 (remark)",
         method="time to reach 6 by quadrature, 20 cases",
         derived=lambda delta, *, initial: np.argmax(np.abs(delta)),
         measure=_who_wins,
         condition="v(0) = 0, c and A equal for all tokens",
         without=_who_wins_from_elsewhere,
+        search=points.WINNER,
     ),
     Claim(
         id="thm2-own-time",
-        title="from any start the winner is the token with the smallest own time",
+        title="from any start the winner has the smallest A e^{-c} erfc(±v₀/√2)/|Δ|",
         source="new",
-        method="time to reach 6 by quadrature, 22 cases that do not start at zero",
+        method="time to reach 6 by quadrature, 302 cases that do not start at zero",
         derived=linear.winner,
         measure=_who_wins_from_elsewhere,
+        search=points.OWN_TIME,
     ),
     Claim(
         id="thm2-losers",
-        title="the others are cut off at √2 erfinv(Δ_l/max|Δ|) when the winner leaves at t*",
-        source="new",
+        title="as t → t* the others converge, from zero to √2 erfinv(Δ_l/max|Δ|)",
+        source="JoMA preprint, Theorem 2 (remark)",
         method="ODE up to the winner's time",
         derived=linear.limit,
         measure=_losers,
+        search=points.LOSERS,
     ),
     Claim(
         id="thm2-softmax",
-        title="Theorem 2 carries over to softmax attention",
-        source="JoMA, Theorem 2 (remark)",
-        method="spread over tokens on the reduced softmax flow",
+        title="the reduced equation of softmax attention, b̄ frozen and equal, obeys Theorem 2",
+        source="JoMA preprint, Theorem 2 (remark)",
+        method="spread over tokens on the reduced flow; without: a block of one-token samples",
         derived=linear.conserved_ratio,
         printed=printed.conserved_ratio,
         measure=_softmax_remark,
-        condition="the same A[i] for all samples and b̄ equal for all tokens, at all times",
+        condition="the reduced equation; a block that keeps A[i] and b̄ equal has constant z, v = Δt",
         without=_softmax_in_full,
-        erratum="As in Eqn 4, erf(v/√2) for erf(v/2); and b̄ does not stay equal once z moves.",
+        search=points.SOFTMAX,
     ),
     Claim(
         id="footnote1",
         title="saliency Δ = discriminancy E[g | l] × frequency P(l)",
-        source="JoMA, Section 3.1, footnote 1",
-        method="Monte Carlo over drawn tokens",
+        source="JoMA preprint, Section 3.1, footnote 1",
+        method="the velocity with which the weights of a block leave zero",
         derived=_discriminancy_times_frequency,
         measure=_saliency,
-        erratum="The result is right; its middle step prints P(l|m) where P(i|m) belongs.",
+        search=points.FOOTNOTE1,
     ),
     Claim(
         id="talk-matrix",
@@ -358,6 +391,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="against the full block with four nodes",
         derived=lambda v, delta: np.exp(np.sum(v**2, axis=1, keepdims=True) / 2) * delta,
         measure=_block_of_many,
+        search=points.MATRIX,
     ),
     Claim(
         id="talk-nodes",
@@ -366,16 +400,25 @@ CLAIMS: tuple[Claim, ...] = (
         method="closed form against the matrix ODE",
         derived=linear.weights_multi,
         measure=_many_nodes,
+        search=points.NODES,
     ),
     Claim(
         id="talk-rank",
         title="V does not lose rank",
-        source="talk, more nodes",
+        source="new",
         method="singular values of the matrix ODE at 1 - t/t* = 1e-4",
-        derived=lambda: False,
-        printed=lambda: True,
+        derived=lambda delta: False,
         measure=_rank_falls,
-        erratum="V does not become low rank: its rank stays that of Δ, its stable rank tends to 1.",
+        search=points.RANK,
+    ),
+    Claim(
+        id="talk-stable-rank",
+        title="as t → t* the stable ranks of V and V̇ tend to that of the longest rows of Δ",
+        source="new",
+        method="winners at 1e7, the others at their limits in 30 digits; ties too",
+        derived=linear.stable_rank_limit,
+        measure=_late_limit,
+        search=points.RANK_LIMIT,
     ),
     Claim(
         id="talk-gradient-rank",
@@ -384,8 +427,9 @@ CLAIMS: tuple[Claim, ...] = (
         method="stable ranks along the matrix ODE and up to 1 - t/t* = 1e-6",
         derived=_stable_ranks,
         measure=_ranks_late,
-        condition="late: before, weaker rows may together outweigh the winner",
+        condition="late, one row of Δ longer than all others, and rank Δ ≥ 2",
         without=_ranks_early,
+        search=points.GRADIENT_RANK,
     ),
     Claim(
         id="linear-attention",
@@ -394,5 +438,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="closed form against the full block, η_W = .7, η_Z = 1.3, τ = .8",
         derived=linear.linear_attention,
         measure=_linear_attention,
+        search=points.LINEAR_ATTENTION,
     ),
 )

@@ -11,7 +11,6 @@ from joma.experiments.claims import _scan_snap_phases
 from joma.experiments.claims._claim import Claim, Formula, Measurement
 from joma.experiments.claims._scan_snap_phases import random_corpus
 from joma.theory import scan_snap
-from joma.theory.as_printed import scan_snap as printed
 from joma.theory.scan_snap import Corpus
 
 _IN_BETWEEN = Corpus(
@@ -290,11 +289,9 @@ CLAIMS: tuple[Claim, ...] = (
         source="talk, Scan&Snap (a)",
         method="fates on the population ODE and on sampled sequences",
         derived=scan_snap.initial_fate,
-        printed=printed.initial_fate,
         measure=_common_falls,
         condition="equally common in all classes; in between z̈(0) decides the start only",
         without=_common_falls_late,
-        erratum="Not every token of several classes falls: with P = .25 and .02 in two, it rises.",
     ),
     Claim(
         id="scan-snap-distinct-rise",
@@ -339,15 +336,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="scan-snap-gain-full",
         title="On the full flow only 1 ≤ χ ≤ e^{2B} is left, at η_Y = 100 η_Z too",
-        source="talk, Scan&Snap Theorem 3",
+        source="new",
         method="population ODE to t = 1e5, error in ln χ",
         derived=scan_snap.full_log_gain_bounds,
-        printed=printed.full_log_gain_bounds,
         measure=_gain_full,
-        erratum=(
-            "The lower bound e^{2f²(0)B} needs g = γf; on the full flow ln χ falls short of it "
-            "even at η_Y = 100 η_Z, by .004 to .009 for three classes with common mass .2."
-        ),
     ),
     Claim(
         id="scan-snap-b-rises",

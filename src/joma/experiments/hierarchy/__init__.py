@@ -10,8 +10,16 @@ tokens, over what evenly spread attention would give it. What "first" and "later
 in `_course`.
 """
 
-from joma.experiments._experiment import Experiment, Option, Outcome, Request, Scale, publish
-from joma.experiments.hierarchy._groups import GROUPS, SIZES
+from joma.experiments._experiment import (
+    Choice,
+    Experiment,
+    Option,
+    Outcome,
+    Request,
+    Scale,
+    publish,
+)
+from joma.experiments.hierarchy._groups import GROUPS, OPTIMIZERS, SIZES
 from joma.report import figures
 from joma.runs import Run
 
@@ -31,8 +39,9 @@ def reproduce(run: Run, request: Request) -> Outcome:
     for name in request.groups or GROUPS:
         train_group(run, name, size, request)
     results = _summary.collect(run, size)
-    outcome = _summary.judge(results)
+    outcome = _summary.judge(results, comparable=request.scale == "full")
     run.write_table("heights", _summary.table(results))
+    run.write_table("seeds", _summary.seeds_table(results))
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
     if (deep := _draw.draw_layers(results)) is not None:
         publish(run, "hierarchy", deep, outcome, title=TITLE, published=PUBLISHED)
@@ -58,7 +67,15 @@ EXPERIMENT = Experiment(
         "full": Scale(seconds=80, device="one H200", memory="2 GB of GPU memory"),
     },
     default_scale="small",
-    options=(Option("learning-rate", None, "learning rate"),),
+    options=(
+        Option("learning-rate", None, "learning rate"),
+        Choice(
+            "optimizer",
+            dict.fromkeys(SIZES, OPTIMIZERS[0]),
+            "sgd is plain gradient descent, of which the theory speaks",
+            OPTIMIZERS,
+        ),
+    ),
     groups=tuple(GROUPS),
     resumable=True,
 )

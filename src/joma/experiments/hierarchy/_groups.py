@@ -18,6 +18,14 @@ LENGTH = 16
 """Positions of a sequence. A sample has 6 tokens on average; the few of one in 2,500 that has more
 than 16 are left out."""
 
+OPTIMIZERS = ("adam", "sgd")
+
+SGD_RATE = 0.05
+"""Learning rate of gradient descent at every scale."""
+
+SGD_STEPS = 3
+"""How many times as many steps gradient descent makes as Adam."""
+
 Kind = Literal["class", "token", "flat"]
 
 
@@ -78,10 +86,11 @@ class Size:
         seeds: networks in each group.
         width: of the residual stream.
         hidden: nodes of each layer.
-        learning_rate: of Adam.
+        learning_rate: of the optimizer.
         steps: of training.
         batch: sequences in each step.
         samples: fresh sequences that the attention is measured on.
+        optimizer: "adam", or "sgd" for plain gradient descent without momentum.
     """
 
     seeds: int
@@ -91,11 +100,16 @@ class Size:
     steps: int
     batch: int
     samples: int
+    optimizer: str = "adam"
 
     def with_options(self, options: Mapping[str, Any]) -> "Size":
         """The same size with the options that were given."""
-        rate = options["learning-rate"]
-        return self if rate is None else dataclasses.replace(self, learning_rate=rate)
+        optimizer, rate = options["optimizer"], options["learning-rate"]
+        usual = self.learning_rate if optimizer == "adam" else SGD_RATE
+        steps = self.steps if optimizer == "adam" else SGD_STEPS * self.steps
+        return dataclasses.replace(
+            self, optimizer=optimizer, learning_rate=rate or usual, steps=steps
+        )
 
     @property
     def looks(self) -> tuple[int, ...]:

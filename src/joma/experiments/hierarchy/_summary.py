@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments._experiment import Outcome
+from joma.experiments._experiment import Outcome, Verdict
 from joma.experiments._trained import is_done
 from joma.experiments.hierarchy._course import APART, Course, Curves, course
 from joma.experiments.hierarchy._groups import DECIDES, DEPTH, GROUPS, HEIGHTS, Group, Size
@@ -81,22 +81,31 @@ def cooccurrence(group: Group) -> tuple[float, ...]:
     return tuple(found[height] for height in HEIGHTS)
 
 
-def judge(results: Mapping[str, Results]) -> Outcome:
+def judge(results: Mapping[str, Results], comparable: bool) -> Outcome:
     """Whether low-level association comes first, and what comes later.
 
     It agrees where, in the lowest layer of networks of several layers with the class as label, the
-    tokens of height 1 are taken up first and alone (see `Course.first`). Whether the others follow
-    is said beside it and does not decide.
+    tokens of height 1 are taken up first and alone (see `Course.first`), and differs where others
+    are before them. Where height 1 and another are not told apart, or nothing is taken up, it stays
+    open. Whether the others follow is said next to it and does not decide.
+
+    Args:
+        results: By group.
+        comparable: Whether the networks are of the full size; small ones decide nothing.
     """
-    agrees = False
+    verdict = Verdict.INCOMPLETE
     finding = f"the networks that decide are not trained yet; train group {DECIDES}."
     if DECIDES in results:
         layers = results[DECIDES].layers
-        agrees = course(layers[0]).low_first
+        seen = course(layers[0])
+        if not comparable:
+            verdict = Verdict.NOT_COMPARABLE
+        elif seen.first and (seen.low_first or HEIGHTS[0] not in seen.first):
+            verdict = Verdict.of(seen.low_first)
         finding = (
             f"in the lowest of {len(layers)} layers, {_first(layers[0])}; {_later(layers[0])}."
         )
-    return Outcome(agrees, finding, list(_rows(results)), tuple(_paragraphs(results)))
+    return Outcome(verdict, finding, list(_rows(results)), tuple(_paragraphs(results)))
 
 
 def _first(curves: Curves) -> str:
@@ -113,8 +122,8 @@ def _first(curves: Curves) -> str:
         how = "low-level association comes first: H = 1"
     elif seen.first[0] == 1:
         how = (
-            f"low-level association does not come first: H = {_and(seen.first)} come together, "
-            f"less than {APART:g} standard errors apart"
+            f"which comes first is not decided: H = {_and(seen.first)} come together, less than "
+            f"{APART:g} standard errors apart"
         )
     else:
         how = f"low-level association does not come first: H = {_and(seen.first)} before H = 1"
@@ -294,6 +303,20 @@ def table(results: Mapping[str, Results]) -> dict[str, list]:
                 measured = (curves.ratio[i, look], curves.shuffled[i, look], curves.entropy[look])
                 numbers = [n for own in measured for n in (own.mean(), own.std(ddof=1))]
                 row = (name, layer, height, step, *numbers)
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+    return columns
+
+
+def seeds_table(results: Mapping[str, Results]) -> dict[str, list]:
+    """Return a table with a row for each layer, height, step and network."""
+    columns: dict[str, list] = {
+        name: [] for name in ("group", "layer", "height", "step", "seed", "ratio")
+    }
+    for name, of in results.items():
+        for layer, curves in enumerate(of.layers):
+            for (i, look, seed), ratio in np.ndenumerate(curves.ratio):
+                row = (name, layer, HEIGHTS[i], curves.steps[look], seed, float(ratio))
                 for column, value in zip(columns.values(), row, strict=True):
                     column.append(value)
     return columns

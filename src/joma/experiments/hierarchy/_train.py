@@ -13,7 +13,7 @@ from joma.experiments import _trained
 from joma.experiments._experiment import Request
 from joma.experiments.hierarchy._groups import GROUPS, HEIGHTS, LENGTH, Group, Size
 from joma.models import Transformer, TransformerConfig
-from joma.optim import StackedAdam
+from joma.optim import StackedAdam, StackedSGD
 from joma.probes import AttentionByHeight, attention_by_height
 from joma.runs import Run
 from joma.theory.posterior import posteriors
@@ -98,9 +98,10 @@ class GroupWork:
             hidden=size.hidden,
         )
         model = Transformer(config, seeds, device=device)
+        kind = StackedAdam if size.optimizer == "adam" else StackedSGD
         self.ensemble = Ensemble(
             model,
-            StackedAdam(model.named_parameters(), size.learning_rate),
+            kind(model.named_parameters(), size.learning_rate),
             lambda step: data.sample(size.batch, step),
             precision="tf32" if device == "cuda" else "float32",
         )

@@ -88,6 +88,22 @@ class Curves:
         """In how many networks the attention of each layer became sparse and dense again."""
         return self._count(lambda values, layer: attention_bounce(self.steps, values, layer=layer))
 
+    def bounced_at(self, least: float) -> list[int]:
+        """Return `bounced` with another threshold, in nats of fall and of rise."""
+        return self._count(
+            lambda values, layer: attention_bounce(self.steps, values, least=least, layer=layer)
+        )
+
+    @property
+    def rank_at_end(self) -> np.ndarray:
+        """Last stable rank over the lowest, (layers, seeds); 1 where it ends at its lowest.
+
+        NaN where either is not a positive number.
+        """
+        last, lowest = self.stable_rank[:, -1], np.fmin.reduce(self.stable_rank, axis=1)
+        known = np.isfinite(last) & (lowest > 0)
+        return np.where(known, last, np.nan) / np.where(known, lowest, 1.0)
+
     def _count(self, find: Callable[[np.ndarray, int], Finding | None]) -> list[int]:
         return [
             sum(find(values, layer) is not None for values in of.T)

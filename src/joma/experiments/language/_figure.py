@@ -86,6 +86,7 @@ def reproduce(run: Run, request: Request, of: Figures) -> Outcome:
         outcome, recorded = replace(outcome, paragraphs=(*outcome.paragraphs, words)), {}
     if curves:
         run.write_table("curves", _summary.table(curves.values()))
+        run.write_table("bounces", _summary.bounce_table(curves.values()))
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs, **summary})
     figure = of.draw(curves, recorded)
     if figure is not None:
@@ -103,6 +104,6 @@ def _compared(
         return replace(outcome, paragraphs=(*outcome.paragraphs, words)), []
     run.write_table("comparison", _reference.table(pairs))
     checks = of.check(pairs, curves, recorded)
-    words = f"Beside the recorded curves: {'; '.join(map(str, checks))}."
+    words = f"Next to the recorded curves: {'; '.join(map(str, checks))}."
     found = [{"what": c.what, "holds": c.holds, "seen": c.seen} for c in checks]
     return replace(outcome, paragraphs=(*outcome.paragraphs, words)), found

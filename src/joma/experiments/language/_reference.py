@@ -43,6 +43,8 @@ class Pair:
         begins: the most by which a network of ours differs from the recorded one of the same
             number at the first step in common.
         inside: share of the steps at which ours lies in the range of the recorded seeds, ± `BAND`.
+        left_out_inside: share of the steps at which one recorded seed lies in the range of the
+            others, ± `BAND`, mean over seeds. NaN with one seed.
         lowest: of ours.
         recorded_lowest: of the recorded.
         end: of ours.
@@ -57,6 +59,7 @@ class Pair:
     left_out: float
     begins: float
     inside: float
+    left_out_inside: float
     lowest: float
     recorded_lowest: float
     end: float
@@ -107,11 +110,14 @@ def pearson(one: np.ndarray, two: np.ndarray) -> float:
 
 def _pair(own: Curves, layer: int, ours_KS: np.ndarray, recorded_KS: np.ndarray) -> Pair:
     mean, expected = ours_KS.mean(-1), recorded_KS.mean(-1)
-    low, high = recorded_KS.min(-1) - BAND, recorded_KS.max(-1) + BAND
     seeds = range(recorded_KS.shape[1])
     both = min(ours_KS.shape[1], len(seeds))
     left_out = [
         pearson(recorded_KS[:, seed], np.delete(recorded_KS, seed, 1).mean(-1))
+        for seed in (seeds if len(seeds) > 1 else ())
+    ]
+    within = [
+        _share_inside(recorded_KS[:, seed], np.delete(recorded_KS, seed, 1))
         for seed in (seeds if len(seeds) > 1 else ())
     ]
     return Pair(
@@ -122,12 +128,19 @@ def _pair(own: Curves, layer: int, ours_KS: np.ndarray, recorded_KS: np.ndarray)
         pearson=pearson(mean, expected),
         left_out=float(np.mean(left_out)) if left_out else float("nan"),
         begins=float(np.abs(ours_KS[0, :both] - recorded_KS[0, :both]).max()),
-        inside=float(np.mean((low <= mean) & (mean <= high))),
+        inside=_share_inside(mean, recorded_KS),
+        left_out_inside=float(np.mean(within)) if within else float("nan"),
         lowest=float(mean.min()),
         recorded_lowest=float(expected.min()),
         end=float(mean[-1]),
         recorded_end=float(expected[-1]),
     )
+
+
+def _share_inside(curve_K: np.ndarray, others_KS: np.ndarray) -> float:
+    """Share of the steps at which a curve lies in the range of others, ± `BAND`."""
+    low, high = others_KS.min(-1) - BAND, others_KS.max(-1) + BAND
+    return float(np.mean((low <= curve_K) & (curve_K <= high)))
 
 
 def _values(path: Path) -> dict[Place, float]:

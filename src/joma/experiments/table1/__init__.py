@@ -10,7 +10,8 @@ PUBLISHED = (
     "NCorr between latents and hidden nodes of trained 3-layer networks is .94–1.00 at s = 0 and "
     ".55–.81 at s = 1, read as latents being learned."
 )
-PUBLISHED_HIDDEN = 4096
+PUBLISHED_HIDDEN, PUBLISHED_RATES = (4096, 400), (1e-5, 1e-4)
+"""Hidden nodes and learning rates in the paper and in its code's README."""
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
@@ -23,7 +24,11 @@ def reproduce(run: Run, request: Request) -> Outcome:
         train_group(run, group, size, request)
     bounds = largest_possible(_summary.cells_done(run), size, request.seed)
     results = _summary.collect(run, size, bounds)
-    published_size = request.scale == "full" and size.hidden == PUBLISHED_HIDDEN
+    published_size = (
+        request.scale == "full"
+        and size.hidden in PUBLISHED_HIDDEN
+        and size.learning_rate in PUBLISHED_RATES
+    )
     outcome = _summary.judge(results, published_size)
     for name, columns in zip(("seeds", "means"), _summary.tables(results), strict=True):
         run.write_table(name, columns)
@@ -55,14 +60,14 @@ EXPERIMENT = Experiment(
             "learning-rate",
             None,
             "learning rate",
-            published=(1e-5, 1e-4),
+            published=PUBLISHED_RATES,
         ),
         Option(
             "hidden",
             None,
             "hidden nodes of each layer",
             kind=int,
-            published=(4096, 400),
+            published=PUBLISHED_HIDDEN,
         ),
     ),
     groups=tuple(GROUPS),

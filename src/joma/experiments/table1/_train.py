@@ -98,15 +98,14 @@ class GroupWork:
     ) -> dict[str, Tensor]:
         found = {"ncorr": ncorr(latents, nodes, own.weights).mean}
         whole = step in self.size.controlled
-        found |= _trained.controls(
-            "classes",
-            latents,
-            nodes,
-            weights=own.weights,
-            groups=torch.arange(nodes.shape[1], device=nodes.device),
-            repeats=self.size.repeats if whole else max(1, self.size.repeats // 4),
-        )
+        options: dict[str, Any] = {
+            "weights": own.weights,
+            "groups": torch.arange(nodes.shape[1], device=nodes.device),
+            "repeats": self.size.repeats if whole else max(1, self.size.repeats // 4),
+        }
+        found |= _trained.controls("classes", latents, nodes, **options)
         if whole:
+            found |= _trained.power(latents, nodes, **options)
             # Sample by sample, which on this data is empty: every half has every input.
             labels = hierarchy.sample(self.size.samples, _FRESH + step).labels.unsqueeze(-1)
             rows = [x.gather(1, labels.expand(-1, -1, x.shape[-1])) for x in (latents, nodes)]

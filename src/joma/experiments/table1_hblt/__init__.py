@@ -29,6 +29,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     outcome = _summary.judge(results)
     for name, columns in zip(("seeds", "means"), _summary.tables(results), strict=True):
         run.write_table(name, columns)
+    run.write_table("every", _summary.every_table(results))
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
     figure = _draw.draw_cells(results)
     publish(run, "table1-hblt", figure, outcome, title=TITLE, published=PUBLISHED)

@@ -84,7 +84,7 @@ class Size:
     @property
     def looks(self) -> tuple[int, ...]:
         """When the networks are measured: untrained, after one step, …, at the end."""
-        some = (0, 1, 10, 30, 100, 300, 1000)
+        some = (0, 1, 3, 10, 20, 30, 50, 70, 100, 140, 200, 300, 400, 550, 750, 1000, 1400)
         return (*(step for step in some if step < self.steps), self.steps)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments._experiment import Outcome
+from joma.experiments._experiment import Outcome, Verdict
 from joma.experiments._trained import is_done
 from joma.experiments.table1_hblt._cells import (
     BRANCHING,
@@ -17,6 +17,7 @@ from joma.experiments.table1_hblt._cells import (
     Cell,
     Size,
 )
+from joma.experiments.table1_hblt._train import EVERY
 from joma.runs import Run
 
 BY_LEVEL = ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples", "observer")
@@ -36,6 +37,8 @@ class Results:
         samples: on which was looked.
         by_level: by measure, (cells, LEVELS, looks, seeds); NaN where it was not taken.
         whole: by measure, of all levels together, (cells, looks, seeds).
+        every: by measure of `EVERY`, each level in each layer of the network,
+            (cells, LEVELS, layers, looks, seeds); NaN where it was not taken.
     """
 
     cells: tuple[Cell, ...]
@@ -43,11 +46,12 @@ class Results:
     samples: int
     by_level: dict[str, np.ndarray]
     whole: dict[str, np.ndarray]
+    every: dict[str, np.ndarray]
 
     @property
     def rows(self) -> list[tuple[int, int]]:
-        """The place of a cell and s, for each level of binary latents."""
-        return [(i, s) for i, cell in enumerate(self.cells) for s in cell.latent_levels]
+        """The place of a cell and s, for each level, of which the class is the last."""
+        return [(i, s) for i, cell in enumerate(self.cells) for s in range(cell.depth)]
 
     @property
     def neighbours(self) -> list[int]:
@@ -56,7 +60,7 @@ class Results:
         return [row for row in range(len(places) - 1) if places[row] == places[row + 1]]
 
     def latents(self, measure: str) -> np.ndarray:
-        """A measure of the binary latents: (rows, looks, seeds)."""
+        """A measure of each level in the layer of its number: (rows, looks, seeds)."""
         return self.by_level[measure][tuple(zip(*self.rows, strict=True))]
 
 
@@ -67,9 +71,16 @@ def collect(run: Run, size: Size) -> Results:
     shape = len(cells), LEVELS, len(size.looks), size.seeds
     by_level = {measure: np.full(shape, np.nan) for measure in BY_LEVEL}
     whole = {measure: np.full((shape[0], *shape[2:]), np.nan) for measure in WHOLE}
+    every = {measure: np.full((*shape[:2], LEVELS, *shape[2:]), np.nan) for measure in EVERY}
     for group in done:
         metrics = Run.open(run.path / "groups" / group).metrics
         first = cells.index(GROUPS[group][0])
+        for measure in EVERY:
+            log = metrics.read(measure)
+            look = np.searchsorted(size.looks, log["step"])
+            which, seed = np.divmod(log["member"].astype(int), size.seeds)
+            layer = np.array([int(str(name).removeprefix("layer")) for name in log["module"]], int)
+            every[measure][first + which, log["layer"], layer, look, seed] = log["value"]
         for measure in (*BY_LEVEL, *WHOLE):
             log = metrics.read(measure)
             look = np.searchsorted(size.looks, log["step"])
@@ -78,12 +89,12 @@ def collect(run: Run, size: Size) -> Results:
                 by_level[measure][first + which, log["layer"], look, seed] = log["value"]
             else:
                 whole[measure][first + which, look, seed] = log["value"]
-    return Results(cells, size.looks, size.samples, by_level, whole)
+    return Results(cells, size.looks, size.samples, by_level, whole, every)
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """What training adds to each level of binary latents; one entry a row of the results.
+    """What training adds to each level; one entry a row of the results.
 
     Attributes:
         before: correlation of the latents with the nodes that other samples chose, untrained.
@@ -115,17 +126,11 @@ class Learned:
 
 
 def judge(results: Results) -> Outcome:
-    """Whether the latents of HBLT(ρ) are learned as Table 1 is read, and what training adds.
-
-    Two things must hold. Training clearly raises the correlation of the latents with their nodes,
-    on samples that did not choose the nodes, in most rows; and of two neighbouring levels mostly
-    the lower one reads higher, where a tree has two.
-    """
+    """What training adds to the latents of HBLT(ρ), of which nothing was published to compare."""
     learned, pairs = Learned.of(results), np.array(results.neighbours, dtype=int)
     gain = learned.after - learned.before
     lower_is_higher = learned.after[pairs] > learned.after[pairs + 1]
     lower_gains_more = gain[pairs] > gain[pairs + 1]
-    agrees = learned.raised.mean() > 0.5 and (not len(pairs) or lower_is_higher.mean() > 0.5)
     order = (
         f"; of two neighbouring levels the lower one reads higher in {lower_is_higher.sum()} of "
         f"{len(pairs)} pairs and gains more in {lower_gains_more.sum()}"
@@ -133,16 +138,17 @@ def judge(results: Results) -> Outcome:
         else ""
     )
     return Outcome(
-        agrees=bool(agrees),
+        Verdict.NOT_COMPARABLE if results.cells == CELLS else Verdict.INCOMPLETE,
         finding=f"on samples that did not choose it, the best node's correlation with its latent "
         f"goes from {learned.before.mean():.2f} to {learned.after.mean():.2f} in training, where a "
         f"perfect observer of the sequence gets {learned.possible.mean():.2f}; it rises by more "
         f"than twice the seed std in {learned.raised.sum()} of {len(learned.raised)} rows of "
-        f"depth, ρ and level{order}.",
+        f"depth, ρ and level, classes included{order}.",
         table=list(_table(results)),
         paragraphs=(
             _by_depth(results, learned),
             _order(results, learned, pairs),
+            *_every_layer(results),
             _controls(results),
         ),
     )
@@ -174,12 +180,12 @@ def _by_depth(results: Results, learned: Learned) -> str:
     texts = []
     for depth in dict.fromkeys(rows[:, 0]):
         levels = []
-        for s in range(depth - 1):
+        for s in range(depth):
             own = (rows == (depth, s)).all(-1)
             before, after, possible = (
                 values[own].mean() for values in (learned.before, learned.after, learned.possible)
             )
-            levels.append(f"s = {s}: {before:.2f} → {after:.2f} of {possible:.2f}")
+            levels.append(f"{_level(s, depth)}: {before:.2f} → {after:.2f} of {possible:.2f}")
         texts.append(f"at depth {depth} {', '.join(levels)}")
     right, best = results.whole["accuracy"].mean((0, 2)), results.whole["best_accuracy"][:, 0]
     return (
@@ -194,7 +200,7 @@ def _by_depth(results: Results, learned: Learned) -> str:
 def _order(results: Results, learned: Learned, pairs: np.ndarray) -> str:
     """Whether lower levels are learned earlier than those above them."""
     if not len(pairs):
-        return "Which level is learned first cannot be told: no tree here has two of latents."
+        return "Which level is learned first cannot be told: no tree here has two."
     both = pairs[learned.raised[pairs] & learned.raised[pairs + 1]]
     if not len(both):
         return (
@@ -206,16 +212,64 @@ def _order(results: Results, learned: Learned, pairs: np.ndarray) -> str:
     verdict = "no order can be seen"
     if 2 * max(earlier, after) > len(both):
         verdict = "bottom-up" if earlier > after else "top-down"
+    curve = results.latents("ncorr").mean(-1)
+    before = int(np.searchsorted(results.steps, results.steps[-1] / 2))
+    late = (curve[:, -1] - curve[:, before])[learned.raised]
+    whole = (curve[:, -1] - curve[:, 0])[learned.raised]
     return (
-        f"Which level is learned first: in the {len(both)} pairs of neighbouring ones where "
-        f"training clearly adds to both, the lower one has half of its gain at an earlier look in "
-        f"{earlier}, at the same in {same} and at a later one in {after}; {verdict}."
+        f"Which level is learned first, each in the layer of its number: in the {len(both)} pairs "
+        f"of neighbouring ones where training clearly adds to both, the lower one has half of its "
+        f"gain at an earlier measurement in {earlier}, at the same in {same} and at a later one in "
+        f"{after}; {verdict}. Half is of what is gained by step {results.steps[-1]:,}: "
+        f"{late.sum() / whole.sum():.0%} of all gains come after step {results.steps[before]:,}."
     )
+
+
+def _every_layer(results: Results) -> Iterable[str]:
+    """What training adds to every level in every layer, which tells level from layer."""
+    held = results.every[EVERY[1]]
+    gain = held[..., -1, :] - held[..., 0, :]
+    if np.isnan(gain).all():
+        return
+    texts = []
+    for depth in dict.fromkeys(cell.depth for cell in results.cells):
+        own = gain[[cell.depth == depth for cell in results.cells], :depth, :depth].mean((0, -1))
+        levels = (
+            f"{_level(s, depth)} {', '.join(f'{value:+.2f}' for value in row)}"
+            for s, row in enumerate(own)
+        )
+        texts.append(f"depth {depth}: {'; '.join(levels)}")
+    yield (
+        "Every level in every layer, what training adds on new samples from the lowest layer up, "
+        f"means over ρ: {'. '.join(texts)}."
+    )
+    more, most = [], []
+    for cell, own in zip(results.cells, gain.mean(-1), strict=True):
+        own = own[: cell.depth, : cell.depth]
+        for s in range(cell.depth - 1):
+            kind = "class" if s + 1 == cell.depth - 1 else "latents"
+            more += [(kind, bool(up > low)) for low, up in zip(own[s], own[s + 1], strict=True)]
+        most += [int(row.argmax()) == cell.depth - 1 for row in own]
+    counts = ", ".join(
+        f"{sum(up for what, up in more if what == kind)} of "
+        f"{sum(what == kind for what, _ in more)} where it is {words}"
+        for kind, words in (("latents", "of latents"), ("class", "the class"))
+        if any(what == kind for what, _ in more)
+    )
+    yield (
+        f"In one and the same layer the upper of two neighbouring levels gains more in {counts}; a "
+        f"level gains most in the top layer in {sum(most)} of {len(most)} rows of depth, ρ and "
+        "level."
+    )
+
+
+def _level(s: int, depth: int) -> str:
+    return f"s = {s}" if s < depth - 1 else "class"
 
 
 def _controls(results: Results) -> str:
     same, other, classes, chance = (
-        results.latents(measure)[:, -1].mean()
+        np.nanmean(results.latents(measure)[:, -1])
         for measure in ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples")
     )
     distinct = results.whole["distinct"][:, 0].mean(-1)
@@ -253,5 +307,26 @@ def tables(results: Results) -> tuple[dict[str, list], dict[str, list]]:
     return _columns(seeds), _columns(means)
 
 
+def every_table(results: Results) -> dict[str, list]:
+    """Return a table with a row for each level, layer, step and network."""
+    rows: list[dict[str, Any]] = []
+    for measure, values in results.every.items():
+        for i, s, layer, look, seed in np.argwhere(~np.isnan(values)):
+            cell = results.cells[i]
+            rows.append(
+                {
+                    "depth": cell.depth,
+                    "rho": cell.rho,
+                    "s": int(s),
+                    "layer": int(layer),
+                    "step": results.steps[look],
+                    "seed": int(seed),
+                    "measure": measure,
+                    "value": float(values[i, s, layer, look, seed]),
+                }
+            )
+    return _columns(rows)
+
+
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}

@@ -24,6 +24,9 @@ from joma.runs import Run
 from joma.theory.posterior import posteriors
 from joma.train import Ensemble
 
+EVERY = ("every_ncorr", "every_held_out_samples")
+"""Names of what is measured of every level in every layer, in the metrics."""
+
 _FRESH = 2**40
 """A step that no training comes to: its samples are new to every network."""
 
@@ -32,7 +35,9 @@ def train_group(run: Run, group: str, size: Size, request: Request) -> None:
     """Trains a group's cells in a run folder of its own, unless they are done already.
 
     Its metrics hold each member's loss at every step and, at some, the accuracy, NCorr and its
-    controls (`layer` is s); at step 0 also what a perfect observer of the sequences gets.
+    controls (`layer` is s), and both of every level in every layer of the network (`every_ncorr`
+    and `every_held_out_samples`; module "layer1" is the second layer); at step 0 also what a
+    perfect observer of the sequences gets.
     """
     cells = GROUPS[group]
     own = _trained.Group(group, cells, lambda own: GroupWork(own, cells, size, request))
@@ -74,6 +79,9 @@ class GroupWork:
         for s, (latents, own) in enumerate(zip(batch.latents, nodes, strict=True)):
             for name, values in self._measure(step, s, latents, own).items():
                 log(step, name, _numpy(values), layer=s)
+            for layer, others in enumerate(nodes):
+                for name, values in self._measure_pair(step, latents, others).items():
+                    log(step, name, _numpy(values), module=f"layer{layer}", layer=s)
         if step == 0:
             self._log_what_is_possible()
 
@@ -85,6 +93,13 @@ class GroupWork:
             log(0, "observer", _numpy(_following(latents.cpu(), known)), layer=s)
         log(0, "best_accuracy", _numpy(observed[-1].amax(-1).mean(-1)))
         log(0, "distinct", [len(np.unique(np.packbits(own, 1), axis=0)) for own in leaves])
+
+    def _measure_pair(self, step: int, latents: Tensor, nodes: Tensor) -> dict[str, Tensor]:
+        """Measure a level, the class included, in any layer."""
+        found = {EVERY[0]: ncorr(latents, nodes).mean}
+        if step in self.size.controlled:
+            found[EVERY[1]] = held_out(latents, nodes, repeats=self.size.repeats).mean
+        return found
 
     def _measure(self, step: int, s: int, latents: Tensor, nodes: Tensor) -> dict[str, Tensor]:
         found = {"ncorr": ncorr(latents, nodes).mean}

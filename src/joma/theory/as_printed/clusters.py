@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.theory._checks import Array
-from joma.theory.clusters import CriticalPoint, Expectations, Jacobian, Velocity
+from joma.theory._stability import each
+from joma.theory.clusters import CriticalPoint, Expectations, Jacobian, Marginals, Velocity
 from joma.theory.marginals import Marginal
 
 
@@ -22,23 +23,29 @@ def expectations(
 
 
 def radial_velocity(
-    marginal: Marginal, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
+    marginal: Marginals, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
 ) -> float:
     """Eqn 53: v·v̇ = (Σ a_j F(r_j) - ‖v‖ ξ ξ̇)/‖v‖, with r_j = v·x̄_j + ξ."""
     v, a = np.asarray(v, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
     r = np.asarray(means, dtype=np.float64) @ v + bias
     length = np.linalg.norm(v)
-    bias_rate = a @ marginal.theta1(r) / length
-    return float((a @ marginal.first_integral(r) - length * bias * bias_rate) / length)
+    pairs = list(zip(each(marginal, r.size), r, strict=True))
+    shares = np.array([float(one.theta1(at)) for one, at in pairs])
+    integrals = np.array([float(one.first_integral(at)) for one, at in pairs])
+    return float((a @ integrals - length * bias * (a @ shares / length)) / length)
 
 
 def velocity(
-    marginal: Marginal, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
+    marginal: Marginals, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
 ) -> Velocity:
     """Lemma 2 (Eqns 42-43): Lemma 1 as printed, summed over the clusters."""
     a, means = np.asarray(gradients, dtype=np.float64), np.asarray(means, dtype=np.float64)
-    each = expectations(marginal, np.broadcast_to(v, means.shape), means, bias)
-    return Velocity(a @ each.moment, np.asarray(a @ each.activity))
+    seen = [
+        expectations(one, v, mean, bias)
+        for one, mean in zip(each(marginal, a.size), means, strict=True)
+    ]
+    moments = np.stack([one.moment for one in seen])
+    return Velocity(a @ moments, np.asarray(a @ np.stack([one.activity for one in seen])))
 
 
 def homogeneous_slopes(
@@ -50,15 +57,16 @@ def homogeneous_slopes(
     return total * marginal.pdf(s), -total * s * marginal.pdf(s)
 
 
-def ratio_bounds() -> tuple[float, float]:
-    """After Eqn 59: every ratio a₋/a₊ with a critical point lies in (½, 1) ∪ (1, 2)."""
-    return 0.5, 2.0
-
-
 def jacobian(
-    marginal: Marginal, point: CriticalPoint, *, positive_gradient: float = 1.0, length: float = 1.0
+    marginal: Marginal,
+    point: CriticalPoint,
+    *,
+    negative: Marginal | None = None,
+    positive_gradient: float = 1.0,
+    length: float = 1.0,
 ) -> Jacobian:
     """Theorem 3 (Eqns 72-74): -C(μ), C = β₁ I + β₂ μμᵀ, with θ₁ at r₊ = ‖μ‖ s₊ and its slope."""
+    del negative  # print has one θ₁ for both clusters
     distance, bias = point.s_plus - point.s_minus, point.s_minus * length
     r_plus = point.s_plus * length
     share = float(marginal.theta1(r_plus))

@@ -18,8 +18,22 @@ from joma.train.findings._series import Series, checked_series
 
 COLLAPSED = 0.25
 """Share of the uniform entropy below which attention has collapsed."""
+RIGID = 0.1
+"""Share of the uniform entropy below which a collapse is a warning, and not a note."""
 BOUNCE = 0.2
 """Nats attention must fall and rise again."""
+
+
+_HARMFUL = (
+    "Nearly every query reads a single token, and gradients through such attention vanish, so "
+    "that it hardly recovers by itself. Try a lower learning rate or a longer warm-up, "
+    "normalise queries and keys (QK norm), or start again from before this step."
+)
+_HARMLESS = (
+    "That may be as it should be: the model came so, or a layer that reads single tokens, such as "
+    "the neighbour or the first, serves the task. Where the loss does not fall any more, try a "
+    "lower learning rate or QK norm."
+)
 
 
 def attention_collapse(
@@ -33,7 +47,8 @@ def attention_collapse(
 ) -> Finding | None:
     """Attention that collapsed: the mean of the last 3 entropies is below 0.25 of the uniform one.
 
-    A network that dips below and recovers has not collapsed.
+    A network that dips below and recovers has not collapsed. Below 0.1 it is a warning, above it a
+    note: layers that read a few tokens each are found in good trainings, too.
 
     Args:
         steps: Steps of the measurements.
@@ -53,17 +68,15 @@ def attention_collapse(
     below = values < COLLAPSED * uniform
     above = np.flatnonzero(~below)
     since = int(at[min(above[-1] + 1, len(at) - 1)]) if len(above) else int(at[0])
-    where = place(Series("", at, values, module, layer, None, kind))
+    where, rigid = place(Series("", at, values, module, layer, None, kind)), end < RIGID * uniform
     return Finding(
         "attention_collapse",
-        "warning",
+        "warning" if rigid else "note",
         since,
         f"Attention of {where} has collapsed: its entropy ends at {end:.2f} nats, "
         f"{100 * end / uniform:.0f}% of what even attention has ({uniform:.2f}); since step "
         f"{since} it stays below {100 * COLLAPSED:.0f}%.",
-        "Nearly every query reads a single token, and gradients through such attention vanish, so "
-        "that it hardly recovers by itself. Try a lower learning rate or a longer warm-up, "
-        "normalise queries and keys (QK norm), or start again from before this step.",
+        _HARMFUL if rigid else _HARMLESS,
         {"end": end, "uniform": float(uniform), "first": float(values[0])},
         module or None,
         layer,
@@ -117,12 +130,6 @@ def attention_bounce(
         module or None,
         layer,
     )
-
-
-_HARMLESS = (
-    "That may be as it should be: the model came so, or the task is solved by reading single "
-    "tokens. Where the loss does not fall any more, try a lower learning rate or QK norm."
-)
 
 
 def is_harmful(recorded: Recorded, entropy: Series, uniform: float) -> bool:

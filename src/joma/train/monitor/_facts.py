@@ -35,11 +35,10 @@ class Facts:
             tensors: Its tensors.
             parts: Its parts.
         """
-        blocks = {path.rpartition(".")[0] for path in parts.blocks.values()}
         rows = [
             Row("tied_layer", float(of), path, layer)
             for path, layer, of in tied_layers(model)
-            if path.rpartition(".")[0] in blocks  # heads of decoders are often shared
+            if path.rpartition(".")[0] in parts.stacks  # heads of decoders are often shared
         ]
         if parts.embedding is not None and tensors.has(parts.embedding):
             tokens = tensors.shape(parts.embedding)[0]

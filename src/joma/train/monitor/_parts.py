@@ -71,6 +71,7 @@ class Parts:
         heads: Queries and keys of every attention.
         matrices: Parameters in the layers whose gradients and updates are followed.
         blocks: By layer, the path of the first block of that number.
+        stacks: The paths of the lists that hold blocks, such as a decoder's and an encoder's.
         missing: By role or module, why it is not measured.
         downs: By path of an MLP's second linear map, the layer.
     """
@@ -80,13 +81,14 @@ class Parts:
     heads: tuple[Heads, ...]
     matrices: tuple[Matrix, ...]
     blocks: dict[int, str]
+    stacks: frozenset[str]
     missing: dict[str, str]
     downs: dict[str, int | None] = field(default_factory=dict)
 
     @classmethod
     def none(cls) -> "Parts":
         """Return the parts of a model of which nothing is known."""
-        return cls(None, (), (), (), {}, {})
+        return cls(None, (), (), (), {}, frozenset(), {})
 
     @property
     def lower(self) -> tuple[Weight, ...]:
@@ -152,6 +154,7 @@ def parts_of(
         heads=heads,
         matrices=_matrices(model, found),
         blocks=blocks,
+        stacks=frozenset(block.module.rpartition(".")[0] for block in found.blocks),
         missing=missing,
         downs={plain(mlp.down_path): mlp.layer for mlp in mlps if mlp.down_path is not None},
     )

@@ -1,0 +1,168 @@
+"""Where a ReLU node rests between two clusters (Theorem 3, completed)."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from joma.theory import _checks
+from joma.theory._checks import Array
+from joma.theory._marginal import Marginal
+
+_SUBSTANTIAL_MASS = 0.05  # of the positive cluster on the active side
+FAR = 1e6  # how many times the largest length the search for rest points goes out
+
+
+class CriticalPoint(NamedTuple):
+    """Where a node rests between a negative cluster and a positive one.
+
+    Attributes:
+        s_minus: distance of the negative cluster from the hyperplane.
+        s_plus: distance of the positive cluster.
+        ratio: the a₋/a₊ at which, and only at which, the node rests; inf above the largest float.
+    """
+
+    s_minus: float
+    s_plus: float
+    ratio: float
+
+
+def critical_points(
+    marginal: Marginal, distance: float, *, negative: Marginal | None = None
+) -> list[CriticalPoint]:
+    """Theorem 3 (Eqn 56, corrected): critical points for clusters `distance` apart.
+
+    They need s₊ - s₋ = D and equal mean residual lives F/θ₁ of the two clusters, each at its own
+    distance; then a₋/a₊ = θ₁(s₊)/θ₁(s₋). For clusters of one shape there are none where F/θ₁ is
+    injective (Gaussian, logistic, uniform in a ball). Nodes can rest between clusters of unequal
+    width where they cannot between those of equal width: for two Gaussians, just if the positive
+    one is narrower. Where F/θ₁ is flat over a stretch of length D or more (Laplace below zero)
+    there is a continuum, of which the end with the largest s₊ is given. In (v, ξ) each
+    point is a ray: the field is homogeneous.
+
+    v points from the negative cluster to the positive one. For the other direction exchange the two
+    clusters and invert the ratio; those points are never stable in two dimensions or more.
+
+    Args:
+        marginal: shape of the positive cluster, and of the negative one unless `negative` is given.
+        distance: D = ‖x̄₊ - x̄₋‖ > 0.
+        negative: shape of the negative cluster where it differs, such as
+            `Scaled(Gaussian(), width=2.0)`.
+
+    Returns:
+        The points found, by increasing s₋; empty where none exist.
+    """
+    marginal = _checks.instance("marginal", marginal, Marginal)
+    distance = _checks.positive_scalar("distance", distance)
+    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
+
+    def gap(s: float) -> float:
+        """Log ratio of the mean residual lives; relative, so that heavy tails keep their sign."""
+        return float(log_life_ratio(marginal, other, np.array([s]), distance)[0])
+
+    grid = search_grid(marginal, other, distance)
+    gaps = log_life_ratio(marginal, other, grid, distance)
+    known = known_part(marginal, grid + distance) & known_part(other, grid)
+    grid, gaps = grid[known & np.isfinite(gaps)], gaps[known & np.isfinite(gaps)]
+    level = np.abs(gaps) < marginal.mean_residual_error(grid + distance) + (
+        other.mean_residual_error(grid)
+    )
+    roots: list[float] = []
+    steep = np.nonzero(~level)[0]
+    for i, j in itertools.pairwise(steep):
+        if gaps[i] * gaps[j] < 0:
+            roots.append(float(optimize.brentq(gap, grid[i], grid[j], xtol=1e-14, rtol=1e-14)))
+    roots += _double_roots(gap, grid, gaps, level)
+    # Equal lives up to a place of substantial mass are a continuum; farther out they may only
+    # tend to one value.
+    for i in np.nonzero(level[:-1] & ~level[1:])[0]:
+        lone = i > 0 and not level[i - 1]
+        if not lone and marginal.theta1(grid[i] + distance) > _SUBSTANTIAL_MASS:
+            roots.append(_end_of_level(marginal, grid[i], grid[i + 1], distance))
+    with np.errstate(over="ignore"):
+        return [
+            CriticalPoint(
+                s,
+                s + distance,
+                float(np.exp(marginal.log_theta1(s + distance) - other.log_theta1(s))),
+            )
+            for s in sorted(roots)
+        ]
+
+
+def log_life_ratio(positive: Marginal, negative: Marginal, s: Array, distance: float) -> Array:
+    """Ln of m₊(s+D)/m₋(s), the ratio of the mean residual lives of two clusters at rest."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.log(positive.mean_residual(s + distance) / negative.mean_residual(s))
+
+
+def known_part(marginal: Marginal, s: Array) -> NDArray[np.bool_]:
+    """Whether each place lies where the marginal is known."""
+    if marginal.least_mass == 0:
+        return np.full(s.shape, True)
+    return marginal.theta1(s) > marginal.least_mass
+
+
+def mean_width(marginal: Marginal) -> float:
+    """E|u|, the length by which a cluster is wide."""
+    return 2 * float(marginal.theta2(0.0))
+
+
+def search_grid(positive: Marginal, negative: Marginal, distance: float) -> Array:
+    """Places s₋ to look at: fine near zero, geometric far out, as heavy tails turn at any scale."""
+    widths = [mean_width(positive), mean_width(negative)]
+    largest = max(distance, *widths)
+    low = -min(negative.reach, positive.reach + distance, FAR * largest)
+    far = np.geomspace(1e-3 * min(1.0, distance, *widths), FAR * largest, 160)
+    parts = [-far, far, -far - distance, [0.0, -distance], low + far[far < largest]]
+    parts += [np.linspace(-2 * distance, distance, 97)]
+    parts += [np.linspace(-4 * w - distance, 4 * w, 97) for w in set(widths)]
+    grid = np.unique(np.concatenate(parts))
+    # Places all but equal would make a root that falls on them look like a stretch.
+    grid = grid[np.diff(grid, prepend=-np.inf) > 1e-9 * np.maximum(distance, np.abs(grid))]
+    return grid[(grid > low) & (grid <= FAR * largest)]
+
+
+def _double_roots(
+    gap: Callable[[float], float], grid: Array, gaps: Array, level: NDArray[np.bool_]
+) -> list[float]:
+    """Pairs of roots between neighbours of the grid, where the gap turns before it is zero."""
+    size = np.abs(gaps)
+    turns = np.nonzero(
+        (size[1:-1] < size[:-2])
+        & (size[1:-1] < size[2:])
+        & (gaps[:-2] * gaps[2:] > 0)
+        & (gaps[:-2] * gaps[1:-1] > 0)
+        & ~(level[:-2] | level[1:-1] | level[2:])
+        & (size[1:-1] < 0.05)
+    )[0]
+    found: list[float] = []
+    for i in turns + 1:
+        sign = float(np.sign(gaps[i]))
+
+        def size_at(s: float, sign: float = sign) -> float:
+            return sign * gap(s)
+
+        turn: Any = optimize.minimize_scalar(
+            size_at,
+            bounds=(grid[i - 1], grid[i + 1]),
+            method="bounded",
+            options={"xatol": 1e-10 * max(1.0, abs(grid[i]))},
+        )
+        if turn.fun < 0:
+            ends = (grid[i - 1], float(turn.x)), (float(turn.x), grid[i + 1])
+            found += [float(optimize.brentq(gap, *pair, xtol=1e-14, rtol=1e-14)) for pair in ends]
+    return found
+
+
+def _end_of_level(marginal: Marginal, inside: float, outside: float, distance: float) -> float:
+    """The s at which the mean residual life begins to rise at s + distance, by bisection."""
+    for _ in range(80):
+        middle = (inside + outside) / 2
+        at = middle + distance
+        slope = 1 - marginal.mean_residual(at) / marginal.inverse_hazard(at)
+        inside, outside = (middle, outside) if slope < 1e-9 else (inside, middle)
+    return float(inside - 1e-8 * distance)  # safely within

@@ -1,0 +1,35 @@
+"""The picture of the errata: a row per statement, and labels that do not run into each other."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from joma.report import errata, figures
+from joma.report.errata import Row
+from joma.runs import Run
+
+
+def test_a_row_per_statement(tmp_path):
+    documents = {
+        "Paper": [Row("Theorem 1", "limit", 0.41), Row("Lemma 2", "slope", 3.66, follows=True)],
+        "Talk": [Row("Slide", "rate", 0.024, follows=True)],
+    }
+    figure = errata.draw_errata(documents)
+    (ax,) = figure.axes
+    written = [text.get_text() for text in ax.texts]
+    for text in ("Paper", "Talk", "Theorem 1", "slope", "41%", "366%", "2.4%"):
+        assert text in written
+    dots = [line for line in ax.lines if line.get_marker() == "o" and np.size(line.get_xdata())]
+    assert [float(np.ravel(dot.get_xdata())[0]) for dot in dots] == [0.41, 3.66, 0.024]
+    run = Run.create("errata", {}, out=tmp_path / "run")
+    figures.save(run, "errata", figure, title="t", caption="c.")
+    labels = [text for text in ax.texts if text.get_horizontalalignment() == "right"]
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: -box.y0)
+    for upper, lower in itertools.pairwise(boxes):
+        assert lower.y1 <= upper.y0 + 1
+
+
+def test_no_errata_are_refused():
+    with pytest.raises(ValueError, match="at least one erratum"):
+        errata.draw_errata({"Paper": []})
