@@ -5,8 +5,8 @@
 
 import numpy as np
 import pytest
-
 from benchmarks.fit_coverage import judge
+
 from joma.errors import JomaError
 from joma.theory import _flow_table, nonlinear
 from tests.theory._bad import rejects
@@ -102,9 +102,7 @@ class TestEntropy:
         assert found.mu.median[0] == pytest.approx(3.0, abs=0.1)
         assert found.mu.median[1] == pytest.approx(2.0, abs=0.15)
         assert found.time_scale.median == pytest.approx(SCALE, rel=0.05)
-        np.testing.assert_allclose(
-            found.predict(TIMES[50:]).median, ENTROPY[50:], atol=0.01
-        )
+        np.testing.assert_allclose(found.predict(TIMES[50:]).median, ENTROPY[50:], atol=0.01)
 
     def test_the_order_is_never_identified(self):
         found = nonlinear.fit(TIMES[:50], entropy=noisy(ENTROPY[:50], 0.01))
