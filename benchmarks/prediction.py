@@ -5,10 +5,11 @@
     python -m benchmarks.prediction table
     python -m benchmarks.prediction figure OUT.png
 
-Sources: the recursion of Fig. 4 as drawn (ten seeds); the recorded attention entropies of Fig. 6's
-WikiText-2 networks of 1, 2, 5 and 10 layers, one seed (needs JOMA_SHARED); and attention entropies of
-`joma train tiny`, three seeds. Baselines: the last value seen, and the exponential a + b exp(-t/c)
-fitted to the part seen. `fit` keeps its results in runs/prediction, `table` and `figure` read them.
+Sources: the recursion of Fig. 4 as drawn (ten seeds); recorded attention entropies of Fig. 6's
+WikiText-2 networks of 1, 2, 5 and 10 layers, one seed (needs JOMA_SHARED); and attention entropies
+of `joma train tiny`, three seeds. Baselines: the last value seen, and the exponential
+a + b exp(-t/c) fitted to the part seen. `fit` keeps its results in runs/prediction; `table` and
+`figure` read them.
 """
 
 import argparse

@@ -11,7 +11,7 @@ axes. Where a paper's printed formula is wrong, the plain name holds the derived
 | invariants | Theorem 1 and its new laws |
 | linear | Theorem 2, winner in finite time, many nodes, linear attention |
 | marginals, clusters | Lemmas 1-5 and Theorem 3: isotropic clusters, critical points |
-| nonlinear | Eqn 6 solved, Theorem 4, entropy and its rebound |
+| nonlinear | Eqn 6 solved and fitted to curves, Theorem 4, entropy and its rebound |
 | embeddings | implicit bias, several patterns in one weight, almost orthogonal embeddings |
 | spectra | rank and stable rank |
 | hblt | Section 5: latent trees, Theorem 5, Eqn 8 |
