@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from joma.errors import JomaError
 from joma.experiments import fig4
@@ -196,9 +197,9 @@ def table() -> None:
     """Print errors of prediction and baselines: medians over the curves that were predicted."""
     print(
         "| curves | seen | from | predicted | error: Eqn 6 | last value | exponential "
-        "| better than last value | than exponential | in 90% interval |"
+        "| better than last value | than exponential | in 90% interval | misfit found |"
     )
-    print("|---" * 10 + "|")
+    print("|---" * 11 + "|")
     results = read_results()
     for source in SOURCES:
         for kind in ("entropy", "v"):
@@ -213,7 +214,7 @@ def _row(source: str, kind: str, part: float, own: list[dict]) -> str:
     given = [r for r in own if f"{kind}_error" in r]
     start = f"| {source} | {part:.0%} | {kind} | {len(given)} of {len(own)} | "
     if not given:
-        return start + "| ".join(["–"] * 6) + " |"
+        return start + " | ".join(["–"] * 7) + " |"
     errors = {
         name: np.array([r[name] for r in given])
         for name in (f"{kind}_error", "persistence", "exponential")
@@ -222,6 +223,8 @@ def _row(source: str, kind: str, part: float, own: list[dict]) -> str:
     cells = [f"{np.median(each):.3f}" for each in errors.values()]
     cells += [f"{np.sum(ours < last)} of {len(given)}", f"{np.sum(ours < exp)} of {len(given)}"]
     cells.append(f"{np.mean([r[f'{kind}_covered'] for r in given]):.0%}")
+    found = sum(r[f"{kind}_misfit"] is not None for r in given)
+    cells.append(f"{found} of {len(given)}")
     return start + " | ".join(cells) + " |"
 
 
@@ -298,6 +301,10 @@ def _draw_errors(ax: Axes, results: list[dict]) -> None:
         xlim=ends,
         ylim=ends,
     )
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(FixedLocator([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.legend(fontsize=8, loc="lower right")
 
 
