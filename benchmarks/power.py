@@ -4,9 +4,9 @@
         [--cell NAME ...] [--json FILE]
 
 To the nodes of a network one is added for each latent, of a known correlation with it over all
-classes (`joma.probes.planted`). The table has what the control then reads, before training and after
-the steps, mean over the seeds; "none" is the control as it is. `joma reproduce table1` prints the
-same of networks that are trained to the end.
+classes (`joma.probes.planted`). The table has what the control then reads, before training and
+after the steps, mean over the seeds; "none" is the control as it is. `joma reproduce table1` prints
+the same of networks that are trained to the end.
 """
 
 import argparse

@@ -66,14 +66,11 @@ def _by_position(shapes: Any, means: Any, v: Any, bias: float, signs: Any) -> An
     return clusters.resting_gradients(shapes, means, v, bias, signs)
 
 
-_BORDERS = {2.5: 0.49, 5: 2.56, 20: 14.5}
-
-
-def _table(marginal: Marginal, distance: float) -> bool:
-    """The borders of a few df, and a line between."""
-    if not isinstance(marginal, StudentT) or not 2.5 <= marginal.df <= 20:
+def _straight_border(marginal: Marginal, distance: float) -> bool:
+    """The border in D as a straight line in df, which it nearly is."""
+    if not isinstance(marginal, StudentT) or marginal.df <= 2:
         return clusters.straddles(marginal, distance)
-    return bool(distance > np.interp(marginal.df, list(_BORDERS), list(_BORDERS.values())))
+    return bool(distance > 0.8 * (marginal.df - 2))
 
 
 def _without_far_density(marginal: Marginal, point: Any, **where: Any) -> Any:
@@ -109,15 +106,16 @@ def _near_only(function: Any, reach: float) -> Any:
     return call
 
 
-def _without_dead_nodes(
+def _by_share(
     marginal: Marginal, distance: float, ratio: float, *, negative: Marginal
 ) -> clusters.Phase:
-    """Between Student clusters of df > 8 nodes that are all but dead are left out."""
+    """For near clusters the largest ratio of shares, which lies above that of F."""
     right = clusters.phase(marginal, distance, ratio, negative=negative)
-    if not isinstance(marginal, StudentT) or marginal.df < 8 or right.s_minus > -np.inf:
+    if not np.isfinite(right.s_minus) or distance > 0.8:
         return right
-    points = clusters.critical_points(marginal, distance, negative=negative)
-    return right._replace(grows=bool(ratio < max([1.0, *(one.ratio for one in points)])))
+    s = right.s_minus + np.linspace(-3, 1, 81)
+    logs = marginal.log_theta1(s + distance) - negative.log_theta1(s)
+    return right._replace(grows=bool(ratio < np.exp(np.max(logs))))
 
 
 TWINS = (
@@ -172,7 +170,7 @@ TWINS = (
         _by_position,
         "up to three clusters overlap by position, not by mean residual life",
     ),
-    Twin("a4-signs", _table, "the border in D interpolated between three df"),
+    Twin("a4-signs", _straight_border, "the border in D is 0.8 (df - 2)"),
     Twin(
         "a4-signs",
         lambda marginal, distance: distance >= 1,
@@ -201,5 +199,5 @@ TWINS = (
         "clusters beyond 12 do nothing",
     ),
     Twin("thm3-potential", _near_only(clusters.potential, 12.0), "clusters beyond 12 do nothing"),
-    Twin("thm3-phase", _without_dead_nodes, "nodes all but dead never grow between t of df > 8"),
+    Twin("thm3-phase", _by_share, "the largest θ₁₊/θ₁₋ in place of F₊/F₋ for D < 0.8"),
 )

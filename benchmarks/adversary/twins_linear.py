@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary._twin import Twin
-from joma.experiments.claims import _linear_points as points
+from joma.experiments.claims import _many_nodes_points as points
 from joma.experiments.claims import linear as claims
 from joma.experiments.claims._measurement import Formula, Measurement
 from joma.experiments.claims._search import Integer, Point, Real, Search, Vector
@@ -27,7 +27,7 @@ def _block_without_offset(
 
 
 def _ratio_of_series(terms: int) -> Formula:
-    """erf by the first terms of its series."""
+    """Erf by the first terms of its series."""
 
     def ratio(delta: Any, v: Any) -> Any:
         x, power, total = v / np.sqrt(2), v / np.sqrt(2), 0.0
@@ -55,9 +55,7 @@ def _time_of_tail(
     delta: Any, *, initial: Any = 0.0, log_offset: Any = 0.0, normalizer: Any = 1.0
 ) -> Any:
     """The leading term of erfc's tail from 39.8 on: e^{-u²/2}/u."""
-    time = linear.blowup_time(
-        delta, initial=initial, log_offset=log_offset, normalizer=normalizer
-    )
+    time = linear.blowup_time(delta, initial=initial, log_offset=log_offset, normalizer=normalizer)
     u = np.sign(delta) * initial
     return np.where(u > 39.8, time * (1 + 1 / np.maximum(u, 1) ** 2), time)
 
@@ -145,7 +143,7 @@ def _ranks_in_float64(delta: Any, t: Any) -> Any:
 
 
 def _slow_linear_attention(delta: Any, t: Any, **given: Any) -> Any:
-    """sinh and cosh to second order where the angle is small."""
+    """Sinh and cosh to second order where the angle is small."""
     v, z = linear.linear_attention(delta, t, **given)
     if np.ndim(t):
         return v, z
@@ -190,7 +188,9 @@ TWINS: tuple[Twin, ...] = (
         search=_ONE_HOT,
     ),
     Twin("footnote1", _rare_tokens, "tokens rarer than 1e-4"),
-    Twin("talk-matrix", _gate_up_to(5.2), "the gate stops growing at e^5.2 for four nodes and more"),
+    Twin(
+        "talk-matrix", _gate_up_to(5.2), "the gate stops growing at e^5.2 for four nodes and more"
+    ),
     Twin("talk-nodes", _rows_by_component, "components of very unequal size in a row"),
     Twin("talk-rank", _rank_falls, "six rows of very unequal length"),
     Twin("talk-stable-rank", _limit_of_near_ties, "rows that nearly tie count as tied"),

@@ -15,7 +15,7 @@ _DERIVED: dict[str, Formula] = {claim.id: claim.derived for claim in claims.CLAI
 
 
 def _weights_without_attention(below: float) -> Formula:
-    """v = μ(1 - e^{-t}) for targets below a size: the gate exp(v²/2) left out."""
+    """V = μ(1 - e^{-t}) for targets below a size: the gate exp(v²/2) left out."""
 
     def weights(mu: Any, t: Any) -> Any:
         ours = nonlinear.weights(mu, t)

@@ -29,6 +29,7 @@ BROKEN: dict[str, Formula] = {
     "cdag-theorem-1": lambda *angles: cdag.correlation_bound(*angles) + 1e-3,
     "cdag-theorem-1-angles": _small_angle_bound,
     "cdag-theorem-1-tight": lambda *angles: 1.01 * cdag.correlation_bound(*angles),
+    "cdag-theorem-1-input": lambda z_beta, delta: 1.001 * cdag.corr(z_beta, delta) ** 2,
     "cdag-recursion": lambda z, g, low, high: cdag.recursion_bound(z, g, 1.01 * low, high),
     "cdag-recursion-attained": lambda z, g, low, high: cdag.recursion_bound(z, g, low, 1.01 * high),
     "cdag-eqn-2": lambda *arguments: 1.001 * cdag.two_value_flow(*arguments),

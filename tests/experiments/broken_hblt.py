@@ -44,6 +44,8 @@ BROKEN: dict[str, Formula] = {
     "eqn8": _cooccurrence_near_one,
     "eqn103": _latent_distribution,
     "thm5-remark": lambda: 0.99,
-    "thm5-remark-bound": lambda height, depth, epsilon: height / depth + 0.99 * height * epsilon,
+    "thm5-remark-bound": lambda height, depth, epsilon: (
+        hblt.dissociation_bound(height, depth, epsilon) + 3 * epsilon**2
+    ),
     "hblt-joint": _joint,
 }

@@ -24,8 +24,8 @@ def test_experiment_writes_figures_and_tables_and_agrees(name, tmp_path):
 def test_fig2_differs_when_the_whole_does_not_predict():
     steps = np.arange(0, 2001, 10)
     low = np.full(steps.size, 0.2)
-    names = ("whole", "own", "shared", "whole_centered", "own_centered", "shared_centered")
-    curves = dict.fromkeys(names, low)
+    names = ["whole", "own", "shared", "whole_centered", "own_centered", "shared_centered"]
+    curves = dict.fromkeys([*names, "predicted", "memory"], low)
     assert not fig2.judge(steps, {"smooth": curves}).agrees
 
 

@@ -369,6 +369,8 @@ def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
     assert group.config["optimizer"] == "sgd"
     loss = group.metrics.read("loss")["value"]
     assert np.isfinite(loss).all()
+    takes = experiment.EXPERIMENT.takes(request)["small"]
+    assert takes.seconds == _groups.SGD_STEPS * experiment.SCALES["small"].seconds
     with pytest.raises(ValueError, match="optimizer must be one of adam, sgd"):
         experiment.EXPERIMENT.request(scale="tiny", options={"optimizer": "lion"})
 

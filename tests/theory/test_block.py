@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from scipy import integrate
 
+from joma.experiments import _linear_block as linear_block
 from joma.theory import block as room
-from joma.theory import embeddings, invariants, spectra
+from joma.theory import embeddings, invariants, memory, spectra
 from joma.theory.block import Block, Samples, State, simulate
-from joma.theory.functions import Activation, Attention, leaky_relu
+from joma.theory.functions import ACTIVATIONS, Activation, Attention, leaky_relu
 from tests.theory._bad import rejects
 
 RNG = np.random.default_rng(0)
@@ -248,3 +250,168 @@ def test_superposed_patterns_stay_silent_without_their_tokens():
 )
 def test_bad_input_is_named(argument, call):
     rejects(argument, call)
+
+
+def test_weights_outside_the_range_of_the_embeddings_are_refused():
+    """Two tokens of the same embedding have the same v; no weights give them two."""
+    columns = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    block, samples = Block("exp", "tanh", embeddings=columns), Samples(X[:, :2], gradient=G[:, :1])
+    same = ([[0.3], [0.3]], [[0.1, 0.2]], [[0.5]])
+    path = simulate(block, samples, [0.0, 0.2], initial=same)
+    np.testing.assert_allclose(path.v[:, 0], path.v[:, 1], atol=1e-14)
+    rejects(
+        "initial",
+        lambda: simulate(block, samples, 0.2, initial=([[0.3], [0.4]], [[0.1, 0.2]], [[0.5]])),
+    )
+
+
+def embedded(queries: int, seed: int = 5) -> tuple[np.ndarray, State]:
+    """Five tokens in three dimensions, queries in others, and weights."""
+    rng = np.random.default_rng(seed)
+    columns = np.zeros((3 + queries, 5 + queries))
+    columns[:3, :5], columns[3:, 5:] = rng.normal(size=(3, 5)), rng.normal(size=(queries, queries))
+    w = 0.3 * rng.normal(size=(3 + queries, 3))
+    z = 0.5 + 0.3 * rng.normal(size=(queries, 5))
+    return columns, State(columns[:, :5].T @ w, z, columns[:, 5:].T @ w)
+
+
+@pytest.mark.parametrize("attention", POINTWISE)
+@pytest.mark.parametrize("queries", [1, 3])
+def test_one_law_holds_for_any_embeddings(attention, queries):
+    columns, begin = embedded(queries)
+    block = Block(attention, "tanh", eta_w=0.6, eta_z=1.4, tau=0.7, embeddings=columns)
+    samples = Samples(X, gradient=G, query=None if queries == 1 else QUERY)
+    path = simulate(block, samples, [0.0, 0.2, 0.4], initial=begin)
+    total = invariants.conserved_total(block, path.v, path.z)
+    assert total.shape == (3, 1)
+    assert np.max(np.abs(total - total[0])) < 1e-9
+    alone = invariants.conserved_pointwise(block, path.v, path.z)
+    assert np.max(np.abs(alone - alone[0])) > 1e-3, "a token alone has no law here"
+
+
+def test_the_total_law_is_the_sum_of_the_tokens_laws_for_orthonormal_embeddings():
+    block = Block("exp", "tanh", eta_w=0.6, eta_z=1.4, tau=0.7)
+    path = simulate(block, Samples(X, gradient=G), [0.0, 0.4], initial=start())
+    tokens = invariants.conserved_pointwise(block, path.v, path.z)
+    total = invariants.conserved_total(block, path.v, path.z)
+    np.testing.assert_allclose(total[:, 0], tokens.sum(axis=1), atol=1e-14)
+    each = invariants.conserved_total(block, path.v, path.z, groups=np.arange(5))
+    np.testing.assert_allclose(each, tokens, atol=1e-14)
+
+
+def test_the_total_law_names_what_it_cannot_take():
+    columns, begin = embedded(1)
+    block = Block("exp", embeddings=columns)
+    v, z = begin.v[None], begin.z
+    rejects("groups", lambda: invariants.conserved_total(block, v, z, groups=[0, 0, 1, 1, 1]))
+    rejects("groups", lambda: invariants.conserved_total(block, v, z, groups=[0, 1]))
+    rejects("v", lambda: invariants.conserved_total(block, v + np.eye(5, 3), z))
+    along = columns + 0.1
+    rejects("embeddings", lambda: invariants.conserved_total(Block(embeddings=along), v, z))
+    rejects("block", lambda: invariants.conserved_total(Block("softmax"), v, z))
+
+
+def test_coherence_alone_does_not_set_the_drift():
+    """At the same ε, one pair of tokens that overlaps, or all of them."""
+    eps, drifts = 1e-3, []
+    for gram in (np.eye(6), np.full((6, 6), eps) + (1 - eps) * np.eye(6)):
+        if not drifts:
+            gram[0, 1] = gram[1, 0] = eps
+        columns = np.asarray(np.linalg.cholesky(gram).T, dtype=np.float64)
+        assert embeddings.coherence(columns) == pytest.approx(eps)
+        block = Block("exp", "tanh", embeddings=columns)
+        path = simulate(block, Samples(X, gradient=G), [0.0, 0.4], initial=start())
+        drifts.append(invariants.drift(path))
+    assert drifts[1] > 3 * drifts[0] > 0
+
+
+def test_the_drift_of_a_tokens_law_is_the_integral_of_its_rate():
+    columns, begin = embedded(1)
+    block, samples = Block("exp", "tanh", embeddings=columns), Samples(X, gradient=G)
+    t = np.linspace(0, 0.4, 41)
+    path = simulate(block, samples, t, initial=begin)
+    rates = [
+        invariants.token_law_rate(block, samples, State(v, z[None], bias))
+        for v, z, bias in zip(path.v, path.z, path.bias, strict=True)
+    ]
+    law = invariants.conserved_pointwise(block, path.v, path.z)
+    found = integrate.simpson(np.array(rates), x=t, axis=0)
+    np.testing.assert_allclose(found, law[-1] - law[0], atol=1e-8)
+    np.testing.assert_array_equal(invariants.token_law_rate(Block(), samples, start()), 0.0)
+
+
+def test_descent_drift_at_any_rates_and_queries():
+    block = Block("exp", "relu", eta_w=0.6, eta_z=1.4, tau=0.7)
+    samples = Samples(X, gradient=G, query=QUERY)
+    path = simulate(block, samples, np.arange(9) * 0.1, initial=start(3), descent_step=0.1)
+    law = invariants.conserved_pointwise(block, path.v, path.z)
+    expected = invariants.descent_drift(path.v, block)
+    np.testing.assert_allclose(law[-1] - law[0], expected, atol=1e-14)
+    assert np.max(np.abs(expected)) > 1e-5
+
+
+def test_softmax_with_memory_is_exact_for_alike_samples_and_bounded_for_others():
+    block = Block("softmax", "tanh", eta_w=0.6, eta_z=1.4, tau=0.7)
+    t = np.linspace(0, 6, 601)
+    for x, alike in ((np.tile(X[0], (24, 1)), True), (X, False)):
+        samples = Samples(x, gradient=G + 1)
+        path = simulate(block, samples, t, initial=start())
+        gap = np.linalg.norm(memory.logits(block, samples, path.v, path.z[0]) - path.z, axis=1)
+        assert np.max(np.abs(path.z - path.z[0])) > 0.4
+        if alike:
+            assert np.max(gap) < 1e-4
+        else:
+            bound = memory.gap_bound(path)
+            assert np.all(gap <= bound + 1e-4)
+            assert np.max(gap) > 1e-2
+            assert gap[5] == pytest.approx(bound[5], rel=0.05), "attained on short paths"
+
+
+def test_eqn_18_is_far_off_in_size_where_memory_is_not():
+    """Fig. 2's block: Eqn 18 has the direction of z, and seven times its length."""
+    trained = linear_block.train("smooth", 0)
+    path = trained.path
+    eqn_18 = invariants.softmax_logits(path.block, path.v, trained.x.mean(axis=1))
+    remembered = memory.logits(path.block, path.samples, path.v, path.z[0])
+    moved = np.linalg.norm(path.z[-1] - path.z[0])
+    assert np.linalg.norm(eqn_18[-1] - eqn_18[0]) > 5 * moved
+    assert np.linalg.norm(remembered[-1] - path.z[-1]) < 0.1 * moved
+
+
+def test_memory_names_what_it_cannot_take():
+    softmax, samples = Block("softmax"), Samples(X, gradient=G)
+    v = np.zeros((2, 5, 3))
+    rejects("block", lambda: memory.logits(Block("exp"), samples, v, np.zeros(5)))
+    many = Samples(X, gradient=G, query=QUERY)
+    rejects("samples", lambda: memory.logits(softmax, many, v, np.zeros(5)))
+    rejects("initial", lambda: memory.logits(softmax, samples, v, np.zeros(4)))
+    rejects("v", lambda: memory.logits(softmax, samples, np.zeros((2, 4, 3)), np.zeros(5)))
+    far = np.stack([np.zeros((5, 3)), np.ones((5, 3))])
+    rejects("v", lambda: memory.logits(softmax, samples, far, np.zeros(5)))
+    rejects("trajectory", lambda: memory.gap_bound(None))  # pyright: ignore[reportArgumentType]
+    skewed = Block("softmax", embeddings=np.eye(6) + 0.1)
+    rejects("embeddings", lambda: memory.covariance(skewed, samples, start()))
+
+
+def test_patterns_that_share_tokens_disturb_each_other():
+    eye = np.eye(4)
+    w = embeddings.superposed([eye[0] + eye[1], eye[0] - eye[1]], eye[2:], [-0.5, -0.5])
+    assert w @ (eye[0] + eye[2]) == pytest.approx(1.5)  # alone it would be .5
+    both = eye[0] + eye[1]
+    assert w @ (both + eye[2]) == pytest.approx(1.5), "the pattern itself is recognised"
+
+
+def test_dimensions_for_almost_orthogonal_embeddings():
+    d = int(np.ceil(embeddings.dimension_for(0.2, 1000)))
+    assert d == 1382
+    assert embeddings.expected_overlaps(0.2, 1000, d) < 1000.0**-2
+    assert embeddings.expected_overlaps(0.2, 1000, d // 2) > 1000.0**-2
+    assert embeddings.expected_overlaps(0.5, 2, 2) == pytest.approx(2 / 3)  # an angle below 60°
+    rejects("epsilon", lambda: embeddings.dimension_for(1.0, 10))
+    rejects("tokens", lambda: embeddings.dimension_for(0.5, 1))
+    rejects("dimension", lambda: embeddings.expected_overlaps(0.5, 10, 2.5))
+
+
+def test_saturated_tanh_keeps_its_slope():
+    slope = ACTIVATIONS["tanh"]().derivative(np.array([25.0]))[0]
+    assert slope == pytest.approx(4 * np.exp(-50.0), rel=1e-12)

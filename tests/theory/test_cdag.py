@@ -277,3 +277,29 @@ TWO_VALUES = ([1.0, 2.0], [1.0, 0.0], [0.0, 1.0])
 def test_bad_input_is_refused_by_name(argument, call):
     with pytest.raises(ValueError, match=f"^{argument} "):
         call()
+
+
+def test_at_an_input_node_the_theorem_holds_whatever_the_other_angles_are():
+    first, third = np.meshgrid(np.linspace(0, np.pi, 31), np.linspace(0, np.pi, 31))
+    assert np.all(cdag.correlation_bound(first, 0.0, third) >= 0)
+    cases = cdag.random_cases(2000, 3, 0.0, 0)
+    same = cdag.Cases(cases.z_alpha, cases.z_beta, cases.z_beta, cases.delta)
+    assert np.all(same.correlation >= 0)
+
+
+def test_beyond_a_right_angle_the_bound_is_negative_for_acute_angles_alone():
+    assert cdag.correlation_bound(np.pi, 0.0, 0.0) == pytest.approx(1)
+    assert cdag.correlation_bound(3.0, 0.1, 0.1) > 0.9
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(0.01, np.pi / 2 - 0.01, (3, 4000))
+    beyond = angles[:, angles.sum(axis=0) > np.pi / 2]
+    assert np.all(cdag.correlation_bound(*beyond) < 0)
+
+
+def test_the_recursion_bound_is_not_attained_where_no_gradient_is_negative():
+    z, g = np.array([1.0, 1.0, -1.0]), np.array([1.0, 2.0, 0.5])
+    patterns = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, -1).T * 1.0
+    pre = patterns * np.where(patterns * z > 0, 1.0, 1e-3)
+    allowed = cdag.corr(cdag.LEAKY_RELU.value(pre), z) > 0
+    least = np.min(cdag.corr(z, cdag.LEAKY_RELU.derivative(pre[allowed]) * g))
+    assert least > cdag.recursion_bound(z, g, 0.1, 1.0) + 0.1

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -77,6 +79,17 @@ def test_the_bound_can_be_void_where_the_exact_rate_is_not():
     assert galore.contraction_rate(b, c, eye, eye) == 0
     assert galore.exact_contraction_rate(b, c, eye, eye) == 1
     assert galore.step_limit(0 * b, c, eye, eye) == np.inf
+
+
+def test_the_bound_is_attained_only_where_least_eigenvectors_are_shared():
+    """diag(1, 2) and diag(2, 1) with C = 1: M is 2, but every R contracts at the rate 3."""
+    b = np.stack([np.diag([1.0, 2.0]), np.diag([2.0, 1.0])])
+    c = np.stack([np.eye(2), np.eye(2)])
+    eye = np.eye(2)
+    assert galore.contraction_rate(b, c, eye, eye) == 2
+    assert galore.exact_contraction_rate(b, c, eye, eye) == 3
+    assert galore.contraction_rate(b[[0, 0]], c, eye, eye) == 2
+    assert galore.exact_contraction_rate(b[[0, 0]], c, eye, eye) == 2
 
 
 def test_the_bound_fails_just_above_the_step_limit():
@@ -165,6 +178,74 @@ def test_the_gradient_falls_at_least_as_fast_as_promised_for_changing_projection
     assert run.gradient_norm[-1] ** 2 <= promised * (1 + 1e-9)
 
 
+def test_the_noise_floor_at_small_steps_and_at_one_over_the_curvature():
+    sizes: dict[str, Any] = {"rank": 2, "rows": 9, "columns": 8}
+    assert galore.noise_floor(3.0, **sizes) == pytest.approx(6)
+    at_one = galore.noise_floor(3.0, **sizes, relative_step=1.0)
+    assert at_one == pytest.approx(3 * (np.sqrt(3) + 2))
+    assert galore.noise_floor(3.0, rank=8, rows=9, columns=8, relative_step=1.0) == 3
+    assert galore.noise_stall(3.0, **sizes) == pytest.approx(3 * np.sqrt(3))
+    assert galore.noise_stall(3.0, rank=8, rows=9, columns=8) == 0
+
+
+@few
+@given(seeds, st.integers(1, 3), st.floats(0, 1.9), st.floats(0.01, 1))
+def test_above_the_noise_floor_every_step_is_uphill(seed, rank, relative_step, share):
+    rng = np.random.default_rng(seed)
+    g, noise = rng.standard_normal((2, 4, 3))
+    noise = noise - share * g  # against the gradient
+    floor = galore.noise_floor(
+        float(np.linalg.norm(noise)), rank=rank, rows=4, columns=3, relative_step=relative_step
+    )
+    g = g * (1.0001 * floor / np.linalg.norm(g))
+    p, q = galore.svd_projection(g + noise, rank)
+    move = p @ galore.project(g + noise, p, q) @ q.T
+    assert np.sum(g * move) - relative_step / 2 * np.sum(move**2) > 0
+
+
+class Noisy:
+    """G = a − W on 3 × 3, plus noise ±E₁₁ of mean zero."""
+
+    def __init__(self, a, seed):
+        self.a, self.rng = a, np.random.default_rng(seed)
+
+    def gradient(self, w):
+        noise = np.zeros((3, 3))
+        noise[0, 0] = self.rng.choice([-1.0, 1.0])
+        return self.a - w + noise
+
+
+@pytest.mark.parametrize("step", [0.1, 0.01])
+def test_noise_of_mean_zero_holds_up_a_changing_projection(step):
+    """Plain ascent, and projections that do not look at the gradient, come further down."""
+    a = np.diag([0.0, 0.9, 0.5])
+    steps = round(60 / step)
+
+    def end(rank, projection=galore.svd_projection):
+        run = descend(
+            Noisy(a, 0),
+            np.zeros((3, 3)),
+            step=step,
+            steps=steps,
+            rank=rank,
+            refresh=1,
+            projection=projection,
+        )
+        return np.diag(a - run.w[-1])[1:]
+
+    rng = np.random.default_rng(1)
+
+    def independent(g, rank):
+        return tuple(np.linalg.qr(rng.standard_normal((3, rank)))[0] for _ in range(2))
+
+    stalled = end(1)
+    # The noise is ±1 and G along it fluctuates by about √(η/2).
+    assert stalled[0] > 1 - 4 * np.sqrt(step / 2) - 0.1
+    assert stalled[1] == pytest.approx(0.5, abs=0.1)
+    assert np.abs(end(3)).max() < 1e-9
+    assert np.linalg.norm(end(1, independent)) < 0.1 * np.linalg.norm(stalled)
+
+
 def test_full_rank_is_plain_gradient_ascent():
     problem = random_problem(2)
     step = 1 / problem.curvature()[1]
@@ -180,6 +261,7 @@ def test_full_rank_is_plain_gradient_ascent():
 EYE = np.eye(2)[None]
 GOOD = ReversibleGradient(EYE, EYE, EYE)
 ZERO = np.zeros((2, 2))
+SINGULAR = ReversibleGradient(EYE, np.diag([1.0, 0.0])[None], EYE)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +286,18 @@ ZERO = np.zeros((2, 2))
         ("refresh", lambda: descend(GOOD, ZERO, step=1, steps=1, rank=1, refresh=0)),
         ("w0", lambda: descend(GOOD, [1.0], step=1, steps=1, rank=1)),
         ("w0", lambda: galore.stalled_gradient(GOOD, np.zeros((3, 2)), np.eye(2), np.eye(2))),
+        ("p", lambda: galore.contraction_rate(EYE, EYE, np.empty((2, 0)), np.eye(2))),
+        ("q", lambda: galore.step_limit(EYE, EYE, np.eye(2), np.empty((2, 0)))),
+        ("p", lambda: galore.exact_contraction_rate(EYE, EYE, np.empty((2, 0)), np.eye(2))),
+        ("p", lambda: galore.stalled_gradient(SINGULAR, ZERO, np.eye(2), np.eye(2))),
+        ("noise", lambda: galore.noise_floor(-1.0, rank=1, rows=2, columns=2)),
+        ("noise", lambda: galore.noise_stall(np.nan, rank=1, rows=2, columns=2)),
+        ("rank", lambda: galore.noise_floor(1.0, rank=3, rows=2, columns=4)),
+        ("rank", lambda: galore.noise_stall(1.0, rank=0, rows=2, columns=4)),
+        (
+            "relative_step",
+            lambda: galore.noise_floor(1.0, rank=1, rows=2, columns=4, relative_step=2),
+        ),
         ("radius", lambda: galore.varying_rate([1], [0], [0], [0], -1, [1], [1])),
         ("norm_c", lambda: galore.varying_rate([1], [0], [0], [0], 1, [1], [-1])),
     ],

@@ -212,6 +212,25 @@ def test_depth_alone_does_not_make_tokens_co_occur():
     assert hblt.cooccurrence(3, 10_000, 1 - 1e-9, 1 - 1e-9) > 0.999
 
 
+def test_the_bound_on_dissociation_is_sharp_from_both_sides():
+    depth, height = np.meshgrid(2 ** np.arange(1, 18), 2 ** np.arange(0, 17))
+    inside = height < depth
+    for epsilon in [1e-8, 1e-5, 1e-3, 0.03, 0.2, 0.5, 0.9, 1.0]:
+        h, d = height[inside], depth[inside]
+        apart = 1 - hblt.cooccurrence(h, d, 1 - epsilon, 1 - epsilon)
+        bound = hblt.dissociation_bound(h, d, epsilon)
+        assert np.all(apart <= bound * (1 + 1e-7))
+        assert np.all(bound <= 2.0541 * apart * (1 + 1e-7))
+    np.testing.assert_allclose(hblt.dissociation_bound(3, 10, 0.0), 0.3)
+    apart = 1 - hblt.cooccurrence(50_000, 179_328, 1 - 1e-5, 1 - 1e-5)
+    assert hblt.dissociation_bound(50_000, 179_328, 1e-5) > 2.054 * apart
+
+
+def test_the_remark_after_theorem_5_needs_no_rho0_close_to_1():
+    for rho0 in (-1.0, -0.5, 0.0, 0.5, 0.999999, 1 - 1e-12):
+        assert hblt.cooccurrence(2, 10_000_000, 1 - 1e-6, rho0) > 0.999
+
+
 def test_root_uncertainty_of_one_switch_among_many_classes():
     off = 1 - np.eye(10)
     np.testing.assert_allclose(hblt.root_uncertainty(np.full(10, 0.1), off), 1 - 2 / 10)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from scipy import integrate
 
 from joma.theory import linear, spectra
+from joma.theory.block import Block, Samples, simulate
 from tests.theory._bad import rejects
 
 finite = st.floats(-3, 3).filter(lambda x: abs(x) > 1e-3)
@@ -78,6 +79,38 @@ def test_numbers_out_of_range_do_not_become_nan():
     np.testing.assert_allclose(v, 0.52288006 * np.array([[0.6, 0.8]]), rtol=1e-6)
 
 
+def test_starts_far_from_zero_move_forward():
+    behind = linear.weights([1.0], 0.01, initial=-37.8, log_offset=-(37.8**2) / 2)[0]
+    assert behind == pytest.approx(-37.79151755, abs=1e-8)
+    ahead = linear.weights([1.0], 0.01, initial=37.8, log_offset=-(37.8**2) / 2)[0]
+    assert ahead == pytest.approx(37.81256162, abs=1e-8)
+    late = linear.limit([1e-3, 1.0], initial=[40.0, 0.0], log_offset=[-800.0, 0.0])
+    assert late[0] == pytest.approx(40.00128582, abs=1e-8)
+    assert late[1] == np.inf
+    rejects("initial", lambda: linear.weights([1.0], 0.01, initial=1e4))
+
+
+@pytest.mark.parametrize("offset", [0.0, 800.0, -800.0, 1e6])
+def test_the_winner_is_found_where_its_time_is_no_float(offset):
+    assert linear.winner([1.0, 2.0], log_offset=offset) == 1
+    np.testing.assert_array_equal(np.isinf(linear.limit([1.0, 2.0], log_offset=offset)), [0, 1])
+
+
+@pytest.mark.parametrize("start", [-8.0, -1.0, 0.3, 25.5, -30.0, 100.0])
+@pytest.mark.parametrize("left", [0.5, 1e-4, 1e-8])
+def test_weights_from_any_start_to_1e_11(start, left):
+    given = {"initial": start, "log_offset": 0.3 - start**2 / 2, "normalizer": 0.7}
+    t = float(linear.blowup_time([1.3], **given)[0] * (1 - left))
+    v = float(linear.weights([1.3], t, **given)[0])
+    with mpmath.workdps(60):
+        goal = mpmath.mpf(1.3) * mpmath.mpf(t) / mpmath.mpf(0.7)
+        goal *= mpmath.exp(mpmath.mpf(given["log_offset"])) * mpmath.sqrt(2 / mpmath.pi)
+        begin, end = (mpmath.mpf(x) / mpmath.sqrt(2) for x in (start, v))
+        missing = goal - (mpmath.erfc(begin) - mpmath.erfc(end))
+        change = missing * mpmath.sqrt(mpmath.pi / 2) * mpmath.exp(mpmath.mpf(v) ** 2 / 2)
+    assert abs(float(change)) < 1e-11 * max(abs(v), 1e-6)
+
+
 def test_shapes():
     delta = np.ones((2, 3, 4))
     assert linear.weights(delta, 0.1).shape == (2, 3, 4)
@@ -148,6 +181,42 @@ def test_stable_rank_falls_while_the_rank_stays():
     assert np.all(np.diff(spectra.stable_rank(v)) < 0)
     assert np.all(spectra.stable_rank(rate) < spectra.stable_rank(v))
     assert spectra.stable_rank(rate)[-1] == pytest.approx(1, abs=1e-6)
+
+
+def test_the_stable_rank_tends_to_that_of_the_longest_rows():
+    assert linear.stable_rank_limit([[1.0, 0.0], [0.0, 0.999]]) == 1
+    assert linear.stable_rank_limit([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]) == pytest.approx(2)
+    assert linear.stable_rank_limit([[3.0, 4.0], [-3.0, -4.0], [0.0, 1.0]]) == pytest.approx(1)
+    rejects("delta", lambda: linear.stable_rank_limit([[0.0, 0.0]]))
+
+
+def test_the_stable_rank_does_not_tend_to_one_where_rows_tie():
+    delta, end = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]), np.sqrt(np.pi / 2)
+    t = end * (1 - np.array([0.5, 1e-9]))
+    weights = spectra.stable_rank(linear.weights_multi(delta, t))
+    gradients = spectra.stable_rank(linear.velocity_multi(delta, t))
+    assert weights[0] < weights[1] < gradients[1]
+    assert gradients[1] == pytest.approx(2, abs=1e-3)
+
+
+def test_the_stable_rank_comes_down_very_slowly():
+    v = linear.weights_multi([[1.0, 0.0], [0.0, 0.999]], np.sqrt(np.pi / 2) * (1 - 1e-14))
+    assert spectra.stable_rank(v) == pytest.approx(1.18, abs=0.01)
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e-310, 1e-170, 1.0, 1e160, 1.7e308])
+def test_the_stable_rank_has_no_scale(size):
+    assert spectra.stable_rank(size * np.eye(3)) == pytest.approx(3)
+    assert spectra.rank(size * np.eye(3)) == 3
+    assert spectra.stable_rank(np.diag([size, 0.0])) == pytest.approx(1)
+
+
+def test_softmax_attention_on_samples_of_one_token_does_not_obey_theorem_2():
+    g = np.array([0.5, 0.8, 1.0, 1.2, 1.5])
+    path = simulate(Block("softmax", "linear"), Samples(np.eye(5), gradient=g), [0.0, 5.0])
+    np.testing.assert_allclose(path.v[1, :, 0], g, rtol=1e-9)  # v = Δt
+    ratios = linear.conserved_ratio(g / 5, path.v[1, :, 0])
+    np.testing.assert_allclose(ratios[[0, -1]], [3.829, 2.888], atol=1e-3)
 
 
 def test_zero_rows_stay_zero():

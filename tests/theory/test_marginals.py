@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -160,8 +161,8 @@ def test_nearly_gaussian_marginals_keep_their_digits(marginal):
         for x in (0.3, 2.0, 6.0):
             start = x * width
             cuts = [start, *(start + k * width for k in (0.5, 1, 2, 4)), end]
-            share = mpmath.quad(density, cuts)
-            moment = mpmath.quad(lambda u, start=start: (u - start) * density(u), cuts)
+            share: Any = mpmath.quad(density, cuts)
+            moment: Any = mpmath.quad(lambda u, start=start: (u - start) * density(u), cuts)
             s = -float(start)
             assert float(marginal.theta1(s)) == pytest.approx(float(share), rel=1e-13)
             assert float(marginal.mean_residual(s)) == pytest.approx(

@@ -98,11 +98,101 @@ def test_rate_ratio_tends_to_theorem_4():
     np.testing.assert_allclose(ratio, np.exp(1.5), rtol=1e-3)
 
 
-def test_entropy_drops_and_rebounds_only_with_weak_components():
-    t = np.concatenate([[0], np.geomspace(1e-3, 50, 500)])
-    for mu in ([3.0, 0.5, 0.5], [2.0, 2.0], [3.0, 0.0, 0.0], [1.0, -2.0, 0.0]):
-        change = nonlinear.drop_and_rebound(nonlinear.attention_entropy(nonlinear.weights(mu, t)))
-        assert nonlinear.entropy_fate(mu) == (change.drop > 1e-6, change.rebound > 1e-6)
+@pytest.mark.parametrize("mu", [9.0, 11.572588408483718, 25.925146958875942, 36.9])
+def test_within_the_sudden_growth_the_time_is_right_to_rounding(mu):
+    for t in (
+        float(nonlinear.residual_offset(mu)) * (1 + np.array([-1e-16, 0, 1e-16, 1e-12]))
+    ).flat:
+        y = -float(nonlinear.log_residual([mu], t)[0])
+        with mpmath.workdps(400):
+            back = mpmath.exp(-(mpmath.mpf(mu) ** 2) / 2) * y
+            back += offset_of(mpmath.mpf(1) - mpmath.exp(-mpmath.mpf(y)), mu)
+            assert abs(back / mpmath.mpf(float(t)) - 1) < 1e-17
+
+
+def offset_of(r, mu):
+    """H by its power series in μ²/2."""
+    half = mpmath.mpf(mu) ** 2 / 2
+    total, term, known, power = mpmath.mpf(0), mpmath.mpf(1), mpmath.mpf(0), r
+    for k in range(6000):
+        total -= term * known
+        known += power / (2 * k + 1) + power * r / (2 * k + 2)
+        power, term = power * r * r, term * -half / (k + 1)
+        if k > half and abs(term) < mpmath.mpf(10) ** -300:
+            break
+    return total
+
+
+def test_many_components_do_not_overflow_next_to_the_sudden_growth():
+    mu = np.linspace(30, 37, 6100)
+    for t in (0.0347, 0.035046, 0.035287):
+        many = nonlinear.log_residual(mu, t)
+        few = np.concatenate([nonlinear.log_residual(part, t) for part in np.split(mu, 2)])
+        np.testing.assert_allclose(many, few, rtol=1e-10)
+
+
+_TIMES = np.concatenate([[0], np.geomspace(1e-3, 50, 3000)])
+
+
+def seen(mu):
+    size, place = np.unique(np.abs(mu), return_inverse=True)
+    path = nonlinear.weights(size, _TIMES)[:, place]
+    return nonlinear.drop_and_rebound(nonlinear.attention_entropy(path))
+
+
+@pytest.mark.parametrize(
+    "mu", [[3.0, 0.5, 0.5], [2.0, 2.0], [3.0, 0.0, 0.0], [1.0, -2.0, 0.0], [1.5], [0.0, 0.0]]
+)
+def test_entropy_drops_and_rebounds_by_as_much_as_is_said(mu):
+    fate, change = nonlinear.entropy_fate(mu), seen(mu)
+    assert fate[:2] == (change.drop > 1e-6, change.rebound > 1e-6)
+    assert fate.drop == pytest.approx(change.drop, abs=1e-5)
+    assert fate.rebound == pytest.approx(change.rebound, abs=1e-5)
+
+
+@pytest.mark.parametrize("mu", [[1.0, 0.9, 0.0], [1.2, 1.0, 0.0, 0.0], [2.0, 1.9, *[0.0] * 6]])
+def test_a_weak_component_is_not_enough_for_a_rebound(mu):
+    fate = nonlinear.entropy_fate(mu)
+    assert fate.drops
+    assert not fate.rebounds
+    assert not fate.rises_last
+    assert fate.rebound == 0
+    assert seen(mu).rebound < 1e-12
+
+
+def test_entropy_may_rise_between_two_falls():
+    mu = [2.778, 2.335, *[0.0] * 1000]
+    fate = nonlinear.entropy_fate(mu)
+    assert fate.rebounds
+    assert not fate.rises_last
+    assert fate.rebound == pytest.approx(0.01996, abs=1e-4)
+    assert seen(mu).rebound == pytest.approx(fate.rebound, abs=1e-5)
+
+
+def test_without_zeros_there_is_always_a_rebound_that_may_be_tiny():
+    for mu, size in (([1.0, 0.001], 1.04e-17), ([0.1, 0.05], 1.63e-169)):
+        fate = nonlinear.entropy_fate(mu)
+        assert fate.rebounds
+        assert fate.rebound == pytest.approx(size, rel=0.01)
+    assert nonlinear.entropy_fate([1e-3, 9e-4]).rebounds
+
+
+@given(st.lists(st.floats(-5, 5).map(lambda x: round(x, 2)), min_size=2, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_entropy_ends_rising_exactly_if_the_smallest_logit_is_below_the_mean(mu):
+    size = np.abs(mu)
+    fate = nonlinear.entropy_fate(mu)
+    assert fate.drops == bool(np.ptp(size) > 0)
+    if not fate.drops:
+        assert fate == (False, False, 0.0, 0.0, False)
+        return
+    weight = np.exp(size**2 - np.max(size**2))
+    mean = weight @ size**2 / weight.sum()
+    smallest = np.min(size[size > 0]) ** 2
+    if abs(smallest - mean) > 1e-9:
+        assert fate.rises_last == bool(smallest < mean)
+    assert fate.rebounds or not fate.rises_last
+    assert 0 <= fate.rebound <= fate.drop + 1e-12
 
 
 def test_stable_rank_drops_and_rebounds():
@@ -115,8 +205,45 @@ def test_stable_rank_drops_and_rebounds():
 
 
 @pytest.mark.parametrize(
+    ("rows", "ends", "highest"),
+    [([[2, 0], *[[0, 1]] * 12], 1.3333, 1.5356), ([[3, 0], *[[0, 1]] * 100], 1.09, 1.3483)],
+)
+def test_stable_rank_rises_where_weak_rows_outweigh_the_salient_one(rows, ends, highest):
+    fate = nonlinear.stable_rank_fate(rows)
+    v = nonlinear.weights_multi(rows, np.geomspace(1e-4, 50, 2000))
+    path = spectra.stable_rank(v)
+    assert (fate.first, fate.last) == (1, -1)
+    assert fate.drop < 1e-12
+    assert path.min() > fate.ends - 1e-12
+    assert fate.ends == pytest.approx(ends, abs=1e-4)
+    assert fate.ends + fate.rise == pytest.approx(highest, abs=1e-4)
+    assert path.max() == pytest.approx(highest, abs=1e-4)
+
+
+@given(st.lists(st.floats(0.1, 5), min_size=2, max_size=5), st.floats(1e-3, 20))
+@settings(max_examples=40, deadline=None)
+def test_stable_rank_of_orthogonal_rows_is_below_its_ends(lengths, t):
+    v = nonlinear.weights_multi(np.diag(lengths), t)
+    assert spectra.stable_rank(v) <= spectra.stable_rank(np.diag(lengths)) + 1e-12
+
+
+def test_stable_rank_without_rows_or_of_one_length():
+    assert nonlinear.stable_rank_fate(np.zeros((2, 3))) == (0, 0, 0, 0, 0)
+    fate = nonlinear.stable_rank_fate(np.eye(3))
+    assert (fate.first, fate.last) == (0, 0)
+    assert fate.ends == pytest.approx(3)
+    assert max(fate.drop, fate.rise) < 1e-12
+
+
+@pytest.mark.parametrize(
     ("argument", "call"),
     [
+        ("mu", lambda: nonlinear.entropy_fate([38.0, 1.0])),
+        ("mu", lambda: nonlinear.entropy_fate([])),
+        ("mu", lambda: nonlinear.entropy_fate([[1.0]])),
+        ("scale", lambda: nonlinear.entropy_fate([1.0], scale=0.0)),
+        ("mu", lambda: nonlinear.stable_rank_fate([1.0])),
+        ("mu", lambda: nonlinear.stable_rank_fate([[38.0]])),
         ("mu", lambda: nonlinear.weights([np.nan], 0.1)),
         ("mu", lambda: nonlinear.weights([38.0], 0.1)),
         ("mu", lambda: nonlinear.weights([1j], 0.1)),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.theory import scan_snap
-from joma.theory.as_printed import scan_snap as printed
+from joma.theory.as_printed import scan_snap as as_printed
 from joma.theory.scan_snap import Balanced, Corpus
 
 seeds = st.integers(0, 10_000)
@@ -153,8 +153,118 @@ def test_equally_common_tokens_fall_and_distinct_ones_rise(seed, size, mass):
     corpus = sparse_corpus(rng, *size, mass=mass)
     corpus = dataclasses.replace(corpus, joint=rng.dirichlet(np.full(size[0], 2.0)))
     run = scan_snap.evolve(corpus, [0.0, 300.0], eta_y=3.0, eta_z=1.0)
-    np.testing.assert_array_equal(run.fate, scan_snap.initial_fate(corpus))
-    np.testing.assert_array_equal(run.fate, printed.initial_fate(corpus))
+    fate = scan_snap.initial_fate(corpus)[0]
+    np.testing.assert_array_equal(run.fate[0], fate)
+    assert np.all(fate[corpus.shared] == -1)
+    assert np.all(fate[corpus.distinct] == 1)
+
+
+@few
+@given(seeds, st.integers(2, 4), st.floats(0.01, 100))
+def test_a_single_common_token_falls_whatever_its_frequencies(seed, classes, eta_y):
+    rng = np.random.default_rng(seed)
+    mass = rng.uniform(0.05, 0.95, (classes, 1))
+    corpus = Corpus(
+        np.hstack([mass, np.diag(1 - mass[:, 0])]),
+        np.zeros(classes, dtype=int),
+        rng.dirichlet(np.full(classes, 2.0)),
+    )
+    assert scan_snap.initial_fate(corpus)[0, 0] == -1
+    t = np.concatenate([[0.0], np.geomspace(1e-1, 1e8, 20) / np.sqrt(eta_y)])
+    z = scan_snap.evolve(corpus, t, eta_y=eta_y, eta_z=1.0, rtol=1e-7).z[:, 0, 0]
+    assert np.all(np.diff(z) < 0)
+
+
+def test_an_equally_common_token_can_rise_next_to_another():
+    """The first token has P = .18 in both classes, the second P = .72 and .81."""
+    corpus = Corpus(
+        np.array([[0.18, 0.72, 0.05, 0.05, 0.0], [0.18, 0.81, 0.0, 0.0, 0.01]]),
+        np.zeros(2, dtype=int),
+        np.array([0.63, 0.37]),
+    )
+    assert corpus.common.tolist() == [True, False, False, False, False]
+    assert scan_snap.initial_fate(corpus)[0, 0] == 1
+    assert scan_snap.evolve(corpus, [0.0, 0.1], eta_y=1.0, eta_z=1.0).fate[0, 0] == 1
+
+
+PULLED_DOWN = Corpus(
+    np.array([[0.25, 0.75, 0.0], [0.85, 0.0, 0.15]]), np.array([0, 0]), np.array([0.5, 0.5])
+)
+
+
+def test_a_larger_decoder_rate_only_delays_the_fall_of_b():
+    """The last token is distinct; B of its class rises, turns and ends below 0."""
+    t = np.concatenate([[0.0], np.geomspace(1.0, 1e20, 300)])
+    turns = []
+    for ratio in (5.0, 20.0, 100.0):
+        run = scan_snap.evolve(PULLED_DOWN, t, eta_y=ratio, eta_z=1.0, rtol=1e-8)
+        b = run.b[:, 1]
+        turns.append(t[np.argmax(b)])
+        assert np.max(b) > 0.29
+        assert b[-1] < 0
+        assert run.fate[0].tolist() == [-1, 1, -1]
+        assert np.log(ratio * turns[-1]) ** 2 / ratio == pytest.approx(6.6, abs=0.3)
+    assert np.all(np.diff(turns) > 0)
+    run = scan_snap.evolve(PULLED_DOWN, [1e4, 1e8, 1e10, 1e12, 1e14], eta_y=100.0, eta_z=1.0)
+    np.testing.assert_allclose(run.b[:, 1], [0.189, 0.2953, 0.2955, 0.256, 0.179], atol=6e-4)
+
+
+@few
+@given(seeds, sizes, st.floats(0.05, 0.95), st.floats(-3, 3))
+def test_b_rises_for_ever_where_classes_are_alike(seed, size, mass, log_rate):
+    classes, common, distinct = size
+    rng = np.random.default_rng(seed)
+    own = (1 - mass) * rng.dirichlet(np.ones(distinct))
+    tokens = np.hstack(
+        [
+            np.tile(mass * rng.dirichlet(np.ones(common)), (classes, 1)),
+            np.kron(np.eye(classes), own),
+        ]
+    )
+    corpus = Corpus(tokens, np.zeros(classes, dtype=int), np.full(classes, 1 / classes))
+    assert corpus.alike
+    t = np.concatenate([[0.0], np.geomspace(1e-2, 1e10, 20)])
+    run = scan_snap.evolve(corpus, t, eta_y=10**log_rate, eta_z=1.0)
+    assert np.all(np.diff(run.b, axis=0) > 0)
+
+
+def test_which_classes_are_alike():
+    corpus = Balanced(3, 2, 2).corpus
+    assert corpus.alike
+    unequal = np.array([0.5, 0.25, 0.25])
+    assert not dataclasses.replace(corpus, joint=unequal).alike
+    assert not dataclasses.replace(corpus, query=np.array([0, 0, 1])).alike
+    assert not PULLED_DOWN.alike
+    # One class has its distinct tokens in another order, the second other frequencies.
+    swapped = np.array([[0.4, 0.4, 0.2, 0, 0], [0.4, 0, 0, 0.2, 0.4]])
+    other = np.array([[0.4, 0.4, 0.2, 0, 0], [0.4, 0, 0, 0.3, 0.3]])
+    for tokens, alike in ((swapped, True), (other, False)):
+        assert Corpus(tokens, np.array([0, 0]), np.array([0.5, 0.5])).alike == alike
+
+
+def test_a_class_that_shares_no_token_never_moves():
+    corpus = Corpus(
+        np.array([[0.5, 0.5, 0, 0, 0], [0, 0, 0.3, 0.7, 0], [0, 0, 0.3, 0, 0.7]]),
+        np.zeros(3, dtype=int),
+        np.full(3, 1 / 3),
+    )
+    assert scan_snap.initial_fate(corpus)[0].tolist() == [0, 0, -1, 1, 1]
+    run = scan_snap.evolve(corpus, [100.0], eta_y=1.0, eta_z=1.0)
+    np.testing.assert_allclose(run.z[0, 0, :2], 0, atol=1e-12)
+    with pytest.raises(ValueError, match="class_ must share a token"):
+        scan_snap.rise_ratio(corpus, 0, 0, 1)
+
+
+def test_where_tokens_fall_the_more_frequent_one_falls_first():
+    corpus = Corpus(
+        np.array([[0.25, 0.75, 0.0, 0.0], [0.85, 0.0, 0.1, 0.05]]),
+        np.array([0, 0]),
+        np.array([0.5, 0.5]),
+    )
+    run = scan_snap.evolve(corpus, [1.0, 1e4], eta_y=5.0, eta_z=1.0)
+    assert scan_snap.rise_ratio(corpus, 1, 2, 3) == pytest.approx(4)
+    assert run.z[0, 0, 2] > run.z[0, 0, 3] > 0
+    np.testing.assert_allclose(run.z[1, 0, 2:], [-0.0203, -0.0054], atol=1e-4)
 
 
 @few
@@ -167,7 +277,8 @@ def test_initial_pull_is_the_first_thing_that_happens(seed):
     np.testing.assert_allclose(z / (3 * t**2), pull, atol=0.05 * np.abs(pull).max())
 
 
-def test_a_token_in_between_rises_against_print():
+def test_a_token_in_between_rises():
+    """One of two common tokens, P = .25 and .02; the other is equally common and falls."""
     corpus = Corpus(
         np.array([[0.25, 0.25, 0.5, 0.0], [0.25, 0.02, 0.0, 0.73]]),
         np.array([0, 0]),
@@ -176,7 +287,6 @@ def test_a_token_in_between_rises_against_print():
     fate = scan_snap.evolve(corpus, [0.0, 1e3], eta_y=10.0, eta_z=1.0).fate[0]
     assert fate.tolist() == [-1, 1, 1, 1]
     assert scan_snap.initial_fate(corpus)[0].tolist() == fate.tolist()
-    assert printed.initial_fate(corpus)[0].tolist() == [-1, -1, 1, 1]
 
 
 @few
@@ -211,17 +321,55 @@ def gains(run, class_):
             yield np.log(gain / gain[0])
 
 
+def alike_corpus(classes, common, distinct):
+    tokens = np.hstack([np.tile(common, (classes, 1)), np.kron(np.eye(classes), distinct)])
+    return Corpus(tokens, np.zeros(classes, dtype=int), np.full(classes, 1 / classes))
+
+
 @few
-@given(seeds, st.floats(0.05, 0.9), st.sampled_from([30.0, 300.0]))
+@given(seeds, st.floats(0.05, 0.9), st.sampled_from([0.1, 1.0, 30.0, 300.0]))
 def test_what_is_left_of_the_gain_bounds_on_the_full_flow(seed, mass, eta_y):
-    corpus = sparse_corpus(np.random.default_rng(seed), 3, 2, 3, mass=mass)
+    rng = np.random.default_rng(seed)
+    own = (1 - mass) * rng.dirichlet(np.full(3, 3.0))
+    corpus = alike_corpus(3, mass * rng.dirichlet(np.full(2, 3.0)), own)
     t = np.concatenate([[0.0], np.geomspace(0.1, 1e5, 40) / eta_y])
     run = scan_snap.evolve(corpus, t, eta_y=eta_y, eta_z=1.0)
-    for n in range(3):
-        low, high = scan_snap.full_log_gain_bounds(run.b[:, n], 0.5)
-        for growth in gains(run, n):
-            assert np.all(growth >= low - 1e-6)
-            assert np.all(growth <= high + 1e-6)
+    low, high = scan_snap.full_log_gain_bounds(run.b[:, 0], 0.5)
+    for growth in gains(run, 0):
+        assert np.all(growth >= low - 1e-6)
+        assert np.all(growth <= high + 1e-6)
+
+
+def test_the_gain_bounds_fail_for_classes_that_differ():
+    """B and ln χ of the second class rise and then fall below 0; for a larger η_Y later."""
+    corpus = Corpus(
+        np.array([[0.12, 0.66, 0.22, 0.0, 0.0], [0.85, 0.0, 0.0, 0.1, 0.05]]),
+        np.array([0, 0]),
+        np.array([0.5, 0.5]),
+    )
+    for eta_y, end in ((0.17, 1e2), (5.0, 1e4)):
+        run = scan_snap.evolve(corpus, [0.0, 1.0, end], eta_y=eta_y, eta_z=1.0)
+        (growth,) = gains(run, 1)
+        assert growth[1] > 0 > growth[2]
+        assert run.b[1, 1] > 0 > run.b[2, 1]
+
+
+@pytest.mark.parametrize(("mass", "sign"), [(0.2, -1), (0.7, 1)])
+def test_the_distance_from_the_tangent_falls_with_the_rate_of_attention(mass, sign):
+    """Theorem 3's lower bound: with few common tokens ln χ stays below it, by a share ∝ η_Z/η_Y."""
+    corpus = alike_corpus(3, [mass / 2, mass / 2], (1 - mass) * np.array([0.5, 0.3, 0.2]))
+    square = scan_snap.feature(corpus, np.zeros((1, corpus.tokens)))[0, 2] ** 2
+    shares = []
+    for eta_z in (1e-2, 1e-3, 1e-4):
+        run = scan_snap.evolve(corpus, [0.0, 50.0], eta_y=1.0, eta_z=eta_z, rtol=1e-12)
+        b = run.b[1, 0]
+        growth = np.log(run.relative_gain(0, 2, 3))
+        growth = growth[1] - growth[0]
+        shares.append(growth / (2 * square * b) - 1)
+        early = scan_snap.early_log_gain(corpus, 0, 2, 3, b)
+        assert early / (2 * square * b) - 1 == pytest.approx(shares[-1], rel=0.15)
+    assert np.all(np.sign(shares) == sign)
+    np.testing.assert_allclose(np.divide(shares[:-1], shares[1:]), 10, rtol=0.15)
 
 
 def test_gain_bounds_are_tangent_at_the_start_of_the_full_flow():
@@ -236,13 +384,19 @@ def test_gain_bounds_are_tangent_at_the_start_of_the_full_flow():
             assert growth[1] == pytest.approx(low, rel=1e-2)
 
 
-def test_the_printed_lower_bound_fails_where_attention_is_on_distinct_tokens():
+def test_the_talks_lower_bound_on_the_full_flow():
+    """It fails where attention is on distinct tokens, by a share that falls with η_Z/η_Y."""
     corpus = sparse_corpus(np.random.default_rng(0), 3, 3, 3, mass=0.2)
     t = np.concatenate([[0.0], np.geomspace(0.03, 1e5, 40)])
-    run = scan_snap.evolve(corpus, t, eta_y=100.0, eta_z=1.0)
-    square = scan_snap.feature(corpus, run.z[0])[0, corpus.distinct_of(0)[0]] ** 2
-    low, _ = printed.full_log_gain_bounds(run.b[:, 0], square)
-    assert all(np.any(growth < low - 1e-3) for growth in gains(run, 0))
+    square = scan_snap.feature(corpus, np.zeros((1, corpus.tokens)))
+    square = square[0, corpus.distinct_of(0)[0]] ** 2
+    shares = []
+    for eta_y in (1e2, 1e3, 1e4):
+        run = scan_snap.evolve(corpus, t * 100 / eta_y, eta_y=eta_y, eta_z=1.0, rtol=1e-11)
+        low, _ = scan_snap.log_gain_bounds(run.b[1:, 0], square)
+        shares.append(max(float(np.max((low - g[1:]) / low)) for g in gains(run, 0)))
+    assert shares[0] > 0.02
+    np.testing.assert_allclose(np.divide(shares[:-1], shares[1:]), 10, rtol=0.2)
 
 
 def test_gain_on_sampled_sequences():
@@ -353,7 +507,8 @@ def swapped(**values):
         ("b", lambda: scan_snap.log_gain_bounds(-1.0, 0.5)),
         ("f_squared", lambda: scan_snap.log_gain_bounds(1.0, 1.5)),
         ("b", lambda: scan_snap.full_log_gain_bounds(-1.0, 0.5)),
-        ("b", lambda: printed.full_log_gain_bounds(-1.0, 0.5)),
+        ("corpus", lambda: scan_snap.early_log_gain(PULLED_DOWN, 0, 1, 0, 0.1)),
+        ("token", lambda: scan_snap.early_log_gain(CORPUS, 0, 1, 2, 0.1)),
         ("factor", lambda: scan_snap.rescaled_time(1.0, 0.0)),
         ("t", lambda: scan_snap.rescaled_time(-1.0, 2.0)),
         ("classes", lambda: scan_snap.snapping_time(1, 5, 1.0)),
@@ -361,12 +516,17 @@ def swapped(**values):
         ("classes", lambda: scan_snap.decoder_rate_turn(eta_y=1, classes=1, distinct_share=1)),
         ("margin", lambda: scan_snap.margin_time(-1, eta_y=1, classes=2, distinct_share=1)),
         ("distinct_share", lambda: scan_snap.margin_time(1, eta_y=1, classes=2, distinct_share=2)),
-        ("t", lambda: scan_snap.late_decoder_rate_effect(0.5, Balanced(2, 1, 1), eta_y=1.0)),
+        ("t", lambda: scan_snap.late_decoder_rate_effect(9.0, Balanced(2, 1, 1), **RATES)),
+        ("anchor", lambda: scan_snap.late_b(1e9, Balanced(2, 1, 1), anchor=(9.0, 1), **RATES)),
+        ("t", lambda: scan_snap.late_b(1e8, Balanced(2, 1, 1), anchor=(1e9, 1), **RATES)),
+        ("classes", lambda: scan_snap.deciding_time(classes=1, distinct_share=1, eta_y=1)),
+        ("tokens", lambda: scan_snap.snapping_time(2, 1, 1.0)),
+        ("classes", lambda: Balanced(2.5, 1, 1)),  # pyright: ignore[reportArgumentType]
         ("distinct", lambda: Balanced(2, 1, 0)),
         ("common_mass", lambda: Balanced(2, 1, 1, common_mass=1.0)),
         ("separation", lambda: Balanced(2, 1, 1).b(np.nan)),
         ("t", lambda: scan_snap.late_b(0.0, Balanced(2, 1, 1), anchor=(1, 1), **RATES)),
-        ("t", lambda: printed.late_b(0.0, Balanced(2, 1, 1), anchor=(1, 1), **RATES)),
+        ("t", lambda: as_printed.late_b(0.0, Balanced(2, 1, 1), anchor=(1, 1), **RATES)),
         ("other", lambda: scan_snap.finite_length_bias(1.0, 10, 0)),
     ],
 )

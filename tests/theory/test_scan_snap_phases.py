@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Balanced
+from joma.theory.scan_snap import Balanced, Corpus
 
 few = settings(max_examples=10, deadline=None)
 sizes = st.tuples(st.integers(2, 5), st.integers(1, 4), st.integers(1, 4))
@@ -107,7 +107,79 @@ def test_larger_decoder_rate_is_sparser_early_and_denser_late():
     assert np.all(fast.entropy[0] < slow.entropy[0])
     assert np.all(fast.entropy[1] > slow.entropy[1])
     assert 0.3 < scan_snap.decoder_rate_turn(classes=3, distinct_share=0.5, eta_y=5.0) < 1e4
-    assert scan_snap.late_decoder_rate_effect(1e4, balanced, eta_y=5.0) < 0
+    assert scan_snap.late_decoder_rate_effect(1e40, balanced, eta_y=5.0, eta_z=1.0) < 0
+
+
+def test_the_turn_and_the_margin_need_classes_that_are_alike():
+    """[[.3, .7, 0], [.7, 0, .3]]: the formulas give two turns, the flow has one."""
+    corpus = Corpus(
+        np.array([[0.3, 0.7, 0.0], [0.7, 0.0, 0.3]]), np.array([0, 0]), np.array([0.5, 0.5])
+    )
+    square = scan_snap.feature(corpus, np.zeros((1, 3))) ** 2
+    said = [
+        scan_snap.decoder_rate_turn(classes=2, distinct_share=float(share), eta_y=1.0)
+        for share in (square[0, 1], square[1, 2])
+    ]
+    np.testing.assert_allclose(said, [9.93, 54.06], atol=0.01)
+    t, step = np.linspace(8, 18, 200), 0.01
+    more, less = (
+        scan_snap.evolve(corpus, t, eta_y=np.exp(by), eta_z=1e-5, rtol=1e-10).b
+        for by in (step, -step)
+    )
+    for class_ in range(2):
+        change = (more - less)[:, class_]
+        assert np.interp(0.0, -change, t) == pytest.approx(13.15, abs=0.05)
+
+
+def test_larger_rates_together_need_not_make_attention_sparser():
+    balanced = Balanced(3, 1, 1, 0.9)
+    entropy = [
+        scan_snap.evolve(balanced.corpus, [3.0], eta_y=2 * by, eta_z=by).entropy[0, 0]
+        for by in (1.0, 5.0)
+    ]
+    np.testing.assert_allclose(entropy, [0.332, 0.652], atol=1e-3)
+    assert balanced.densest == pytest.approx(np.log(9))
+    assert Balanced(3, 12, 1, 0.7).densest == 0
+
+
+def test_the_right_class_passes_one_half_earlier_where_attention_moves():
+    balanced = Balanced(5, 1, 1)
+    half = scan_snap.deciding_time(classes=5, distinct_share=0.5, eta_y=1.0)
+    for eta_z, expected in ((1e-7, 0.5), (10.0, 0.6)):
+        run = scan_snap.evolve(balanced.corpus, [half], eta_y=1.0, eta_z=eta_z)
+        right = float(np.exp(scan_snap.objective(balanced.corpus, run.z, run.y)[0]))
+        assert right == pytest.approx(0.5, abs=1e-5) if eta_z < 1 else right > expected
+    # M does not enter, so that t₀ can be any number of times larger.
+    assert half / scan_snap.snapping_time(5, 10**6, 1.0) < 0.13
+    shares = [
+        scan_snap.deciding_time(classes=k, distinct_share=1.0, eta_y=1.0)
+        / scan_snap.snapping_time(k, k + 1, 1.0)
+        for k in range(2, 2000)
+    ]
+    assert np.argmax(shares) + 2 == 30
+    assert np.max(shares) == pytest.approx(0.6098, abs=1e-4)
+
+
+def test_small_separations_keep_their_digits():
+    """A common mass of .99: u₀ is 20 000, and ζ a difference of large numbers."""
+    balanced = Balanced(2, 2, 4, 0.99)
+    y = np.array([1e-7, 1e-5, 1e-3])
+    rates: dict[str, Any] = {"eta_y": 1.0, "eta_z": 1e-3}
+    zeta = balanced.separation(y, **rates)
+    # dζ (1 + 1/u₀) = drive dy² at first.
+    ratio = balanced.common_over_distinct
+    first = -balanced.conserved(0.0, y, **rates) / (1 + 1 / ratio)
+    np.testing.assert_allclose(zeta, first, rtol=1e-6)
+
+
+def test_late_b_at_late_times():
+    balanced = Balanced(2, 3, 1)
+    t = np.array([1e20, 1e100])
+    rates: dict[str, Any] = {"eta_y": 1.0, "eta_z": 10.0}
+    b = scan_snap.evolve(balanced.corpus, t, **rates).b[:, 0]
+    late = scan_snap.late_b(t[1], balanced, anchor=(t[0], b[0]), **rates)
+    assert late - b[0] == pytest.approx(b[1] - b[0], rel=0.02)
+    assert scan_snap.late_b(t[0], balanced, anchor=(t[0], b[0]), **rates) == pytest.approx(b[0])
 
 
 def test_scanning_and_snapping_on_sampled_sequences():

@@ -10,7 +10,7 @@ from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, 
 from joma.experiments._linear_block import DISTINCT, TITLES, Trained, train
 from joma.report import figures
 from joma.runs import Run
-from joma.theory import invariants
+from joma.theory import invariants, memory
 
 TITLE = "The invariant of Theorem 1 predicts softmax attention, better than its halves"
 PUBLISHED = (
@@ -22,10 +22,24 @@ SETTLED = 500
 
 
 def correlations(trained: Trained) -> dict[str, np.ndarray]:
-    """Normalised correlation with z of Eqn 18 and of its parts, over training."""
+    """Normalised correlation with z of Eqn 18, its parts and the law with memory, over training.
+
+    The law with memory also predicts the first of these without z: Eqn 18 is then compared with the
+    predicted logits. The range is that of all logits within `memory.gap_bound` of them.
+    """
     path = trained.path
     own, shared = invariants.softmax_logit_parts(path.block, path.v, trained.x.mean(axis=1))
+    predicted = memory.logits(path.block, path.samples, path.v, path.z[0])
+    expected = invariants.correlation(own + shared, predicted)
+    away = memory.gap_bound(path) / np.linalg.norm(predicted, axis=1)
+    angle, spread = np.arccos(np.clip(expected, -1, 1)), np.arcsin(np.minimum(away, 1.0))
+    low, high = np.minimum(angle + spread, np.pi), np.maximum(angle - spread, 0.0)
+    none = away >= 1
     return {
+        "memory": invariants.correlation(predicted, path.z),
+        "predicted": expected,
+        "predicted_low": np.where(none, -1.0, np.cos(low)),
+        "predicted_high": np.where(none, 1.0, np.cos(high)),
         "whole": invariants.correlation(own + shared, path.z),
         "own": invariants.correlation(own, path.z),
         "shared": invariants.correlation(shared, path.z),
@@ -38,7 +52,7 @@ def correlations(trained: Trained) -> dict[str, np.ndarray]:
 def judge(steps: np.ndarray, curves: dict[str, dict[str, np.ndarray]]) -> Outcome:
     """Agreement: once settled, the whole correlates above .9 on average, either part .15 less."""
     late = steps >= SETTLED
-    agrees, each, control = True, [], []
+    agrees, each, control, predicted, remembered = True, [], [], [], []
     for kind, curve in curves.items():
         mean = {name: float(np.mean(values[late])) for name, values in curve.items()}
         part = max(abs(mean["own"]), abs(mean["shared"]))
@@ -47,11 +61,15 @@ def judge(steps: np.ndarray, curves: dict[str, dict[str, np.ndarray]]) -> Outcom
         control.append(
             f"{kind} {mean['own_centered']:.3f} against {mean['whole_centered']:.3f} of the whole"
         )
+        predicted.append(f"{mean['predicted']:.3f}")
+        remembered.append(f"{mean['memory']:.3f}")
     return Outcome(
         Verdict.of(agrees),
         f"mean correlation from step {SETTLED} on, {'; '.join(each)}. But that contrast is mostly "
         "one of means: the correlation does not remove them, and z has mean 0 where ½Σv² has not. "
-        f"With means removed ½Σv² alone reaches {', '.join(control)}.",
+        f"With means removed ½Σv² alone reaches {', '.join(control)}. The softmax law with memory "
+        f"predicts the whole's correlation from v(t) alone, {' and '.join(predicted)}; the "
+        f"correlation of that law with z is {' and '.join(remembered)}.",
     )
 
 
@@ -101,6 +119,15 @@ def _draw_curves(ax: Axes, steps: np.ndarray, curves: dict[str, np.ndarray]) -> 
         ),
         ("shared", "−½Σ‖v‖²b̄ alone", {"color": figures.GREEN, "ls": "-."}),
     ]
+    ax.fill_between(
+        steps,
+        curves["predicted_low"],
+        curves["predicted_high"],
+        color=figures.BLUE,
+        alpha=0.15,
+        lw=0,
+        label="predicted by the law with memory",
+    )
     for name, label, style in styles:
         ax.plot(steps, curves[name], label=label, **style)
     ax.set(

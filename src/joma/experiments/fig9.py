@@ -10,7 +10,7 @@ from joma.report import figures
 from joma.runs import Run
 from joma.theory import clusters, marginals
 
-TITLE = "A node rests where a line through 0 meets G(y) twice: for Gaussian clusters, nowhere"
+TITLE = "A node rests where a line through 0 meets G(y) twice: for equal Gaussians, nowhere"
 PUBLISHED = (
     "G(y) = F(θ₁⁻¹(y)) rises from 0 to infinity, and lines G = ky can meet it twice, which gives "
     "critical points."
@@ -53,8 +53,8 @@ def judge(curves: dict[str, Curve]) -> Outcome:
     return Outcome(
         Verdict.of(rising and bool(found)),
         f"G rises in every family. At cluster distance {DISTANCE:g}, {some}; for "
-        f"{' and '.join(none) or 'none'} no line meets G twice, so there is no critical point at "
-        "all. For Laplace the curve is straight up to y = ½: a continuum of them.",
+        f"{' and '.join(none) or 'none'} no line meets G twice, so that clusters of equal width "
+        "have no critical point. For Laplace the curve is straight up to y = ½: a continuum.",
     )
 
 

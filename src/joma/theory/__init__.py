@@ -9,6 +9,8 @@ axes. Where a paper's printed formula is wrong, the plain name holds the derived
 |---|---|
 | block, functions | the JoMA block in full (Eqns 1, 2, 9), simulated |
 | invariants | Theorem 1 and its new laws |
+| memory | the softmax law of Theorem 1 with memory, and what it leaves out |
+| stationarity | Assumption 1: how far E[g x] drifts in a training |
 | linear | Theorem 2, winner in finite time, many nodes, linear attention |
 | marginals, clusters | Lemmas 1-5 and Theorem 3: isotropic clusters, critical points |
 | nonlinear | Eqn 6 solved and fitted to curves, Theorem 4, entropy and its rebound |
@@ -35,10 +37,12 @@ if TYPE_CHECKING:
         invariants,
         linear,
         marginals,
+        memory,
         nonlinear,
         posterior,
         scan_snap,
         spectra,
+        stationarity,
     )
 
 __all__ = [
@@ -53,10 +57,12 @@ __all__ = [
     "invariants",
     "linear",
     "marginals",
+    "memory",
     "nonlinear",
     "posterior",
     "scan_snap",
     "spectra",
+    "stationarity",
 ]
 
 

@@ -2,8 +2,9 @@
 
     F(y) = e^{-μ²/2} y + H(1-e⁻ʸ, μ),   H(r, μ) = ∫₀ʳ (e^{-μ²x²/2} - e^{-μ²/2})/(1-x) dx
 
-F is concave, so Newton's method from below never overshoots, but for rounding. At one time, y is a smooth function of
-μ alone: for very many components it is tabulated, and the table's error is measured.
+F is concave, so Newton's method from below never overshoots, but for rounding. At one time, y is
+a smooth function of μ alone: for very many components it is tabulated, and the table's error is
+measured.
 """
 
 from functools import cache
@@ -63,8 +64,8 @@ def _newton_chunk(y: Array, mu: Array, t: Array) -> Array:
     rough = 1e-15 * t > 1e-12 * y * _slope(y, mu)
     sensitive = np.nonzero(rough & np.isfinite(y) & (t > 0))[0]
     if sensitive.size:
-        wide = tuple(a[sensitive].astype(np.longdouble) for a in (y, mu, t))
-        y[sensitive] = _steps(*wide, np.arange(sensitive.size), enough=1e-9)
+        wide, wide_mu, wide_t = (a[sensitive].astype(np.longdouble) for a in (y, mu, t))
+        y[sensitive] = _steps(wide, wide_mu, wide_t, np.arange(sensitive.size), enough=1e-9)
     return y
 
 

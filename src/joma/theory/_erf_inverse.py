@@ -69,9 +69,7 @@ def log_times(start: Array, size: NDArray[Any], log_offset: Array, normalizer: A
     return log_product(_way_to_infinity(start, size, normalizer), -log_offset)
 
 
-def _way_to_infinity(
-    start: Array, size: NDArray[Any], normalizer: Array
-) -> list[NDArray[Any]]:
+def _way_to_infinity(start: Array, size: NDArray[Any], normalizer: Array) -> list[NDArray[Any]]:
     way = erfc_of_scaled(start) if start.any() else extended(np.ones(()))
     with np.errstate(divide="ignore"):
         return [way, extended(normalizer) / _SQRT_2_OVER_PI, 1 / extended(size)]

@@ -39,13 +39,13 @@ def entropy_fate(mu: ArrayLike, *, scale: float = 1.0) -> Fate:
     """Fig. 4 and Section 4: by how much the entropy along Eqn 6 drops and rebounds.
 
     With logits a = scale · v², dS/dt = -Σ_j p_j (a_j - Σ_i p_i a_i) ȧ_j: a growing logit raises the
-    entropy only while it is below the mean that attention takes of the logits. The smallest non-zero
-    |μ| arrives last, exponentially so. Therefore the entropy
+    entropy only while it is below the mean that attention takes of the logits. The smallest
+    non-zero |μ| arrives last, exponentially so. Therefore the entropy
 
     - drops unless all |μ| are equal;
-    - rises at its end exactly if the smallest non-zero μ² is below Σ_j p_j μ_j², with p the attention
-      at the end: always where no component is zero and not all |μ| are equal, and not for
-      μ = (1, 0.9, 0);
+    - rises at its end exactly if the smallest non-zero μ² is below Σ_j p_j μ_j², with p the
+      attention at the end: always where no component is zero and not all |μ| are equal, and not
+      for μ = (1, 0.9, 0);
     - rebounds if it rises at its end, and also where an earlier minimum lies below the end.
 
     Args:
@@ -81,15 +81,13 @@ class _End(NamedTuple):
         share = np.exp(log_uniform + relative)
         difference, divergence = _difference(relative, log_uniform)
         del difference
-        return cls(
-            logits, log_uniform + relative, float(share @ logits), float(np.sum(divergence))
-        )
+        return cls(logits, log_uniform + relative, float(share @ logits), float(np.sum(divergence)))
 
     def gap(self, residual: Array) -> tuple[Array, Array]:
         """S(end) - S at given δ, shape (…, distinct values), and the rounding error of it.
 
-        It is Σ (q-p)(a - mean) + Σ q ln q/p with q the attention at δ and p that at the end, exact in
-        relative terms also where all δ are tiny.
+        It is Σ (q-p)(a - mean) + Σ q ln q/p with q the attention at δ and p that at the end, exact
+        in relative terms also where all δ are tiny.
         """
         change = -self.logits * residual * (2 - residual)
         x = change - _log_mean_exp(change, self.log_share)[..., None]
@@ -107,7 +105,7 @@ def _log_mean_exp(x: Array, log_weight: Array) -> Array:
 
 
 def _difference(x: Array, log_p: Array) -> tuple[Array, Array]:
-    """q - p and q ln q/p - (q - p) ≥ 0 of each component, where x = ln q/p."""
+    """Q - p and q ln q/p - (q - p) ≥ 0 of each component, where x = ln q/p."""
     p, q = np.exp(log_p), np.exp(log_p + x)
     small = np.abs(x) < 1e-3
     series = p * x**2 * (1 / 2 + x * (1 / 3 + x * (1 / 8 + x / 30)))
@@ -129,15 +127,15 @@ def _candidates(paths: "_Paths", value: Callable[[Array], Array]) -> Array:
     on_grid = value(paths.residuals(t))
     padded = np.concatenate([[-np.inf], on_grid, [-np.inf]])
     peaks = np.nonzero((on_grid >= padded[:-2]) & (on_grid >= padded[2:]))[0]
-    found: list[Array] = []
+    found: list[float] = []
     for at in peaks[np.argsort(-on_grid[peaks], kind="stable")[:_PEAKS]]:
-        low, high = t[max(at - 1, 0)], t[min(at + 1, t.size - 1)]
+        low, high = float(t[max(at - 1, 0)]), float(t[min(at + 1, t.size - 1)])
         for _ in range(_ROUNDS):
             finer = np.linspace(low, high, 17)
             best = int(np.argmax(value(paths.residuals(finer))))
-            low, high = finer[max(best - 1, 0)], finer[min(best + 1, 16)]
-        found.append(np.array([t[at], low, finer[best], high]))
-    return np.unique(np.concatenate(found))
+            low, high = float(finer[max(best - 1, 0)]), float(finer[min(best + 1, 16)])
+        found += [float(t[at]), low, (low + high) / 2, high]
+    return np.unique(np.array(found))
 
 
 def _residuals(size: Array, t: Array) -> Array:
@@ -241,11 +239,11 @@ def stable_rank_fate(mu: ArrayLike) -> RankFate:
         return np.trace(together, axis1=-2, axis2=-1) / largest
 
     paths = _Paths.of(sizes)
-    lowest, highest = (
-        float(np.max(sign * ranks(_residuals(sizes, _candidates(paths, lambda d: sign * ranks(d))))))
-        * sign
-        for sign in (-1, 1)
-    )
+
+    def highest_of(value: Callable[[Array], Array]) -> float:
+        return float(np.max(value(_residuals(sizes, _candidates(paths, value)))))
+
+    lowest, highest = -highest_of(lambda residual: -ranks(residual)), highest_of(ranks)
     drop, rise = max(ends - lowest, 0.0), max(highest - ends, 0.0)
     return RankFate(ends, drop, rise, first, last)
 

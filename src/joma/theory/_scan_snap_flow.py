@@ -88,6 +88,21 @@ class Corpus:
         """Which tokens occur in one class only."""
         return np.asarray(np.count_nonzero(self.token_given_class, axis=0) == 1)
 
+    @cached_property
+    def alike(self) -> bool:
+        """Whether no class differs from another but by the names of its distinct tokens.
+
+        One query, equally probable classes, and tokens that are equally common in all classes or
+        distinct, the distinct ones of every class with the same frequencies.
+        """
+        own = np.sort(np.where(self.distinct, self.token_given_class, 0.0), axis=1)
+        return bool(
+            self.queries == 1
+            and np.allclose(self.joint, self.joint[0], rtol=1e-9, atol=0.0)
+            and np.array_equal(self.shared, self.common)
+            and np.allclose(own, own[0], rtol=1e-9, atol=0.0)
+        )
+
     def distinct_of(self, class_: int) -> NDArray[np.int64]:
         """The distinct tokens of one class, the most frequent first."""
         row = self.token_given_class[class_]
@@ -239,7 +254,8 @@ def evolve(
         )
 
     state = np.concatenate([z.ravel(), y.ravel(), np.zeros(corpus.classes)])
-    states = _integrate(rate, state, times, rtol)
+    clock = max(eta_y, float(np.sqrt(eta_y * eta_z)))
+    states = _integrate(rate, state, times, clock, rtol)
     z_path, y_path, b = np.split(states, sizes, axis=1)
     b[:, ~_has_distinct(corpus)] = np.nan
     return Trajectory(corpus, times, z_path.reshape(-1, *z_shape), y_path.reshape(-1, *y_shape), b)
@@ -249,8 +265,10 @@ def b_rate(corpus: Corpus, z: ArrayLike, y: ArrayLike, *, eta_z: float) -> Array
     """Scan&Snap Theorem 3, Ḃ_n = η_Z P(n|m) γ_n(1 − S_n) with S_n = f_nᵀg_n/γ_n.
 
     γ_n is the least-squares factor in g_n = γ_n f_n over the distinct tokens of class n. So
-    Ḃ_n Σf² = Σż over these tokens, and B rises as long as they rise together; always where all
-    classes are alike, for then g = 0 on common tokens.
+    Ḃ_n Σf² = Σż over these tokens, and B rises as long as they rise together. Where all classes
+    are alike (`Corpus.alike`) and share a token it rises for ever, at any rates: then g = 0 on
+    common tokens and Ḃ = η_Z P(n|m) γ(1 − F) > 0, F = Σf² over distinct tokens. Elsewhere it can
+    turn and fall below 0; a larger η_Y/η_Z only delays that.
 
     Returns:
         Shape (..., classes); NaN for a class without distinct tokens.
@@ -320,12 +338,25 @@ def _last_axes(name: str, value: ArrayLike, expected: tuple[int, int]) -> Array:
 
 
 def _integrate(
-    rate: Callable[[float, Array], Array], state: Array, times: Array, rtol: float
+    rate: Callable[[float, Array], Array], state: Array, times: Array, clock: float, rtol: float
 ) -> Array:
+    """Integrates in ln(1 + clock·t), for late training goes by powers of the time."""
     if times[-1] == 0:
         return state[None].copy()
+
+    def in_log_time(s: float, at: Array) -> Array:
+        now = np.exp(s)
+        return rate((now - 1) / clock, at) * (now / clock)
+
+    log_times = np.log1p(clock * times)
     solution = solve_ivp(
-        rate, (0.0, float(times[-1])), state, method="LSODA", t_eval=times, rtol=rtol, atol=1e-12
+        in_log_time,
+        (0.0, float(log_times[-1])),
+        state,
+        method="LSODA",
+        t_eval=log_times,
+        rtol=rtol,
+        atol=1e-12,
     )
     if not solution.success:
         raise RuntimeError(f"the flow could not be integrated: {solution.message}")

@@ -298,16 +298,20 @@ def _node(
     return _Node(each(marginal, len(means)), a, means, v / length, length, distances)
 
 
-def each(marginal: object, count: int) -> list[Marginal]:
+def each(marginal: Marginals, count: int) -> list[Marginal]:
     """Return one marginal for each of `count` clusters, of one for all or of a sequence."""
     if isinstance(marginal, Marginal):
         return [marginal] * count
-    if not isinstance(marginal, list | tuple) or len(marginal) != count:
+    try:
+        given = [_checks.instance("marginal", one, Marginal) for one in marginal]
+    except TypeError as error:
+        raise JomaError(f"marginal must be a Marginal, got {_checks.shown(marginal)}") from error
+    if len(given) != count:
         raise JomaError(
-            f"marginal must be a Marginal or one for each of the {count} clusters, "
-            f"got {_checks.shown(marginal)}"
+            f"marginal must be one for all or one for each of the {count} clusters, "
+            f"got {len(given)}"
         )
-    return [_checks.instance("marginal", one, Marginal) for one in marginal]
+    return given
 
 
 def _two_clusters(

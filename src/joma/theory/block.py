@@ -139,9 +139,9 @@ def velocity(
     block = _checks.instance("block", block, Block)
     samples = _checks.instance("samples", samples, Samples)
     state = _checks.instance("state", state, State)
-    query, x = _query(samples), np.asarray(samples.x)
+    query, x = sample_queries(samples), np.asarray(samples.x)
     logits = state.z[query]
-    pull = _node_gradients(block, samples, state, switches)
+    pull = node_gradients(block, samples, state, switches)
     v_rate = block.scores(x, logits).T @ pull
     bias_rate = _by_query(pull, query, samples.queries)
     if block.embeddings is not None:
@@ -157,7 +157,7 @@ def objective(block: Block, samples: Samples, state: State) -> float:
     block = _checks.instance("block", block, Block)
     samples = _checks.instance("samples", samples, Samples)
     state = _checks.instance("state", state, State)
-    h = block.phi.value(_preactivations(block, samples, state))
+    h = block.phi.value(preactivations(block, samples, state))
     share = np.asarray(samples.probability)
     if samples.gradient is not None:
         return float(share @ np.sum(np.asarray(samples.gradient) * h, axis=1))
@@ -185,7 +185,8 @@ def simulate(
         block: what is trained.
         samples: the data.
         t: times at which the state is kept, increasing, shape (T,).
-        initial: a `State`, a mapping with its names, (v, z) or (v, z, bias); zero if None.
+        initial: a `State`, a mapping with its names, (v, z) or (v, z, bias); zero if None. With
+            embeddings, v and bias must be projections of some weights w: (v, bias) = (U_C, u)ᵀ w.
         descent_step: length in t of one gradient step; the times are rounded to whole steps, and
             must remain different.
         flow_step: length of a fixed step of the flow with activations that are not smooth; the
@@ -206,6 +207,8 @@ def simulate(
             f"embeddings must have {samples.tokens} token columns and {samples.queries} query "
             f"columns, got {block.embeddings.shape[1]} in all"
         )
+    if block.embeddings is not None:
+        _check_range(block.embeddings, start)
     if descent_step is not None:
         step = _checks.positive_scalar("descent_step", descent_step)
         counts = np.round(t / step).astype(np.int64)
@@ -266,21 +269,38 @@ def _initial(samples: Samples, initial: Any) -> State:
     return State(v, z, _checks.shape("initial bias", bias, (q, k)))
 
 
-def _query(samples: Samples) -> NDArray[np.int64]:
+def _check_range(embeddings: Array, start: State) -> None:
+    """Raise unless some weights have the projections (v, bias) on the embeddings."""
+    projections = np.concatenate([start.v, start.bias])
+    left, sizes, _ = np.linalg.svd(embeddings.T, full_matrices=False)
+    basis = left[:, sizes > 1e-10 * np.max(sizes, initial=0.0)]
+    outside = projections - basis @ (basis.T @ projections)
+    largest = float(np.max(np.abs(projections), initial=0.0))
+    if np.max(np.abs(outside), initial=0.0) > 1e-8 * largest:
+        raise JomaError(
+            "initial v and bias must be projections of weights on the embeddings, (U_C, u)ᵀ w, got "
+            f"values {np.max(np.abs(outside)):.3g} away from any"
+        )
+
+
+def sample_queries(samples: Samples) -> NDArray[np.int64]:
+    """The position of each sample's query in `query_tokens`, shape (N,)."""
     if samples.query is None:
         return np.zeros(len(np.asarray(samples.x)), dtype=np.int64)
     return np.asarray(samples.query, dtype=np.int64)
 
 
-def _preactivations(block: Block, samples: Samples, state: State) -> Array:
+def preactivations(block: Block, samples: Samples, state: State) -> Array:
     """w_k·f = v_k·b + ξ_qk, shape (N, K)."""
-    query = _query(samples)
+    query = sample_queries(samples)
     return block.scores(np.asarray(samples.x), state.z[query]) @ state.v + state.bias[query]
 
 
-def _node_gradients(block: Block, samples: Samples, state: State, switches: Array | None) -> Array:
+def node_gradients(
+    block: Block, samples: Samples, state: State, switches: Array | None = None
+) -> Array:
     """The factors g_k h′_k of Eqn 2, weighted by the samples' probabilities, shape (N, K)."""
-    pre = _preactivations(block, samples, state)
+    pre = preactivations(block, samples, state)
     if samples.gradient is not None:
         g = np.asarray(samples.gradient)
     else:
@@ -338,7 +358,7 @@ def _frozen(block: Block, samples: Samples, state: State, t: Array, step: float)
 
 
 def _runge_kutta(block: Block, samples: Samples, state: State, step: float) -> State:
-    switches = block.phi.derivative(_preactivations(block, samples, state))
+    switches = block.phi.derivative(preactivations(block, samples, state))
 
     def rate(at: State) -> State:
         return velocity(block, samples, at, switches=switches)

@@ -71,7 +71,9 @@ def correlation_bound(theta_1: ArrayLike, theta_2: ArrayLike, theta_3: ArrayLike
 
     For unit vectors, otherwise times ‖f_k‖ ‖σ′_j g_j‖² ‖z_β‖, and with w_jk = corr(f_k, σ′_j g_j).
     For θ₁ + θ₂ + θ₃ ≤ π/2 it is cos(θ₁+θ₂+θ₃) cos(θ₁+θ₃), attained where σ′g, z_α, z_β, f_k lie
-    in this order in a plane. Beyond, it is ≤ 0: the three angles then no longer fix the sign.
+    in this order in a plane. For acute angles with a larger sum it is ≤ 0: they no longer fix the
+    sign. At θ₂ = 0, where f_k is z_β itself as in an input node, it is never negative, since the
+    correlation is then the square cos²∠(z_β, σ′_j g_j): there the note's theorem holds as printed.
 
     Args:
         theta_1: ∠(z_α, σ′_j g_j).

@@ -6,6 +6,7 @@ so what the node accumulates along u_m acts as one: ξ_m = u_mᵀ w (Eqn 60).
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
 from joma.errors import JomaError
 from joma.theory import _checks
@@ -35,10 +36,14 @@ def weight(
 
 
 def superposed(patterns: ArrayLike, queries: ArrayLike, biases: ArrayLike) -> Array:
-    """Section A.4 (sign corrected): w = Σ_m v_m + ξ_m u_m answers to each pattern by itself.
+    """Section A.4 (sign corrected): w = Σ_m v_m + ξ_m u_m responds to each pattern by itself.
 
-    With orthogonal embeddings, w·(U_C b + u_m) = v_m·b + ξ_m when b holds tokens of pattern m. The
-    printed sign would turn the negative biases, which keep the node silent, into positive ones.
+    With orthogonal embeddings, w·(U_C b + u_m) = v_m·b + ξ_m for an input of query m whose tokens
+    are orthogonal to all other patterns, as they are where the patterns have no token in common.
+    Patterns that are orthogonal to each other but share tokens disturb each other, unless the input
+    is the pattern itself.
+
+    The printed sign would turn the negative biases, which keep the node silent, into positive ones.
 
     Args:
         patterns: v_m in embedding space, shape (patterns, d).
@@ -57,6 +62,55 @@ def almost_orthogonal(tokens: int, dimension: int, rng: np.random.Generator | in
     dimension = _checks.whole("dimension", dimension, 1)
     columns = _checks.generator(rng).normal(size=(dimension, tokens))
     return columns / np.linalg.norm(columns, axis=0)
+
+
+def dimension_for(epsilon: ArrayLike, tokens: ArrayLike) -> Array:
+    """Section 7: 8ε⁻² ln M dimensions, enough for M embeddings with |u·u′| ≤ ε.
+
+    In that many, random unit vectors fail with a probability below M⁻²: each of fewer than M²/2
+    pairs exceeds ε with probability at most 2 exp(-dε²/2) = 2M⁻⁴. For small ε the exponent is
+    right; with half the dimensions the bound no longer falls with a power of M.
+
+    Args:
+        epsilon: The largest |u·u′| allowed, in (0, 1).
+        tokens: M, at least 2.
+
+    Returns:
+        The dimension, to be rounded up.
+    """
+    epsilon = _checks.positive("epsilon", epsilon)
+    if np.any(epsilon >= 1):
+        raise JomaError(f"epsilon must be below 1, got {np.max(epsilon):g}")
+    count = _checks.finite("tokens", tokens)
+    if np.any(count < 2):
+        raise JomaError(f"tokens must be at least 2, got {np.min(count):g}")
+    _checks.together(epsilon=epsilon.shape, tokens=count.shape)
+    return 8 * np.log(count) / epsilon**2
+
+
+def expected_overlaps(epsilon: ArrayLike, tokens: ArrayLike, dimension: ArrayLike) -> Array:
+    """New, Section 7: how many of M random unit vectors' pairs have |u·u′| > ε on average.
+
+    M(M-1)/2 · I_{1-ε²}((d-1)/2, ½), exactly, as (u·u′)² has the beta distribution (½, (d-1)/2). It
+    bounds the probability that a random draw has a coherence above ε.
+
+    Args:
+        epsilon: The threshold, in (0, 1).
+        tokens: M, at least 2.
+        dimension: d, a whole number from 2.
+    """
+    epsilon = _checks.positive("epsilon", epsilon)
+    if np.any(epsilon >= 1):
+        raise JomaError(f"epsilon must be below 1, got {np.max(epsilon):g}")
+    count = _checks.finite("tokens", tokens)
+    if np.any(count < 2):
+        raise JomaError(f"tokens must be at least 2, got {np.min(count):g}")
+    d = _checks.finite("dimension", dimension)
+    if np.any((d < 2) | (d != np.round(d))):
+        raise JomaError(f"dimension must be whole numbers from 2, got {dimension!r}")
+    _checks.together(epsilon=epsilon.shape, tokens=count.shape, dimension=d.shape)
+    above = special.betainc((d - 1) / 2, 0.5, (1 - epsilon) * (1 + epsilon))
+    return count * (count - 1) / 2 * above
 
 
 def coherence(columns: ArrayLike) -> float:

@@ -88,7 +88,9 @@ def _sigmoid_derivative(y: Array) -> Array:
 
 
 def _tanh_derivative(y: Array) -> Array:
-    return 1 - np.tanh(y) ** 2
+    # 1 - tanh² would keep no digits where tanh is close to 1.
+    small = np.exp(-2 * np.abs(y))
+    return 4 * small / (1 + small) ** 2
 
 
 ATTENTIONS: dict[str, Callable[[], Attention]] = {

@@ -17,6 +17,8 @@ from joma.theory import _checks as checks
 Array = NDArray[np.float64]
 Projection = Callable[[Array, int], tuple[Array, Array]]
 """Chooses P (m, r) and Q (n, r) for a gradient and a rank."""
+_SINGULAR = 1e-12
+"""Least over largest eigenvalue up to which a linear system counts as singular."""
 
 
 class Gradient(Protocol):
@@ -85,13 +87,16 @@ def svd_projection(g: ArrayLike, rank: int) -> tuple[Array, Array]:
 def contraction_rate(b: ArrayLike, c: ArrayLike, p: ArrayLike, q: ArrayLike) -> float:
     """GaLore's M with fixed projection: Σ_i λ_min(PᵀB_iP) λ_min(QᵀC_iQ), constant B_i and C_i.
 
-    ‖R_t‖ ≤ (1 − ηM)‖R_{t−1}‖ for η up to `step_limit`. For G with a factor 1/N, M has it too.
+    ‖R_t‖ ≤ (1 − ηM)‖R_{t−1}‖ for η up to `step_limit`. For G with a factor 1/N, M has it too. M is
+    at most `exact_contraction_rate`, and equal to it where the B̂_i = PᵀB_iP share an eigenvector
+    of their least eigenvalues and the Ĉ_i = QᵀC_iQ share one of theirs. For positive definite B̂_i
+    and Ĉ_i it is equal only there; one term always shares.
 
     Args:
         b: B_i, (N, m, m).
         c: C_i, (N, n, n).
-        p: P, (m, r).
-        q: Q, (n, r).
+        p: P, (m, r), at least one column.
+        q: Q, (n, r), at least one column.
     """
     projected_b, projected_c = _projected(b, c, p, q)
     least_b = np.linalg.eigvalsh(projected_b)[:, 0]
@@ -162,23 +167,33 @@ def stalled_gradient(
 
     Only W₀ + PXQᵀ can be reached, and R = 0 there fixes X: Σ_i B̂_i X Ĉ_i = R₀. The gradient
     outside the subspace remains. New.
+
+    Raises:
+        JomaError: Σ_i B̂_i X Ĉ_i = R₀ has not exactly one solution, or none that float64 can find.
     """
     problem = checks.instance("problem", problem, ReversibleGradient)
     left, right = checks.finite("p", p), checks.finite("q", q)
     start = checks.shape("w0", checks.finite("w0", w0), problem.a.shape[1:])
     b, c = _projected(problem.b, problem.c, left, right)
     remaining = project(problem.gradient(start), left, right)
+    least, largest = _spectrum(b, c)
+    if not least > _SINGULAR * largest:
+        raise JomaError(
+            "p and q must make R ↦ Σ B̂_i R Ĉ_i positive definite, got the eigenvalues "
+            f"{least:g} to {largest:g}"
+        )
     solution = np.linalg.solve(_operator(b, c), remaining.ravel()).reshape(remaining.shape)
     return problem.gradient(start + left @ solution @ right.T)
 
 
 def refreshed_bound(problem: ReversibleGradient, *, step: float, rank: int) -> float:
-    """GaLore with P, Q from the SVD of G at a refresh: factor of the objective's gap per refresh.
+    """GaLore with P, Q from the SVD of the exact G: factor of the objective's gap per refresh.
 
     1 − 2μη(1 − ηL/2) r/min(m, n), with μ and L the least and largest eigenvalue of
     W ↦ Σ B_i W C_i and η ≤ 2/L. The leading r singular vectors hold at least the share
-    r/min(m, n) of ‖G‖², and steps between refreshes never widen the gap; so G → 0 as well:
-    ‖G‖² ≤ 2L · gap ≤ (L/μ) factor^refreshes ‖G₀‖². New.
+    r/min(m, n) of ‖G‖², and steps between refreshes never widen the gap; so G → 0 as well, if
+    μ > 0: ‖G‖² ≤ 2L · gap ≤ (L/μ) factor^refreshes ‖G₀‖². With gradient noise this is not
+    guaranteed: `noise_floor`. New.
     """
     eta = checks.positive_scalar("step", step)
     least, largest = checks.instance("problem", problem, ReversibleGradient).curvature()
@@ -189,6 +204,62 @@ def refreshed_bound(problem: ReversibleGradient, *, step: float, rank: int) -> f
     if r > min(m, n):
         raise JomaError(f"rank must be ≤ {min(m, n)}, got {r}")
     return 1 - 2 * least * eta * (1 - eta * largest / 2) * r / min(m, n)
+
+
+def noise_floor(
+    noise: float, *, rank: int, rows: int, columns: int, relative_step: float = 0.0
+) -> float:
+    """GaLore with P, Q from the SVD of G + N: the ‖G‖ above which a step raises the objective. New.
+
+    The step is D = P Pᵀ(G + N)Q Qᵀ, ‖N‖ ≤ ν in the Frobenius norm, k = min(m, n). For small η it
+    raises the objective wherever ⟨G, D⟩ > 0, and that is certain for ‖G‖ > ν√(k/r) and not below.
+    With κ = ηL, L the largest curvature, the floor is ν√λ, λ the largest eigenvalue of
+
+        [[(κ²/4 + c²)/h², c/h], [c/h, 1]],    c² = k/r − 1, h = 1 − κ/2
+
+    so ν(√(k/r − 1) + √(k/r)) at η = 1/L. Unlike the floor of stochastic gradient ascent at full
+    rank it does not vanish with η, and neither does `noise_stall`, where noise of mean zero does
+    hold up such a run.
+
+    Args:
+        noise: ν, the largest ‖N‖.
+        rank: r, at most min(m, n).
+        rows: m.
+        columns: n.
+        relative_step: κ = ηL, from 0, for steps that are small enough, to below 2.
+    """
+    size = float(checks.non_negative("noise", checks.scalar("noise", noise)))
+    spread = _smaller_side(rank, rows, columns) / rank - 1
+    kappa = float(checks.within("relative_step", relative_step, 0.0, 2.0))
+    if kappa >= 2:
+        raise JomaError(f"relative_step must be below 2, got {kappa:g}")
+    half = 1 - kappa / 2
+    trace = 1 + (kappa**2 / 4 + spread) / half**2
+    determinant = (kappa / 2 / half) ** 2
+    # The discriminant as a sum of terms ≥ 0, for it cancels at full rank.
+    discriminant = (1 - determinant) ** 2 + spread / half**2 * (
+        2 + 2 * determinant + spread / half**2
+    )
+    return size * float(np.sqrt((trace + np.sqrt(discriminant)) / 2))
+
+
+def noise_stall(noise: float, *, rank: int, rows: int, columns: int) -> float:
+    """GaLore with P, Q from the SVD of G + N: a ‖G‖ at which noise of mean zero stalls it. New.
+
+    N = ±ν/√r UVᵀ with equal probability, U and V orthonormal of rank r. Singular values of G
+    outside U and V that are below ν/√r never enter the leading r of G + N, whatever the step and
+    however often P and Q are renewed: ‖G‖ stays at ν√(min(m, n)/r − 1), up to fluctuations of G
+    along U and V of the size ν√(η/2). Plain stochastic gradient ascent and projections chosen
+    independently of the gradient converge under the same noise, with steps that tend to 0 slowly.
+
+    Args:
+        noise: ν = ‖N‖, in the Frobenius norm.
+        rank: r, at most min(m, n).
+        rows: m.
+        columns: n.
+    """
+    size = float(checks.non_negative("noise", checks.scalar("noise", noise)))
+    return size * float(np.sqrt(_smaller_side(rank, rows, columns) / rank - 1))
 
 
 @dataclass(frozen=True)
@@ -256,6 +327,14 @@ def descend(
     return Descent(path, projected_norm, gradient_norm, p, q, refreshes)
 
 
+def _smaller_side(rank: int, rows: int, columns: int) -> int:
+    """min(m, n), of which the rank is at most all."""
+    side = min(checks.whole("rows", rows, 1), checks.whole("columns", columns, 1))
+    if checks.whole("rank", rank, 1) > side:
+        raise JomaError(f"rank must be ≤ {side}, got {rank}")
+    return side
+
+
 def _semidefinite(name: str, value: ArrayLike) -> Array:
     matrices = checks.finite(name, value)
     if matrices.ndim != 3 or matrices.shape[-1] != matrices.shape[-2]:
@@ -275,6 +354,9 @@ def _projected(b: ArrayLike, c: ArrayLike, p: ArrayLike, q: ArrayLike) -> tuple[
         raise JomaError(f"c must have the {inner_b.shape[0]} terms of b, got {inner_c.shape[0]}")
     left = checks.shape("p", checks.finite("p", p), (inner_b.shape[-1], None))
     right = checks.shape("q", checks.finite("q", q), (inner_c.shape[-1], None))
+    for name, matrix in (("p", left), ("q", right)):
+        if matrix.shape[1] == 0:
+            raise JomaError(f"{name} must have at least one column, got shape {matrix.shape}")
     return left.T @ inner_b @ left, right.T @ inner_c @ right
 
 

@@ -143,16 +143,20 @@ def cooccurrence_near_one(height: ArrayLike, depth: ArrayLike, epsilon: ArrayLik
 
 
 def dissociation_bound(height: ArrayLike, depth: ArrayLike, epsilon: ArrayLike) -> Array:
-    """The remark after Theorem 5, as a bound: P[y_l=0 | y_m=1] ≤ H/L + Hε, for ρ = ρ₀ = 1 − ε.
+    """New, after Theorem 5: P[y_l=0 | y_m=1] ≤ min(Hε, ½)(1 + 1/(Lε)) for ρ = ρ₀ = 1 − ε.
 
-    The remark gives the limit alone; the bound is new.
-
-    From 1 − ρ^{2H} ≤ 2Hε and (1 − ε)^L ≤ 1/(1 + Lε), for every 0 < ε ≤ 1. So a deep hierarchy and
-    a shallow ancestor, H ≪ L, make the tokens co-occur surely only if Hε ≪ 1 too.
+    That is H/L + Hε where Hε ≤ ½. The remark after the theorem gives the limit alone. It follows
+    from 1 − ρ^{2H} ≤ min(2Hε, 1) and (1 − ε)^L ≤ 1/(1 + Lε), for every 0 ≤ ε ≤ 1. It is attained
+    for Lε → 0 and at most 2.0541 times too large, which is approached at Hε = ½, Lε = 1.793 for
+    ε → 0. So a deep hierarchy and a shallow ancestor, H ≪ L, make the tokens co-occur surely only
+    if Hε ≪ 1.
     """
     height, depth = heights(height, depth)
     epsilon = _checks.within("epsilon", epsilon, 0, 1)
-    return height / depth + height * epsilon
+    _checks.together(height=height.shape, depth=depth.shape, epsilon=epsilon.shape)
+    flips = height * epsilon
+    deep = depth * np.where(flips > 0.5, epsilon, 1.0)
+    return np.where(flips > 0.5, 0.5 + 0.5 / deep, height / depth + flips)
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,9 +58,9 @@ def blowup_time(
 ) -> Array:
     """After Theorem 2: the time at which each token alone reaches sign(Δ)·∞; inf where Δ is 0.
 
-    From zero it is A√(π/2)/|Δ|. The smallest over the last axis ends the joint solution. It is finite
-    because A and, by Assumption 1, Δ do not change: with softmax's A, or a gradient that fades as the
-    loss falls, no weight diverges in finite time.
+    From zero it is A√(π/2)/|Δ|. The smallest over the last axis ends the joint solution. It needs a
+    constant A and, by Assumption 1, a constant Δ: with softmax's A no weight is faster than E|g|,
+    so none diverges in finite time, and with a gradient that changes the time is another, or none.
     """
     return _Tokens.checked(delta, initial, log_offset, normalizer).blowup_time()
 
@@ -152,9 +152,9 @@ def velocity_multi(delta: ArrayLike, t: ArrayLike, *, normalizer: float = 1.0) -
 def stable_rank_limit(delta: ArrayLike) -> float:
     """Theorem 2 for K hidden nodes: what the stable ranks of V and of V̇ tend to as t → t*.
 
-    Only the longest rows of Δ diverge, all alike: the limit is the stable rank of these rows. It is 1
-    exactly if they are parallel, as a single one is. V comes near it very slowly, with an excess of
-    order 1/ln(1/(1 - t/t*)); V̇ comes near it fast.
+    Only the longest rows of Δ diverge, all alike: the limit is the stable rank of these rows. It is
+    1 exactly if they are parallel, as a single one is. V comes near it very slowly, with an excess
+    of order 1/ln(1/(1 - t/t*)); V̇ comes near it fast.
 
     Args:
         delta: Δ, shape (M, K). Rows whose lengths agree to 1e-15 count as equally long.

@@ -5,6 +5,7 @@ and the decoder Y, `train_on_samples` the same by stochastic gradient on sequenc
 length. `Balanced` is the case that can be solved.
 """
 
+from joma.theory._scan_snap_balanced import Balanced, late_b, late_decoder_rate_effect
 from joma.theory._scan_snap_flow import (
     Corpus,
     Trajectory,
@@ -16,15 +17,14 @@ from joma.theory._scan_snap_flow import (
     objective,
 )
 from joma.theory._scan_snap_laws import (
-    Balanced,
     critical_margin,
+    deciding_time,
     decoder_rate_turn,
+    early_log_gain,
     full_log_gain_bounds,
     growth_factor,
     initial_fate,
     initial_pull,
-    late_b,
-    late_decoder_rate_effect,
     log_gain_bounds,
     margin_time,
     relative_gain_rate,
@@ -46,7 +46,9 @@ __all__ = [
     "attention",
     "b_rate",
     "critical_margin",
+    "deciding_time",
     "decoder_rate_turn",
+    "early_log_gain",
     "evolve",
     "feature",
     "finite_length_bias",

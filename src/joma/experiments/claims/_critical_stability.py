@@ -276,7 +276,12 @@ def _phase(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(wrong / 8, 0.0)
 
 
-def _largest_ratio(positive: Marginal, distance: float, negative: Marginal) -> float:
+def _largest_ratio(
+    positive: Marginal,
+    distance: float,
+    negative: Marginal,
+    cosines: tuple[float, ...] = (1.0, 0.5, 0.0, -1.0),
+) -> float:
     """The largest F₊(s + D cos α)/F₋(s) over places s and directions α, from the density."""
     s = places(positive, distance, negative)
     if np.isfinite(negative.reach):
@@ -284,7 +289,7 @@ def _largest_ratio(positive: Marginal, distance: float, negative: Marginal) -> f
     best = -np.inf
     below = reference(negative, s)
     low = below.log_share + np.log(below.life)
-    for cosine in (1.0, 0.5, -1.0):
+    for cosine in cosines:
         above = reference(positive, s + distance * cosine)
         best = max(best, float(np.max(above.log_share + np.log(above.life) - low)))
     return float(np.exp(min(best, 600.0)))
@@ -296,6 +301,7 @@ _PHASE: dict[str, Any] = {
     "negative": Real(0.2, 5.0, log=True, special=(1.0,)),
     "distance": Real(0.02, 20.0, log=True, special=(1.0,)),
     "ratio": Real(0.05, 1e4, log=True, special=(1.0,)),
+    "cosine": Real(-1.0, 1.0),
 }
 
 
@@ -304,7 +310,7 @@ def _phase_at(formula: Formula, point: Point) -> Measurement:
     if 0 < abs(np.log(point["negative"])) < 1e-2:
         raise JomaError("the widths must be equal, or differ by more than the reference errs")
     negative = family if point["negative"] == 1 else Scaled(family, point["negative"])
-    largest = _largest_ratio(family, point["distance"], negative)
+    largest = _largest_ratio(family, point["distance"], negative, (1.0, point["cosine"]))
     if abs(np.log(largest / point["ratio"])) < 1e-2:
         raise JomaError("the ratio must not lie on the boundary")
     grows = formula(family, point["distance"], point["ratio"], negative=negative).grows

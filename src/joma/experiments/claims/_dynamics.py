@@ -34,9 +34,7 @@ def log_own_time(delta: float, start: float, offset: float, normalizer: float) -
     """Ln of ∫ dv/v̇ from v(0) to infinity for v̇ = Δ exp(v²/2 + c)/A, in the digits of mpmath."""
     u = mpmath.mpf(start) * (1 if delta > 0 else -1)
     way = mpmath.sqrt(mpmath.pi / 2) * mpmath.erfc(u / mpmath.sqrt(2))
-    return (
-        mpmath.log(way) + mpmath.log(normalizer) - mpmath.mpf(offset) - mpmath.log(abs(delta))
-    )
+    return mpmath.log(way) + mpmath.log(normalizer) - mpmath.mpf(offset) - mpmath.log(abs(delta))
 
 
 def distance(delta: float, start: float, v: float, log_way: Any) -> float:
@@ -103,7 +101,7 @@ class Course(NamedTuple):
         return cls(y, time, np.exp((mu * np.expm1(-y)) ** 2 / 2))
 
     def at(self, t: Any) -> Any:
-        """y at any times, by cubic interpolation; beyond the last cell it is linear in time."""
+        """Y at any times, by cubic interpolation; beyond the last cell it is linear in time."""
         t = np.asarray(t, dtype=float)
         cell = np.clip(np.searchsorted(self.time, t, side="right") - 1, 0, self.y.size - 2)
         rise = self.y[cell + 1] - self.y[cell]

@@ -64,7 +64,8 @@ class TwoHumps(Marginal):
 
     def theta1(self, s: Any) -> Array:
         """θ₁(s)."""
-        return sum(Gaussian().theta1(x) for x in self._places(s)) / 2
+        low, high = self._places(s)
+        return (Gaussian().theta1(low) + Gaussian().theta1(high)) / 2
 
     def theta2(self, s: Any) -> Array:
         """θ₂(s)."""

@@ -236,8 +236,8 @@ def _slopes(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Differences of θ₁ and θ₂ of a leaky ReLU against the integral of their slopes."""
     worst = 0.0
     for marginal in (Gaussian(), StudentT(3)):
-        ends = rng.uniform(-1, 1, size=2)
-        worst = max(worst, _slope_error(formula, marginal, *np.sort(ends), 0.2, 1.0))
+        low, high = np.sort(rng.uniform(-1, 1, size=2))
+        worst = max(worst, _slope_error(formula, marginal, low, high, 0.2, 1.0))
     return Measurement(worst, 1e-9)
 
 

@@ -350,7 +350,7 @@ ERRATA: tuple[Erratum, ...] = (
         quantity="correlation, > 0 for −¼",
         example="σ′_j g_j, z_α and z_β at 60°, 0° and −60° in a plane, f_k at 0°",
         relative_error=examples.correlation_sign,
-        claims=("cdag-theorem-1", "cdag-trained-network"),
+        claims=("cdag-theorem-1",),
     ),
 )
 

@@ -1,17 +1,18 @@
 """GaLore's convergence: contraction with fixed projection, where it stalls, and what goes on."""
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import ArrayLike
 
+from joma.experiments.claims import _galore_search, _galore_varying
 from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
+from joma.experiments.claims._search import Point
 from joma.theory.as_printed import galore as _printed
 from joma.theory.galore import (
     Descent,
     ReversibleGradient,
     contraction_rate,
     descend,
+    noise_floor,
+    noise_stall,
     project,
     refreshed_bound,
     stalled_gradient,
@@ -56,7 +57,8 @@ def _fixed_projection(formula: Formula, rng: np.random.Generator) -> Measurement
     for terms, steps in ((1, 500), (3, 50)):
         problem, step = _problem(terms, 6, 5, rng)
         run = descend(problem, np.zeros((6, 5)), step=step, steps=steps, rank=3)
-        worst = max(worst, _excess(formula, problem, run, step))
+        excess = _excess(formula, problem, run, step)
+        worst = max(worst, excess, abs(excess) - 1e-3 * step if terms == 1 else 0.0)
     return Measurement(worst, 1e-8)
 
 
@@ -92,6 +94,17 @@ def _attained_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(float(slack), 1e-12)
 
 
+def _nothing_shared(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """B = diag(1, 2), diag(2, 1) and C = 1: M is 2, and every R contracts at the rate 3."""
+    b, c = np.stack([np.diag([1.0, 2.0]), np.diag([2.0, 1.0])]), np.stack([np.eye(2)] * 2)
+    start = rng.standard_normal((2, 2))
+    problem = ReversibleGradient(np.zeros((2, 2, 2)), b, c)
+    run = descend(problem, start, step=0.02, steps=5, rank=2)
+    factor = 1 - 0.02 * formula(b, c, run.p, run.q)
+    slack = np.max(np.abs(run.projected_norm[1:] / run.projected_norm[:-1] - factor))
+    return Measurement(float(slack), 1e-12)
+
+
 def _largest_step(formula: Formula, rng: np.random.Generator) -> Measurement:
     worst = 0.0
     for terms in (1, 2, 3):
@@ -116,125 +129,9 @@ def _largest_step(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(worst, 1e-9)
 
 
-@dataclass(frozen=True)
-class _Linear:
-    """A coefficient that is linear in W, M(W) = M₀ + ⟨S, W⟩E: its Lipschitz constant is ‖S‖‖E‖."""
-
-    base: Array
-    along: Array
-    move: Array
-
-    def at(self, w: Array) -> Array:
-        return self.base + np.sum(self.along * w) * self.move
-
-    def lipschitz(self, order: int | None) -> float:
-        """With E in the spectral norm (order 2) or the Frobenius norm (None)."""
-        return float(np.linalg.norm(self.along) * np.linalg.norm(self.move, order))
-
-
-@dataclass(frozen=True)
-class _Varying:
-    """G = Σ_i A_i(W) − Σ_i B_i(W) W C_i(W)."""
-
-    a: tuple[_Linear, ...]
-    b: tuple[_Linear, ...]
-    c: tuple[_Linear, ...]
-
-    def gradient(self, w: ArrayLike) -> Array:
-        w = np.asarray(w)
-        terms = zip(self.a, self.b, self.c, strict=True)
-        return np.sum([a.at(w) - b.at(w) @ w @ c.at(w) for a, b, c in terms], axis=0)
-
-    def rate(self, formula: Formula, run: Descent) -> float:
-        """M of a run, with κ, D and the largest ‖B_i‖, ‖C_i‖ read off its path."""
-
-        def least(term: _Linear, projection: Array, w: Array) -> float:
-            return float(np.linalg.eigvalsh(projection.T @ term.at(w) @ projection)[0])
-
-        def largest(term: _Linear) -> float:
-            return max(float(np.linalg.norm(term.at(w), 2)) for w in run.w)
-
-        kappa = [
-            min(least(b, run.p, w) * least(c, run.q, w) for w in run.w)
-            for b, c in zip(self.b, self.c, strict=True)
-        ]
-        return formula(
-            kappa,
-            [a.lipschitz(None) for a in self.a],
-            [b.lipschitz(2) for b in self.b],
-            [c.lipschitz(2) for c in self.c],
-            max(float(np.linalg.norm(w)) for w in run.w),
-            [largest(b) for b in self.b],
-            [largest(c) for c in self.c],
-        )
-
-    def excess(self, formula: Formula, step: float, steps: int, rank: int) -> float:
-        """How far the slowest step's factor lies above the predicted one."""
-        start = np.zeros_like(self.a[0].base)
-        run = descend(self, start, step=step, steps=steps, rank=rank)
-        ratios = run.projected_norm[1:] / run.projected_norm[:-1]
-        return float(np.max(ratios) - (1 - step * self.rate(formula, run)))
-
-
-def _scalar(base: float, slope: float = 0.0) -> _Linear:
-    return _Linear(np.array([[base]]), np.array([[slope]]), np.ones((1, 1)))
-
-
-def _scalar_runs() -> tuple[_Varying, ...]:
-    """One of A, B, C varies, or A and B; then a sum of two terms, one with B and one with C."""
-    one = _scalar(1.0)
-    return (
-        _Varying((_scalar(0.3684),), (_scalar(1.0, -0.5),), (one,)),
-        _Varying((_scalar(0.5),), (_scalar(1.3),), (_scalar(1.0, -0.5),)),
-        _Varying((_scalar(0.4, 0.3),), (one,), (one,)),
-        _Varying((_scalar(0.25, 0.2),), (_scalar(1.0, -0.5),), (_scalar(1.2),)),
-        _Varying(
-            (_scalar(0.2), _scalar(0.3, 0.2)),
-            (_scalar(1.0, -0.5), _scalar(0.8)),
-            (one, _scalar(1.0, -0.4)),
-        ),
-    )
-
-
-def _matrix_run(rng: np.random.Generator) -> _Varying:
-    """Two terms of matrices, with all of A, B, C varying."""
-    scale = rng.standard_normal((3, 2, 4, 3))
-
-    def coefficient(size: int, along: Array) -> _Linear:
-        base = _semidefinite(1, size, rng)[0] + np.eye(size)
-        return _Linear(base, 0.05 * along, _semidefinite(1, size, rng)[0])
-
-    return _Varying(
-        tuple(
-            _Linear(
-                0.3 * rng.standard_normal((4, 3)), 0.05 * along, 0.3 * rng.standard_normal((4, 3))
-            )
-            for along in scale[0]
-        ),
-        tuple(coefficient(4, along) for along in scale[1]),
-        tuple(coefficient(3, along) for along in scale[2]),
-    )
-
-
-def _varying_coefficients(formula: Formula, rng: np.random.Generator) -> Measurement:
-    excess = [run.excess(formula, 0.1, 80, 1) for run in _scalar_runs()]
-    matrices = _matrix_run(rng).excess(formula, 0.01, 80, 2)
-    return Measurement(max(0.0, matrices, *excess), 1e-9)
-
-
-def _too_long_steps(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """A scalar with A varying and a step at which R changes sign and the bound is negative."""
-    return Measurement(max(0.0, _scalar_runs()[2].excess(formula, 2.0, 10, 1)), 1e-9)
-
-
-def _attained_with_variation(formula: Formula, rng: np.random.Generator) -> Measurement:
-    excess = [run.excess(formula, 0.1, 150, 1) for run in _scalar_runs()]
-    return Measurement(float(np.max(np.abs(excess))), 1e-5)
-
-
 def _stall(definite: bool) -> Measure:
     def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        """The share of G within the subspace that is left; none is defined where G vanishes."""
+        """How far P formula(G) Qᵀ is from the first move over η, plus the share of R left."""
         problem, step = _problem(2, 6, 5, rng)
         start = rng.standard_normal((6, 5))
         p, q = svd_projection(problem.gradient(start), 2)
@@ -245,10 +142,13 @@ def _stall(definite: bool) -> Measure:
             problem, start, step=step, steps=2000, rank=2, projection=lambda g, rank: (p, q)
         )
         left = problem.gradient(run.w[-1])
-        if run.gradient_norm[-1] < 0.1 * run.gradient_norm[0]:
-            return Measurement(np.inf, 1e-8)
-        within = np.linalg.norm(formula(left, run.p, run.q))
-        return Measurement(float(within / run.gradient_norm[-1]), 1e-8)
+        first = problem.gradient(start)
+        moved = (run.w[1] - start) / step
+        wrong = np.linalg.norm(p @ formula(first, p, q) @ q.T - moved) / np.linalg.norm(moved)
+        within = np.linalg.norm(formula(left, run.p, run.q)) / run.projected_norm[0]
+        # Here most of G stays: a rank of 2 leaves out most directions.
+        stays = run.gradient_norm[-1] > 0.1 * run.gradient_norm[0]
+        return Measurement(float(within + wrong) if stays else np.inf, 1e-8)
 
     return measure
 
@@ -290,6 +190,42 @@ def _gap_excess(formula: Formula, refresh: int | None, rng: np.random.Generator)
     return float(np.max(gap[1:] / gap[:-1]) - formula(problem, step=step, rank=2))
 
 
+def _noise_floor(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """The floor at the worst pairs of G and N, and at random ones with curvatures up to L."""
+    measured = []
+    for rank, kappa in ((1, 0.0), (1, 1.0), (2, 0.5), (3, 0.8)):
+        for worst in (1.0, 0.9, 0.0):
+            values = {
+                "rows": 4,
+                "columns": 3,
+                "rank": rank,
+                "relative_step": kappa,
+                "worst": worst,
+                "draw": int(rng.integers(2**32)),
+            }
+            measured.append(_galore_search.noise_floor(formula, Point(values)))
+    return max(measured, key=lambda one: one.error)
+
+
+def _noise_stall(independent: bool) -> Measure:
+    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
+        measured = []
+        for rank in (1, 2):
+            values = {
+                "rows": 4,
+                "columns": 3,
+                "rank": rank,
+                "noise": 2.0,
+                "step": 0.02,
+                "inside": 0.1,
+                "draw": int(rng.integers(2**32)),
+            }
+            measured.append(_galore_search.noise_stall(formula, Point(values), independent))
+        return max(measured, key=lambda one: one.error / one.tolerance)
+
+    return measure
+
+
 def _unchanged_projection(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(max(0.0, _gap_excess(formula, None, rng)), 1e-9)
 
@@ -305,14 +241,19 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_fixed_projection,
         condition="fixed P, Q; η ≤ 2/(λ_max + M)",
         without=_neither_fixed_nor_slow,
+        search=_galore_search.FIXED,
     ),
     Claim(
         id="galore-rate-attained",
-        title="no larger M would do: where all B_i, C_i share their eigenvectors it is attained",
+        title="M is attained where the B̂_i share an eigenvector of their least eigenvalues and the"
+        " Ĉ_i one of theirs; for positive definite ones only there",
         source="new",
         method="five steps from the least eigenvectors",
         derived=contraction_rate,
         measure=_attained_rate,
+        condition="least eigenvectors are shared",
+        without=_nothing_shared,
+        search=_galore_search.ATTAINED,
     ),
     Claim(
         id="galore-step-limit",
@@ -321,6 +262,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="bisection on the norm of one step as a linear map",
         derived=step_limit,
         measure=_largest_step,
+        search=_galore_search.STEP,
     ),
     Claim(
         id="galore-varying-coefficients",
@@ -330,27 +272,30 @@ CLAIMS: tuple[Claim, ...] = (
         method="runs with A, B, C linear in W, scalar and matrix, one term and two",
         derived=varying_rate,
         printed=_printed.varying_rate,
-        measure=_varying_coefficients,
+        measure=_galore_varying.varying_coefficients,
         condition="η ≤ 2/(λ_max + κ)",
-        without=_too_long_steps,
+        without=_galore_varying.too_long_steps,
+        search=_galore_varying.VARYING,
     ),
     Claim(
         id="galore-varying-attained",
         title="no larger M would do with varying A, B, C: scalars attain it at their fixed point",
         source="new",
-        method="scalar runs with A, B or C linear in w, one term and two",
+        method="scalar runs with A, B and C linear in w, one term and two",
         derived=varying_rate,
-        measure=_attained_with_variation,
+        measure=_galore_varying.attained_with_variation,
+        search=_galore_varying.ATTAINED,
     ),
     Claim(
         id="galore-stall",
-        title="R → 0 means that the gradient within the subspace vanishes, PᵀGQ; G does not",
+        title="R → 0 means that the gradient within the subspace vanishes, PᵀGQ; G need not",
         source="talk, GaLore, fixed projection",
-        method="2000 steps from a random start: the share of G within the subspace",
+        method="2000 steps from a random start: P R Qᵀ is the first move, and R vanishes",
         derived=project,
         measure=_stall(definite=True),
         condition="Σ Ĉ_i⊗B̂_i positive definite",
         without=_stall(definite=False),
+        search=_galore_search.STALL,
     ),
     Claim(
         id="galore-stalled-gradient",
@@ -360,16 +305,40 @@ CLAIMS: tuple[Claim, ...] = (
         method="2000 steps from a random start",
         derived=stalled_gradient,
         measure=_stalled,
+        search=_galore_search.STALLED,
     ),
     Claim(
         id="galore-changing-projection",
-        title="with P, Q renewed the gap shrinks by a fixed factor per refresh, for η ≤ 2/L: G → 0"
-        " if Σ C_i⊗B_i is positive definite",
+        title="with P, Q renewed and exact gradients the gap shrinks by a fixed factor per refresh,"
+        " for η ≤ 2/L: G → 0 if Σ C_i⊗B_i is positive definite",
         source="new",
         method="runs: a flat spectrum, where the factor is attained, and random coefficients",
         derived=refreshed_bound,
         measure=_changing_projection,
         condition="P, Q renewed from the singular vectors of G",
         without=_unchanged_projection,
+        search=_galore_search.CHANGING,
+    ),
+    Claim(
+        id="galore-noise-floor",
+        title="with P, Q from the SVD of G + N a step raises the objective for ‖G‖ > ‖N‖√(k/r), "
+        "k = min(m, n), small η; no lower floor will do",
+        source="new",
+        method="one step at the worst pairs of G and N, and at random ones, ηL from 0 to 1.9",
+        derived=noise_floor,
+        measure=_noise_floor,
+        search=_galore_search.FLOOR,
+    ),
+    Claim(
+        id="galore-noise-stall",
+        title="noise of mean zero can hold a changing projection at ‖G‖ = ‖N‖√(k/r − 1), "
+        "k = min(m, n), whatever the step",
+        source="new",
+        method="runs with noise ±UVᵀ, P and Q renewed in every step",
+        derived=noise_stall,
+        measure=_noise_stall(independent=False),
+        condition="P, Q from the SVD of G + N, not drawn independently of it",
+        without=_noise_stall(independent=True),
+        search=_galore_search.NOISE_STALL,
     ),
 )

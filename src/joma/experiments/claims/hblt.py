@@ -1,11 +1,22 @@
 """Claims about hierarchical binary latent trees (JoMA §5, appendix A.5)."""
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 
+from joma.errors import JomaError
 from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
+from joma.experiments.claims._search import (
+    Integer,
+    Parameter,
+    Point,
+    Real,
+    Search,
+    Seed,
+    Simplex,
+    Vector,
+)
 from joma.theory import hblt
 from joma.theory.as_printed import hblt as printed
 
@@ -75,10 +86,17 @@ def _first_pair(tree: hblt.Tree, height: int) -> tuple[int, int]:
 
 
 def _matrix_products(formula: Formula, rng: np.random.Generator) -> Measurement:
-    rhos = rng.uniform(-1, 1, (200, 4))
+    return _matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
+
+
+def _matrix_products_at(formula: Formula, point: Point) -> Measurement:
+    return _matrix_products_of(formula, point["rhos"][None])
+
+
+def _matrix_products_of(formula: Formula, rhos: np.ndarray) -> Measurement:
     # A binary symmetric channel flips with probability ½(1−ρ); chained one after the other.
     flip = (1 - rhos) / 2
-    chained = np.broadcast_to(np.eye(2), (200, 2, 2))
+    chained = np.broadcast_to(np.eye(2), (len(rhos), 2, 2))
     for step in range(rhos.shape[1]):
         f = flip[:, step, None, None]
         chained = (1 - f) * chained + f * chained[:, ::-1]
@@ -90,11 +108,43 @@ def _matrix_products(formula: Formula, rng: np.random.Generator) -> Measurement:
         at_once.sum(axis=-1) - 1,
         at_once @ start - chained @ start,
     ]
-    return Measurement(max(float(np.max(np.abs(error))) for error in errors), 1e-14)
+    tolerance = 1e-15 * (10 + rhos.shape[1])
+    return Measurement(max(float(np.max(np.abs(error))) for error in errors), tolerance)
+
+
+def drawn_tree(point: Point) -> hblt.Tree:
+    """A random irregular tree of at most nine binary variables, some edges certain or useless."""
+    rng = np.random.default_rng(point["draw"])
+    sizes = np.asarray(point["sizes"]).astype(int)
+    sizes = sizes[np.cumsum(sizes) <= 9] if sizes[0] <= 9 else np.array([1])
+    classes = point["classes"]
+    below = list(pairwise(sizes))
+
+    def values(size: int) -> np.ndarray:
+        drawn = rng.uniform(-1, 1, size)
+        return np.where(rng.random(size) < 0.15, rng.choice([-1.0, 0.0, 1.0], size), drawn)
+
+    return hblt.Tree(
+        class_probs=classes,
+        child_off_probs=(1 + np.stack([values(len(classes)) for _ in range(sizes[0])])) / 2,
+        parents=tuple(rng.integers(above, size=size) for above, size in below),
+        rhos=tuple(values(size) for _, size in below),
+    )
+
+
+TREES: dict[str, Parameter] = {
+    "sizes": Vector(Real(1, 4), Integer(1, 6)),
+    "classes": Simplex(Integer(1, 4), zeros=True),
+    "draw": Seed(),
+}
+"""Random trees, for `drawn_tree`."""
 
 
 def _descendants(formula: Formula, rng: np.random.Generator) -> Measurement:
-    tree = irregular_tree()
+    return _descendants_in(formula, irregular_tree())
+
+
+def _descendants_in(formula: Formula, tree: hblt.Tree) -> Measurement:
     weights, levels = enumerate_assignments(tree)
     worst = 0.0
     for descendant in product([tree.depth - 1], range(tree.sizes[-1])):
@@ -102,8 +152,10 @@ def _descendants(formula: Formula, rng: np.random.Generator) -> Measurement:
         while level > 0:
             level, node = level - 1, int(tree.parents[level - 1][node])
             joint = two_by_two(weights, levels[-1][:, descendant[1]], levels[level][:, node])
-            reference = joint / joint.sum(axis=0)
-            worst = max(worst, np.max(np.abs(formula(tree, descendant, (level, node)) - reference)))
+            taken = joint.sum(axis=0) > 1e-9  # a value that the ancestor takes at all
+            reference = (joint / np.where(taken, joint.sum(axis=0), 1.0))[:, taken]
+            away = np.abs(formula(tree, descendant, (level, node))[:, taken] - reference)
+            worst = max(worst, np.max(away, initial=0.0))
     return Measurement(float(worst), 1e-13)
 
 
@@ -116,6 +168,21 @@ def _top_latents(formula: Formula, rng: np.random.Generator) -> Measurement:
     on = tree.sample(n, rng)[1][0].mean(axis=0)
     se = 2 * np.sqrt(on * (1 - on) / n)
     return monte_carlo(formula(class_probs, off) - (1 - 2 * on), se)
+
+
+def _top_latent_at(formula: Formula, point: Point) -> Measurement:
+    """Classes drawn one by one, and a top latent given each."""
+    rng, n = point.generator, 20_000
+    classes = point["classes"]
+    off = np.resize(point["off"], len(classes))
+    on = 0
+    for _ in range(point.effort):
+        counts = rng.multinomial(n, classes)
+        on += int(np.sum(rng.binomial(counts, 1 - off)))
+    n *= point.effort
+    share = on / n
+    se = 2 * np.sqrt(max(share * (1 - share), 1 / n) / n)
+    return monte_carlo(formula(classes, off) - (1 - 2 * share), se)
 
 
 def _frequency(leaves: np.ndarray, first: int, other: int) -> tuple[float, float]:
@@ -132,6 +199,49 @@ def _sampled_cooccurrence(formula: Formula, rng: np.random.Generator) -> Measure
     pairs = [_first_pair(tree, int(height)) for height in heights]
     frequency, se = np.transpose([_frequency(leaves, *pair) for pair in pairs])
     return monte_carlo(formula(heights, DEPTH, RHO, CLASS_PROBS, CHILD_OFF_PROBS) - frequency, se)
+
+
+def _sampled_at(formula: Formula, point: Point) -> Measurement:
+    """Two leaves of many trees, drawn from the class down; H from 0 to L − 1."""
+    rng, n = point.generator, 4_000
+    height, depth, rho = _height(point), point["depth"], point["rho"]
+    classes, off = point["classes"], np.resize(point["off"], len(point["classes"]))
+    first = both = 0
+    for _ in range(point.effort):
+        value = rng.random(n) >= off[rng.choice(len(classes), n, p=classes)]
+        for _ in range(depth - 1 - height):
+            value = value ^ (rng.random(n) >= (1 + rho) / 2)
+        pair = np.stack([value, value])
+        for _ in range(height):
+            pair = pair ^ (rng.random((2, n)) >= (1 + rho) / 2)
+        first += int(np.sum(pair[0]))
+        both += int(np.sum(pair[0] & pair[1]))
+    if first == 0:
+        raise JomaError("rho0 must not leave the token out of all samples")
+    share = both / first
+    se = np.sqrt(max(share * (1 - share), 1 / first) / first)
+    return monte_carlo(formula(height, depth, rho, classes, off) - share, se)
+
+
+def _height(point: Point) -> int:
+    return min(int(point["height"] * point["depth"]), point["depth"] - 1)
+
+
+def _exact_at(formula: Formula, point: Point) -> Measurement:
+    """Generation by generation: the ancestor's distribution, then the pair's."""
+    height, depth, rho = _height(point), point["depth"], point["rho"]
+    classes, off = point["classes"], np.resize(point["off"], len(point["classes"]))
+    channel = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
+    top = np.array([classes @ off, classes @ (1 - off)])
+    ancestor = np.linalg.matrix_power(channel, depth - 1 - height) @ top
+    down = np.linalg.matrix_power(channel, height)
+    pair = (down * ancestor) @ down.T
+    on = float(pair[0, 1] + pair[1, 1])
+    if on < 1e-13:
+        raise JomaError("rho0 must not leave the token out")
+    return Measurement(
+        float(abs(formula(height, depth, rho, classes, off) - pair[1, 1] / on)), 1e-13 + 1e-14 / on
+    )
 
 
 def _sampled_under_the_class(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -196,18 +306,31 @@ def _order_of_the_error(formula: Formula, rng: np.random.Generator) -> Measureme
     return Measurement(float(max(shortfall, 0.0)), 0.05)
 
 
-def _every_column_is_the_marginal(formula: Formula, rng: np.random.Generator) -> Measurement:
-    tree = irregular_tree()
+def _near_one_at(formula: Formula, point: Point) -> Measurement:
+    """The error of the expansion in units of its second order, (H/L)(Lε)²."""
+    height, depth, epsilon = _height(point), point["depth"], point["flips"] / point["depth"]
+    reference = _co_occur_by_recursion(height, depth, epsilon, epsilon)
+    second_order = height / depth * point["flips"] ** 2
+    return Measurement(
+        float(abs(formula(height, depth, epsilon) - reference)), second_order + 1e-11
+    )
+
+
+def _marginals(formula: Formula, rng: np.random.Generator) -> Measurement:
+    return _marginals_in(formula, irregular_tree())
+
+
+def _marginals_in(formula: Formula, tree: hblt.Tree) -> Measurement:
     weights, levels = enumerate_assignments(tree)
     worst = 0.0
-    for level, node in [(0, 1), (1, 1), (2, 0), (3, 1)]:
+    for level, node in [(level, size - 1) for level, size in enumerate(tree.sizes)]:
         top, rho, place = level, 1.0, node
         while top:
             rho *= tree.rhos[top - 1][place]
             top, place = top - 1, tree.parents[top - 1][place]
-        reference = np.bincount(levels[level][:, node], weights=weights)
+        reference = np.bincount(levels[level][:, node], weights=weights, minlength=2)
         computed = formula(rho, tree.class_probs, tree.child_off_probs[place])
-        worst = max(worst, np.max(np.abs(computed.reshape(2, -1) - reference[:, None])))
+        worst = max(worst, np.max(np.abs(computed - reference)))
     return Measurement(float(worst), 1e-13)
 
 
@@ -217,11 +340,11 @@ def surely() -> float:
 
 
 def _shallow_and_deep(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """How far it is from its limit, ρ and ρ₀ going to 1 together or one before the other."""
+    """How far it is from its limit, ρ going to 1 and ρ₀ anywhere."""
     near, nearer = 1e-6, 1e-9
     worst = 0.0
     for height, depth in product([1, 2, 3], [10_000, 1_000_000]):
-        for epsilons in [(near, near), (near, nearer), (nearer, near)]:
+        for epsilons in [(near, near), (near, nearer), (nearer, near), (near, 0.5), (near, 1.9)]:
             value = _co_occur_by_recursion(height, depth, *epsilons)
             worst = max(worst, abs(value - formula()))
     return Measurement(worst, 1e-3)
@@ -235,21 +358,50 @@ def _not_shallow_or_not_deep(formula: Formula, rng: np.random.Generator) -> Meas
     )
 
 
+LARGEST_SLACK = 2.05408
+"""Most that the bound exceeds P[y_l=0|y_m=1], by a factor: (1+1/a)(1−e⁻ᵃ)/(1−1/e), a = 1.793."""
+
+
 def _bounded_dissociation(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """By what factor P[y_l=0|y_m=1] exceeds the bound, and falls short of it at the two ends."""
+    """By what factor P[y_l=0|y_m=1] leaves the bound's range, and falls short of its two ends."""
     worst = 0.0
-    for depth, epsilon in product([2, 5, 20, 100], [1e-6, 1e-3, 0.03, 0.3, 1.0]):
+    for depth, epsilon in product([2, 5, 20, 100], [1e-6, 1e-3, 0.03, 0.3, 0.5, 1.0]):
         for height in {1, depth // 2, depth - 1}:
-            apart = 1 - _co_occur_by_recursion(height, depth, epsilon, epsilon)
-            worst = max(worst, apart / formula(height, depth, epsilon) - 1)
-    for height, depth, epsilon in [(3, 10, 1e-6), (3, 10_000_000, 1e-4)]:
-        apart = 1 - _co_occur_by_recursion(height, depth, epsilon, epsilon)
-        worst = max(worst, abs(apart / formula(height, depth, epsilon) - 1) - 2e-3)
+            worst = max(worst, _bounded_dissociation_of(formula, height, depth, epsilon))
+    apart = 1 - _co_occur_by_recursion(3, 10, 1e-6, 1e-6)
+    worst = max(worst, float(formula(3, 10, 1e-6) / apart - 1) - 1e-4)
+    apart = 1 - _co_occur_by_recursion(50_000, 179_328, 1e-5, 1e-5)
+    worst = max(worst, 1 - float(formula(50_000, 179_328, 1e-5) / apart / LARGEST_SLACK) - 1e-4)
     return Measurement(float(worst), 1e-9)
 
 
+def _bounded_dissociation_of(formula: Formula, height: int, depth: int, epsilon: float) -> float:
+    apart = _apart(height, depth, epsilon)
+    bound = float(formula(height, depth, epsilon))
+    return max(apart - bound, bound - LARGEST_SLACK * apart) / max(apart, 1e-300)
+
+
+def _apart(height: int, depth: int, epsilon: float) -> float:
+    """P[y_l=0|y_m=1] at ρ = ρ₀ = 1 − ε, generation by generation."""
+    channel = np.array([[1 - epsilon / 2, epsilon / 2], [epsilon / 2, 1 - epsilon / 2]])
+    top = np.array([1 - epsilon / 2, epsilon / 2])
+    ancestor = np.linalg.matrix_power(channel, depth - 1 - height) @ top
+    down = np.linalg.matrix_power(channel, height)
+    pair = (down * ancestor) @ down.T
+    return float(pair[0, 1] / (pair[0, 1] + pair[1, 1]))
+
+
+def _bounded_dissociation_at(formula: Formula, point: Point) -> Measurement:
+    height = max(_height(point), 1)
+    error = _bounded_dissociation_of(formula, height, point["depth"], point["epsilon"])
+    return Measurement(error, 1e-8)
+
+
 def _joint_of_any_pair(formula: Formula, rng: np.random.Generator) -> Measurement:
-    tree = irregular_tree()
+    return _joints_in(formula, irregular_tree())
+
+
+def _joints_in(formula: Formula, tree: hblt.Tree) -> Measurement:
     weights, levels = enumerate_assignments(tree)
     nodes = [(level, node) for level, size in enumerate(tree.sizes) for node in range(size)]
     worst = 0.0
@@ -259,6 +411,15 @@ def _joint_of_any_pair(formula: Formula, rng: np.random.Generator) -> Measuremen
     return Measurement(float(worst), 1e-13)
 
 
+_PAIRS: dict[str, Parameter] = {
+    "height": Real(0.0, 1.0, special=(0.0,)),
+    "depth": Integer(1, 40, log=True),
+    "rho": Real(-1.0, 1.0, special=(-1.0, 0.0, 1.0)),
+    "classes": Simplex(Integer(1, 8), zeros=True),
+    "off": Vector(Real(0.0, 1.0, special=(0.0, 0.5, 1.0)), Integer(1, 8)),
+}
+"""Two tokens under a latent: H as a share of L, one ρ, the classes and P[y=0|k]."""
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="lemma8",
@@ -267,6 +428,10 @@ CLAIMS: tuple[Claim, ...] = (
         method="binary symmetric channels chained one by one, 200 random paths",
         derived=hblt.path,
         measure=_matrix_products,
+        search=Search(
+            {"rhos": Vector(Real(-1.0, 1.0, special=(-1.0, 0.0, 1.0)), Integer(1, 40))},
+            _matrix_products_at,
+        ),
     ),
     Claim(
         id="lemma9",
@@ -275,6 +440,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.descent,
         measure=_descendants,
+        search=Search(TREES, lambda formula, point: _descendants_in(formula, drawn_tree(point))),
     ),
     Claim(
         id="rho0",
@@ -284,6 +450,14 @@ CLAIMS: tuple[Claim, ...] = (
         derived=hblt.root_uncertainty,
         measure=_top_latents,
         printed=printed.root_uncertainty,
+        search=Search(
+            {
+                "classes": Simplex(Integer(1, 30), zeros=True),
+                "off": Vector(Real(0.0, 1.0, special=(0.0, 0.5, 1.0)), Integer(1, 30)),
+            },
+            _top_latent_at,
+            sampled=True,
+        ),
     ),
     Claim(
         id="thm5",
@@ -295,6 +469,7 @@ CLAIMS: tuple[Claim, ...] = (
         printed=printed_cooccurrence,
         condition="the tokens share a latent, H ≤ L − 1, and not the class alone",
         without=_sampled_under_the_class,
+        search=Search(_PAIRS, _sampled_at, sampled=True),
     ),
     Claim(
         id="thm5-exact",
@@ -306,6 +481,7 @@ CLAIMS: tuple[Claim, ...] = (
         printed=printed_cooccurrence,
         condition="the tokens share a latent, H ≤ L − 1, and not the class alone",
         without=_enumerated_under_the_class,
+        search=Search(_PAIRS, _exact_at),
     ),
     Claim(
         id="eqn8",
@@ -315,6 +491,14 @@ CLAIMS: tuple[Claim, ...] = (
         derived=hblt.cooccurrence_near_one,
         measure=_order_of_the_error,
         printed=printed.cooccurrence_near_one,
+        search=Search(
+            {
+                "height": Real(0.0, 1.0, special=(0.0, 0.5)),
+                "depth": Integer(1, 1000, log=True),
+                "flips": Real(1e-6, 1.0, log=True),
+            },
+            _near_one_at,
+        ),
     ),
     Claim(
         id="eqn103",
@@ -322,26 +506,36 @@ CLAIMS: tuple[Claim, ...] = (
         source="JoMA preprint, Eqn 103",
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.latent_distribution,
-        measure=_every_column_is_the_marginal,
+        measure=_marginals,
+        search=Search(TREES, lambda formula, point: _marginals_in(formula, drawn_tree(point))),
     ),
     Claim(
         id="thm5-remark",
-        title="P[y_l=1|y_m=1] → 1 for a shallow ancestor in a deep hierarchy",
+        title="P[y_l=1|y_m=1] → 1 for a shallow ancestor in a deep hierarchy, whatever ρ₀ is",
         source="JoMA preprint, Theorem 5 (remarks)",
-        method="recursion over the generations, H = 1 to 3, L to 10⁶; ρ, ρ₀ → 1 in either order",
+        method="recursion over the generations, H = 1 to 3, L to 10⁶; ρ → 1, ρ₀ from -.9 to 1",
         derived=surely,
         measure=_shallow_and_deep,
-        condition="ρ and ρ₀ close to 1, H small, L large",
+        condition="ρ close to 1, H small, L large",
         without=_not_shallow_or_not_deep,
+        fixed="a limit; thm5-remark-bound says how near it is",
     ),
     Claim(
         id="thm5-remark-bound",
-        title="an inequality: P[y_l=0|y_m=1] ≤ H/L + Hε for ρ = ρ₀ = 1 − ε, attained for Lε → 0,"
-        " and for ε → 0 with Lε → ∞",
+        title="P[y_l=0|y_m=1] ≤ min(Hε, ½)(1 + 1/(Lε)) ≤ 2.0541 P[y_l=0|y_m=1] for ρ = ρ₀ = 1 − ε,"
+        " both sharp",
         source="new",
         method="recursion over the generations, L to 100, ε from 1e-6 to 1, and at the two ends",
         derived=hblt.dissociation_bound,
         measure=_bounded_dissociation,
+        search=Search(
+            {
+                "height": Real(0.0, 1.0, special=(0.0,)),
+                "depth": Integer(2, 1_000_000, log=True),
+                "epsilon": Real(1e-9, 1.0, log=True),
+            },
+            _bounded_dissociation_at,
+        ),
     ),
     Claim(
         id="hblt-joint",
@@ -350,5 +544,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="enumeration of all assignments of an irregular tree, all pairs of nodes",
         derived=hblt.Tree.joint,
         measure=_joint_of_any_pair,
+        search=Search(TREES, lambda formula, point: _joints_in(formula, drawn_tree(point))),
     ),
 )

@@ -7,8 +7,11 @@ import numpy as np
 from scipy import integrate
 
 from joma.experiments.claims import _linear_points as points
+from joma.experiments.claims import _many_nodes as measures
+from joma.experiments.claims import _many_nodes_points as many_nodes
 from joma.experiments.claims._claim import Claim, Formula, Measurement
-from joma.theory import linear, spectra
+from joma.experiments.claims._many_nodes import relative, solve
+from joma.theory import linear
 from joma.theory.as_printed import linear as printed
 from joma.theory.block import Block, Samples, simulate
 from joma.theory.functions import exp_attention
@@ -21,24 +24,6 @@ def _one_node(rng: np.random.Generator) -> tuple[Samples, Any]:
     x = rng.dirichlet(np.ones(5), size=30)
     g = rng.normal(size=30) + np.linspace(0, 3, 30)
     return Samples(x, gradient=g), g @ x / 30
-
-
-def _solve(right_side: Any, t: Any, start: Any) -> Any:
-    """A reference solution of an ODE, shape (T, …)."""
-    solution: Any = integrate.solve_ivp(
-        lambda _, y: right_side(y.reshape(start.shape)).ravel(),
-        (0.0, t[-1]),
-        start.ravel(),
-        "DOP853",
-        t_eval=np.asarray(t),
-        rtol=1e-12,
-        atol=1e-13,
-    )
-    return solution.y.T.reshape(-1, *start.shape)
-
-
-def _relative(ours: Any, reference: Any) -> float:
-    return float(np.max(np.abs(ours - reference)) / np.max(np.abs(reference)))
 
 
 def _by_unit_rates(delta: Any, t: Any, v0: Any, z0: Any, normalizer: float, **rates: float) -> Any:
@@ -58,7 +43,7 @@ def _modified_mlp(formula: Formula, rng: np.random.Generator) -> Measurement:
     block = Block(exp_attention(1.7), "linear", **_RATES)
     path = simulate(block, samples, t, initial=(v0[:, None], z0))
     ours = formula(delta, t, v0, z0, 1.7, **_RATES)
-    return Measurement(_relative(ours, path.v[..., 0]), 1e-9)
+    return Measurement(relative(ours, path.v[..., 0]), 1e-9)
 
 
 def _ratio(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -124,7 +109,7 @@ def _time_elsewhere(formula: Formula, rng: np.random.Generator) -> Measurement:
         lambda v: delta * np.exp(v**2 / 2) * 2 / (1 + np.exp(v)),
     )
     # Neither has diverged when the formula says so; v at that time counts.
-    ends = [float(_solve(right_side, [predicted], np.zeros(1))[0, 0]) for right_side in grown]
+    ends = [float(solve(right_side, [predicted], np.zeros(1))[0, 0]) for right_side in grown]
     return Measurement(max(0.0, 6.0 - max(ends)), 1e-8)
 
 
@@ -153,98 +138,8 @@ def _losers(formula: Formula, rng: np.random.Generator) -> Measurement:
     delta = np.array([1.5, *rng.uniform(-1.2, 1.2, 4)])
     predicted = formula(delta)[1:]
     end = np.sqrt(np.pi / 2) / 1.5
-    at_end = _solve(lambda v: delta[1:] * np.exp(v**2 / 2), [end], np.zeros(4))[0]
-    return Measurement(_relative(predicted, at_end), 1e-8)
-
-
-def _matrix_flow(rng: np.random.Generator, left: list[float]) -> tuple[Any, Any, Any]:
-    """Δ, times with 1 - t/t* as given, and V(t) of the talk's matrix ODE."""
-    delta = rng.normal(size=(4, 3)) * np.array([1.4, 1.0, 0.7, 0.5])[:, None]
-    blowup = np.sqrt(np.pi / 2) / np.max(np.linalg.norm(delta, axis=1))
-    t = blowup * (1 - np.array(left))
-    flow = _solve(
-        lambda v: np.exp(np.sum(v**2, axis=1, keepdims=True) / 2) * delta, t, np.zeros((4, 3))
-    )
-    return delta, t, flow
-
-
-def _many_nodes(formula: Formula, rng: np.random.Generator) -> Measurement:
-    delta, t, flow = _matrix_flow(rng, [0.5, 0.1, 0.01])
-    return Measurement(_relative(formula(delta, t), flow), 1e-8)
-
-
-def _block_of_many(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """The talk's matrix equation against the full block with four nodes."""
-    x = rng.dirichlet(np.ones(5), size=30)
-    g = rng.normal(size=(30, 4)) + rng.normal(size=4)
-    path = simulate(Block("exp", "linear"), Samples(x, gradient=g), np.linspace(0, 1.0, 4))
-    delta = x.T @ g / 30
-    flow = _solve(lambda v: formula(v, delta), path.t, np.zeros((5, 4)))
-    return Measurement(_relative(flow, path.v), 1e-8)
-
-
-def _rank_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Whether the matrix ODE has lost rank at 1 - t/t* = 1e-4."""
-    delta, _, flow = _matrix_flow(rng, [1e-4])
-    falls = bool(spectra.rank(flow[0]) < spectra.rank(delta))
-    return Measurement(float(formula(delta) != falls), 0.0)
-
-
-def _late_limit(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """The stable rank with the winners at 1e7 and the others at their limits, with and without ties."""
-    cases = [
-        rng.normal(size=(4, 3)),
-        np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]),
-        np.array([[1.0, 0.0], [0.0, 0.999]]),
-        np.array([[3.0, 4.0], [5.0, 0.0], [1.0, 1.0]]),
-        np.array([[2.0, 1.0], [-2.0, -1.0], [0.0, 1.0]]),
-    ]
-    ends = [spectra.stable_rank(points.at_the_end(delta, 1e7)) for delta in cases]
-    off = [abs(formula(delta) - end) for delta, end in zip(cases, ends, strict=True)]
-    return Measurement(float(np.max(off)), 1e-9)
-
-
-def _stable_ranks(delta: Any, t: Any) -> tuple[Any, Any]:
-    return (
-        spectra.stable_rank(linear.weights_multi(delta, t)),
-        spectra.stable_rank(linear.velocity_multi(delta, t)),
-    )
-
-
-_SLOW = np.array([[1.0, 0.0], [0.0, 0.95], [0.0, 0.95]])
-"""Two weaker rows that together outweigh the winner until late."""
-_TIED = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]])
-"""Two longest rows: the stable rank of V rises to 2, and that of V̇ is the higher."""
-
-
-def _ranks_late(formula: Formula, rng: np.random.Generator) -> Measurement:
-    random = rng.normal(size=(4, 3)) * np.array([1.4, 1.0, 0.7, 0.5])[:, None]
-    return max((_fall(formula, d, [1e-3, 1e-6]) for d in (random, _SLOW)), key=lambda m: m.error)
-
-
-def _ranks_early(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Both must fail: before it is late, and with two longest rows."""
-    del rng
-    early, tied = _fall(formula, _SLOW, [0.1, 0.01]), _fall(formula, _TIED, [1e-3, 1e-6])
-    return min((early, tied), key=lambda m: m.error)
-
-
-def _fall(formula: Formula, delta: Any, left: list[float]) -> Measurement:
-    """Stable ranks against the ODE's; 1 is added unless V's falls and V̇'s is the lower."""
-    blowup = np.sqrt(np.pi / 2) / np.max(np.linalg.norm(delta, axis=1))
-    t = blowup * (1 - np.array([0.1, 1e-2, 1e-3]))
-    flow = _solve(
-        lambda v: np.exp(np.sum(v**2, axis=1, keepdims=True) / 2) * delta, t, np.zeros_like(delta)
-    )
-    rates = np.exp(np.sum(flow**2, axis=2, keepdims=True) / 2) * delta
-    weights, gradients = formula(delta, t)
-    error = max(
-        _relative(weights, spectra.stable_rank(flow)),
-        _relative(gradients, spectra.stable_rank(rates)),
-    )
-    weights, gradients = formula(delta, blowup * (1 - np.array(left)))
-    falls = np.all(np.diff(weights) < 0) and np.all(gradients < weights)
-    return Measurement(error + float(not falls), 1e-6)
+    at_end = solve(lambda v: delta[1:] * np.exp(v**2 / 2), [end], np.zeros(4))[0]
+    return Measurement(relative(predicted, at_end), 1e-8)
 
 
 def _linear_attention(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -254,13 +149,13 @@ def _linear_attention(formula: Formula, rng: np.random.Generator) -> Measurement
     start = (np.zeros((5, 1)), logits)
     path = simulate(Block("linear", "linear", **_RATES), samples, t, initial=start)
     v, z = formula(delta, t, logits=logits, **_RATES)
-    return Measurement(max(_relative(v, path.v[..., 0]), _relative(z, path.z)), 1e-9)
+    return Measurement(max(relative(v, path.v[..., 0]), relative(z, path.z)), 1e-9)
 
 
 def _softmax_remark(formula: Formula, rng: np.random.Generator) -> Measurement:
     """The invariant on v̇ = Δ exp((v² - ‖v‖² b̄)/2), the reduced softmax flow with equal b̄."""
     delta = rng.uniform(0.3, 1.5, 5)
-    flow = _solve(
+    flow = solve(
         lambda v: delta * np.exp((v**2 - np.sum(v**2) / 5) / 2), np.array([0.6]), np.zeros(5)
     )
     ratios = formula(delta, flow[0])
@@ -289,7 +184,7 @@ def _saliency(formula: Formula, rng: np.random.Generator) -> Measurement:
     x = rng.dirichlet(np.ones(4), size=6)
     g = rng.normal(size=6) + 1
     path = simulate(Block("exp", "linear"), Samples(x, gradient=g), [0.0, 1e-5])
-    return Measurement(_relative(formula(g, x), path.v[1, :, 0] / 1e-5), 1e-8)
+    return Measurement(relative(formula(g, x), path.v[1, :, 0] / 1e-5), 1e-8)
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -371,7 +266,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=linear.conserved_ratio,
         printed=printed.conserved_ratio,
         measure=_softmax_remark,
-        condition="the reduced equation; a block that keeps A[i] and b̄ equal has constant z, v = Δt",
+        condition="the reduced equation; a block that keeps A[i] and b̄ equal has v = Δt",
         without=_softmax_in_full,
         search=points.SOFTMAX,
     ),
@@ -390,8 +285,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="talk, more nodes",
         method="against the full block with four nodes",
         derived=lambda v, delta: np.exp(np.sum(v**2, axis=1, keepdims=True) / 2) * delta,
-        measure=_block_of_many,
-        search=points.MATRIX,
+        measure=measures.block_of_many,
+        search=many_nodes.MATRIX,
     ),
     Claim(
         id="talk-nodes",
@@ -399,8 +294,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="closed form against the matrix ODE",
         derived=linear.weights_multi,
-        measure=_many_nodes,
-        search=points.NODES,
+        measure=measures.rows_keep_direction,
+        search=many_nodes.NODES,
     ),
     Claim(
         id="talk-rank",
@@ -408,8 +303,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="singular values of the matrix ODE at 1 - t/t* = 1e-4",
         derived=lambda delta: False,
-        measure=_rank_falls,
-        search=points.RANK,
+        measure=measures.rank_falls,
+        search=many_nodes.RANK,
     ),
     Claim(
         id="talk-stable-rank",
@@ -417,19 +312,19 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="winners at 1e7, the others at their limits in 30 digits; ties too",
         derived=linear.stable_rank_limit,
-        measure=_late_limit,
-        search=points.RANK_LIMIT,
+        measure=measures.late_limit,
+        search=many_nodes.RANK_LIMIT,
     ),
     Claim(
         id="talk-gradient-rank",
         title="near the end the stable rank of V falls, and that of V̇ is lower still",
         source="talk, more nodes",
         method="stable ranks along the matrix ODE and up to 1 - t/t* = 1e-6",
-        derived=_stable_ranks,
-        measure=_ranks_late,
+        derived=measures.stable_ranks,
+        measure=measures.ranks_late,
         condition="late, one row of Δ longer than all others, and rank Δ ≥ 2",
-        without=_ranks_early,
-        search=points.GRADIENT_RANK,
+        without=measures.ranks_early,
+        search=many_nodes.GRADIENT_RANK,
     ),
     Claim(
         id="linear-attention",

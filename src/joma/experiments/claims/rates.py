@@ -105,7 +105,7 @@ def _settled(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 def _reached(mu: float, t: float) -> float:
-    """ln 1/δ at a time, by Newton's method on the series of F, from the late formula's y."""
+    """Ln 1/δ at a time, by Newton's method on the series of F, from the late formula's y."""
     y = mpmath.mpf(50)
     for _ in range(60):
         step = (mpmath.mpf(t) - time_at(-y, mu)) * slope_at(-y, mu)
@@ -235,7 +235,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm4-threshold",
-        title="|Λ| ≤ 1/N once ln δ_k ≤ -N · 0.86432 e^{+μ_k²/2}, sharp",
+        title="|Λ| ≤ 1/N once ln δ_k ≤ -N · 0.86433 e^{+μ_k²/2}, sharp",
         source="JoMA preprint, Theorem 4 (closing line)",
         method="N|Λ| at N = 10 times the threshold, 20 digits",
         derived=nonlinear.settled_threshold,

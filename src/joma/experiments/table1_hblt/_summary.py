@@ -211,7 +211,7 @@ def _order(results: Results, learned: Learned, pairs: np.ndarray) -> str:
     earlier, same, after = (int(test.sum()) for test in (later > 0, later == 0, later < 0))
     verdict = "no order can be seen"
     if 2 * max(earlier, after) > len(both):
-        verdict = "bottom-up" if earlier > after else "top-down"
+        verdict = f"the {'lower' if earlier > after else 'upper'} level comes first"
     curve = results.latents("ncorr").mean(-1)
     before = int(np.searchsorted(results.steps, results.steps[-1] / 2))
     late = (curve[:, -1] - curve[:, before])[learned.raised]

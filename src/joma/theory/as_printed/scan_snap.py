@@ -3,20 +3,9 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from joma.theory import _checks, scan_snap
+from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory.scan_snap import Balanced, Corpus
-
-
-def initial_fate(corpus: Corpus) -> Array:
-    """Scan&Snap (a), (b) as printed: every token of several classes falls, distinct ones rise."""
-    fate = np.where(corpus.shared, -1.0, np.where(corpus.distinct, 1.0, 0.0))
-    return np.tile(fate, (corpus.queries, 1))
-
-
-def full_log_gain_bounds(b: ArrayLike, f_squared: ArrayLike) -> tuple[Array, Array]:
-    """Scan&Snap Theorem 3 as printed, 2f²_{l*}(0)B ≤ ln χ ≤ 2B without the condition g = γf."""
-    return scan_snap.log_gain_bounds(b, f_squared)
+from joma.theory.scan_snap import Balanced
 
 
 def late_b(

@@ -1,0 +1,83 @@
+"""Assumption 1 of JoMA: the means E[g_k x] of the gradients that nodes receive stay constant.
+
+With gradients given from outside they do. Under cross-entropy they move with the outputs, from the
+first step on; `drift` says how far in a training and `rate` how fast at one moment.
+"""
+
+import numpy as np
+
+from joma.errors import JomaError
+from joma.theory import _checks, _special
+from joma.theory._checks import Array
+from joma.theory.block import (
+    Block,
+    Samples,
+    State,
+    Trajectory,
+    preactivations,
+    sample_queries,
+    velocity,
+)
+
+
+def gradient_means(block: Block, samples: Samples, state: State) -> Array:
+    """Assumption 1: E[g_k x_l], shape (M, K)."""
+    block = _checks.instance("block", block, Block)
+    samples = _checks.instance("samples", samples, Samples)
+    state = _checks.instance("state", state, State)
+    x, share = np.asarray(samples.x), np.asarray(samples.probability)[:, None]
+    if samples.gradient is not None:
+        return x.T @ (share * np.asarray(samples.gradient))
+    p = _special.softmax(block.phi.value(preactivations(block, samples, state)))
+    labels = np.eye(samples.nodes)[np.asarray(samples.labels)]
+    return x.T @ (share * (labels - p))
+
+
+def drift(trajectory: Trajectory) -> Array:
+    """Assumption 1 in a training: ‖E[g x](t) - E[g x](0)‖ / ‖E[g x](0)‖, shape (T,).
+
+    It is 0 where the assumption holds, and 1 where the means have vanished, as they do where
+    cross-entropy has been learned.
+    """
+    trajectory = _checks.instance("trajectory", trajectory, Trajectory)
+    block, samples = trajectory.block, trajectory.samples
+    first = gradient_means(block, samples, trajectory.start)
+    size = float(np.linalg.norm(first))
+    if size == 0:
+        raise JomaError("trajectory must start with means E[g x] that do not all vanish")
+    z = trajectory.z[:, None] if samples.query is None else trajectory.z
+    means = [
+        gradient_means(block, samples, State(*parts))
+        for parts in zip(trajectory.v, z, trajectory.bias, strict=True)
+    ]
+    return np.array([float(np.linalg.norm(one - first)) for one in means]) / size
+
+
+def rate(block: Block, samples: Samples, state: State) -> Array:
+    """New: how fast E[g_k x_l] moves, -E[x_l Σ_j (p_k δ_kj - p_k p_j) ḣ_j] under cross-entropy.
+
+    p are the predicted probabilities and ḣ_j = h′_j (v̇_j·b + v_j·ḃ + ξ̇_j). Zero where gradients are
+    given from outside.
+
+    Returns:
+        Shape (M, K).
+    """
+    block = _checks.instance("block", block, Block)
+    samples = _checks.instance("samples", samples, Samples)
+    state = _checks.instance("state", state, State)
+    if samples.gradient is not None:
+        return np.zeros((samples.tokens, samples.nodes))
+    x, query = np.asarray(samples.x), sample_queries(samples)
+    moving = velocity(block, samples, state)
+    pre = preactivations(block, samples, state)
+    b = block.scores(x, state.z[query])
+    b_rate = _scores_rate(block, x, state.z[query], moving.z[query])
+    h_rate = block.phi.derivative(pre) * (b @ moving.v + b_rate @ state.v + moving.bias[query])
+    p = _special.softmax(block.phi.value(pre))
+    p_rate = p * (h_rate - np.sum(p * h_rate, axis=1, keepdims=True))
+    return -x.T @ (np.asarray(samples.probability)[:, None] * p_rate)
+
+
+def _scores_rate(block: Block, x: Array, z: Array, z_rate: Array) -> Array:
+    """(∂b/∂z) ż, sample by sample; the Jacobian is symmetric."""
+    return block.pull_back(x, z, z_rate)
