@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from joma.theory._checks import Array
 
 _KEPT = 0.5  # effective share of the sample that one level keeps
-_MOVES = 5  # Metropolis moves of either kind at a level
-_LAST_MOVES = 16  # and at the posterior itself
 
 Groups = NDArray[np.int64]
 
@@ -34,7 +32,9 @@ class Draws(NamedTuple):
 
     def pick(self, chosen: NDArray[np.int64]) -> "Draws":
         """The draws with these numbers."""
-        return Draws(*(part[chosen] for part in self))
+        return Draws(
+            self.points[chosen], self.group[chosen], self.prior[chosen], self.squares[chosen]
+        )
 
 
 class Slopes(NamedTuple):
@@ -60,6 +60,7 @@ class Target(NamedTuple):
         levels: Decreasing levels of noise, the last one 0.
         slopes: Of points and groups, or None where no move needs them.
         floor: Precision (D,) of the prior, added to the metric.
+        moves: Metropolis moves of either kind at a level, and at the posterior itself.
     """
 
     measure: Callable[[Array, Groups], tuple[Array, Array]]
@@ -69,6 +70,7 @@ class Target(NamedTuple):
     levels: Array
     slopes: Callable[[Array, Groups], Slopes] | None
     floor: Array
+    moves: tuple[int, int]
 
 
 def sample(
@@ -88,7 +90,7 @@ def sample(
     while level > 0:
         level, weight = _next(target, draws, before, level, count)
         draws = draws.pick(_systematic(weight, count, rng))
-        moves = _MOVES if level > 0 else _LAST_MOVES
+        moves = target.moves[0] if level > 0 else target.moves[1]
         for _ in range(moves):
             draws, accepted = _move(target, draws, level, width, rng)
             width = float(np.clip(width * np.exp(0.5 * (accepted - 0.25)), 0.02, 2.0))
@@ -160,8 +162,9 @@ def _move(
 def _differences(points: Array, width: float, rng: np.random.Generator) -> Array:
     """Steps of differential evolution: differences of other draws, of all or a few coordinates."""
     count, size = points.shape
-    first = (np.arange(count) + rng.integers(1, count, count)) % count
-    second = (np.arange(count) + rng.integers(1, count, count)) % count
+    every = np.arange(count, dtype=np.int64)
+    first = np.asarray((every + rng.integers(1, count, count)) % count, dtype=np.int64)
+    second = np.asarray((every + rng.integers(1, count, count)) % count, dtype=np.int64)
     share = rng.choice([1.0, 0.5, 1.5 / size], (count, 1))
     chosen = rng.uniform(size=(count, size)) < share
     # Steps of many sizes: a bent posterior needs short ones, its tails long ones.
@@ -187,7 +190,8 @@ def _follow(
     size = np.zeros(max(target.sizes) + 1, dtype=np.int64)
     for group, number in target.sizes.items():
         size[group] = number
-    counts = np.arange(draws.points.shape[1]) < size[draws.group][:, None]
+    index = np.arange(draws.points.shape[1], dtype=np.int64)
+    counts = np.less(index, size[draws.group][:, None])
     step = reach * np.exp(rng.normal(0, 0.7, (len(draws.points), 1)))
     mean, root = _drift(target, here, draws.points, counts, level, step)
     noise = rng.normal(size=mean.shape)
@@ -221,9 +225,9 @@ def _drift(
     """Mean of the proposal, and the Cholesky root of its precision before the step size."""
     precision = target.precision(at.squares, level)[:, None, None]
     metric = precision * at.metric
-    index = np.arange(points.shape[1])
+    index = np.arange(points.shape[1], dtype=np.int64)
     metric[:, index, index] += np.where(counts, target.floor, 1.0)
-    root = np.linalg.cholesky(metric)
+    root = np.asarray(np.linalg.cholesky(metric), dtype=np.float64)
     pull = np.linalg.solve(metric, -precision * at.gradient[..., None])[..., 0]
     return points + step**2 / 2 * pull, root
 

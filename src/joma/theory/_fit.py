@@ -5,7 +5,7 @@ the posterior from two independent runs of a sampler. What the data do not deter
 reported as a number but named, with the reason.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,8 +69,9 @@ class Fit:
         noise: Standard deviation of the noise, in the unit of what was measured.
         order: Components by decreasing |μ|, the order in which they arrive; None from entropy.
         order_probability: Posterior probability of that order.
-        residual_correlation: Correlation of successive residuals; far from 0, Eqn 6 does not
-            describe the curve, and the intervals are too narrow.
+        residual_correlation: Correlation of successive residuals of the best draw.
+        misfit: Why Eqn 6 does not describe the measured part, or None. If it does not, the
+            intervals are too narrow.
         not_identified: What the measured part does not determine, and why.
         level: Posterior probability of the intervals.
     """
@@ -82,6 +83,7 @@ class Fit:
     order: tuple[int, ...] | None
     order_probability: float
     residual_correlation: float
+    misfit: str | None
     not_identified: Mapping[str, str]
     level: float
     _model: Model = field(repr=False)
@@ -143,7 +145,9 @@ class Fit:
     def _identified(self, name: str, values: Array, span: float, single: bool = False) -> Estimate:
         """The interval of draws (P, …), or a refusal where they say too little."""
         found = _estimate(values, self.level)
-        reason = _too_wide(float(np.mean(found.high - found.low)), span * self.level)
+        reason = self.not_identified.get("model")
+        if reason is None:
+            reason = _too_wide(float(np.mean(found.high - found.low)), span * self.level)
         if reason is None:
             reason = _disagreement(values.reshape(len(values), -1), self._run, span)
         if reason is not None:
@@ -262,6 +266,15 @@ def _summary(
     model: Model, draws: Draws, run: NDArray[np.int64], level: float, noise: Estimate
 ) -> Fit:
     reasons: dict[str, str] = {}
+    if not model.of_weights:
+        # What the entropy says of one μ depends on all others: if the runs disagree about one, no
+        # number is reliable. The components of v depend on each other through τ alone.
+        usual = draws.group == np.bincount(draws.group).argmax()
+        size = model.head + int(draws.group[usual][0])
+        for values in draws.points[usual, :size].T:
+            reason = _disagreement(values[:, None], run[usual], model.largest)
+            if reason is not None:
+                reasons["model"] = reason
     scale_draws = model.t[-1] * np.exp(-draws.points[:, 0])
     width = level * np.log(model.spans[1] / model.spans[0])
     time_scale = _judge("time_scale", scale_draws, np.log(scale_draws), width, run, level, reasons)
@@ -285,6 +298,13 @@ def _summary(
     residuals = (model.curves(one.points, one.group, model.t)[0] - model.data).reshape(
         model.t.size, -1
     )
+    correlation, chance = _correlation(residuals), 3 / np.sqrt(residuals.size)
+    misfit = None
+    if correlation > chance:
+        misfit = (
+            f"successive residuals have a correlation of {correlation:.2f}; by chance it would be "
+            f"below {chance:.2f}"
+        )
     return Fit(
         mu=mu,
         time_scale=time_scale,
@@ -292,7 +312,8 @@ def _summary(
         noise=noise,
         order=order,
         order_probability=order_probability,
-        residual_correlation=_correlation(residuals),
+        residual_correlation=correlation,
+        misfit=misfit,
         not_identified=reasons,
         level=level,
         _model=model,
@@ -308,10 +329,10 @@ def _mu_of_weights(
     level: float,
     reasons: dict[str, str],
 ) -> tuple[Estimate, tuple[int, ...] | None, float]:
-    each = []
+    each: list[Estimate] = []
     for k, values in enumerate(draws.points[:, 1:].T):
         each.append(_judge(f"mu[{k}]", values, values, level * model.largest, run, level, reasons))
-    mu = Estimate(*(np.array([getattr(one, end) for one in each]) for end in _ENDS))
+    mu = _stacked(each)
     orders = np.argsort(-np.abs(draws.points[:, 1:]), axis=1)
     found, counts = np.unique(orders, axis=0, return_counts=True)
     best = int(np.argmax(counts))
@@ -340,7 +361,7 @@ def _mu_of_entropy(
         nothing = np.full(number, np.nan)
         return Estimate(nothing, nothing, nothing)
     own = draws.group == number
-    each = []
+    each: list[Estimate] = []
     for k in range(number):
         values = draws.points[own, model.head + k]
         # Order statistics of uniform numbers have beta distributions.
@@ -348,10 +369,12 @@ def _mu_of_entropy(
         ends = _special.betaincinv(number - k, k + 1, tails)
         width = float(model.largest * (ends[1] - ends[0]))
         each.append(_judge(f"mu[{k}]", values, values, width, run[own], level, reasons))
-    return Estimate(*(np.array([getattr(one, end) for one in each]) for end in _ENDS))
+    return _stacked(each)
 
 
-_ENDS = ("median", "low", "high")
+def _stacked(each: Sequence[Estimate]) -> Estimate:
+    ends = np.array([(one.median, one.low, one.high) for one in each])
+    return Estimate(ends[:, 0], ends[:, 1], ends[:, 2])
 
 
 def _number(model: Model, draws: Draws) -> Array:
@@ -370,7 +393,9 @@ def _judge(
 ) -> Estimate:
     """The interval of a quantity, or NaN and a reason where the data say too little of it."""
     spread = _estimate(compared, level)
-    reason = _too_wide(float(spread.high - spread.low), prior_width)
+    reason = reasons.get("model")
+    if reason is None:
+        reason = _too_wide(float(spread.high - spread.low), prior_width)
     if reason is None:
         reason = _disagreement(compared[:, None], run, prior_width)
     if reason is None:
@@ -389,9 +414,11 @@ def _too_wide(width: float, prior_width: float) -> str | None:
 
 def _disagreement(values: Array, run: NDArray[np.int64], span: float) -> str | None:
     """A reason if two runs of the sampler found different values (P, N), else None."""
-    runs = [values[run == number] for number in np.unique(run)]
-    within = np.mean([np.var(one, axis=0) for one in runs], axis=0)
-    ratio = np.sqrt(np.mean(np.var(values, axis=0) / (within + (1e-6 * span) ** 2)))
+    within = np.zeros(values.shape[1])
+    numbers = [number for number in (0, 1) if np.any(run == number)]
+    for number in numbers:
+        within += np.var(values[run == number], axis=0) / len(numbers)
+    ratio = float(np.sqrt(np.mean(np.var(values, axis=0) / (within + (1e-6 * span) ** 2))))
     if ratio <= _APART:
         return None
     return "several explanations fit the data, and two runs of the sampler disagree about them"
@@ -399,7 +426,8 @@ def _disagreement(values: Array, run: NDArray[np.int64], span: float) -> str | N
 
 def _estimate(values: Array, level: float) -> Estimate:
     tails = [0.5, (1 - level) / 2, (1 + level) / 2]
-    return Estimate(*np.quantile(values, tails, axis=0))
+    median, low, high = np.asarray(np.quantile(values, tails, axis=0), dtype=np.float64)
+    return Estimate(median, low, high)
 
 
 def _correlation(residuals: Array) -> float:

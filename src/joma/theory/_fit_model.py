@@ -10,6 +10,7 @@ unless a free multiplicity is asked for.
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ _PRIOR_DRAWS = 20_000
 _MANY = 1000
 _START_DRAWS = 3_000
 _DEFENSIVE = 0.2  # share of the start's draws that come from the prior
+_MOVES_OF_WEIGHTS = (5, 16)
+_MOVES_OF_ENTROPY = (8, 32)  # its posterior is bent and has several modes
 _TAIL = 5.0  # degrees of freedom of the start's Student distribution
 
 
@@ -104,7 +107,8 @@ class Model:
             return _special.log_sum_exp(self._each_noise(squares, level))
         # Of very many draws, the start of a fit, it is interpolated.
         logarithms = np.log(np.maximum(squares, 1e-300))
-        nodes = np.linspace(np.min(logarithms), np.max(logarithms) + 1e-9, _MANY - 1)
+        ends = float(np.min(logarithms)), float(np.max(logarithms)) + 1e-9
+        nodes: Array = np.linspace(*ends, _MANY - 1)
         return np.interp(logarithms, nodes, self.log_likelihood(np.exp(nodes), level))
 
     def precision(self, squares: Array, level: float) -> Array:
@@ -118,8 +122,8 @@ class Model:
         if self.noise is not None:
             return np.array([self.noise])
         # 1/√(2n) is the standard deviation of ln σ: the trapezoidal rule is exact at such steps.
-        nodes = int(np.log(NOISES[1] / NOISES[0]) * np.sqrt(2 * self.data.size) / 1.4) + 2
-        return self.top * np.geomspace(*NOISES, nodes)
+        nodes = 2 + int(float(np.log(NOISES[1] / NOISES[0]) * np.sqrt(2 * self.data.size)) / 1.4)
+        return self.top * np.geomspace(NOISES[0], NOISES[1], nodes)
 
     @cached_property
     def top(self) -> float:
@@ -135,8 +139,8 @@ class Model:
         weight = np.cumsum(_special.softmax(self._each_noise(squares, 0.0)), axis=1)
         node = np.sum(weight < rng.uniform(size=(len(squares), 1)), axis=1)
         nodes = np.log(self.noises)
-        step = nodes[1] - nodes[0] if nodes.size > 1 else 0.0
-        jitter = step * rng.uniform(-0.5, 0.5, node.size)
+        step = float(nodes[1] - nodes[0]) if nodes.size > 1 else 0.0
+        jitter: Array = step * rng.uniform(-0.5, 0.5, len(squares))
         return np.exp(nodes[np.minimum(node, nodes.size - 1)] + jitter)
 
     def measure(self, points: Array, group: Groups) -> tuple[Array, Array]:
@@ -163,6 +167,7 @@ class Model:
             np.append(levels, 0.0),
             None if self.of_weights else self.slopes,
             12 / wide**2,
+            _MOVES_OF_WEIGHTS if self.of_weights else _MOVES_OF_ENTROPY,
         )
 
     def slopes(self, points: Array, group: Groups) -> _annealing.Slopes:
@@ -262,9 +267,9 @@ def _prior_curves(
     model = Model(t, np.zeros(t.size), scale, largest, spans, groups, multiplicity, None)
     group = rng.choice(np.array(groups, dtype=np.int64), _PRIOR_DRAWS)
     points = np.zeros((group.size, model.head + max(groups)))
-    points[:, 0] = rng.uniform(*np.log(spans), group.size)
+    points[:, 0] = rng.uniform(np.log(spans[0]), np.log(spans[1]), group.size)
     if multiplicity:
-        points[:, 1] = rng.uniform(*np.log(MULTIPLICITIES), group.size)
+        points[:, 1] = rng.uniform(0, np.log(MULTIPLICITIES[1]), group.size)
     mu = rng.uniform(0, largest, (group.size, max(groups)))
     mu[np.arange(max(groups)) >= group[:, None]] = 0
     points[:, model.head :] = -np.sort(-mu, axis=1)
@@ -280,7 +285,7 @@ def _start_at_best(model: Model, rng: np.random.Generator) -> tuple[Draws, Array
     size = best.size
     root = np.linalg.cholesky(covariance)
     count = model.data.shape[1]
-    spans = np.log(model.spans)
+    spans = np.log(np.array(model.spans))
     log_volume = np.log(spans[1] - spans[0]) + count * np.log(2 * model.largest)
     log_det = 2 * np.sum(np.log(np.diag(root)))
     constant = float(
@@ -294,7 +299,7 @@ def _start_at_best(model: Model, rng: np.random.Generator) -> tuple[Draws, Array
     near = best + far * (rng.normal(size=(_START_DRAWS, size)) @ root.T)
     wide = np.column_stack(
         [
-            rng.uniform(*spans, _START_DRAWS),
+            rng.uniform(spans[0], spans[1], _START_DRAWS),
             rng.uniform(-model.largest, model.largest, (_START_DRAWS, count)),
         ]
     )
@@ -322,33 +327,34 @@ def _best(model: Model) -> tuple[Array, Array]:
     first = np.concatenate([[nodes[node]], sign * mu[at[node]]])
 
     group = np.array([count])
-    spans = np.log(model.spans)
+    spans = np.log(np.array(model.spans))
     wide = np.concatenate([[spans[1] - spans[0]], np.full(count, 2 * model.largest)])
 
     def residuals(x: Array) -> Array:
         return (model.curves(x[None], group, model.t)[0] - model.data).ravel()
 
     low = np.concatenate([[spans[0]], np.full(count, -model.largest)])
-    found = optimize.least_squares(
+    found: Any = optimize.least_squares(
         residuals,
         np.clip(first, low + 1e-6, low + wide - 1e-6),
         bounds=(low, low + wide),
         x_scale=wide / 10,
-        diff_step=1e-5,
+        diff_step=np.full(count + 1, 1e-5),
         max_nfev=60,
     )
     spare = max(model.data.size - count - 1, 1)
     variance = max(2 * float(found.cost) / spare, (NOISES[0] * np.max(np.abs(model.data))) ** 2)
     if model.noise is not None:
         variance = model.noise**2
-    precision = found.jac.T @ found.jac / variance + np.diag(12 / wide**2)
-    return found.x, 1.5 * np.linalg.inv(precision)
+    jacobian = np.asarray(found.jac, dtype=np.float64)
+    precision = jacobian.T @ jacobian / variance + np.diag(12 / wide**2)
+    return np.asarray(found.x, np.float64), np.asarray(1.5 * np.linalg.inv(precision), np.float64)
 
 
 @lru_cache(maxsize=2)
 def _grid(times: bytes, spans: tuple[float, float], largest: float) -> tuple[Array, Array, Array]:
     t = np.frombuffer(times)
-    nodes = np.linspace(*np.log(spans), 64)
+    nodes: Array = np.linspace(float(np.log(spans[0])), float(np.log(spans[1])), 64)
     mu = np.linspace(0, largest, 101)
     s = np.exp(nodes)[:, None] * (t / t[-1])
     return nodes, mu, _flow_table.share_reached(mu[None, :, None], s[:, None, :])
