@@ -166,7 +166,7 @@ def _log_series(balanced: Balanced) -> float:
 
 def _small_bias_as_none(bias: Any, length: int, other: int) -> Any:
     scaled = scan_snap.finite_length_bias(bias, length, other)
-    return np.where(np.abs(scaled) < 1.5e-6, 0.0, scaled)
+    return np.where(np.abs(scaled) < 2.5e-6, 0.0, scaled)
 
 
 def _fewer_classes(balanced: Balanced, t: Any, **rates: Any) -> Any:
@@ -295,7 +295,7 @@ TWINS = (
         was_ours=True,
         search=ANY_CLASSES_TURN,
     ),
-    Twin("scan-snap-finite-length", _small_bias_as_none, "entries below 1.5e-6 count as none"),
+    Twin("scan-snap-finite-length", _small_bias_as_none, "entries below 2.5e-6 count as none"),
     Twin("scan-snap-sampled", _fewer_classes, "K − 2 for K, with 15 tokens"),
     Twin(
         "scan-snap-sampled",

@@ -77,9 +77,9 @@ def compute(seed: int) -> Data:
 def judge(data: Data) -> Outcome:
     """Whether fates, their order, both phases and the effect of η_Y are as published.
 
-    The flow must show all of it, sampled sequences all but the far end of ln ln t. That "common"
-    must mean equally common, that η_Y acts the other way early, and the factor of ln ln t do not
-    touch this; they are said.
+    The flow must show all of it, sampled sequences all but the far end of ln ln t. That one of
+    several common tokens can rise, that η_Y acts the other way early, and the slide's constant
+    before ln ln t do not affect the verdict; they are reported.
     """
     last = [run.z[-1, 0] for run in data.logits]
     fates = all(z[0] < 0 < z[4] < z[3] for z in last)
@@ -106,7 +106,7 @@ def judge(data: Data) -> Outcome:
         ),
         finding=f"so it is, on the flow and on sequences of {LENGTH} tokens (B, mean over classes, "
         f"within {apart:.0%} to t = {end:g}); late, B is straight in ln ln t (R² = {straight:.4f})."
-        f" But a token in between rises ({last[0][2]:+.2f}), early on a larger η_Y is "
+        f" But one of three common tokens rises ({last[0][2]:+.2f}), early on a larger η_Y is "
         f"{'sparser' if np.all(np.diff(early) < 0) else 'not sparser'}, and "
         f"from 100 t₀ on B grows by {grown:.2f}, not by the {float(talk) - b:.2f} of the slide's "
         "constant.",

@@ -1,6 +1,7 @@
 """Scan&Snap: the balanced corpus, whose flow is solved at any rates and times."""
 
 from dataclasses import dataclass
+from math import exp, expm1, log, sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -130,14 +131,21 @@ class Balanced:
         eta_y = _checks.positive_scalar("eta_y", eta_y)
         clock, order = np.unique(np.log1p(eta_y * times), return_inverse=True)
         others = self.classes - 1
-        # Attention starts to move at y² ~ 1/drive, which may be long before y ~ 1.
-        smallest = 1e-12 / max(1.0, np.sqrt(self._drive(eta_y, eta_z)))
 
-        def rate(log_time: float, state: Array) -> Array:
-            share = self._distinct_share(self.separation(state, eta_y=eta_y, eta_z=eta_z))
-            margin = self.classes / others * np.sqrt(share * self.distinct) * state
-            miss = others / (np.exp(margin) + others)
-            return np.exp(log_time) * np.sqrt(share / self.distinct) * miss / self.classes
+        ratio, drive = self.common_over_distinct, self._drive(eta_y, eta_z)
+        offset = 1 / ratio - log(ratio)
+
+        def rate(log_time: float, state: Array) -> float:
+            """`separation` written out for one number, which is called thousands of times."""
+            y = float(state[0])
+            grown = drive * y * y
+            zeta = (log(ratio) + log(wrightomega(2 * grown + offset))) / 2
+            over = zeta + expm1(2 * zeta) / (2 * ratio) - grown
+            zeta -= over / (1 + exp(2 * zeta) / ratio)
+            share = 1 / (1 + ratio * exp(-2 * zeta))
+            margin = self.classes / others * sqrt(share * self.distinct) * y
+            miss = others / (exp(min(margin, 700.0)) + others)
+            return exp(log_time) * sqrt(share / self.distinct) * miss / self.classes
 
         if clock[-1] == 0:
             return np.zeros(np.shape(t))
@@ -148,7 +156,8 @@ class Balanced:
             grid,
             tfirst=True,
             rtol=1e-10,
-            atol=smallest,
+            # Attention starts to move at y² ~ 1/drive, which may be long before y ~ 1.
+            atol=1e-12 / max(1.0, sqrt(drive)),
             mxstep=100_000,
             full_output=True,
         )

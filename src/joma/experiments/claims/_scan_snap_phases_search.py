@@ -245,7 +245,7 @@ def finite_length(formula: Formula, point: Point) -> Measurement:
     expected = leading(4 * length)
     ours = formula(leading(length), length, 4 * length)
     size = float(np.linalg.norm(expected)) + 0.05 * (1 + point["scale"]) / length
-    return Measurement(float(np.linalg.norm(ours - expected)) / size, 2e4 / length**2)
+    return Measurement(float(np.linalg.norm(ours - expected)) / size, 8e4 / length**2)
 
 
 def sampled(formula: Formula, point: Point) -> Measurement:

@@ -214,7 +214,7 @@ def gain_bounds(formula: Formula, point: Point) -> Measurement:
     square = float(distinct[0] ** 2 / np.sum(np.exp(2 * logs)))
     far = 1e3 / square
     b = np.array([1e-5, 1e-5 + point["b"], far, 2 * far])
-    z = reference.integrate(rate, np.zeros(logs.size), b, 1.0, rtol=1e-10)[:, c:]
+    z = reference.integrate(rate, np.zeros(logs.size), b, 1.0, rtol=1e-8)[:, c:]
     start = 2 * np.log(distinct[0] / distinct[1])
     move = 2 * (z[:, 0] - z[:, 1])
     growth = np.log1p(np.expm1(np.minimum(move, 30.0)) / -np.expm1(-start))
