@@ -80,10 +80,12 @@ def _winner_to_three_digits(delta: Any, **given: Any) -> Any:
 
 
 def _limit_of_slow_tokens(delta: Any, *, initial: Any = 0.0, **given: Any) -> Any:
-    """Leaves tokens at their start that have 1e-15 of their own time or less."""
+    """Leaves tokens that start ahead and have 1e-12 of their own time at their start."""
     ends = linear.limit(delta, initial=initial, **given)
     times = linear.blowup_time(delta, initial=initial, **given)
-    return np.where(np.min(times) < 1e-15 * times, initial, ends)
+    first = np.min(times)
+    slow = (first > 0) & (first < 1e-12 * times) & (np.sign(delta) * initial >= 0)
+    return np.where(slow, initial, ends)
 
 
 def _rare_tokens(g: Any, x: Any) -> Any:
@@ -178,7 +180,11 @@ TWINS: tuple[Twin, ...] = (
         "own times in float64 are all 0 or all infinite for large c",
         was_ours=True,
     ),
-    Twin("thm2-losers", _limit_of_slow_tokens, "tokens with 1e-15 of their own time stay"),
+    Twin(
+        "thm2-losers",
+        _limit_of_slow_tokens,
+        "tokens that start ahead and have 1e-12 of their own time stay",
+    ),
     Twin("thm2-softmax", _ratio_of_series(22), "erf by 22 terms, not enough for large v"),
     Twin(
         "thm2-softmax",

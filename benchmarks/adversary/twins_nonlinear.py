@@ -84,10 +84,10 @@ def _rank_drops(mu: Any) -> bool:
 
 
 def _drop_of_nearly_equal_rows(mu: Any) -> Any:
-    """No drop where all rows are of one length to 5%."""
+    """No drop where all rows are of one length to 1.5%."""
     fate = nonlinear.stable_rank_fate(mu)
     length = np.linalg.norm(mu, axis=1)
-    return fate._replace(drop=0.0) if np.min(length) > 0.95 * np.max(length) else fate
+    return fate._replace(drop=0.0) if np.min(length) > 0.985 * np.max(length) else fate
 
 
 def _first_by_lengths(mu: Any) -> Any:
@@ -128,7 +128,7 @@ TWINS: tuple[Twin, ...] = (
     ),
     Twin("eqn6-nodes", _rows_without_attention, "no attention for rows of length 0.2 to 0.3"),
     Twin("sec4-rank", _rank_drops, "five rows of unequal length"),
-    Twin("sec4-stable-rank", _drop_of_nearly_equal_rows, "rows of one length to 5%"),
+    Twin("sec4-stable-rank", _drop_of_nearly_equal_rows, "rows of one length to 1.5%"),
     Twin(
         "sec4-stable-rank",
         nonlinear.stable_rank_fate,

@@ -4,7 +4,7 @@ from scipy import integrate
 
 from joma.experiments import _linear_block as linear_block
 from joma.theory import block as room
-from joma.theory import embeddings, invariants, memory, spectra
+from joma.theory import embeddings, invariants, memory, spectra, stationarity
 from joma.theory.block import Block, Samples, State, simulate
 from joma.theory.functions import ACTIVATIONS, Activation, Attention, leaky_relu
 from tests.theory._bad import rejects
@@ -415,3 +415,27 @@ def test_dimensions_for_almost_orthogonal_embeddings():
 def test_saturated_tanh_keeps_its_slope():
     slope = ACTIVATIONS["tanh"]().derivative(np.array([25.0]))[0]
     assert slope == pytest.approx(4 * np.exp(-50.0), rel=1e-12)
+
+
+def test_assumption_1_holds_for_given_gradients_and_drifts_under_cross_entropy():
+    block = Block("softmax", "tanh", eta_w=0.6, eta_z=1.4, tau=0.7)
+    given = simulate(block, Samples(X, gradient=G), [0.0, 1.0], initial=start())
+    np.testing.assert_array_equal(stationarity.drift(given), 0.0)
+    assert np.all(stationarity.rate(block, given.samples, start()) == 0)
+    samples, t = Samples(X, labels=LABELS), np.linspace(0, 4, 81)
+    path = simulate(block, samples, t, initial=start())
+    drift = stationarity.drift(path)
+    assert drift[0] == 0
+    assert drift[-1] > 0.1
+    states = [State(v, z[None], b) for v, z, b in zip(path.v, path.z, path.bias, strict=True)]
+    means = [stationarity.gradient_means(block, samples, state) for state in states]
+    rates = [stationarity.rate(block, samples, state) for state in states]
+    moved = integrate.simpson(np.array(rates), x=t, axis=0)
+    np.testing.assert_allclose(moved, means[-1] - means[0], atol=1e-7)
+
+
+def test_assumption_1_names_what_it_cannot_take():
+    silent = simulate(Block(), Samples(X, gradient=0 * G), [0.0, 0.1])
+    rejects("trajectory", lambda: stationarity.drift(silent))
+    rejects("trajectory", lambda: stationarity.drift(None))  # pyright: ignore[reportArgumentType]
+    rejects("block", lambda: stationarity.rate(None, silent.samples, start()))  # pyright: ignore[reportArgumentType]

@@ -25,7 +25,8 @@ def correlations(trained: Trained) -> dict[str, np.ndarray]:
     """Normalised correlation with z of Eqn 18, its parts and the law with memory, over training.
 
     The law with memory also predicts the first of these without z: Eqn 18 is then compared with the
-    predicted logits. The range is that of all logits within `memory.gap_bound` of them.
+    predicted logits. The range is that of all logits within `memory.gap_bound` of them. The two
+    errors are the largest over tokens, of the change of z and of z.
     """
     path = trained.path
     own, shared = invariants.softmax_logit_parts(path.block, path.v, trained.x.mean(axis=1))
@@ -35,7 +36,10 @@ def correlations(trained: Trained) -> dict[str, np.ndarray]:
     angle, spread = np.arccos(np.clip(expected, -1, 1)), np.arcsin(np.minimum(away, 1.0))
     low, high = np.minimum(angle + spread, np.pi), np.maximum(angle - spread, 0.0)
     none = away >= 1
+    whole, moved = own + shared, path.z - path.z[0]
     return {
+        "whole_error": np.max(np.abs(whole - whole[0] - moved), axis=1),
+        "memory_error": np.max(np.abs(predicted - path.z), axis=1),
         "memory": invariants.correlation(predicted, path.z),
         "predicted": expected,
         "predicted_low": np.where(none, -1.0, np.cos(low)),

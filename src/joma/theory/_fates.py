@@ -1,5 +1,6 @@
 """What attention entropy and stable rank do along Eqn 6: fall and rise, and by how much."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ _LARGEST_MU = 37.0  # exp(μ²/2) is finite below
 _SMALLEST_LOG_RESIDUAL = 700.0  # δ = e^{-700}, after which no change is a number
 _STATES = 12_000  # about as many pairs of a time and a component are looked at
 _PEAKS, _ROUNDS = 2, 4  # maxima that are followed, and how often the grid around them is refined
+_SAME = 1e-14  # relative difference of two sizes that count as equal
+_FIRST = 8  # largest components whose times are always looked at
 _UNDECIDED = 1e-12  # relative difference below which two sides of an inequality count as equal
 
 
@@ -49,13 +52,14 @@ def entropy_fate(mu: ArrayLike, *, scale: float = 1.0) -> Fate:
     - rebounds if it rises at its end, and also where an earlier minimum lies below the end.
 
     Args:
-        mu: Targets μ, shape (M,), |μ| ≤ 37.
+        mu: Targets μ, shape (M,), |μ| ≤ 37. Sizes that agree to 1e-14 count as equal.
         scale: Factor of v² in softmax(scale · v²).
     """
     mu = _checks.not_empty("mu", _checks.shape("mu", _checks.finite("mu", mu), (None,)))
     _checks.within("mu", mu, -_LARGEST_MU, _LARGEST_MU)
     scale = _checks.positive_scalar("scale", scale)
-    size, count = np.unique(np.abs(mu), return_counts=True)
+    size, place = _distinct(np.abs(mu))
+    count = np.bincount(place)
     if size.size == 1:
         return Fate(False, False, 0.0, 0.0, False)
     end = _End.of(scale * size**2, count.astype(np.float64))
@@ -64,6 +68,20 @@ def entropy_fate(mu: ArrayLike, *, scale: float = 1.0) -> Fate:
     rises_last = bool(size[0] > 0 or (size.size > 2 and end.logits[smallest] < end.mean))
     rebound, certain = _largest_gap(size, end)
     return Fate(True, rises_last or certain, end.below_uniform + rebound, rebound, rises_last)
+
+
+def _distinct(size: Array) -> tuple[Array, NDArray[np.int64]]:
+    """Distinct sizes in increasing order, and which of them each one is.
+
+    Those that agree to 1e-14 are one: from |μ| = 9 on, no float tells the times of their growth
+    apart.
+    """
+    order = np.argsort(size, kind="stable")
+    ordered = size[order]
+    new = np.concatenate([[True], np.diff(ordered) > _SAME * ordered[1:]])
+    place = np.empty(size.size, dtype=np.int64)
+    place[order] = np.cumsum(new) - 1
+    return ordered[new], place
 
 
 class _End(NamedTuple):
@@ -128,8 +146,10 @@ def _candidates(paths: "_Paths", value: Callable[[Array], Array]) -> Array:
     padded = np.concatenate([[-np.inf], on_grid, [-np.inf]])
     peaks = np.nonzero((on_grid >= padded[:-2]) & (on_grid >= padded[2:]))[0]
     found: list[float] = []
-    for at in peaks[np.argsort(-on_grid[peaks], kind="stable")[:_PEAKS]]:
-        low, high = float(t[max(at - 1, 0)]), float(t[min(at + 1, t.size - 1)])
+    highest = peaks[np.argsort(-on_grid[peaks], kind="stable")[:_PEAKS]]
+    # Components of nearly one size put their times close together: look farther as well.
+    for at, reach in itertools.product(highest, (1, 2 * len(paths.time) + 2)):
+        low, high = float(t[max(at - reach, 0)]), float(t[min(at + reach, t.size - 1)])
         for _ in range(_ROUNDS):
             finer = np.linspace(low, high, 17)
             best = int(np.argmax(value(paths.residuals(finer))))
@@ -165,7 +185,9 @@ class _Paths(NamedTuple):
     def times(self) -> Array:
         """Times at which components grow and settle, and those in between."""
         many = int(np.clip(_STATES // (50 * len(self.time)), 4, 24))
-        chosen = np.unique(np.linspace(0, len(self.time) - 1, many).round().astype(int))
+        spread = np.linspace(0, len(self.time) - 1, many).round().astype(int)
+        first = np.arange(max(len(self.time) - _FIRST, 0), len(self.time))
+        chosen = np.unique(np.concatenate([spread, first]))
         t = np.unique(self.time[chosen][:, 1::8])
         return np.unique(np.concatenate([t, (t[1:] + t[:-1]) / 2]))
 
@@ -220,7 +242,8 @@ def stable_rank_fate(mu: ArrayLike) -> RankFate:
     Where many short rows share a direction that outweighs the long one, it rises and falls back.
 
     Args:
-        mu: Targets M, shape (tokens, hidden nodes), with rows no longer than 37.
+        mu: Targets M, shape (tokens, hidden nodes), with rows no longer than 37. Lengths that agree
+            to 1e-14 count as equal.
     """
     mu = _checks.shape("mu", _checks.finite("mu", mu), (None, None))
     length = _checks.within("length of the rows of mu", _checks.norm(mu), 0.0, _LARGEST_MU)
@@ -229,7 +252,7 @@ def stable_rank_fate(mu: ArrayLike) -> RankFate:
         return RankFate(0.0, 0.0, 0.0, 0, 0)
     ends = float(spectra.stable_rank(mu))
     first, last = _first_and_last(mu / np.max(length), length / np.max(length))
-    sizes, place = np.unique(length, return_inverse=True)
+    sizes, place = _distinct(length)
     gram = _grams(mu / np.max(length), place, sizes.size)
 
     def ranks(residual: Array) -> Array:

@@ -281,8 +281,13 @@ class RestPoint(NamedTuple):
     ratio: float
 
 
-def rest_points(positive: Marginal, distance: float, negative: Marginal) -> list[RestPoint]:
-    """All rest points with s₋ where both clusters have an active part, from the densities alone."""
+def rest_points(
+    positive: Marginal, distance: float, negative: Marginal, *, exact: bool = True
+) -> list[RestPoint]:
+    """All rest points with s₋ where both clusters have an active part, from the densities alone.
+
+    Unless `exact`, they are only counted: each s₋ is that of a place nearby, without a ratio.
+    """
     grid = places(positive, distance, negative)
 
     def gap(s: Any) -> Any:
@@ -297,6 +302,9 @@ def rest_points(positive: Marginal, distance: float, negative: Marginal) -> list
     noise = _life_error(positive, grid + distance) + _life_error(negative, grid)
     for i in np.nonzero(gaps[:-1] * gaps[1:] < 0)[0]:
         if abs(gaps[i]) < noise[i] or abs(gaps[i + 1]) < noise[i + 1]:
+            continue
+        if not exact:
+            found.append(RestPoint(float(grid[i]), np.nan))
             continue
         s = float(optimize.brentq(lambda s: float(gap(s)), grid[i], grid[i + 1], xtol=1e-14))
         logs = reference(positive, s + distance).log_share - reference(negative, s).log_share

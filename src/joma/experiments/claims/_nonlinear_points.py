@@ -85,6 +85,23 @@ def _derivative(formula: Formula, point: Point) -> Measurement:
     return Measurement(abs(float(formula(r, mu)) - exact), 1e-7 * max(1.0, abs(exact)))
 
 
+def _minimum(curve: Any, grid: Any, cluster: int) -> float:
+    """The smallest value of a curve, with the grid made finer around it, near and farther.
+
+    Where components are of nearly one size, up to `cluster` times of the grid lie close together.
+    """
+    on_grid = curve(grid)
+    lowest = float(np.min(on_grid))
+    for reach in (1, cluster):
+        at, t = int(np.argmin(on_grid)), grid
+        for _ in range(4):
+            t = np.linspace(t[max(at - reach, 0)], t[min(at + reach, t.size - 1)], 33)
+            values = curve(t)
+            at, reach = int(np.argmin(values)), 1
+            lowest = min(lowest, float(values[at]))
+    return lowest
+
+
 class Path:
     """Entropy of softmax(v²) along Eqn 6, from courses by quadrature."""
 
@@ -108,15 +125,13 @@ class Path:
         return np.log(total[..., 0]) - np.sum(weight * shifted, axis=-1) / total[..., 0]
 
     def lowest(self) -> float:
-        """The smallest S(t), with the grid made finer around it four times."""
-        best, t = np.inf, self.t
-        for _ in range(5):
+        """The smallest S(t)."""
+
+        def entropy(t: Any) -> Any:
             shares = np.stack([-np.expm1(-one.at(t)) for one in self._courses], axis=-1)
-            s = self.entropy(shares)
-            at = int(np.argmin(s))
-            best = min(best, float(s[at]))
-            t = np.linspace(t[max(at - 1, 0)], t[min(at + 1, t.size - 1)], 33)
-        return min(best, self.end)
+            return self.entropy(shares)
+
+        return min(_minimum(entropy, self.t, 2 * self._size.size + 2), self.end)
 
     @property
     def end(self) -> float:
@@ -143,6 +158,13 @@ def rises_last(mu: Any) -> bool | None:
         return None if abs(change) < unsure else bool(change > 0)
 
 
+def _refuse_near_ties(size: Any) -> None:
+    """Sizes that differ by less than 1e-12 grow at times that the reference does not tell apart."""
+    gaps = np.diff(np.unique(size))
+    if np.any(gaps < 1e-12 * np.max(size)):
+        raise JomaError("two sizes are too close for the reference")
+
+
 def fate_error(formula: Formula, mu: Any, *, numbers: bool) -> Measurement:
     """How far a fate is from what the courses by quadrature do.
 
@@ -155,6 +177,7 @@ def fate_error(formula: Formula, mu: Any, *, numbers: bool) -> Measurement:
     if np.all(size == size[0]):
         error = float(bool(fate[0]) or bool(fate[1]))
         return Measurement(2 * error, 1.0)
+    _refuse_near_ties(size)
     path = Path(mu)
     lowest, end = path.lowest(), path.end
     drop, rebound = np.log(size.size) - lowest, end - lowest
@@ -217,24 +240,22 @@ def rank_error(formula: Formula, mu: Any, *, orthogonal: bool = False) -> Measur
     length = np.linalg.norm(mu, axis=1)
     if not length.any():
         raise JomaError("no row moves")
+    _refuse_near_ties(length)
     fate = formula(mu)
     sizes, place = np.unique(length, return_inverse=True)
     every, t = courses(sizes)
     t = t[1:]  # at t = 0 there is no matrix yet
 
     def ranks(when: Any) -> Any:
-        shares = np.stack([-np.expm1(-one.at(when)) for one in every], axis=-1)
-        return spectra.stable_rank(shares[:, place, None] * mu)
+        shares = np.stack([-np.expm1(-one.at(when)) for one in every], axis=-1)[:, place]
+        if orthogonal:  # their lengths are the singular values
+            squares = (shares * length) ** 2
+            return np.sum(squares, axis=1) / np.max(squares, axis=1)
+        return spectra.stable_rank(shares[:, :, None] * mu)
 
-    low, high, ends = np.inf, -np.inf, float(spectra.stable_rank(mu))
-    on_grid = ranks(t)
-    for sign in (1, -1):
-        when, rank = t, on_grid
-        for _ in range(3):
-            at = int(np.argmin(sign * rank))
-            when = np.linspace(when[max(at - 1, 0)], when[min(at + 1, when.size - 1)], 33)
-            rank = ranks(when)
-            low, high = min(low, float(rank.min())), max(high, float(rank.max()))
+    ends = float(spectra.stable_rank(mu))
+    low = _minimum(ranks, t, 2 * sizes.size + 2)
+    high = -_minimum(lambda when: -ranks(when), t, 2 * sizes.size + 2)
     error = max(abs(fate.ends - ends), abs(fate.drop - max(ends - low, 0.0))) / 1e-5
     error = max(error, abs(fate.rise - max(high - ends, 0.0)) / 1e-5)
     wrong = orthogonal and not (fate.drop > 0 and high < ends + 1e-9)
@@ -246,9 +267,8 @@ def _bounce(formula: Formula, point: Point) -> Measurement:
     length = point["length"]
     if np.ptp(length) < 1e-3 * np.max(length):
         raise JomaError("rows of one length")
-    rng = np.random.default_rng(length.size)
-    turn = np.linalg.qr(rng.normal(size=(length.size, length.size)))[0]
-    return rank_error(formula, length[:, None] * turn, orthogonal=True)
+    # Rows along the axes have exactly these lengths.
+    return rank_error(formula, np.diag(length)[:, ::-1], orthogonal=True)
 
 
 def _turns(formula: Formula, point: Point) -> Measurement:

@@ -202,7 +202,8 @@ def _first_integral_leaky(formula: Formula, rng: np.random.Generator) -> Measure
 def _first_integral_at(formula: Formula, point: Point) -> Measurement:
     """F in relative size, at any depth where θ₁ is a normal float."""
     marginal = family_of(point)
-    s = point["s"] * width_of(marginal)
+    # The range ends at the edge of a ball, where F is smallest, and 60 widths out otherwise.
+    s = point["s"] / 60 if isinstance(marginal, Ball) else point["s"]
     if s <= -marginal.reach:
         return Measurement(abs(float(formula(marginal, s))), 1e-300)
     expected = reference(marginal, s)

@@ -66,7 +66,7 @@ def _balanced_at(formula: Formula, point: Point) -> Measurement:
     worst = 0.0
     for s, ratio in rest_points(positive, distance, negative):
         size = float(reference(positive, s + distance).first_integral)
-        if not size > 1e-250 or ratio > 1e250:
+        if min(size, float(reference(negative, s).first_integral)) < 1e-250 or ratio > 1e250:
             raise JomaError("the forces must be floats")
         total = formula([positive, negative], [1.0, -ratio], [s + distance, s], point["length"])
         worst = max(worst, abs(total) / size)
@@ -157,7 +157,7 @@ def _existence(formula: Formula, rng: np.random.Generator) -> Measurement:
 def _meet(positive: Marginal, distance: float, negative: Marginal) -> bool:
     if positive == negative == Laplace():
         return True  # the lives are equal wherever both clusters are on the inactive side
-    return bool(rest_points(positive, distance, negative))
+    return bool(rest_points(positive, distance, negative, exact=False))
 
 
 def _existence_at(formula: Formula, point: Point) -> Measurement:
@@ -167,10 +167,10 @@ def _existence_at(formula: Formula, point: Point) -> Measurement:
         raise JomaError(_UNDECIDED)
     if point["negative"] == 1:
         negative = positive
-    found = rest_points(positive, distance, negative)
+    found = rest_points(positive, distance, negative, exact=False)
     if any(abs(s) > 1e4 * max(1.0, distance) for s, _ in found):
         raise JomaError(_UNDECIDED)
-    expected = _meet(positive, distance, negative)
+    expected = bool(found) or positive == negative == Laplace()
     farthest = max([abs(s) for s, _ in found], default=1.0)  # roots are lost far out
     return decide(formula(positive, distance, negative) != expected, 10 / farthest)
 
@@ -189,7 +189,8 @@ def _gaussians_at(formula: Formula, point: Point) -> Measurement:
     plus, minus, distance = point["positive"], point["negative"], point["distance"]
     if 0 < abs(np.log(plus / minus)) < 1e-3:
         raise JomaError(_UNDECIDED)
-    found = rest_points(Scaled(Gaussian(), plus), distance, Scaled(Gaussian(), minus))
+    shapes = Scaled(Gaussian(), plus), Scaled(Gaussian(), minus)
+    found = rest_points(shapes[0], distance, shapes[1], exact=False)
     return decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
 
 

@@ -264,7 +264,7 @@ def _mean_scores(setting: reference.Setting) -> Any:
 def _eqn_18_at(formula: Formula, point: Point) -> Measurement:
     """The error against how far b̄ has moved times how far ½‖V‖² has, samples alike."""
     setting = reference.draw_setting(point, "softmax", queries=1, alike=True)
-    path = reference.follow(setting, point["reach"], 14 + int(8 * point["reach"]))
+    path = reference.follow(setting, point["reach"], 10 + int(6 * point["reach"]))
     block = setting.block
     factor = block.eta_z / (block.eta_w * block.tau)
     estimate = formula(block, path.v, _mean_scores(setting))
@@ -383,7 +383,7 @@ def _memory(alike: bool) -> Measure:
 
 def _memory_at(formula: Formula, point: Point, *, alike: bool = True) -> Measurement:
     setting = reference.draw_setting(point, "softmax", queries=1, alike=alike)
-    path, predicted = _remembered(formula, setting, point["reach"], 8 + int(5 * point["reach"]))
+    path, predicted = _remembered(formula, setting, point["reach"], 5 + int(5 * point["reach"]))
     tolerance = 1e-4 * (1 + point["reach"]) * _motion(path) + _rounding(path)
     return Measurement(float(np.max(np.abs(predicted - path.z[::2]))), tolerance)
 
@@ -414,7 +414,7 @@ def _gap(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 def _gap_at(formula: Formula, point: Point) -> Measurement:
     setting = reference.draw_setting(point, "softmax", queries=1)
-    points = 8 + int(5 * point["reach"])
+    points = 5 + int(5 * point["reach"])
     path, predicted = _remembered(memory.logits, setting, point["reach"], points)
     gap = np.linalg.norm(predicted - path.z[::2], axis=1)
     # What the trapezoidal rule may miss, which is much where a node switches: within a step of the

@@ -13,7 +13,7 @@ from joma.experiments.claims._dynamics import slope_at, time_at
 from joma.theory import nonlinear, spectra
 
 
-def flow(mu: Any, t: Any, rtol: float = 1e-10) -> Any:
+def flow(mu: Any, t: Any, rtol: float = 1e-10, method: Any = "Radau") -> Any:
     """v(t) of Eqn 6 by implicit integration, shape (T, …)."""
     mu = np.asarray(mu, dtype=float)
 
@@ -23,7 +23,7 @@ def flow(mu: Any, t: Any, rtol: float = 1e-10) -> Any:
         return ((mu - v) * gate).ravel()
 
     solution: Any = integrate.solve_ivp(
-        right_side, (0, t[-1]), np.zeros(mu.size), "Radau", t_eval=t, rtol=rtol, atol=1e-2 * rtol
+        right_side, (0, t[-1]), np.zeros(mu.size), method, t_eval=t, rtol=rtol, atol=1e-2 * rtol
     )
     return solution.y.T.reshape(-1, *mu.shape)
 
@@ -116,7 +116,7 @@ def _entropy(cases: tuple[tuple[float, ...], ...], *, random: int = 0) -> Measur
             fate = formula(mu)
             t = np.concatenate([[0.0], np.geomspace(1e-3, 30, 1000)])
             size, place = np.unique(np.abs(mu), return_inverse=True)
-            path = flow(size, t, 1e-7)[:, place]
+            path = flow(size, t, 1e-9, "LSODA")[:, place]
             change = nonlinear.drop_and_rebound(nonlinear.attention_entropy(path))
             seen = bool(change.drop > 1e-6), bool(change.rebound > 1e-6)
             worst = max(worst, float(tuple(fate[:2]) != seen))
@@ -156,7 +156,7 @@ def _many_nodes(formula: Formula, rng: np.random.Generator) -> Measurement:
 def _rank_drops(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Whether the rank of the matrix flow is ever below that of its targets."""
     mu = _targets(rng)
-    path = flow(mu, np.geomspace(1e-2, 30, 40), 1e-7)
+    path = flow(mu, np.geomspace(1e-2, 30, 40), 1e-9, "LSODA")
     drops = bool(np.any(spectra.rank(path) < spectra.rank(mu)))
     return Measurement(float(formula(mu) != drops), 0.0)
 
@@ -179,7 +179,7 @@ def _stable_rank_of_others(formula: Formula, rng: np.random.Generator) -> Measur
 
 def _bounce(formula: Formula, mu: Any) -> Measurement:
     t = np.concatenate([[1e-4], np.geomspace(1e-2, 30, 600)])
-    change = nonlinear.drop_and_rebound(spectra.stable_rank(flow(mu, t, 1e-9)))
+    change = nonlinear.drop_and_rebound(spectra.stable_rank(flow(mu, t, 1e-9, "LSODA")))
     fate = formula(mu)
     error = max(abs(fate.drop - change.drop), abs(fate.drop - change.rebound))
     bounces = min(float(change.drop), float(change.rebound)) > 0.2
@@ -191,7 +191,7 @@ def _any_stable_rank(formula: Formula, rng: np.random.Generator) -> Measurement:
     t = np.concatenate([[1e-4], np.geomspace(1e-2, 30, 600)])
     worst = 0.0
     for mu in (_HEAVY, _targets(rng), np.diag([2.0, 1.0, 1.0]), rng.normal(size=(5, 3))):
-        path = spectra.stable_rank(flow(mu, t, 1e-9))
+        path = spectra.stable_rank(flow(mu, t, 1e-9, "LSODA"))
         fate = formula(mu)
         worst = max(worst, abs(path[0] - fate.ends), abs(path[-1] - fate.ends))
         worst = max(worst, abs(fate.ends - path.min() - fate.drop))
