@@ -414,11 +414,12 @@ def _too_wide(width: float, prior_width: float) -> str | None:
 
 def _disagreement(values: Array, run: NDArray[np.int64], span: float) -> str | None:
     """A reason if two runs of the sampler found different values (P, N), else None."""
-    within = np.zeros(values.shape[1])
+    within = np.zeros(values.shape[1], dtype=np.float64)
     numbers = [number for number in (0, 1) if np.any(run == number)]
     for number in numbers:
         within += np.var(values[run == number], axis=0) / len(numbers)
-    ratio = float(np.sqrt(np.mean(np.var(values, axis=0) / (within + (1e-6 * span) ** 2))))
+    share = np.asarray(np.var(values, axis=0) / (within + (1e-6 * span) ** 2), dtype=np.float64)
+    ratio = float(np.sqrt(np.mean(share)))
     if ratio <= _APART:
         return None
     return "several explanations fit the data, and two runs of the sampler disagree about them"
