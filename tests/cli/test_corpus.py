@@ -60,7 +60,8 @@ def test_the_plan_takes_as_long_as_the_text():
 
 def test_a_folder_is_trained_on_and_gone_on_with(texts):
     result = joma(*ONE, "--corpus", str(texts), "--out", "here", "--json")
-    assert result.exit_code == 1, result.stderr  # the other depths are missing
+    assert result.exit_code == 0, result.stderr
+    assert "incomplete" in result.stdout  # the other depths are missing
     (record,) = json.loads(result.stdout)
     assert record["options"] == {"corpus": str(texts.resolve())}
     assert "published" not in record["table"][0]
@@ -68,7 +69,7 @@ def test_a_folder_is_trained_on_and_gone_on_with(texts):
     group = Run.open("here/groups/depth-1")
     assert group.config["words"] == 6  # with <unk>
     before = [path.stat().st_mtime_ns for path in (group.path / "metrics").iterdir()]
-    assert joma(*ONE, "--corpus", f"./{texts}/", "--out", "here").exit_code == 1
+    assert joma(*ONE, "--corpus", f"./{texts}/", "--out", "here").exit_code == 0
     assert [path.stat().st_mtime_ns for path in (group.path / "metrics").iterdir()] == before
 
 

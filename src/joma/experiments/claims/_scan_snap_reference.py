@@ -6,20 +6,24 @@ these alone is integrated, which is fast; the flow of all of them is `scan_snap.
 
 from collections.abc import Callable
 from math import exp, hypot, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from scipy.integrate import odeint
 
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Corpus
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Array = np.ndarray
 
 
-def _log_likelihood(corpus: Corpus, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _log_likelihood(corpus: Corpus, z: "Tensor", y: "Tensor") -> "Tensor":
     """E[log softmax(Yᵀf_n)_n]."""
+    import torch
+
     tokens = torch.tensor(corpus.token_given_class)
     weights = tokens * torch.exp(z[torch.tensor(corpus.query)])
     f = weights / weights.norm(dim=1, keepdim=True)
@@ -29,6 +33,8 @@ def _log_likelihood(corpus: Corpus, z: torch.Tensor, y: torch.Tensor) -> torch.T
 
 def gradient(corpus: Corpus, z: Array, y: Array) -> tuple[Array, Array]:
     """Return the derivatives of the log-likelihood by z and Y, that by z over P(m)."""
+    import torch  # not before: claims are listed without it
+
     at = torch.tensor(z, requires_grad=True), torch.tensor(y, requires_grad=True)
     by_z, by_y = torch.autograd.grad(_log_likelihood(corpus, *at), at)
     return by_z.numpy() / corpus.query_probability[:, None], by_y.numpy()
@@ -36,6 +42,8 @@ def gradient(corpus: Corpus, z: Array, y: Array) -> tuple[Array, Array]:
 
 def initial_acceleration(corpus: Corpus) -> Array:
     """Return z̈(0)/(η_Y η_Z) from z = Y = 0: the derivative of ż along Ẏ, for ż(0) is 0."""
+    import torch
+
     z = torch.zeros((corpus.queries, corpus.tokens), dtype=torch.float64, requires_grad=True)
     y = torch.zeros((corpus.tokens, corpus.classes), dtype=torch.float64, requires_grad=True)
     (by_y,) = torch.autograd.grad(_log_likelihood(corpus, z, y), y, create_graph=True)
