@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from scipy import integrate
 
+from joma.errors import JomaError
 from joma.experiments import _linear_block as linear_block
 from joma.theory import block as room
-from joma.theory import embeddings, invariants, memory, spectra, stationarity
+from joma.theory import embeddings, functions, invariants, memory, spectra, stationarity
 from joma.theory.block import Block, Samples, State, simulate
 from joma.theory.functions import ACTIVATIONS, Activation, Attention, leaky_relu
 from tests.theory._bad import rejects
@@ -439,3 +440,10 @@ def test_assumption_1_names_what_it_cannot_take():
     rejects("trajectory", lambda: stationarity.drift(silent))
     rejects("trajectory", lambda: stationarity.drift(None))  # pyright: ignore[reportArgumentType]
     rejects("block", lambda: stationarity.rate(None, silent.samples, start()))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1, 1, 3), (), (3, 3), (2, 4), (0, 3)])
+def test_logits_of_another_shape_than_the_weights_are_refused(shape: tuple[int, ...]) -> None:
+    for law in (invariants.conserved_total, invariants.conserved_pointwise):
+        with pytest.raises(JomaError, match="z must have shape"):
+            law(Block(functions.exp_attention()), np.zeros((2, 3, 1)), np.zeros(shape))

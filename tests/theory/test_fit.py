@@ -197,3 +197,11 @@ def test_bad_times_of_a_prediction_are_named():
     rejects("t", lambda: found.predict_entropy([[1.0]]))
     rejects("until", lambda: found.course(0.0))
     rejects("value", lambda: found.mu.covers(np.nan))
+
+
+def test_components_beyond_the_prior_are_refused() -> None:
+    t = np.linspace(15, 300, 20)
+    v = nonlinear.weights([5.8, 1.0], t / 100)
+    v = v + 0.01 * np.random.default_rng(0).normal(size=v.shape)
+    with pytest.raises(JomaError, match="component 0 of v has reached"):
+        nonlinear.fit(t, v=v)

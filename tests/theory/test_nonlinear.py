@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate
 
+from joma.errors import JomaError
 from joma.theory import nonlinear, spectra
 from tests.theory._bad import rejects
 
@@ -260,3 +261,9 @@ def test_stable_rank_without_rows_or_of_one_length():
 )
 def test_bad_input_is_named(argument, call):
     rejects(argument, call)
+
+
+def test_logits_too_large_for_floats_are_refused() -> None:
+    assert nonlinear.entropy_fate([3, 2, 1], scale=1e5).drop == pytest.approx(np.log(3), abs=1e-9)
+    with pytest.raises(JomaError, match="scale times the largest mu² must be at most 1e6"):
+        nonlinear.entropy_fate([3, 2, 1], scale=1e9)

@@ -52,14 +52,17 @@ def show(records: Sequence[Record], seconds: float) -> None:
     """Prints the attacks, the closest first, and a summary as the last line."""
     attacked = [record for record in records if "fixed" not in record]
     attacked.sort(key=lambda one: math.inf if one["ratio"] is None else one["ratio"], reverse=True)
-    table = _show.table("claim", "points", "error / tolerance", "where")
+    table = _show.table("claim", "points", "refused", "error / tolerance", "where")
     for record in attacked:
         ratio = "∞" if record["ratio"] is None else f"{record['ratio']:.2g}"
         word = "✗ falls: " if record["violated"] else ""
         where = ", ".join(f"{name} = {_short(it)}" for name, it in record["parameters"].items())
         failure = f"; {record['failure']}" if record["failure"] else ""
         cut = where if record["violated"] else where[:_SHOWN]
-        table.add_row(record["claim"], str(record["evaluations"]), word + ratio, cut + failure)
+        made = record["evaluations"] + record["refused"]
+        refused = f"{record['refused'] / max(made, 1):.0%}"
+        points = str(record["evaluations"])
+        table.add_row(record["claim"], points, refused, word + ratio, cut + failure)
     _show.put(table, "")
     few = [record["claim"] for record in attacked if not record["enough"]]
     if few:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from joma.errors import JomaError
 from joma.theory import _checks, _eqn6, _special, spectra
 from joma.theory._checks import Array
 
@@ -16,6 +17,7 @@ _STATES = 12_000  # about as many pairs of a time and a component are looked at
 _PEAKS, _ROUNDS = 2, 4  # maxima that are followed, and how often the grid around them is refined
 _SAME = 1e-14  # relative difference of two sizes that count as equal
 _FIRST = 8  # largest components whose times are always looked at
+_LARGEST_LOGIT = 1e6  # its rounding error is 1e-10 nats
 _UNDECIDED = 1e-12  # relative difference below which two sides of an inequality count as equal
 
 
@@ -46,18 +48,21 @@ def entropy_fate(mu: ArrayLike, *, scale: float = 1.0) -> Fate:
     non-zero |μ| arrives last, exponentially so. Therefore the entropy
 
     - drops unless all |μ| are equal;
-    - rises at its end exactly if the smallest non-zero μ² is below Σ_j p_j μ_j², with p the
-      attention at the end: always where no component is zero and not all |μ| are equal, and not
-      for μ = (1, 0.9, 0);
+    - rises at its end if the smallest non-zero μ² is below Σ_j p_j μ_j², with p the attention at
+      the end, and falls if it is above: always the first where no component is zero and not all
+      |μ| are equal, and not for μ = (1, 0.9, 0). Where both are equal the next order decides, and
+      `rises_last` is False;
     - rebounds if it rises at its end, and also where an earlier minimum lies below the end.
 
     Args:
         mu: Targets μ, shape (M,), |μ| ≤ 37. Sizes that agree to 1e-14 count as equal.
-        scale: Factor of v² in softmax(scale · v²).
+        scale: Factor of v² in softmax(scale · v²); scale · μ² is at most 10⁶.
     """
     mu = _checks.not_empty("mu", _checks.shape("mu", _checks.finite("mu", mu), (None,)))
     _checks.within("mu", mu, -_LARGEST_MU, _LARGEST_MU)
     scale = _checks.positive_scalar("scale", scale)
+    if scale * float(np.max(mu**2)) > _LARGEST_LOGIT:
+        raise JomaError(f"scale times the largest mu² must be at most 1e6, got scale = {scale:g}")
     size, place = _distinct(np.abs(mu))
     count = np.bincount(place)
     if size.size == 1:
@@ -216,7 +221,7 @@ class RankFate(NamedTuple):
         drop: How far below that its lowest value lies.
         rise: How far above that its highest value lies.
         first: Its first change: -1 for a fall, +1 for a rise, 0 where leading terms cancel.
-        last: The sign of its change towards its end.
+        last: The sign of its change towards its end, 0 where leading terms cancel.
     """
 
     ends: float
@@ -234,9 +239,11 @@ def stable_rank_fate(mu: ArrayLike) -> RankFate:
     of M, and ℓ_l the lengths of its rows, the stable rank
 
     - starts and ends at that of M;
-    - first falls exactly if Σ_l u_l² ℓ_l² > Σ_l ℓ_l⁴/Σ_l ℓ_l²;
-    - rises at its end exactly if the shortest non-zero rows have less of u than of the norm,
-      Σ_short u_l² < Σ_short ℓ_l²/Σ_l ℓ_l².
+    - first falls if Σ_l u_l² ℓ_l² > Σ_l ℓ_l⁴/Σ_l ℓ_l², and rises if it is less;
+    - rises at its end if the shortest non-zero rows have less of u than of the norm,
+      Σ_short u_l² < Σ_short ℓ_l²/Σ_l ℓ_l², and falls if they have more.
+
+    Where both sides are equal the next order decides, which is not given: `first` or `last` is 0.
 
     Where rows are orthogonal and not all of one length, it is below that of M at all times between.
     Where many short rows share a direction that outweighs the long one, it rises and falls back.

@@ -238,6 +238,7 @@ def _model(
         data = _checks.shape("v", _checks.finite("v", v), (when.size, None))
         if data.shape[1] == 0:
             raise JomaError("v must have at least one column, got none")
+        _check_reach(data, top)
         groups: tuple[int, ...] = (data.shape[1],)
         if multiplicity:
             raise JomaError("multiplicity must be False for v, whose columns are the components")
@@ -260,6 +261,19 @@ def _model(
         raise JomaError(f"{'entropy' if v is None else 'v'} must not be zero throughout")
     between = (float(lasts[0]), float(lasts[1]))
     return Model(when, data, sharpness, top, between, groups, bool(multiplicity), known)
+
+
+def _check_reach(v: Array, largest: float) -> None:
+    """Raise where the last values of a component lie above the largest |μ|, noise apart."""
+    last = np.abs(np.mean(v[-3:], axis=0))
+    jitter = np.median(np.abs(np.diff(v, n=2, axis=0)), axis=0) * 1.4826 / np.sqrt(6)
+    above = last - 4 * jitter / np.sqrt(3)
+    if np.any(above > largest):
+        column = int(np.argmax(above))
+        raise JomaError(
+            f"largest must be at least the largest |μ|: component {column} of v has reached "
+            f"{last[column]:.3g}, got largest = {largest:g}"
+        )
 
 
 def _summary(

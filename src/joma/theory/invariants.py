@@ -63,8 +63,7 @@ def conserved_pointwise(block: Block, v: ArrayLike, z: ArrayLike) -> Array:
     if _checks.instance("block", block, Block).sigma.normalized:
         raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
     v = _checks.shape("v", _checks.finite("v", v), (None, None, None))
-    z = _checks.finite("z", z)
-    attention, weights = _terms(block, v, z)
+    attention, weights = _terms(block, v, _logits_of("z", z, v))
     return attention - weights
 
 
@@ -95,10 +94,9 @@ def conserved_total(
     if _checks.instance("block", block, Block).sigma.normalized:
         raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
     v = _checks.shape("v", _checks.finite("v", v), (None, None, None))
-    z = _checks.finite("z", z)
-    queries = 1 if z.ndim == 2 else z.shape[1] if z.ndim == 3 else 0
-    m = v.shape[1]
-    z = _checks.shape("z", z.reshape(len(z), queries, -1), (len(v), None, m))
+    z = _logits_of("z", z, v)
+    z = z[:, None] if z.ndim == 2 else z
+    queries, m = z.shape[1:]
     labels = (
         np.zeros(m, dtype=np.int64) if groups is None else _checks.integers("groups", groups, 0)
     )
@@ -220,6 +218,18 @@ def correlation(a: ArrayLike, b: ArrayLike, *, centered: bool = False) -> Array:
         right = right - np.mean(right, axis=-1, keepdims=True)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
     return np.sum(left * right, axis=-1) / np.where(lengths > 0, lengths, np.nan)
+
+
+def _logits_of(name: str, value: ArrayLike, v: Array) -> Array:
+    """Logits of shape (T, M) or (T, queries, M) that belong to weights of shape (T, M, K)."""
+    z = _checks.finite(name, value)
+    times, tokens = v.shape[:2]
+    if z.ndim not in (2, 3) or z.shape[0] != times or z.shape[-1] != tokens:
+        raise JomaError(
+            f"{name} must have shape ({times}, {tokens}) or ({times}, queries, {tokens}) as v has "
+            f"{v.shape}, got {z.shape}"
+        )
+    return z
 
 
 def _terms(block: Block, v: Array, z: Array) -> tuple[Array, Array]:

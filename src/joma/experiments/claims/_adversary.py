@@ -164,7 +164,7 @@ class _Hunt:
         again = tried
         for _ in range(2):
             point = Point(tried.values, int(self._generator.integers(2**32)), effort=100)
-            again = self._try(point) or _Tried(-np.inf, tried.values)
+            again = self._try(point) or tried  # a refusal does not clear it
             if again.ratio <= 1:
                 break
         return again
