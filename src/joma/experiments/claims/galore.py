@@ -5,7 +5,6 @@ import numpy as np
 from joma.experiments.claims import _galore_search, _galore_varying
 from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
 from joma.experiments.claims._search import Point
-from joma.theory.as_printed import galore as _printed
 from joma.theory.galore import (
     Descent,
     ReversibleGradient,
@@ -268,10 +267,9 @@ CLAIMS: tuple[Claim, ...] = (
         id="galore-varying-coefficients",
         title="an inequality: with A, B, C that vary, ‖W‖ ≤ D and fixed P, Q,"
         " M = Σ_i κ_i − L_Ai − D(L_Bi sup‖C_i‖ + L_Ci sup‖B_i‖)",
-        source="talk, GaLore, fixed projection",
+        source="talk, GaLore, fixed projection (its L_A, L_B, L_C and D); this form is ours",
         method="runs with A, B, C linear in W, scalar and matrix, one term and two",
         derived=varying_rate,
-        printed=_printed.varying_rate,
         measure=_galore_varying.varying_coefficients,
         condition="η ≤ 2/(λ_max + κ)",
         without=_galore_varying.too_long_steps,
