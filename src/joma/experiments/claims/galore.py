@@ -216,11 +216,11 @@ def _noise_stall(independent: bool) -> Measure:
                 "rank": rank,
                 "noise": 2.0,
                 "step": 0.02,
-                "inside": 0.1,
                 "draw": int(rng.integers(2**32)),
             }
             measured.append(_galore_search.noise_stall(formula, Point(values), independent))
-        return max(measured, key=lambda one: one.error / one.tolerance)
+        worst = max(measured, key=lambda one: one.error)
+        return Measurement(max(0.0, worst.error), worst.tolerance)
 
     return measure
 
@@ -329,13 +329,14 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="galore-noise-stall",
-        title="noise of mean zero can hold a changing projection at ‖G‖ = ‖N‖√(k/r − 1), "
-        "k = min(m, n), whatever the step",
+        title="noise of mean zero along which G has no curvature can hold a changing projection"
+        " for ever at ‖G‖ up to ‖N‖√(k/r − 1), k = min(m, n)",
         source="new",
         method="runs with noise ±UVᵀ, P and Q renewed in every step",
         derived=noise_stall,
         measure=_noise_stall(independent=False),
-        condition="P, Q from the SVD of G + N, not drawn independently of it",
+        condition="P, Q from the SVD of G + N, not drawn independently of it; G has no curvature"
+        " along U and V",
         without=_noise_stall(independent=True),
         search=_galore_search.NOISE_STALL,
     ),
