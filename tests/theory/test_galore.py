@@ -325,7 +325,7 @@ SINGULAR = ReversibleGradient(EYE, np.diag([1.0, 0.0])[None], EYE)
         ),
         (
             "relative_step",
-            lambda: galore.noise_floor(1.0, rank=1, rows=2, columns=4, relative_step=[0.5, 0.6]),  # type: ignore[arg-type]
+            lambda: galore.noise_floor(1.0, rank=1, rows=2, columns=4, relative_step=[0.5, 0.6]),  # pyright: ignore[reportArgumentType]
         ),
         ("radius", lambda: galore.varying_rate([1], [0], [0], [0], -1, [1], [1])),
         ("norm_c", lambda: galore.varying_rate([1], [0], [0], [0], 1, [1], [-1])),

@@ -206,23 +206,39 @@ def _noise_floor(formula: Formula, rng: np.random.Generator) -> Measurement:
     return max(measured, key=lambda one: one.error)
 
 
-def _noise_stall(independent: bool) -> Measure:
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        measured = []
-        for rank in (1, 2):
-            values = {
-                "rows": 4,
-                "columns": 3,
-                "rank": rank,
-                "noise": 2.0,
-                "step": 0.02,
-                "draw": int(rng.integers(2**32)),
-            }
-            measured.append(_galore_search.noise_stall(formula, Point(values), independent))
-        worst = max(measured, key=lambda one: one.error)
-        return Measurement(max(0.0, worst.error), worst.tolerance)
+def _noise_stall_at(
+    formula: Formula,
+    rng: np.random.Generator,
+    *,
+    step: float,
+    independent: bool = False,
+    curvature: float = 0.0,
+) -> Measurement:
+    measured = []
+    for rank in (1, 2):
+        values = {
+            "rows": 4,
+            "columns": 3,
+            "rank": rank,
+            "noise": 2.0,
+            "step": step,
+            "draw": int(rng.integers(2**32)),
+        }
+        point = Point(values)
+        measured.append(_galore_search.noise_stall(formula, point, independent, curvature))
+    worst = max(measured, key=lambda one: one.error)
+    return Measurement(max(0.0, worst.error), worst.tolerance)
 
-    return measure
+
+def _noise_stall(formula: Formula, rng: np.random.Generator) -> Measurement:
+    return _noise_stall_at(formula, rng, step=0.02)
+
+
+def _noise_does_not_stall(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """The smaller error of two: P, Q independent of G + N, and curvature along the noise."""
+    independent = _noise_stall_at(formula, rng, step=0.02, independent=True)
+    curved = _noise_stall_at(formula, rng, step=0.6, curvature=1.0)
+    return min(independent, curved, key=lambda one: one.error)
 
 
 def _unchanged_projection(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -334,10 +350,10 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="runs with noise ±UVᵀ, P and Q renewed in every step",
         derived=noise_stall,
-        measure=_noise_stall(independent=False),
+        measure=_noise_stall,
         condition="P, Q from the SVD of G + N, not drawn independently of it; G has no curvature"
         " along U and V",
-        without=_noise_stall(independent=True),
+        without=_noise_does_not_stall,
         search=_galore_search.NOISE_STALL,
     ),
 )
