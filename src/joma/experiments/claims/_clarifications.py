@@ -120,8 +120,8 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
         "Scan&Snap, Theorem 3",
         "The lower bound on χ belongs to the limit η_Y ≫ η_Z, which the talk names among its"
         " assumptions. At a finite ratio of the rates ln χ may fall short of it or exceed it,"
-        " depending on the corpus (on the sign of c in `early_log_gain`), by a share of about the"
-        " order η_Z/η_Y.",
+        " depending on the sign of a constant of the corpus, by a share of about the order"
+        " η_Z/η_Y.",
         ("scan-snap-gain-full", "scan-snap-gain-bounds", "scan-snap-gain-early"),
     ),
     Clarification(
