@@ -12,7 +12,6 @@ from joma.experiments.claims.errata import CLARIFICATIONS, DOCUMENTS, ERRATA, Er
 from joma.theory import cdag, clusters, embeddings, galore, hblt, linear, nonlinear
 from joma.theory.as_printed import clusters as printed_clusters
 from joma.theory.as_printed import embeddings as printed_embeddings
-from joma.theory.as_printed import galore as printed_galore
 from joma.theory.as_printed import hblt as printed_hblt
 from joma.theory.as_printed import linear as printed_linear
 from joma.theory.as_printed import nonlinear as printed_nonlinear
@@ -76,7 +75,7 @@ def test_a_document_that_was_not_checked_is_refused():
 def test_counts_are_of_roots():
     assert errata.count("JoMA preprint", ERRATA) == "14 errata from 9 slips"
     assert errata.count("talk", ERRATA) == (
-        "2 errata from 2 slips, 1 repeated from the JoMA preprint"
+        "1 erratum from 1 slip, 1 repeated from the JoMA preprint, none of its own"
     )
     assert errata.count("CDAG draft note", ERRATA) == "1 erratum from 1 slip"
     assert errata.count("talk", errata.find(["lemma-5-sign"])) == "0 errata from 0 slips"
@@ -87,6 +86,11 @@ def test_clarifications_name_documents_and_claims_that_exist():
     assert {remark.document for remark in CLARIFICATIONS} == set(DOCUMENTS)
     for remark in CLARIFICATIONS:
         assert set(remark.claims) <= IDS, remark.place
+
+
+def test_the_example_on_the_galore_slide():
+    """G = A − (2 − w)w on 0 ≤ w ≤ ½: the slide's 3/2 − L_B L_C D², with L_C = 0, against 1."""
+    assert galore.varying_rate([1.5], [0.0], [1.0], [0.0], 0.5, [2.0], [1.0]) == 1
 
 
 class TestExamples:
@@ -171,11 +175,6 @@ class TestExamples:
         exact = hblt.cooccurrence(1, 10, 0.95, 0.95)
         printed = printed_hblt.cooccurrence_near_one(1, 10, 0.05)
         assert abs(printed / exact - 1) == pytest.approx(examples.near_one())
-
-    def test_galore(self):
-        numbers = ([1.5], [0.0], [1.0], [0.0], 0.5, [2.0], [1.0])
-        printed, derived = (module.varying_rate(*numbers) for module in (printed_galore, galore))
-        assert printed / derived - 1 == pytest.approx(examples.varying_rate())
 
     def test_the_note(self):
         turns = np.pi / 3 * np.array([1, 0, -1, 0])  # σ′g, z_α, z_β, f

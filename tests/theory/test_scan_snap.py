@@ -1,7 +1,7 @@
 """Scan&Snap: the flow is the objective's gradient, its solution and laws hold on it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -356,7 +356,7 @@ def test_the_gain_bounds_fail_for_classes_that_differ():
 
 @pytest.mark.parametrize(("mass", "sign"), [(0.2, -1), (0.7, 1)])
 def test_the_distance_from_the_tangent_falls_with_the_rate_of_attention(mass, sign):
-    """Theorem 3's lower bound: with few common tokens ln χ stays below it, by a share ∝ η_Z/η_Y."""
+    """Theorem 3's lower bound: ln χ is below or above it, by a share ∝ η_Z/η_Y."""
     corpus = alike_corpus(3, [mass / 2, mass / 2], (1 - mass) * np.array([0.5, 0.3, 0.2]))
     square = scan_snap.feature(corpus, np.zeros((1, corpus.tokens)))[0, 2] ** 2
     shares = []
@@ -370,6 +370,24 @@ def test_the_distance_from_the_tangent_falls_with_the_rate_of_attention(mass, si
         assert early / (2 * square * b) - 1 == pytest.approx(shares[-1], rel=0.15)
     assert np.all(np.sign(shares) == sign)
     np.testing.assert_allclose(np.divide(shares[:-1], shares[1:]), 10, rtol=0.15)
+
+
+@pytest.mark.parametrize(("common", "bend"), [(1, 0.69), (2, 0.46), (10, -0.24), (100, -4.8)])
+def test_many_common_tokens_bend_the_early_gain_down(common, bend):
+    corpus = alike_corpus(3, np.full(common, 0.5 / common), [0.25, 0.15, 0.1])
+    square = scan_snap.feature(corpus, np.zeros((1, corpus.tokens)))[0, common] ** 2
+    gain = scan_snap.early_log_gain(corpus, 0, common, common + 1, 1.0)
+    assert gain / (2 * square) - 1 == pytest.approx(bend, rel=0.02)
+
+
+def test_a_weak_pull_has_a_sign_and_one_that_cancels_has_none():
+    rare = np.array([[1 - 2e-9, 1e-9, 1e-9, 0.0], [0.5, 0.0, 0.0, 0.5]])
+    corpus = Corpus(rare, np.zeros(2, dtype=int), np.array([0.5, 0.5]))
+    assert 0 < scan_snap.initial_pull(corpus)[0, 1] < 1e-14
+    assert scan_snap.initial_fate(corpus)[0].tolist() == [-1, 1, 1, 1]
+    same = np.array([[0.3, 0.7], [0.3, 0.7]])
+    alike = Corpus(same, np.zeros(2, dtype=int), np.array([0.5, 0.5]))
+    assert scan_snap.initial_fate(alike)[0].tolist() == [0, 0]
 
 
 def test_gain_bounds_are_tangent_at_the_start_of_the_full_flow():
@@ -509,6 +527,19 @@ def swapped(**values):
         ("b", lambda: scan_snap.full_log_gain_bounds(-1.0, 0.5)),
         ("corpus", lambda: scan_snap.early_log_gain(PULLED_DOWN, 0, 1, 0, 0.1)),
         ("token", lambda: scan_snap.early_log_gain(CORPUS, 0, 1, 2, 0.1)),
+        *(
+            ("class_", lambda call=call, class_=class_: call(CORPUS, cast(Any, class_)))
+            for class_ in (9, -1, 1.5)
+            for call in (
+                lambda corpus, class_: scan_snap.early_log_gain(corpus, class_, 1, 2, 0.1),
+                lambda corpus, class_: scan_snap.rise_ratio(corpus, class_, 1, 2),
+                Corpus.distinct_of,
+            )
+        ),
+        ("corpus", lambda: scan_snap.initial_pull(cast(Any, 3))),
+        ("corpus", lambda: scan_snap.initial_fate(cast(Any, 3))),
+        ("corpus", lambda: scan_snap.rise_ratio(cast(Any, 3), 0, 1, 2)),
+        ("corpus", lambda: scan_snap.early_log_gain(cast(Any, 3), 0, 1, 2, 0.1)),
         ("factor", lambda: scan_snap.rescaled_time(1.0, 0.0)),
         ("t", lambda: scan_snap.rescaled_time(-1.0, 2.0)),
         ("classes", lambda: scan_snap.snapping_time(1, 5, 1.0)),

@@ -105,7 +105,10 @@ class Corpus:
 
     def distinct_of(self, class_: int) -> NDArray[np.int64]:
         """The distinct tokens of one class, the most frequent first."""
-        row = self.token_given_class[class_]
+        index = _checks.whole("class_", class_, 0)
+        if index >= self.classes:
+            raise JomaError(f"class_ must be below {self.classes}, got {index}")
+        row = self.token_given_class[index]
         tokens = np.flatnonzero(self.distinct & (row > 0))
         return tokens[np.argsort(-row[tokens], kind="stable")]
 

@@ -218,7 +218,7 @@ def noise_floor(
         [[(κ²/4 + c²)/h², c/h], [c/h, 1]],    c² = k/r − 1, h = 1 − κ/2
 
     so ν(√(k/r − 1) + √(k/r)) at η = 1/L. Unlike the floor of stochastic gradient ascent at full
-    rank it does not vanish with η, and neither does `noise_stall`, where noise of mean zero does
+    rank it does not vanish with η, and neither does `noise_stall`, where noise of mean zero can
     hold up such a run.
 
     Args:
@@ -230,7 +230,7 @@ def noise_floor(
     """
     size = float(checks.non_negative("noise", checks.scalar("noise", noise)))
     spread = _smaller_side(rank, rows, columns) / rank - 1
-    kappa = float(checks.within("relative_step", relative_step, 0.0, 2.0))
+    kappa = checks.scalar("relative_step", checks.within("relative_step", relative_step, 0.0, 2.0))
     if kappa >= 2:
         raise JomaError(f"relative_step must be below 2, got {kappa:g}")
     half = 1 - kappa / 2
@@ -244,13 +244,17 @@ def noise_floor(
 
 
 def noise_stall(noise: float, *, rank: int, rows: int, columns: int) -> float:
-    """GaLore with P, Q from the SVD of G + N: a ‖G‖ at which noise of mean zero stalls it. New.
+    """GaLore with P, Q from the SVD of G + N: the ‖G‖ up to which such noise can stall it. New.
 
-    N = ±ν/√r UVᵀ with equal probability, U and V orthonormal of rank r. Singular values of G
-    outside U and V that are below ν/√r never enter the leading r of G + N, whatever the step and
-    however often P and Q are renewed: ‖G‖ stays at ν√(min(m, n)/r − 1), up to fluctuations of G
-    along U and V of the size ν√(η/2). Plain stochastic gradient ascent and projections chosen
-    independently of the gradient converge under the same noise, with steps that tend to 0 slowly.
+    N = ±ν/√r UVᵀ with equal probability, U and V orthonormal of rank r. Where G has no part along U
+    and V and no curvature there, Σ_i B_i U X Vᵀ C_i = 0 for all X, its singular values below ν/√r
+    never enter the leading r of G + N, and never change, whatever the step and however often P and
+    Q are renewed. So ‖G‖ can stay for ever at anything below ν√(min(m, n)/r − 1).
+
+    With curvature along U and V the stall is metastable: G fluctuates along them by about ν√(η/2),
+    so that other singular vectors lead now and then and ‖G‖ falls, the more slowly the smaller η
+    is. Plain stochastic gradient ascent and projections chosen independently of the gradient
+    converge under the same noise, with steps that tend to 0 slowly.
 
     Args:
         noise: ν = ‖N‖, in the Frobenius norm.

@@ -119,9 +119,10 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
         "talk",
         "Scan&Snap, Theorem 3",
         "The lower bound on χ belongs to the limit η_Y ≫ η_Z, which the talk names among its"
-        " assumptions. At a finite ratio of the rates ln χ falls short of it by a share of about"
-        " the order η_Z/η_Y.",
-        ("scan-snap-gain-full", "scan-snap-gain-bounds"),
+        " assumptions. At a finite ratio of the rates ln χ may fall short of it or exceed it,"
+        " depending on the sign of a constant of the corpus, by a share of about the order"
+        " η_Z/η_Y.",
+        ("scan-snap-gain-full", "scan-snap-gain-bounds", "scan-snap-gain-early"),
     ),
     Clarification(
         "talk",
@@ -137,6 +138,17 @@ CLARIFICATIONS: tuple[Clarification, ...] = (
         "The 1/N in M belongs to a gradient with 1/N before its sums. For the sum on the slide,"
         " with constant coefficients, the bound is true and N times too slow.",
         ("galore-fixed-projection",),
+    ),
+    Clarification(
+        "talk",
+        "GaLore, “Convergence Analysis on Fixed Projection”, varying A, B and C",
+        "The slide has − L_A − L_B L_C D² and does not define L_A, L_B, L_C and D; the text of the"
+        " GaLore paper was not at hand. If the L are Lipschitz constants in W and D is the largest"
+        " ‖W‖, what follows instead is − L_Ai − D(L_Bi sup‖C_i‖ + L_Ci sup‖B_i‖) in the sum over"
+        " i: L_B L_C D² is zero if only one of B and C depends on W, and the scalar G = A − (2 −"
+        " w)w on 0 ≤ w ≤ ½ contracts at the rate 1, not 3/2. With other meanings of these constants"
+        " the printed form may be right up to a factor of 2.",
+        ("galore-varying-coefficients", "galore-varying-attained"),
     ),
     Clarification(
         "CDAG draft note",

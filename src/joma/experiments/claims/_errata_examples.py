@@ -107,11 +107,6 @@ def near_one() -> float:
     return _relative(1 - height / depth, (1 + rho ** (2 * height) - 2 * top) / (1 - top) / 2)
 
 
-def varying_rate() -> float:
-    """Contraction of the scalar gradient A - (2 - w)w on 0 ≤ w ≤ ½: 2 - 2w ≥ 1, printed 3/2."""
-    return _relative(1.5, 1.0)
-
-
 def correlation_sign() -> float:
     """corr(z_β, g) = cos 60° cos 120° = -¼ with C₁ = C₂ = C₃ = ½, where at least 0 is promised."""
     return _relative(0.0, np.cos(np.pi / 3) * np.cos(2 * np.pi / 3))

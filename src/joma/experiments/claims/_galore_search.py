@@ -267,10 +267,13 @@ def _change(g: Array, noise: Array, rank: int, kappa: float) -> float:
     return float(np.sum(g * moved) - kappa / 2 * np.sum(moved * moved))
 
 
-def noise_stall(formula: Formula, point: Point, independent: bool = False) -> Measurement:
-    """Return how far ‖G‖ ends from the prediction, relative to ν, outside U and V.
+def noise_stall(
+    formula: Formula, point: Point, independent: bool = False, curvature: float = 0.0
+) -> Measurement:
+    """Return how far ‖G‖ ends outside 1 − η to 1 times the prediction, relative to ν.
 
-    Within them G has the curvature `inside` and fluctuates by √(curvature · η/2) ν.
+    G has no curvature along U and V, unless one is given. Without, a singular value leads until a
+    step, which takes away the share η of it, puts it below the level of the noise.
     """
     rng = np.random.default_rng(point["draw"])
     m, n = point["rows"], point["columns"]
@@ -280,15 +283,15 @@ def noise_stall(formula: Formula, point: Point, independent: bool = False) -> Me
     u, v = _orthonormal(m, side, rng), _orthonormal(n, side, rng)
     pattern = size / np.sqrt(rank) * u[:, :rank] @ v[:, :rank].T
     start = np.r_[np.zeros(rank), rng.uniform(1.2, 2.0, side - rank) * size / np.sqrt(rank)]
-    inside = point["inside"]
-    b = np.eye(m) - (1 - inside) * u[:, :rank] @ u[:, :rank].T
+    b = np.eye(m) - (1 - curvature) * u[:, :rank] @ u[:, :rank].T
     problem = ReversibleGradient((u * start @ v.T)[None], b[None], np.eye(n)[None])
     noisy = Noisy(problem, lambda: pattern * rng.choice([-1.0, 1.0]))
 
     def anywhere(g: Array, r: int) -> tuple[Array, Array]:
         return _orthonormal(m, r, rng), _orthonormal(n, r, rng)
 
-    steps = round(1.5 * side / rank / step) if not independent else round(4 * m * n / rank / step)
+    longer = independent or curvature > 0
+    steps = round(4 * m * n / rank / step) if longer else round(1.5 * side / rank / step)
     run = descend(
         noisy,
         np.zeros((m, n)),
@@ -300,9 +303,9 @@ def noise_stall(formula: Formula, point: Point, independent: bool = False) -> Me
     )
     left = u[:, rank:].T @ problem.gradient(run.w[-1]) @ v[:, rank:]
     predicted = formula(size, rank=rank, rows=m, columns=n)
-    error = abs(float(np.linalg.norm(left)) - predicted) / size
-    overshoot = 1.5 * step + 3.5 * np.sqrt(inside * step / 2)
-    return Measurement(error, 1e-9 + overshoot * np.sqrt(side / rank - 1))
+    remaining = float(np.linalg.norm(left))
+    outside = max(remaining - predicted, (1 - step) * predicted - remaining)
+    return Measurement(outside / size, 1e-9)
 
 
 FIXED = Search({**_COEFFICIENTS, "share": Real(0.0, 1.0, special=(1.0,))}, fixed_projection)
@@ -334,7 +337,6 @@ NOISE_STALL = Search(
         "rank": Integer(1, 5),
         "noise": Real(1e-6, 1e6, log=True),
         "step": Real(0.01, 0.1),
-        "inside": Real(0.0, 1.0, special=(0.0, 1.0)),
     },
     noise_stall,
 )

@@ -12,6 +12,9 @@ from joma.theory.galore import Descent, descend
 
 Array = np.ndarray
 
+_FAR = 1e3
+"""Largest entry of W in a run that counts as bounded; the coefficients are of order one."""
+
 
 @dataclass(frozen=True)
 class _Linear:
@@ -39,6 +42,8 @@ class _Varying:
 
     def gradient(self, w: ArrayLike) -> Array:
         w = np.asarray(w)
+        if not np.abs(w).max() <= _FAR:
+            raise JomaError(f"the run diverges: an entry of W is beyond {_FAR:g}")
         terms = zip(self.a, self.b, self.c, strict=True)
         return np.sum([a.at(w) - b.at(w) @ w @ c.at(w) for a, b, c in terms], axis=0)
 
@@ -192,12 +197,11 @@ def varying_at(formula: Formula, point: Point) -> Measurement:
     varying = _Varying(a, coefficients(m, point["vary_b"]), coefficients(n, point["vary_c"]))
     start = rng.standard_normal((m, n))
     rank = min(point["rank"], m, n)
-    largest, highest = 1.0, np.inf
+    # With the curvature at the start the first run is short enough not to diverge at once.
+    largest, highest = max(1.0, _extremes(varying, start)[1]), np.inf
     for _ in range(2):  # the limit of the step depends on the path, which depends on the step
         run = descend(varying, start, step=point["share"] / largest, steps=8, rank=rank)
-        if not np.all(np.isfinite(run.w)) or np.abs(run.w).max() > 1e3:
-            raise JomaError("the run leaves every bound")
-        ends = [_extremes(varying, run, w) for w in run.w]
+        ends = [_extremes(varying, w) for w in run.w]
         if min(least for least, _ in ends) < 0:
             raise JomaError("positive semidefinite coefficients only")
         highest = max(most for _, most in ends)
@@ -208,7 +212,7 @@ def varying_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(excess, 1e-8)
 
 
-def _extremes(varying: _Varying, run: Descent, w: Array) -> tuple[float, float]:
+def _extremes(varying: _Varying, w: Array) -> tuple[float, float]:
     """The least eigenvalue of any B_i, C_i at W, and Σ‖B_i‖‖C_i‖."""
     least, total = np.inf, 0.0
     for b, c in zip(varying.b, varying.c, strict=True):

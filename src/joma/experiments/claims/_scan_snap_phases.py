@@ -175,7 +175,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="scan-snap-scanning",
-        title="B = O(ln t): dB/d ln t stays below a limit at all times and rates",
+        title="B = O(ln t) for K equal classes, all tokens of a kind alike: dB/d ln t stays below a"
+        " limit at all times and rates",
         source="talk, Scan&Snap Theorem 4; the limit is ours",
         method="steepest dB/d ln t on the population ODE to t = 1e6, η_Z/η_Y from .01 to 1e6",
         derived=lambda balanced: balanced.scanning_slope_limit,
@@ -184,7 +185,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="scan-snap-scanning-limit",
-        title="The limit of dB/d ln t is sharp",
+        title="The limit of dB/d ln t is sharp; K equal classes, all tokens of a kind alike",
         source="new",
         method="steepest dB/d ln t on the population ODE, η_Z/η_Y = 1e8",
         derived=lambda balanced: balanced.scanning_slope_limit,
@@ -226,7 +227,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="scan-snap-snapping",
-        title="After snapping B → ½s ln(C₀ + c ln²(η_Y t)) ~ s ln ln t, s = 1/(K/C + 1/D)",
+        title="After snapping B → ½s ln(C₀ + c ln²(η_Y t)) ~ s ln ln t, s = 1/(K/C + 1/D), for K"
+        " equal classes, all tokens of a kind alike",
         source="talk, Scan&Snap Theorem 4 (order ln ln t)",
         method="growth of B from t = 1e10 to 1e100 on the population ODE, C₀ fixed at 1e10",
         derived=scan_snap.late_b,

@@ -154,16 +154,17 @@ def _sampled_short(formula: Formula, rng: np.random.Generator) -> Measurement:
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         id="scan-snap-both-rates",
-        title="Both rates larger by a factor is a rescaling of time",
+        title="Both rates larger by a factor is a rescaling of time; searched for K equal classes",
         source="talk, Scan&Snap Theorem 4 (1)",
-        method="z and B on the population ODE at both rates",
+        method="z and B on the population ODE at both rates, classes of unequal frequencies",
         derived=scan_snap.rescaled_time,
         measure=_both_rates,
         search=search.BOTH_RATES,
     ),
     Claim(
         id="scan-snap-sparser",
-        title="Attention becomes sparser from ζ = ln(p_c/p_d) on, and denser before",
+        title="For K equal classes, all tokens of a kind alike, attention becomes sparser from"
+        " ζ = ln(p_c/p_d) on, and denser before",
         source="new",
         method="entropy along the population ODE; K equal classes, all tokens of a kind alike",
         derived=lambda balanced: balanced.densest,
@@ -172,7 +173,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="scan-snap-decoder-rate",
-        title="A larger η_Y at fixed η_Z: late B is smaller, by ½s per factor e, attention denser",
+        title="A larger η_Y at fixed η_Z: late B is smaller, by ½s per factor e, attention denser,"
+        " for K equal classes, all tokens of a kind alike",
         source="talk, Scan&Snap Theorem 4 (2); the ½s is ours",
         method="B and entropy at η_Y ± 5% on the population ODE, t = 1e250, η_Z = 100 η_Y",
         derived=scan_snap.late_decoder_rate_effect,

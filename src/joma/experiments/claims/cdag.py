@@ -571,7 +571,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="cdag-trained-network",
-        title="Theorem 1's bound holds on all edges of a network in training; some are within .01",
+        title="Theorem 1's bound holds on all edges of a network in training; some are within 0.01",
         source="CDAG draft note, Theorem 1; measured by us",
         method="edges and latent pairs after 10, 30 and 100 steps; without the condition the share "
         "that breaks it of those with θ₁+θ₂+θ₃ < π/2",

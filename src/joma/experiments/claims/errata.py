@@ -316,24 +316,6 @@ ERRATA: tuple[Erratum, ...] = (
         root="theorem-2-sqrt2",
     ),
     Erratum(
-        id="talk-galore-varying",
-        title="GaLore: L_B L_C D² for varying B and C",
-        document=TALK,
-        place="slide “Convergence Analysis on Fixed Projection” (GaLore)",
-        printed="M = (1/N) Σ_i min_t λ_min(B̂_it) λ_min(Ĉ_it) − L_A − L_B L_C D²",
-        corrected="for G = Σ_i A_i − Σ_i B_i W C_i: M = Σ_i [min_t λ_min(B̂_it) λ_min(Ĉ_it) − L_Ai"
-        " − D(L_Bi sup‖C_i‖ + L_Ci sup‖B_i‖)]",
-        derivation="B_iWC_i changes by the change of B_i, at most L_Bi‖ΔW‖, times ‖W‖ ≤ D and"
-        " ‖C_i‖, and likewise for C_i. L_B L_C D² is zero if only one of them depends on W.",
-        consequence="A run can contract more slowly than printed, and need not contract at all."
-        " L_A, L_B, L_C are read as Lipschitz constants in W and D as the largest ‖W‖; the slide"
-        " does not say it, and the text of the GaLore paper was not at hand.",
-        quantity="contraction rate, 1.5 for 1",
-        example="scalar G = A − (2 − w)w on 0 ≤ w ≤ ½",
-        relative_error=examples.varying_rate,
-        claims=("galore-varying-coefficients",),
-    ),
-    Erratum(
         id="note-theorem-1-angles",
         title="Theorem 1: three correlations called sufficient",
         document=NOTE,
@@ -388,8 +370,9 @@ def count(document: str, errata: Sequence[Erratum]) -> str:
     elsewhere = [e.document for e in ERRATA if e.id in roots and e.document != document]
     if not elsewhere:
         return words
-    some = "" if len(elsewhere) == len(roots) else f"{len(elsewhere)} "
-    return f"{words}, {some}repeated from the {', '.join(sorted(set(elsewhere)))}"
+    sources = ", ".join(sorted(set(elsewhere)))
+    own = len(roots) - len(elsewhere)
+    return f"{words}, {len(elsewhere)} repeated from the {sources}, {own or 'none'} of its own"
 
 
 def _plural(number: int, one: str, many: str) -> str:
