@@ -120,7 +120,7 @@ def _sufficiency_at(formula: Formula, point: Point) -> Measurement:
 
 
 def _sufficient(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Whether the mean residual life falls on the right of 0 just where the formula says so."""
+    """Whether the mean residual life falls on the right of 0 exactly where the formula says so."""
     del rng
     families = (*FAMILIES, StudentT(2), StudentT(1.9), StudentT(1.5), Spiked(0.5, 0.05))
     wrong = [formula(marginal) != _falls_at_zero(marginal) for marginal in families]
@@ -319,7 +319,7 @@ def _fixed_bias_at(formula: Formula, point: Point) -> Measurement:
     if reference(positive, s + distance).log_share < -500:
         raise JomaError("the force of the positive cluster must be a float")
     if abs(s) >= negative.reach or reference(negative, -abs(s)).log_share < -500:
-        raise JomaError("s must lie inside the negative cluster")
+        raise JomaError("the hyperplane must cut the negative cluster where θ₂ is a float")
     return Measurement(_fixed_bias_error(formula, positive, negative, s, distance), 1e-8)
 
 
@@ -427,7 +427,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm3-existence",
-        title="two clusters have critical points just where m₊(s+D) = m₋(s) for some s, m = F/θ₁",
+        title="two clusters have critical points exactly if m₊(s+D) = m₋(s) at some s, m = F/θ₁",
         source="new",
         method="mean residual lives of thirteen pairs by quadrature",
         derived=lambda positive, distance, negative: bool(
@@ -489,7 +489,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm3-fixed-bias",
-        title="at fixed ξ some a₋/a₊ makes v̇ = 0 at every s₋, for clusters of any shape",
+        title="at fixed ξ one a₋/a₊ makes v̇ = 0 if ξ cuts the - cluster and some of + is active",
         source="new",
         method="v̇ by quadrature at random places",
         derived=clusters.fixed_bias_ratio,
@@ -498,7 +498,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm3-line",
-        title="clusters on a line: a node can rest just if their F/θ₁, + and -, overlap in range",
+        title="clusters on a line: a node can rest exactly if the ranges of F/θ₁, + and -, overlap",
         source="new",
         method="mean residual lives, v̇ and ξ̇ by quadrature, three and five clusters",
         derived=clusters.resting_gradients,
@@ -516,7 +516,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="a4-signs",
-        title="at rest s₊ > 0 > s₋ just if m(-D) > m(0) < m(D): t₃ from D = 0.93, Laplace never",
+        title="at rest s₊ > 0 > s₋ exactly if m(-D) > m(0) < m(D): t₃ from D = 0.93, Laplace never",
         source="JoMA preprint, Section A.4",
         method="rest points of t and Laplace clusters from the density",
         derived=clusters.straddles,
