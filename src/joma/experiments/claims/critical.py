@@ -15,6 +15,7 @@ from joma.experiments.claims._isotropic import (
     decide,
     family_of,
     flow,
+    places,
     reference,
     rest_points,
 )
@@ -170,6 +171,10 @@ def _existence_at(formula: Formula, point: Point) -> Measurement:
     found = rest_points(positive, distance, negative, exact=False)
     if any(abs(s) > 1e4 * max(1.0, distance) for s, _ in found):
         raise JomaError(_UNDECIDED)
+    end = places(positive, distance, negative)[-1]
+    ends = reference(positive, end + distance).life, reference(negative, end).life
+    if ends[0] < ends[1] * (1 + 1e-11):
+        raise JomaError(_UNDECIDED)  # as m₊ > m₋ for s → ∞, they meet beyond the reference's reach
     expected = bool(found) or positive == negative == Laplace()
     farthest = max([abs(s) for s, _ in found], default=1.0)  # roots are lost far out
     return decide(formula(positive, distance, negative) != expected, 10 / farthest)
@@ -189,6 +194,11 @@ def _gaussians_at(formula: Formula, point: Point) -> Measurement:
     plus, minus, distance = point["positive"], point["negative"], point["distance"]
     if 0 < abs(np.log(plus / minus)) < 1e-3:
         raise JomaError(_UNDECIDED)
+    if plus < minus:
+        # Nearly equal widths rest deep in the tails, where the logarithm of the density is rounded.
+        depth = (distance / (2 * np.log(minus / plus)) / plus) ** 2 / 2
+        if 1e-14 * depth > 1e-2 * np.log(minus / plus):
+            raise JomaError(_UNDECIDED)
     shapes = Scaled(Gaussian(), plus), Scaled(Gaussian(), minus)
     found = rest_points(shapes[0], distance, shapes[1], exact=False)
     return decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
