@@ -50,7 +50,7 @@ def test_the_plan_takes_as_long_as_the_text():
     asked = ("reproduce", "fig6", "--scale", "full", "--corpus", "wikitext-103", "--dry-run")
     lines = joma(*asked).stdout.splitlines()
     assert lines[3].startswith(
-        "  full: about 105 min on one H200, reckoned and not measured, memory 30 GB of GPU memory"
+        "  full: about 105 min on one H200, estimated and not measured, memory 30 GB of GPU memory"
     )
     (plan,) = json.loads(joma(*asked, "--json").stdout)
     assert plan["scales"]["full"]["about_seconds"] > 10 * 570

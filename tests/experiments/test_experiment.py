@@ -133,7 +133,7 @@ class TestChoice:
 def test_options_may_change_what_it_takes():
     assert TRAINED.takes(TRAINED.request()) == TRAINED.scales
     slow = dataclasses.replace(
-        TRAINED, reckon=lambda options: {"tiny": Scale(options["hidden"], "2 CPU cores", "1 GB")}
+        TRAINED, estimate=lambda options: {"tiny": Scale(options["hidden"], "2 CPU cores", "1 GB")}
     )
     assert slow.takes(slow.request(options={"hidden": 7}))["tiny"].seconds == 7
 

@@ -185,7 +185,7 @@ class TestTakes:
         # 200 of 58 thousand steps, 226,000 of 28,782 words, 12 of 30 networks; 100 s to read it.
         expected = 570 * (200 / 58) * (226_000 / 28_782) * (12 / 30) + 102
         assert takes["full"].seconds == pytest.approx(expected, rel=1e-3)
-        assert takes["full"].device == "one H200, reckoned and not measured"
+        assert takes["full"].device == "one H200, estimated and not measured"
         assert takes["small"].seconds > 102
 
     def test_a_folder_is_said_to_be_a_guess(self, texts):

@@ -342,8 +342,88 @@ def test_curve_slope_far_below_zero_and_outside_the_support():
         ("ratio", lambda: clusters.phase(Gaussian(), 1.0, 0.0)),
         ("marginal", lambda: clusters.phase(Density(Gaussian().pdf), 1.0, 1.0)),
         ("s_minus", lambda: clusters.fixed_bias_ratio(Ball(2), -2.0, 1.0)),
+        ("s_minus", lambda: clusters.fixed_bias_ratio(Uniform(), 1.5, 1.0)),
+        (
+            "s_minus",
+            lambda: clusters.fixed_bias_ratio(
+                Uniform(), -2.0, 0.5, negative=Scaled(Uniform(), 4.0)
+            ),
+        ),
+        ("s_minus", lambda: clusters.fixed_bias_ratio(Density(Gaussian().pdf), -60.0, 1.0)),
         ("distance", lambda: clusters.straddles(Gaussian(), 0.0)),
     ],
 )
 def test_bad_input_of_rest_points_is_named(argument, call):
     rejects(argument, call)
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative", "boundary"),
+    # By hand: F falls like x^{1-df}, like e^{-x} and (Gaussian) faster.
+    [
+        (StudentT(3.0), StudentT(3.1), np.inf),
+        (StudentT(3.0), StudentT(3.05), np.inf),
+        (Laplace(), Scaled(Laplace(), 0.999999), np.inf),
+        (Laplace(), Scaled(Logistic(), 0.999999), np.inf),
+        (StudentT(1000.0), Laplace(), np.inf),
+        (Laplace(), Gaussian(), np.inf),
+        (Gaussian(), Ball(2), np.inf),
+        (Logistic(), Laplace(), 2 * np.e),
+        (Scaled(Scaled(Logistic(), 4.0), 0.5), Scaled(Logistic(), 2.0), np.exp(0.5)),
+        (Uniform(), Scaled(Uniform(), 2.0), 2.0),
+    ],
+)
+def test_the_heavier_tail_decides_the_phase(positive, negative, boundary):
+    at = clusters.phase(positive, 1.0, 5.0, negative=negative)
+    assert at.boundary == pytest.approx(boundary, rel=1e-9)
+    assert at.grows == (boundary > 5)
+
+
+def test_phase_of_the_lighter_positive_tail_is_bounded():
+    for positive, negative in ((StudentT(3.1), StudentT(3.0)), (Gaussian(), Laplace())):
+        at = clusters.phase(positive, 1.0, 1e3, negative=negative)
+        assert 1 < at.boundary < 100
+        assert not at.grows
+
+
+@pytest.mark.parametrize(
+    ("width", "distance"), [(1 + 1e-7, 2.0), (2.0, 1e-14), (2.0, 1e-16), (1 + 1e-12, 1.0)]
+)
+def test_a_rest_point_outside_the_search_is_an_error(width, distance):
+    wider = Scaled(Gaussian(), width)
+    for call in (
+        lambda: clusters.critical_points(Gaussian(), distance, negative=wider),
+        lambda: clusters.phase(Gaussian(), distance, 2.0, negative=wider),
+    ):
+        rejects("distance", call)
+
+
+@pytest.mark.parametrize("distance", [3e-8, 1e-7, 1e-6, 5e-6, 1e-5])
+def test_near_student_clusters_have_one_rest_point(distance):
+    for df in (1.5, 2, 3, 20):
+        (point,) = clusters.critical_points(StudentT(df), distance)
+        assert point.ratio == pytest.approx(1, abs=10 * distance)
+    rejects("distance", lambda: clusters.critical_points(StudentT(2), 1e-15))
+
+
+@pytest.mark.parametrize("distance", [0.1, 2.0, 30.0])
+@pytest.mark.parametrize("marginal", [StudentT(1.5), StudentT(3), StudentT(20), Laplace()])
+def test_gradients_at_a_rest_point_of_two_clusters(marginal, distance):
+    (point,) = clusters.critical_points(marginal, distance)
+    turn = np.array([0.6, 0.8])
+    for axis in (np.array([1.0, 0.0]), turn):
+        means = [distance * axis, [0.0, 0.0]]
+        a = clusters.resting_gradients(marginal, means, axis, point.s_minus, [1, -1])
+        assert a is not None
+        assert -a[1] / a[0] == pytest.approx(point.ratio, rel=1e-9)
+    off = point.s_plus + 0.01
+    assert (clusters.resting_gradients(marginal, means, axis, off, [1, -1])) is None
+
+
+@pytest.mark.parametrize(
+    ("s", "ratio"),
+    # With mpmath in 50 digits: (D θ₁(s₊) + θ₂(s₊))/θ₂(s₋) for D = 1.
+    [(-60.0, 7.043991681351e25), (40.0, np.inf), (-38.0, 1.984342407363e16)],
+)
+def test_fixed_bias_deep_in_the_tails(s, ratio):
+    assert clusters.fixed_bias_ratio(Gaussian(), s, 1.0) == pytest.approx(ratio, rel=1e-9)

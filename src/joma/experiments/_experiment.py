@@ -230,7 +230,7 @@ class Experiment:
         resumable: whether it goes on in a run folder in which it was stopped.
         comparable: whether it can be compared with recorded results.
         needs: raises a `ValueError` where something is missing that a request needs.
-        reckon: what the scales take with the options of a request, where those change it.
+        estimate: what the scales take with the options of a request, where those change it.
     """
 
     name: str
@@ -244,7 +244,7 @@ class Experiment:
     resumable: bool = False
     comparable: bool = False
     needs: Callable[[Request], None] = _nothing_else
-    reckon: Callable[[Mapping[str, Any]], Mapping[str, Scale]] | None = None
+    estimate: Callable[[Mapping[str, Any]], Mapping[str, Scale]] | None = None
 
     def __post_init__(self) -> None:
         if self.default_scale not in (self.scales or ("",)):
@@ -287,7 +287,7 @@ class Experiment:
 
     def takes(self, request: Request) -> Mapping[str, Scale]:
         """What each of the scales takes with the options of a request."""
-        return self.scales if self.reckon is None else self.reckon(request.options)
+        return self.scales if self.estimate is None else self.estimate(request.options)
 
     def _options(self, given: Mapping[str, Any], scale: str) -> dict[str, Any]:
         named = {option.name: option for option in self.options}

@@ -64,7 +64,7 @@ class Group:
         prepare: makes the networks, given the group's run.
         elsewhere: finds another run in which the very same networks are trained already, given the
             group's; its metrics are then taken over.
-        light: its networks are so few that on a GPU they may train beside others.
+        light: its networks are so few that on a GPU they may train alongside others.
     """
 
     name: str

@@ -89,7 +89,7 @@ def needs(request: Request) -> None:
     _figure.needs(request)
 
 
-def reckon(options: Mapping[str, Any]) -> dict[str, Scale]:
+def estimate(options: Mapping[str, Any]) -> dict[str, Scale]:
     """What the scales take with a text: by its steps, words and networks where it is another."""
     return {scale: _with_text(scale, options["corpus"]) for scale in SCALES}
 
@@ -105,7 +105,7 @@ def _with_text(scale: str, corpus: str) -> Scale:
     seconds = takes.seconds * larger + published.tokens * _SECONDS_A_TOKEN
     where = takes.device
     if scale == "full":
-        where += ", reckoned and not measured"
+        where += ", estimated and not measured"
         where += "" if corpus in TEXTS else f", with as many words as {published.title}"
     memory = takes.memory
     if published is WIKITEXT_103:
@@ -133,5 +133,5 @@ EXPERIMENT = Experiment(
     resumable=True,
     comparable=True,
     needs=needs,
-    reckon=reckon,
+    estimate=estimate,
 )

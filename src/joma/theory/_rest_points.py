@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
+from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory._marginal import Marginal
+from joma.theory._tail_order import tail_limit
 
 _SUBSTANTIAL_MASS = 0.05  # of the positive cluster on the active side
 FAR = 1e6  # how many times the largest length the search for rest points goes out
@@ -38,10 +40,15 @@ def critical_points(
     They need s₊ - s₋ = D and equal mean residual lives F/θ₁ of the two clusters, each at its own
     distance; then a₋/a₊ = θ₁(s₊)/θ₁(s₋). For clusters of one shape there are none where F/θ₁ is
     injective (Gaussian, logistic, uniform in a ball). Nodes can rest between clusters of unequal
-    width where they cannot between those of equal width: for two Gaussians, just if the positive
-    one is narrower. Where F/θ₁ is flat over a stretch of length D or more (Laplace below zero)
-    there is a continuum, of which the end with the largest s₊ is given. In (v, ξ) each
-    point is a ray: the field is homogeneous.
+    width where they cannot between those of equal width: for two Gaussians, if and only if the
+    positive one is narrower. Where F/θ₁ is flat over a stretch of length D or more (Laplace below
+    zero) there is a continuum, of which the end with the largest s₊ is given. In (v, ξ) each point
+    is a ray: the field is homogeneous.
+
+    The search covers |s₋| up to 1e6 times the largest of D and the widths, and lives that differ by
+    more than rounding. Where the signs at its ends show that a point lies outside (two Gaussians
+    whose widths differ by 1e-7 of themselves, or a D of 1e-14 of the width), it raises `JomaError`.
+    For a marginal that is not of a named family only the end s₋ → ∞ is checked.
 
     v points from the negative cluster to the positive one. For the other direction exchange the two
     clusters and invert the ratio; those points are never stable in two dimensions or more.
@@ -72,6 +79,7 @@ def critical_points(
     )
     roots: list[float] = []
     steep = np.nonzero(~level)[0]
+    _check_ends(marginal, other, distance, gaps[steep])
     for i, j in itertools.pairwise(steep):
         if gaps[i] * gaps[j] < 0:
             roots.append(float(optimize.brentq(gap, grid[i], grid[j], xtol=1e-14, rtol=1e-14)))
@@ -80,7 +88,10 @@ def critical_points(
     # tend to one value.
     for i in np.nonzero(level[:-1] & ~level[1:])[0]:
         lone = i > 0 and not level[i - 1]
-        if not lone and marginal.theta1(grid[i] + distance) > _SUBSTANTIAL_MASS:
+        before = steep[steep < i]
+        # A change of sign across the stretch is one root, found above, that rounding blurs.
+        crossed = before.size > 0 and gaps[before[-1]] * gaps[i + 1] < 0
+        if not lone and not crossed and marginal.theta1(grid[i] + distance) > _SUBSTANTIAL_MASS:
             roots.append(_end_of_level(marginal, grid[i], grid[i + 1], distance))
     with np.errstate(over="ignore"):
         return [
@@ -91,6 +102,62 @@ def critical_points(
             )
             for s in sorted(roots)
         ]
+
+
+def fixed_bias_ratio(
+    marginal: Marginal, s_minus: float, distance: float, *, negative: Marginal | None = None
+) -> float:
+    """Theorem 3 (new) for x̄₋ = 0: the a₋/a₊ at which v rests while ξ is held fixed.
+
+    v̇ = 0 alone asks for a₊ (D θ₁(s₊) + θ₂(s₊)) = a₋ θ₂(s₋). One positive ratio meets it if the
+    hyperplane cuts the negative cluster and the positive one is not all inactive: always for
+    clusters without an end, and for bounded ones if |s₋| < reach₋ and s₊ > -reach₊. Only ξ̇ = 0 in
+    addition asks for equal mean residual lives. The ratio is inf above the largest float.
+
+    Args:
+        marginal: shape of the positive cluster, and of the negative one unless `negative` is given.
+        s_minus: s₋ = ξ/‖v‖.
+        distance: D = ‖x̄₊ - x̄₋‖ > 0; v points from the negative cluster to the positive one.
+        negative: shape of the negative cluster where it differs.
+    """
+    marginal = _checks.instance("marginal", marginal, Marginal)
+    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
+    s, distance = _checks.scalar("s_minus", s_minus), _checks.positive_scalar("distance", distance)
+    if abs(s) >= other.reach:
+        raise JomaError(
+            f"s_minus must be less than {other.reach:.6g} in size, or the hyperplane does not cut "
+            f"the negative cluster and no ratio of its own makes v rest; got {s}"
+        )
+    if s + distance <= -marginal.reach:
+        raise JomaError(
+            f"s_minus must be above {-marginal.reach - distance:.6g}, or the positive cluster is "
+            f"all inactive; got {s}"
+        )
+    spread = float(other.theta2(s))
+    moment = float(distance * marginal.theta1(s + distance) + marginal.theta2(s + distance))
+    if min(spread, moment) > 1e-290:
+        return moment / spread
+    share = np.log(distance) + float(marginal.log_theta1(s + distance))
+    with np.errstate(invalid="ignore"):
+        log_moment = np.logaddexp(share, _log_theta2(marginal, s + distance))
+    log_ratio = log_moment - _log_theta2(other, s)
+    if not np.isfinite(log_ratio):
+        raise JomaError(f"s_minus must lie where the tails of both clusters are known, got {s}")
+    with np.errstate(over="ignore"):
+        return float(np.exp(log_ratio))
+
+
+def _check_ends(positive: Marginal, negative: Marginal, distance: float, gaps: Array) -> None:
+    """Raise an error if the signs at the ends of the search show that it missed a point."""
+    # For s → ∞, F₊/F₋ = (s+D)/s in the limit, so that m₊ > m₋ there.
+    limit = tail_limit(positive, negative, distance)
+    rises = 0 if limit is None else limit.rises
+    if gaps.size == 0 or gaps[-1] < 0 or gaps[0] * rises < 0:
+        raise JomaError(
+            f"distance must let the rest point be found, got {distance}: it lies more than "
+            f"{FAR:.0e} times the largest length away, or where the mean residual lives are equal "
+            "to rounding; the clusters are too close or too much alike"
+        )
 
 
 def log_life_ratio(positive: Marginal, negative: Marginal, s: Array, distance: float) -> Array:
@@ -166,3 +233,10 @@ def _end_of_level(marginal: Marginal, inside: float, outside: float, distance: f
         slope = 1 - marginal.mean_residual(at) / marginal.inverse_hazard(at)
         inside, outside = (middle, outside) if slope < 1e-9 else (inside, middle)
     return float(inside - 1e-8 * distance)  # safely within
+
+
+def _log_theta2(marginal: Marginal, s: float) -> float:
+    """Ln θ₂, right also where θ₂ is below the smallest float; NaN where the tail is not known."""
+    x = abs(s)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(marginal.log_theta1(-x) + np.log(marginal.mean_residual(-x) + x))

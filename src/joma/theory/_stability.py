@@ -17,17 +17,19 @@ from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory._marginal import Marginal
 from joma.theory._rest_points import (
-    FAR,
     CriticalPoint,
     critical_points,
     known_part,
     log_life_ratio,
-    mean_width,
     search_grid,
 )
+from joma.theory._tail_order import tail_limit
 
 Marginals = Marginal | list[Marginal] | tuple[Marginal, ...]
 """The shape of all clusters, or one shape for each."""
+
+_EQUAL_LIVES = 1e-9
+"""Relative difference up to which mean residual lives count as equal."""
 
 
 def is_stable(
@@ -35,9 +37,9 @@ def is_stable(
 ) -> bool:
     """Theorem 3 (new): whether a node at a critical point returns to its ray from all around it.
 
-    It does just if a₋p(s₋) > a₊p(s₊), that is θ₁/p is larger at s₊ than at s₋; in other words if
-    the mean residual life rises faster at s₊ than at s₋. It is enough that it rises at s₊ and falls
-    at s₋. In a continuum of critical points, as of Laplace clusters, it does not.
+    It does if and only if a₋p(s₋) > a₊p(s₊), that is θ₁/p is larger at s₊ than at s₋; in other
+    words if the mean residual life rises faster at s₊ than at s₋. It is enough that it rises at s₊
+    and falls at s₋. In a continuum of critical points, as of Laplace clusters, it does not.
 
     Args:
         marginal: shape of the positive cluster, and of the negative one unless `negative` is given.
@@ -167,10 +169,11 @@ def resting_gradients(
 ) -> Array | None:
     """Theorem 3 (new): gradients of given signs at which a node rests, or None if there are none.
 
-    A node rests just if the forces c_j = a_j θ₁(s_j) satisfy Σ c_j = 0 and
+    A node rests if and only if the forces c_j = a_j θ₁(s_j) satisfy Σ c_j = 0 and
     Σ c_j (x̄_j + (θ₂/θ₁)(s_j) v/‖v‖) = 0. For clusters on one line along v this is
-    Σ c_j = Σ c_j m_j = 0 with the mean residual lives m_j = F/θ₁(s_j): the node can rest just if
-    those of the positive and of the negative clusters have overlapping ranges.
+    Σ c_j = Σ c_j m_j = 0 with the mean residual lives m_j = F/θ₁(s_j): the node can rest if
+    and only if those of the positive and of the negative clusters have overlapping ranges. Lives
+    that agree to 1e-9 of the longest count as equal, as do means on one line to that precision.
 
     Args:
         marginal: shape of every cluster, or a list of one for each.
@@ -193,38 +196,17 @@ def resting_gradients(
     if not np.all(np.isfinite(lives)):
         raise JomaError("bias must leave a part of every cluster on the active side")
     # In units of force every column is of order one, however deep in a tail its cluster lies.
-    reach = node.means + (lives - node.distances)[:, None] * node.direction
-    columns = np.column_stack([reach - reach.mean(axis=0), np.ones(len(reach))]).T
-    columns[:-1] /= max(np.abs(columns[:-1]).max(), 1e-300)
+    # Along v, x̄_j + θ₂/θ₁ is m_j but for a constant; to subtract lives keeps their digits.
+    across = node.means - np.outer(node.means @ node.direction, node.direction)
+    across -= across.mean(axis=0)
+    size = np.abs(node.means - node.means.mean(axis=0)).max()
+    along = (lives - lives.mean()) / lives.max()
+    columns = np.vstack([across.T / (size if size > 0 else 1.0), along, np.ones(len(lives))])
     forces = _solve_forces(columns * signs, signs)
     if forces is None:
         return None
     with np.errstate(over="ignore"):
         return signs * forces * np.exp(-logs)
-
-
-def fixed_bias_ratio(
-    marginal: Marginal, s_minus: float, distance: float, *, negative: Marginal | None = None
-) -> float:
-    """Theorem 3 (new) for x̄₋ = 0: the a₋/a₊ at which v rests while ξ is held fixed.
-
-    v̇ = 0 alone asks for a₊ (D θ₁(s₊) + θ₂(s₊)) = a₋ θ₂(s₋), which some ratio meets at every s₋, for
-    clusters of any shape; only ξ̇ = 0 in addition asks for equal mean residual lives.
-
-    Args:
-        marginal: shape of the positive cluster, and of the negative one unless `negative` is given.
-        s_minus: s₋ = ξ/‖v‖.
-        distance: D = ‖x̄₊ - x̄₋‖ > 0; v points from the negative cluster to the positive one.
-        negative: shape of the negative cluster where it differs.
-    """
-    marginal = _checks.instance("marginal", marginal, Marginal)
-    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
-    s, distance = _checks.scalar("s_minus", s_minus), _checks.positive_scalar("distance", distance)
-    spread = float(other.theta2(s))
-    if spread == 0:
-        raise JomaError(f"s_minus must lie inside the negative cluster, got {s}")
-    moment = distance * marginal.theta1(s + distance) + marginal.theta2(s + distance)
-    return float(moment) / spread
 
 
 class Phase(NamedTuple):
@@ -250,6 +232,10 @@ def phase(
     never falls while ‖(v, ξ)‖² grows by 2Φ, they grow for ever. From it on Φ ≤ 0 for every node in
     any direction, and none ever grows. A stable critical point is a local maximum of that ratio.
     So the rest points of Theorem 3 separate nodes that grow from nodes that vanish.
+
+    The limit s → -∞ is in closed form for the named families. For any other marginal the ratio must
+    fall where its tail is last known, and is taken to fall from there on; otherwise, and where
+    `critical_points` cannot find a rest point, it raises `JomaError`.
 
     Args:
         marginal: shape of the positive cluster, and of the negative one unless `negative` is given.
@@ -353,44 +339,31 @@ def _solve_forces(columns: Array, signs: Array) -> Array | None:
         return None
     forces = np.asarray(result.x[:count], dtype=np.float64)
     for _ in range(2):  # to rounding: the solver stops at 1e-9 or so
-        forces = forces - np.linalg.pinv(columns, rcond=1e-10) @ (columns @ forces)
+        forces = forces - np.linalg.pinv(columns, rcond=1e-8) @ (columns @ forces)
     forces = forces / (positive @ forces)
-    # Exactly equal lives are of measure zero, and a solver's tolerance is not.
-    if np.abs(columns @ forces).max() > 1e-12 or forces.min() <= 0:
+    # Clusters of two different lives cannot rest, and the solver's own tolerance is too coarse.
+    if np.abs(columns @ forces).max() > _EQUAL_LIVES or forces.min() <= 0:
         return None
     return forces
 
 
 def _ratio_of_dead_nodes(positive: Marginal, negative: Marginal, distance: float) -> float:
-    """The limit of F₊(s+D)/F₋(s) where the node leaves the last of both clusters."""
-    if max(positive.least_mass, negative.least_mass) > 1e-200:
-        return _ratio_as_far_asknown_part(positive, negative, distance)
-    if np.isfinite(negative.reach) and positive.reach + distance > negative.reach:
-        return np.inf
-    if np.isfinite(positive.reach):
-        return 0.0
-    largest = max(distance, mean_width(positive), mean_width(negative))
+    """The limit of F₊(s+D)/F₋(s) where the node leaves the last of both clusters.
 
-    def log_ratio(s: float) -> float:
-        shares = positive.log_theta1(s + distance) - negative.log_theta1(s)
-        lives = positive.mean_residual(s + distance) / negative.mean_residual(s)
-        return float(shares + np.log(lives))
-
-    near, far = log_ratio(-1e3 * largest), log_ratio(-FAR * largest)
-    if not np.isfinite(far) or far - near > 1:
-        return np.inf
-    return float(np.exp(far))
-
-
-def _ratio_as_far_asknown_part(positive: Marginal, negative: Marginal, distance: float) -> float:
-    """The same for a density whose tail is known to a depth only: 0 if the ratio falls there."""
+    For a marginal that is not of a named family it is 0 if the ratio falls where its tail is last
+    known, as the supremum then lies elsewhere.
+    """
+    limit = tail_limit(positive, negative, distance)
+    if limit is not None:
+        return limit.ratio
     grid = search_grid(positive, negative, distance)
     grid = grid[known_part(positive, grid + distance) & known_part(negative, grid)]
     gaps = log_life_ratio(positive, negative, grid, distance)
-    gaps = gaps[np.isfinite(gaps)]
-    if gaps.size and gaps[0] < 0:
+    grid, gaps = grid[np.isfinite(gaps)], gaps[np.isfinite(gaps)]
+    errors = positive.mean_residual_error(grid + distance) + negative.mean_residual_error(grid)
+    if gaps.size and gaps[0] < -errors[0]:
         return 0.0
     raise JomaError(
-        "marginal must be known far out: F₊/F₋ still rises where the tail of this density is too "
-        "small to be integrated; use a named family"
+        "marginal must be known far out: F₊/F₋ does not fall where the tail of this density is "
+        "last known; use a named family"
     )

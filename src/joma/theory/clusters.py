@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory._rest_points import CriticalPoint, critical_points
+from joma.theory._rest_points import CriticalPoint, critical_points, fixed_bias_ratio
 from joma.theory._stability import (
     Eigenvalues,
     Jacobian,
@@ -22,7 +22,6 @@ from joma.theory._stability import (
     Phase,
     each,
     eigenvalues,
-    fixed_bias_ratio,
     full_jacobian,
     is_stable,
     jacobian,
@@ -197,8 +196,9 @@ def straddles(marginal: Marginal, distance: float) -> bool:
     """Section A.4 (made precise): whether clusters at rest lie on either side, s₊ > 0 > s₋.
 
     For a mean residual life m = F/θ₁ that falls up to some place and rises from it on, as for
-    Student's t, the node between clusters of one shape does so just if m(-D) > m(0) < m(D). For t
-    of df > 2 that is so from a distance on that grows with df; for Laplace clusters it is never so.
+    Student's t, the node between clusters of one shape does so if and only if m(-D) > m(0) < m(D).
+    For t of df > 2 that is so from a distance on that grows with df; for Laplace clusters it is
+    never so.
 
     Args:
         marginal: shape of both clusters.

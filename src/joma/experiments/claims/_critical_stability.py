@@ -170,7 +170,7 @@ def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
 
 
 def _stability(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Signs of the eigenvalues of the flow in (v, ξ) besides the one along the ray."""
+    """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
     del rng
     wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
     return Measurement(float(np.mean(wrong)), 0.0)
@@ -276,6 +276,10 @@ def _phase(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(wrong / 8, 0.0)
 
 
+_VERY_FAR = -np.geomspace(1e100, 1e8, 24)
+"""Places at which a tail that is a little heavier than another has outgrown it."""
+
+
 def _largest_ratio(
     positive: Marginal,
     distance: float,
@@ -283,7 +287,7 @@ def _largest_ratio(
     cosines: tuple[float, ...] = (1.0, 0.5, 0.0, -1.0),
 ) -> float:
     """The largest F₊(s + D cos α)/F₋(s) over places s and directions α, from the density."""
-    s = places(positive, distance, negative)
+    s = np.concatenate([_VERY_FAR, places(positive, distance, negative)])
     if np.isfinite(negative.reach):
         raise JomaError("the clusters must have no end")
     best = -np.inf
@@ -291,14 +295,17 @@ def _largest_ratio(
     low = below.log_share + np.log(below.life)
     for cosine in cosines:
         above = reference(positive, s + distance * cosine)
-        best = max(best, float(np.max(above.log_share + np.log(above.life) - low)))
+        rounding = 1e-14 * np.abs(low)  # of two large logarithms
+        best = max(best, float(np.max(above.log_share + np.log(above.life) - low - rounding)))
     return float(np.exp(min(best, 600.0)))
 
 
 _PHASE: dict[str, Any] = {
     **FAMILY,
     "family": Choice("gaussian", "student", "laplace", "logistic"),
-    "negative": Real(0.2, 5.0, log=True, special=(1.0,)),
+    "other": Choice("same", "same", "gaussian", "student", "laplace", "logistic"),
+    "other_df": Real(1.1, 60.0, log=True, special=(2.0, 3.0)),
+    "negative": Real(0.2, 5.0, log=True, special=(1.0, 0.9999, 1.0001)),
     "distance": Real(0.02, 20.0, log=True, special=(1.0,)),
     "ratio": Real(0.05, 1e4, log=True, special=(1.0,)),
     "cosine": Real(-1.0, 1.0),
@@ -306,10 +313,17 @@ _PHASE: dict[str, Any] = {
 
 
 def _phase_at(formula: Formula, point: Point) -> Measurement:
-    family = family_of(point)
-    if 0 < abs(np.log(point["negative"])) < 1e-2:
+    family = other = family_of(point)
+    if point["other"] != "same":
+        other = family_of(
+            Point({**point.values, "family": point["other"], "df": point["other_df"]})
+        )
+    if 0 < abs(np.log(point["negative"])) < 1e-5:
         raise JomaError("the widths must be equal, or differ by more than the reference errs")
-    negative = family if point["negative"] == 1 else Scaled(family, point["negative"])
+    students = isinstance(family, StudentT) and point["other"] == "student"
+    if students and 0 < abs(point["df"] - point["other_df"]) < 0.05:
+        raise JomaError("df must be equal, or differ by more than the reference resolves")
+    negative = other if point["negative"] == 1 else Scaled(other, point["negative"])
     largest = _largest_ratio(family, point["distance"], negative, (1.0, point["cosine"]))
     if abs(np.log(largest / point["ratio"])) < 1e-2:
         raise JomaError("the ratio must not lie on the boundary")
@@ -321,13 +335,13 @@ def _phase_at(formula: Formula, point: Point) -> Measurement:
 def _trained(formula: Formula, rng: np.random.Generator) -> Measurement:
     """ReLU nodes trained by SGD on samples of two Gaussian clusters of widths 1 and 2.
 
-    At the predicted ratio of gradients, nodes that start beside the predicted ray come back to it;
+    At the predicted ratio of gradients, nodes that start near the predicted ray come back to it;
     at 0.7 of it some node grows, and at 1.4 none does.
     """
     positive, negative, distance = Gaussian(), Scaled(Gaussian(), 2.0), 2.0
     (point,) = formula(positive, distance, negative=negative)
-    beside = np.array([[1.0, 0.4, -1.5], [1.0, -0.4, -0.6], [0.9, 0.2, -1.2], [1.1, -0.3, -0.8]])
-    ends = _train(positive, negative, distance, point.ratio, 4 * beside, 1000, rng)
+    near = np.array([[1.0, 0.4, -1.5], [1.0, -0.4, -0.6], [0.9, 0.2, -1.2], [1.1, -0.3, -0.8]])
+    ends = _train(positive, negative, distance, point.ratio, 4 * near, 1000, rng)
     places = ends[:, 2] / np.linalg.norm(ends[:, :2], axis=1)
     turned = ends[:, 1] / ends[:, 0]
     returned = max(abs(places.mean() - point.s_minus), abs(turned.mean()))
@@ -404,7 +418,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm3-stability",
-        title="a ray is stable just if F/θ₁ rises faster at s₊ than at s₋: θ₁/p larger at s₊",
+        title="a ray is stable exactly if F/θ₁ rises faster at s₊ than at s₋: θ₁/p larger at s₊",
         source="new",
         method="signs of the eigenvalues by quadrature; clusters with two humps among them",
         derived=clusters.is_stable,
@@ -434,7 +448,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm3-phase",
-        title="some node grows for ever just if a₋/a₊ < sup F₊(s+D)/F₋(s)",
+        title="some node grows for ever exactly if a₋/a₊ < sup F₊(s+D)/F₋(s)",
         source="new",
         method="E[gφ] of nodes at all places and directions, by quadrature",
         derived=clusters.phase,

@@ -300,9 +300,8 @@ def rest_points(
     found: list[RestPoint] = []
     # Lives that differ by less than this are equal in the reference.
     noise = _life_error(positive, grid + distance) + _life_error(negative, grid)
+    grid, gaps = grid[np.abs(gaps) >= noise], gaps[np.abs(gaps) >= noise]
     for i in np.nonzero(gaps[:-1] * gaps[1:] < 0)[0]:
-        if abs(gaps[i]) < noise[i] or abs(gaps[i + 1]) < noise[i + 1]:
-            continue
         if not exact:
             found.append(RestPoint(float(grid[i]), np.nan))
             continue

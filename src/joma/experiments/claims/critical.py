@@ -15,6 +15,7 @@ from joma.experiments.claims._isotropic import (
     decide,
     family_of,
     flow,
+    places,
     reference,
     rest_points,
 )
@@ -120,7 +121,7 @@ def _sufficiency_at(formula: Formula, point: Point) -> Measurement:
 
 
 def _sufficient(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Whether the mean residual life falls on the right of 0 just where the formula says so."""
+    """Whether the mean residual life falls on the right of 0 exactly where the formula says so."""
     del rng
     families = (*FAMILIES, StudentT(2), StudentT(1.9), StudentT(1.5), Spiked(0.5, 0.05))
     wrong = [formula(marginal) != _falls_at_zero(marginal) for marginal in families]
@@ -170,6 +171,10 @@ def _existence_at(formula: Formula, point: Point) -> Measurement:
     found = rest_points(positive, distance, negative, exact=False)
     if any(abs(s) > 1e4 * max(1.0, distance) for s, _ in found):
         raise JomaError(_UNDECIDED)
+    end = places(positive, distance, negative)[-1]
+    ends = reference(positive, end + distance).life, reference(negative, end).life
+    if ends[0] < ends[1] * (1 + 1e-11):
+        raise JomaError(_UNDECIDED)  # as m₊ > m₋ for s → ∞, they meet beyond the reference's reach
     expected = bool(found) or positive == negative == Laplace()
     farthest = max([abs(s) for s, _ in found], default=1.0)  # roots are lost far out
     return decide(formula(positive, distance, negative) != expected, 10 / farthest)
@@ -189,6 +194,11 @@ def _gaussians_at(formula: Formula, point: Point) -> Measurement:
     plus, minus, distance = point["positive"], point["negative"], point["distance"]
     if 0 < abs(np.log(plus / minus)) < 1e-3:
         raise JomaError(_UNDECIDED)
+    if plus < minus:
+        # Nearly equal widths rest deep in the tails, where the logarithm of the density is rounded.
+        depth = (distance / (2 * np.log(minus / plus)) / plus) ** 2 / 2
+        if 1e-14 * depth > 1e-2 * np.log(minus / plus):
+            raise JomaError(_UNDECIDED)
     shapes = Scaled(Gaussian(), plus), Scaled(Gaussian(), minus)
     found = rest_points(shapes[0], distance, shapes[1], exact=False)
     return decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
@@ -319,7 +329,7 @@ def _fixed_bias_at(formula: Formula, point: Point) -> Measurement:
     if reference(positive, s + distance).log_share < -500:
         raise JomaError("the force of the positive cluster must be a float")
     if abs(s) >= negative.reach or reference(negative, -abs(s)).log_share < -500:
-        raise JomaError("s must lie inside the negative cluster")
+        raise JomaError("the hyperplane must cut the negative cluster where θ₂ is a float")
     return Measurement(_fixed_bias_error(formula, positive, negative, s, distance), 1e-8)
 
 
@@ -427,7 +437,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm3-existence",
-        title="two clusters have critical points just where m₊(s+D) = m₋(s) for some s, m = F/θ₁",
+        title="two clusters have critical points exactly if m₊(s+D) = m₋(s) at some s, m = F/θ₁",
         source="new",
         method="mean residual lives of thirteen pairs by quadrature",
         derived=lambda positive, distance, negative: bool(
@@ -489,7 +499,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm3-fixed-bias",
-        title="at fixed ξ some a₋/a₊ makes v̇ = 0 at every s₋, for clusters of any shape",
+        title="at fixed ξ one a₋/a₊ makes v̇ = 0 if ξ cuts the - cluster and some of + is active",
         source="new",
         method="v̇ by quadrature at random places",
         derived=clusters.fixed_bias_ratio,
@@ -498,7 +508,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="thm3-line",
-        title="clusters on a line: a node can rest just if their F/θ₁, + and -, overlap in range",
+        title="clusters on a line: a node can rest exactly if the ranges of F/θ₁, + and -, overlap",
         source="new",
         method="mean residual lives, v̇ and ξ̇ by quadrature, three and five clusters",
         derived=clusters.resting_gradients,
@@ -516,7 +526,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         id="a4-signs",
-        title="at rest s₊ > 0 > s₋ just if m(-D) > m(0) < m(D): t₃ from D = 0.93, Laplace never",
+        title="at rest s₊ > 0 > s₋ exactly if m(-D) > m(0) < m(D): t₃ from D = 0.93, Laplace never",
         source="JoMA preprint, Section A.4",
         method="rest points of t and Laplace clusters from the density",
         derived=clusters.straddles,

@@ -67,7 +67,7 @@ SCALES = {
 }
 
 
-def reckon(options: Mapping[str, Any]) -> dict[str, Scale]:
+def estimate(options: Mapping[str, Any]) -> dict[str, Scale]:
     """Return what the scales take; gradient descent makes more steps than Adam."""
     if options["optimizer"] == OPTIMIZERS[0]:
         return SCALES
@@ -95,5 +95,5 @@ EXPERIMENT = Experiment(
     ),
     groups=tuple(GROUPS),
     resumable=True,
-    reckon=reckon,
+    estimate=estimate,
 )

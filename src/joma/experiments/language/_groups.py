@@ -62,7 +62,7 @@ WIKITEXT_103 = Published(
     "WikiText-103",
     dict(zip(DEPTHS, (5.047, 4.912, 4.762, 4.679), strict=True)),
     last=200_000,  # as far as the printed curves reach, a good third into the second epoch
-    words=226_000,  # about, as the next one: they serve to reckon what it takes
+    words=226_000,  # about, as the next one: they serve to estimate what it takes
     tokens=102_000_000,
 )
 
