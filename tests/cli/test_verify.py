@@ -22,7 +22,7 @@ class TestVerify:
         assert "  JoMA preprint: 2 errata from 1 slip\n" in result.stdout
         assert "    eqn-2-three: Eqn 2. Printed: three. Corrected: two.\n" in result.stdout
         assert "      eqn-3-three (follows from eqn-2-three): Eqn 2." in result.stdout
-        repeated = "1 erratum from 1 slip, 1 repeated from the JoMA preprint, none of its own"
+        repeated = "1 erratum, repeated from the JoMA preprint"
         assert f"  talk: {repeated}\n" in result.stdout
         last = result.stdout.splitlines()[-1]
         assert last.startswith("3 of 3 claims hold as derived; 1 of 2 printed forms does not hold.")

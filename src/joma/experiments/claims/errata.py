@@ -370,9 +370,10 @@ def count(document: str, errata: Sequence[Erratum]) -> str:
     elsewhere = [e.document for e in ERRATA if e.id in roots and e.document != document]
     if not elsewhere:
         return words
-    sources = ", ".join(sorted(set(elsewhere)))
-    own = len(roots) - len(elsewhere)
-    return f"{words}, {len(elsewhere)} repeated from the {sources}, {own or 'none'} of its own"
+    repeated = f"repeated from the {', '.join(sorted(set(elsewhere)))}"
+    if len(elsewhere) == len(roots):
+        return f"{_plural(number, 'erratum', 'errata')}, {repeated}"
+    return f"{words}, {len(elsewhere)} {repeated}"
 
 
 def _plural(number: int, one: str, many: str) -> str:
