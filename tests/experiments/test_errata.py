@@ -74,9 +74,7 @@ def test_a_document_that_was_not_checked_is_refused():
 
 def test_counts_are_of_roots():
     assert errata.count("JoMA preprint", ERRATA) == "14 errata from 9 slips"
-    assert errata.count("talk", ERRATA) == (
-        "1 erratum, repeated from the JoMA preprint"
-    )
+    assert errata.count("talk", ERRATA) == ("1 erratum, repeated from the JoMA preprint")
     assert errata.count("CDAG draft note", ERRATA) == "1 erratum from 1 slip"
     assert errata.count("talk", errata.find(["lemma-5-sign"])) == "0 errata from 0 slips"
     assert tuple(errata.group(ERRATA)) == DOCUMENTS
