@@ -189,7 +189,8 @@ def late_b(
     The growth since the anchor is right up to a relative O(1/ln(η_Y t)).
 
     Args:
-        t: late times, c ln²(η_Y t) ≥ 30(1 + u₀): attention is on the distinct tokens.
+        t: late times, c ln²(η_Y t) ≥ 30(1 + u₀): attention is on the distinct tokens. The growth of
+            B is then right up to terms of order (1 + u₀)/(c ln²(η_Y t)) and (1 + ln K)/ln(η_Y t).
         balanced: the corpus.
         anchor: a late time and B there, which fix C₀.
         eta_y: rate of the decoder.

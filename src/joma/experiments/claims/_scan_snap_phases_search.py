@@ -151,7 +151,10 @@ def snapping(formula: Formula, point: Point) -> Measurement:
     b = flow(corpus).path(np.array([start, end]), 1.0, eta_z, rtol=1e-8)[:, -1]
     ours = float(formula(np.array([end]), corpus, anchor=(start, b[0]), eta_y=1.0, eta_z=eta_z)[0])
     error = abs(ours - b[1]) / (b[1] - b[0])
-    return Measurement(float(error), _late_slack(corpus, point["start"]))
+    # What attention leaves to common tokens is left out as well, of the order (1 + u₀)/(c ln² t).
+    u0 = corpus.common_over_distinct
+    drive = u0 / corpus.slope * (1 - 1 / corpus.classes) * eta_z * point["start"] ** 2
+    return Measurement(float(error), _late_slack(corpus, point["start"]) + 2 * (1 + u0) / drive)
 
 
 def _late_slack(corpus: Balanced, log_time: float) -> float:
