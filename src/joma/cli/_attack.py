@@ -10,7 +10,7 @@ from joma.cli._progress import progress
 
 SECONDS = 5.0
 """Processor time that a claim gets unless told otherwise."""
-_SHARE = 0.7
+_SHARE = 0.95
 """Of the time, to leave some to slow claims, which may take longer than their share."""
 _SHOWN = 120
 """Characters of the parameters that the table shows."""

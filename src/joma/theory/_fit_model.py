@@ -27,9 +27,9 @@ NOISES = (1e-4, 1.0)
 _LEVELS = 150
 _PRIOR_DRAWS = 20_000
 _MANY = 1000
-_START_DRAWS = 3_000
+_START_DRAWS = 12_000
 _DEFENSIVE = 0.2  # share of the start's draws that come from the prior
-_MOVES_OF_WEIGHTS = (5, 16)
+_MOVES_OF_WEIGHTS = (10, 64)
 _MOVES_OF_ENTROPY = (8, 32)  # its posterior is bent and has several modes
 _TAIL = 5.0  # degrees of freedom of the start's Student distribution
 

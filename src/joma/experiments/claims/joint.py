@@ -467,7 +467,10 @@ def _descent_at(formula: Formula, point: Point) -> Measurement:
     change = law[-1] - law[0] - formula(path.v, block)
     steps = np.max(np.abs(np.diff(path.v, axis=0))) * np.max(np.abs(path.v))
     size += block.eta_z / block.eta_w * steps * path.v.shape[2]
-    return Measurement(float(np.max(np.abs(change))), 3e-11 * float(size) + 1e-300)
+    # Where a huge step throws the bias far off, w is rounded to a share of the bias.
+    lost = 1e-15 * np.max(np.abs(path.bias)) * np.max(np.abs(path.v)) * path.v.shape[2]
+    rounding = 3e-11 * float(size) + block.eta_z / block.eta_w * float(lost)
+    return Measurement(float(np.max(np.abs(change))), rounding + 1e-300)
 
 
 def _descent_order(formula: Formula, rng: np.random.Generator) -> Measurement:
