@@ -424,3 +424,10 @@ def test_looks_are_dense_enough():
 )
 def test_the_largest_fall(curve, fall):
     assert _course._largest_fall(np.array(curve, dtype=float)) == fall
+
+
+@pytest.mark.parametrize(
+    ("gain", "text"), [(0.12, "+12%"), (-0.04, "−4%"), (0.004, "+0%"), (-0.004, "+0%")]
+)
+def test_a_gain_of_zero_has_one_sign(gain, text):
+    assert _summary._gain(np.log1p(gain)) == text

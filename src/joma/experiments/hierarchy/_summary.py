@@ -159,7 +159,8 @@ def _by_height(values: np.ndarray) -> list[tuple[int, Any]]:
 
 def _gain(change: float) -> str:
     """The change of a logarithm as per cent, with a sign."""
-    return f"{np.expm1(change):+.0%}".replace("-", "−")
+    gain = round(float(np.expm1(change)), 2) + 0.0  # rounding may have left −0
+    return f"{gain:+.0%}".replace("-", "−")
 
 
 def _to(start: float, end: float) -> str:
