@@ -1,7 +1,8 @@
 """Makes the pictures of README and docs anew: `make figures`.
 
 Those of experiments that train networks are not made here, for the demo has them tiny; they are
-taken from the run folders that are named, as in `python tools/docs_figures.py runs/table1`.
+taken from the run folders that are named, as in `python tools/docs_figures.py runs/table1`. Those
+of a run with `--optimizer sgd` are kept as NAME-sgd.png, next to those of Adam.
 """
 
 import subprocess
@@ -41,6 +42,8 @@ def main(runs: Sequence[str]) -> None:
 
 def keep(run: Run) -> None:
     """Keeps the pictures of a run, small enough to live in a repository."""
+    optimizer = run.config.get("options", {}).get("optimizer", "adam")
+    suffix = "" if optimizer == "adam" else f"-{optimizer}"
     for picture in run.figures:
         if picture.suffix == ".png":
             image = Image.open(picture).convert("RGB")
@@ -48,7 +51,7 @@ def keep(run: Run) -> None:
             image = image.resize((WIDTH, height), Image.Resampling.LANCZOS)
             # Of Pillow's ways this one keeps the line colours apart (within 13 of 255).
             image = image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-            image.save(TARGET / picture.name, optimize=True)
+            image.save(TARGET / f"{picture.stem}{suffix}.png", optimize=True)
 
 
 def draw_errata(run: Run) -> list[Path]:
