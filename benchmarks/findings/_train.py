@@ -20,7 +20,7 @@ from benchmarks.findings._data import LENGTH, Batch, Language, make_batch
 from benchmarks.findings._models import TASKS, build, logits_of
 from benchmarks.findings._plant import Plant, plant
 from joma import Monitor
-from joma.models._quiet import quietly
+from joma.common.quiet import quietly
 
 EVERY = 100
 VALIDATIONS = 10

@@ -12,6 +12,7 @@ from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma import (
+        analysis,
         data,
         experiments,
         integrations,
@@ -32,6 +33,7 @@ __all__ = [
     "JomaError",
     "Monitor",
     "__version__",
+    "analysis",
     "citation",
     "data",
     "experiments",

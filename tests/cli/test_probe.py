@@ -103,7 +103,7 @@ class TestNumbers:
         def never(*_, **__):
             raise AssertionError("a model was built")
 
-        monkeypatch.setattr("joma.experiments._probing.load", never)
+        monkeypatch.setattr("joma.analysis.probing.load", never)
         monkeypatch.setattr("joma.data.text.read_text", never)
         Path(model, "tokenizer.json").unlink()
         assert records(model, "--low-memory") == sorted(
@@ -155,7 +155,7 @@ class TestRunFolder:
         def interrupt(*_, **__):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("joma.experiments._probing.probe", interrupt)
+        monkeypatch.setattr("joma.analysis.probing.probe", interrupt)
         result = joma("probe", model, "--text", "text.txt", "--out", "here")
         assert result.exit_code == 130
         assert "Interrupted. Nothing was saved." in result.stderr

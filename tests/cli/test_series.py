@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import joma.experiments.series
+import joma.analysis.series
 from joma.runs import Run
 from tests.cli._command import joma as run_joma
 from tests.cli._command import sentence
@@ -48,13 +48,13 @@ def probe(*more: str, out: str = "here"):
 def measured(monkeypatch) -> list[str]:
     """The checkpoints that are really measured, as they are."""
     sources: list[str] = []
-    measure = joma.experiments.series.measure
+    measure = joma.analysis.series.measure
 
     def watched(source: str, *arguments, **options):
         sources.append(source)
         return measure(source, *arguments, **options)
 
-    monkeypatch.setattr(joma.experiments.series, "measure", watched)
+    monkeypatch.setattr(joma.analysis.series, "measure", watched)
     return sources
 
 
@@ -168,11 +168,11 @@ class TestProbe:
         whole = kept.read_bytes()
         for place in range(0, len(whole), len(whole) // 50):
             kept.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-            assert not joma.experiments.series.is_done(Path("here"), 200)
+            assert not joma.analysis.series.is_done(Path("here"), 200)
         measured.clear()
         assert probe().exit_code == 0
         assert measured == ["training/step200"]
-        assert joma.experiments.series.is_done(Path("here"), 200)
+        assert joma.analysis.series.is_done(Path("here"), 200)
 
     def test_new_and_changed_checkpoints_are(self, series, measured):
         assert probe().exit_code == 0
@@ -222,20 +222,20 @@ class TestProbe:
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_interrupted(self, series, measured, monkeypatch, number: signal.Signals, code: int):
-        watched = joma.experiments.series.measure
+        watched = joma.analysis.series.measure
 
         def interrupted(source: str, *arguments, **options):
             if source.endswith("step300"):
                 signal.raise_signal(number)
             return watched(source, *arguments, **options)
 
-        monkeypatch.setattr(joma.experiments.series, "measure", interrupted)
+        monkeypatch.setattr(joma.analysis.series, "measure", interrupted)
         monkeypatch.setattr("sys.argv", ["joma", "probe", "--series", "training"])
         result = probe()
         assert result.exit_code == code
         assert "Run it again with: joma probe --series training" in result.stderr
         assert Run.open("here").read_json("outcome") == {"status": "interrupted"}
-        monkeypatch.setattr(joma.experiments.series, "measure", watched)
+        monkeypatch.setattr(joma.analysis.series, "measure", watched)
         assert probe().exit_code == 0
         assert measured == [f"training/step{step}" for step in STEPS]
 
@@ -315,7 +315,7 @@ class TestProbe:
             cause = RevisionNotFoundError.__new__(RevisionNotFoundError)
             raise ValueError(f"{name} has no revision {revision!r}") from cause
 
-        monkeypatch.setattr("joma.models._hub._downloaded", downloaded)
+        monkeypatch.setattr("joma.models.hub._downloaded", downloaded)
         revisions = "step0,step100,step150,step300"
         result = run_joma("probe", "some/model", "--series", revisions, *FLAGS, "--json")
         assert result.exit_code == 1
@@ -336,14 +336,14 @@ class TestProbe:
             result = pickle.loads(pickle.dumps(function(*arguments)))
             return type("Done", (), {"result": lambda _: result})()
 
-        from joma.experiments._probing import Probing
+        from joma.analysis.probing import Probing
         from joma.models.series import Series
 
         probing = Probing(window=16, windows=2)
         chosen = Series.of("training")
-        config = joma.experiments.series.config_of(chosen, TEXT, probing)
-        ended = joma.experiments.series.probe_series(
-            Run.create(joma.experiments.series.NAME, config),
+        config = joma.analysis.series.config_of(chosen, TEXT, probing)
+        ended = joma.analysis.series.probe_series(
+            Run.create(joma.analysis.series.NAME, config),
             chosen,
             TEXT,
             probing,
@@ -378,7 +378,7 @@ def test_killed(series, measured):
     command = [sys.executable, "-c", KILLED, "probe", "--series", "training", *FLAGS]
     process = subprocess.run([*command, "--out", "here"], stderr=subprocess.DEVNULL, check=False)
     assert process.returncode == -signal.SIGKILL
-    finished = [step for step in STEPS if joma.experiments.series.is_done(Path("here"), step)]
+    finished = [step for step in STEPS if joma.analysis.series.is_done(Path("here"), step)]
     assert 1 <= len(finished) < len(STEPS)
     assert probe().exit_code == 0
     assert measured == [f"training/step{step}" for step in STEPS if step not in finished]

@@ -137,7 +137,7 @@ def test_dry_run_writes_nothing(small, tmp_path):
 
 
 def test_ctrl_c_says_what_is_there_and_how_to_go_on(small, tmp_path, monkeypatch):
-    import joma.experiments.superposition as package
+    import joma.analysis.superposition as package
 
     def interrupted(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt

@@ -8,7 +8,6 @@ import pytest
 
 from joma.errors import JomaError
 from joma.experiments.claims import Claim, Measurement
-from joma.experiments.claims._adversary import ENOUGH, attack, ratio_of
 from joma.experiments.claims._search import (
     Choice,
     Integer,
@@ -21,6 +20,7 @@ from joma.experiments.claims._search import (
     Simplex,
     Vector,
 )
+from joma.experiments.claims.adversary import ENOUGH, attack, ratio_of
 
 
 def claim_of(search: Search, derived=lambda: None) -> Claim:

@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from joma.common.quiet import quietly
 from joma.models import (
     Architecture,
     Part,
@@ -23,7 +24,6 @@ from joma.models import (
     register,
     weights,
 )
-from joma.models._quiet import quietly
 from tests.models.tiny import CASES, HEADS, LAYERS, VOCABULARY, tiny, tokens
 
 SEEN = []

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from joma.analysis.probing import Probing, measure
 from joma.data.tokenizing import BYTES
 from joma.errors import JomaError
-from joma.experiments._probing import Probing, measure
 from joma.models import load
-from joma.models._checksums import SUMS, check_checksums
 from joma.models._fingerprint import kept_fingerprint
+from joma.models.checksums import SUMS, check_checksums
 from joma.models.series import Series, verify
 from joma.train.language._export import export
 from tests.models.tiny import tiny

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from joma.common.quiet import quietly
 from joma.models import Found, Tracing, Weight, dummy_forward, find_weights
-from joma.models._quiet import quietly
 from joma.probes.session import probe_weights
 
 transformers = pytest.importorskip("transformers")

@@ -55,8 +55,8 @@ def valid_files(place: Path) -> Valid:
 
 def attempt(source: Path) -> str:
     """Loads a model, cuts windows of text for it, and takes its fingerprint."""
+    from joma.analysis.probing import text_windows
     from joma.errors import JomaError, printable
-    from joma.experiments._probing import text_windows
     from joma.models import load
     from joma.models.series import fingerprint
 
@@ -135,7 +135,7 @@ def main(place: Path, which: str) -> None:
     for source in (valid.folder, valid.gguf, valid.llama2c):  # imports all there is to import
         said = attempt(source)
         assert said.startswith("done"), said
-    import joma.experiments._probing  # noqa: F401
+    import joma.analysis.probing  # noqa: F401
 
     for number, case in enumerate(cases(valid)):
         if case.quick if which == "quick" else which in f"all {case.name}":

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers
 
 from joma.models import WeightFiles, check_tokens, load, load_tokenizer, untrained, weights
-from joma.models._hub import _wanted
+from joma.models.hub import _wanted
 from joma.models.tokenizers import ByteTokenizer
 from tests.models.test_weight_files import Trap
 from tests.models.tiny import CASES, CONTEXT, VOCABULARY, tiny, tokens

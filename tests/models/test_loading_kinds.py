@@ -139,7 +139,7 @@ def test_names_of_classes_are_no_settings():
 
 
 def test_checksums_of_another_form_are_somebody_elses(tmp_path):
-    from joma.models._checksums import SUMS, check_checksums
+    from joma.models.checksums import SUMS, check_checksums
 
     (tmp_path / SUMS).write_text("".join(f"{'0' * 64} *{name}\n" for name in ("a", "b/c")))
     assert check_checksums(tmp_path) is False

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from joma.common.quiet import quietly
 from joma.models import dummy_forward, find_weights
-from joma.models._quiet import quietly
 from tests.models.tiny import tiny
 
 peft = pytest.importorskip("peft")

@@ -11,9 +11,9 @@ import transformers
 from tokenizers import Tokenizer as Fast
 from tokenizers import models, pre_tokenizers, processors
 
+from joma.analysis.probing import Probing, text_windows
 from joma.data.subwords import HuggingFace
 from joma.errors import JomaError
-from joma.experiments._probing import Probing, text_windows
 from joma.models import load, load_tokenizer
 from joma.models.tokenizers import ByteTokenizer
 from joma.train.language._text import save_tokenizer

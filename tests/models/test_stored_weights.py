@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from joma.common.quiet import quietly
 from joma.models import WeightFiles, dummy_forward, find_stored_weights, find_weights
-from joma.models._quiet import quietly
 from joma.models._stored import tree_of
 from joma.models.discovery import Finder
 from joma.probes.session import probe_weights

@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import nn
 
-from joma.models._quiet import quietly
+from joma.common.quiet import quietly
 
 VOCABULARY, WIDTH, HIDDEN, LAYERS, HEADS, CONTEXT = 61, 24, 40, 3, 4, 32
 

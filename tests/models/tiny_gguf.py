@@ -5,7 +5,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from joma.models._quiet import quietly
+from joma.common.quiet import quietly
 from tests.models.tiny import CONTEXT, HEADS, HIDDEN, LAYERS, VOCABULARY, WIDTH, tiny
 
 with quietly():

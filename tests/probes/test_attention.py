@@ -14,7 +14,7 @@ from joma.probes.attention import (
     attention_entropy,
     attention_statistics,
 )
-from tests.models.test_float32 import SWITCHES, as_torch_begins
+from tests.common.test_float32 import SWITCHES, as_torch_begins
 
 INF = math.inf
 

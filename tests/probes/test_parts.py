@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from joma.common.quiet import quietly
 from joma.models import find_weights
-from joma.models._quiet import quietly
 from joma.probes import probe
 from joma.probes.session import _of_weight, probe_weights, unmeasured
 

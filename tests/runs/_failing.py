@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from joma.runs import _write
+from joma.common import files
 
 STEPS_OF_A_WRITE = ["write", "fsync", "replace"]
 
@@ -32,9 +32,9 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """From now on, this step of every write fails."""
     if step == "write":
         full = lambda path, mode: _FullFile(io.FileIO(path, mode))  # noqa: E731
-        monkeypatch.setattr(_write, "open", full, raising=False)
+        monkeypatch.setattr(files, "open", full, raising=False)
     else:
-        monkeypatch.setattr(_write.os, step, full_disk)
+        monkeypatch.setattr(files.os, step, full_disk)
 
 
 class Killed(BaseException):
@@ -63,7 +63,7 @@ def every_kill(monkeypatch: pytest.MonkeyPatch, do: Callable[[], None]) -> Itera
         with monkeypatch.context() as patch:
             for name in ("replace", "unlink", "fsync"):
                 patch.setattr(os, name, mortal(getattr(os, name)))
-            patch.setattr(_write, "open", mortal(open), raising=False)
+            patch.setattr(files, "open", mortal(open), raising=False)
             try:
                 do()
             except Killed:

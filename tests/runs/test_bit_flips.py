@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from joma.data.tokenizing import BYTES
 from joma.errors import JomaError
-from joma.models._checksums import check_checksums
+from joma.models.checksums import check_checksums
 from joma.runs import Run
 from joma.train.language._export import export
 

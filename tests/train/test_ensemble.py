@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from joma.common.float32 import float32_is_coarse
 from joma.data import Batch
-from joma.models._float32 import float32_is_coarse
 from joma.train import Ensemble
 from joma.train.ensemble import KEPT
-from tests.models.test_float32 import as_torch_begins, set_in_torch
+from tests.common.test_float32 import as_torch_begins, set_in_torch
 from tests.models.test_transformer import plain_copy
 from tests.train._small import DECAYS, RATES, SEEDS, ensemble, hierarchy, losses
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from joma.common.signals import TerminatedError
 from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
 from joma.runs import Run
-from joma.signals import TerminatedError
 from joma.train import Ensemble, fit
 from joma.train.ensemble import KEPT
 from tests.runs._log import rows

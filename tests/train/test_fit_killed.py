@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from joma.runs import Checkpoints, Metrics, Run, _write
+from joma.common import files
+from joma.runs import Checkpoints, Metrics, Run
 from tests.runs import _failing
 from tests.runs._failing import every_kill, fill_disk, visible
 from tests.train._child import STEPS, Children, Ended, after, file_of, train, written
@@ -195,9 +196,9 @@ def full_from(monkeypatch: pytest.MonkeyPatch, write: int, step: str) -> Callabl
         begun += 1
         if begun == write:
             fill_disk(monkeypatch, step)  # takes the place of this function if it is the opening
-        return (vars(_write)["open"] if begun == write and step == "write" else open)(path, mode)
+        return (vars(files)["open"] if begun == write and step == "write" else open)(path, mode)
 
-    monkeypatch.setattr(_write, "open", counted, raising=False)
+    monkeypatch.setattr(files, "open", counted, raising=False)
     return lambda: begun
 
 

@@ -243,8 +243,8 @@ def test_comparing_notices_a_difference(commands: Commands, place: Path):
 if __name__ == "__main__":
     import transformers.models.gpt2.modeling_gpt2  # noqa: F401  (here and not in every process)
 
+    import joma.analysis.series
     import joma.cli._app
-    import joma.experiments.series
     import joma.train.language  # noqa: F401
 
     _child._live = _live

@@ -13,7 +13,7 @@ from joma.train.language import Processes
 from joma.train.language._text import Feed, first_windows, read_tokens
 from joma.train.language._trainer import Trainer
 from joma.train.monitor import Monitor
-from tests.models.test_float32 import as_torch_begins, set_in_torch
+from tests.common.test_float32 import as_torch_begins, set_in_torch
 from tests.train._language import begin, logged, make, write_text
 
 

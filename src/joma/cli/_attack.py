@@ -21,7 +21,7 @@ Record = dict[str, Any]
 def attack_claim(claim: str, seconds: float, seed: int) -> Record:
     """Attacks one claim, by its id; the record of one that has nothing to search says why."""
     from joma.experiments.claims import CLAIMS
-    from joma.experiments.claims._adversary import attack
+    from joma.experiments.claims.adversary import attack
 
     found = next(candidate for candidate in CLAIMS if candidate.id == claim)
     if found.search is None:

@@ -16,8 +16,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from joma.cli import _defects
+from joma.common.signals import EXIT_SIGINT, TerminatedError, exit_code, raising_on_sigterm
 from joma.errors import JomaError, printable
-from joma.signals import EXIT_SIGINT, TerminatedError, exit_code, raising_on_sigterm
 
 BAD_INPUT = 2
 INTERRUPTED = EXIT_SIGINT

@@ -28,7 +28,7 @@ from joma.cli._progress import reports
 from joma.errors import JomaError, printable
 
 if TYPE_CHECKING:
-    from joma.experiments._probing import Probed, Probing
+    from joma.analysis.probing import Probed, Probing
 
 NAME = "probe"
 METRICS = (
@@ -231,7 +231,7 @@ class _Asked:
 
 
 def _probing(*, metrics: str | None, map_file: Path | None, **settings: Any) -> "Probing":
-    from joma.experiments._probing import Probing
+    from joma.analysis.probing import Probing
     from joma.models import load_map
     from joma.probes.session import METRICS, WEIGHT_METRICS
 
@@ -258,7 +258,7 @@ def _said_of_options() -> Iterator[None]:
 
 def _one(asked: _Asked, model: str) -> None:
     """Measures one model in a run folder of its own."""
-    from joma.experiments._probing import measure
+    from joma.analysis.probing import measure
     from joma.runs import Run
 
     checked_restart(asked.out, NAME, asked.config)

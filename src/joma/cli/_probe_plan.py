@@ -42,7 +42,7 @@ def takes(asked: "_Asked", source: str, revision: str | None) -> dict[str, Any]:
     Raises:
         JomaError: The model cannot be measured.
     """
-    from joma.experiments._probing import check
+    from joma.analysis.probing import check
     from joma.models.loading import check_source
 
     if not asked.probing.low_memory:
@@ -59,7 +59,7 @@ def takes(asked: "_Asked", source: str, revision: str | None) -> dict[str, Any]:
     parameters, largest = sizes
     tokens = 0
     if asked.probing.reads_text:
-        from joma.experiments._probing import WINDOW
+        from joma.analysis.probing import WINDOW
 
         tokens = asked.probing.windows * (asked.probing.window or WINDOW)
     work = 2.0 * parameters * tokens * _SHARE + 500.0 * parameters

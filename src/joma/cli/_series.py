@@ -87,7 +87,7 @@ def measure(
     asked: "_Asked", names: Sequence[str], schedule: str | None, jobs: int, dry_run: bool
 ) -> None:
     """Measures every checkpoint of a series; goes on with what is in --out."""
-    from joma.experiments import series as work
+    from joma.analysis import series as work
     from joma.runs import Run
 
     if asked.model is not None:
@@ -218,7 +218,7 @@ def _cell(value: Any) -> str:
 
 
 def _plan(asked: "_Asked", series: "Series", jobs: int) -> None:
-    from joma.experiments import series as work
+    from joma.analysis import series as work
     from joma.runs import default_folder
 
     finished = [step for step in series.steps if asked.out and work.is_done(asked.out, step)]

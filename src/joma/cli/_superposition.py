@@ -22,7 +22,7 @@ from joma.errors import JomaError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from joma.experiments.superposition import Found, Search
+    from joma.analysis.superposition import Found, Search
     from joma.models import Loaded
     from joma.runs import Run
 
@@ -134,9 +134,9 @@ class _Asked:
 
 def _load(asked: _Asked, device: str) -> "tuple[Loaded, Tensor]":
     """The model and the windows it will read, all checked."""
+    from joma.analysis.superposition import check, spread
     from joma.data.text import read_text
     from joma.data.text import windows as cut
-    from joma.experiments.superposition import check, spread
     from joma.models import load
 
     text = read_text(asked.text)
@@ -166,7 +166,7 @@ def _make(
     report: Report,
 ) -> dict[str, Any]:
     """Searches in a run folder, which joins `folders`."""
-    from joma.experiments.superposition import examples, search
+    from joma.analysis.superposition import examples, search
     from joma.runs import Run
 
     with writing_to(out):
@@ -194,7 +194,7 @@ def _make(
 
 def _keep(run: "Run", found: "Search", best: "Sequence[Found]") -> None:
     """Writes the tables and the pictures."""
-    from joma.experiments.superposition import tables
+    from joma.analysis.superposition import tables
     from joma.report import figures
     from joma.report import superposition as pictures
 
@@ -247,7 +247,7 @@ def _record(
 
 def _plan(asked: _Asked, loaded: "Loaded", read: "Tensor", out: Path | None, json: bool) -> None:
     """Says what the search takes, from one batch that is read."""
-    from joma.experiments.superposition import estimate
+    from joma.analysis.superposition import estimate
     from joma.runs import default_folder
 
     seconds, memory = estimate(loaded, read, layers=asked.layers, nodes=asked.nodes)

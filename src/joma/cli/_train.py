@@ -23,8 +23,8 @@ from joma.cli._edge import (
 )
 from joma.cli._options import Device, Json, Out, chosen_device
 from joma.cli._progress import reports
+from joma.common.signals import exit_code
 from joma.errors import JomaError
-from joma.signals import exit_code
 
 if TYPE_CHECKING:
     from joma.runs import Run
@@ -260,7 +260,7 @@ def _finding(trained: "Trained") -> str:
 
 
 def _headlines(trained: "Trained") -> list[str]:
-    from joma.train.findings._words import headline
+    from joma.train.findings import headline
 
     return [headline(one) for one in trained.judgement.findings]
 

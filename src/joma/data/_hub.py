@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from joma.common import json_files
+from joma.common.files import replacing
 from joma.errors import JomaError
-from joma.runs import _json
-from joma.runs._write import replacing
 
 _SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 _MANIFEST = "manifest.json"
@@ -34,7 +34,7 @@ def downloaded(source: str, folder: Path) -> Path:
     # The manifest is written last: where a download was cut short, there is none.
     if not (own / _MANIFEST).is_file():
         written = _write(_load(source, name, config), own, source)
-        _json.write(own / _MANIFEST, {"source": source, "splits": written})
+        json_files.write(own / _MANIFEST, {"source": source, "splits": written})
     return own
 
 

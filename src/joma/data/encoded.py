@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from joma.common import json_files
+from joma.common.files import replacing
 from joma.data._cache import CACHE, cache_folder
 from joma.data._pieces import pieces
 from joma.data.corpora import Corpus, decoded
 from joma.data.tokenizing import TextTokenizer, digest_of
 from joma.errors import JomaError
-from joma.runs import _json
-from joma.runs._write import replacing
 
 _ARRAY, _MANIFEST = "tokens.npy", "manifest.json"
 _VERSION = 1
@@ -100,7 +100,7 @@ def _opened(folder: Path, source: dict[str, str]) -> tuple[Encoded | None, str |
     if not (folder / _MANIFEST).is_file():
         return None, None
     try:
-        manifest = _json.read(folder / _MANIFEST)
+        manifest = json_files.read(folder / _MANIFEST)
         if not isinstance(manifest, dict) or manifest.get("version") != _VERSION:
             return None, f"{folder / _MANIFEST} is of another version"
         for name, value in source.items():
@@ -143,7 +143,7 @@ def _kept(tokens: np.ndarray, manifest: dict[str, Any], folder: Path) -> Encoded
         with open(path, "rb") as file:
             manifest["array"] = hashlib.file_digest(file, "sha256").hexdigest()
         # Last: an array without its manifest counts as none.
-        _json.write(folder / _MANIFEST, manifest)
+        json_files.write(folder / _MANIFEST, manifest)
         return Encoded(np.load(path, mmap_mode="r", allow_pickle=False), manifest)
     except OSError as error:
         _log.warning(

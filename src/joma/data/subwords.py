@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from joma.common import json_files
+from joma.common.files import write_bytes
 from joma.data._pieces import pieces
 from joma.data.tokenizing import (
     TOKENIZER_FILE,
@@ -16,8 +18,6 @@ from joma.data.tokenizing import (
     write_tokenizer_config,
 )
 from joma.errors import JomaError, how_to_install
-from joma.runs import _json
-from joma.runs._write import write_bytes
 
 _AT_ONCE, _PARTS = 1 << 16, 32
 """Characters that one thread of the library takes at once, and how many such parts."""
@@ -67,7 +67,7 @@ class ByteBPE:
             ValueError: there is none, or a tokenizer of another kind.
         """
         path = Path(folder) / TOKENIZER_FILE
-        content = _json.read(path)
+        content = json_files.read(path)
         if not _is_byte_bpe(content):
             raise JomaError(
                 f"{path} must be a byte-level BPE with GPT-2's rules, it is another tokenizer; "

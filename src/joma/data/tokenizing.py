@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from joma.common import json_files
 from joma.data._pieces import pieces
 from joma.data.corpora import Corpus
 from joma.errors import JomaError
-from joma.runs import _json
 
 UNKNOWN = "<unk>"
 """What stands for a word that is not in the vocabulary."""
@@ -108,7 +108,7 @@ class BasicEnglish:
             ValueError: there is none, or a tokenizer of another kind.
         """
         path = Path(folder) / TOKENIZER_FILE
-        content = _json.read(path)
+        content = json_files.read(path)
         try:
             words = tuple(content["model"]["vocab"])
         except (KeyError, TypeError):
@@ -123,7 +123,7 @@ class BasicEnglish:
         Transformers then finds the same words but for two corners: a capital sigma at the end of a
         word, and control characters that Python takes for white space.
         """
-        _json.write(Path(folder) / TOKENIZER_FILE, _word_level(self._numbers))
+        json_files.write(Path(folder) / TOKENIZER_FILE, _word_level(self._numbers))
         write_tokenizer_config(Path(folder), unk_token=UNKNOWN)
 
     @property
@@ -194,7 +194,7 @@ def checked_tokens(tokens: Sequence[int] | np.ndarray, size: int) -> list[int]:
 def write_tokenizer_config(folder: Path, **settings: str) -> None:
     """Writes what transformers needs beside a tokenizer.json, whole."""
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    _json.write(folder / "tokenizer_config.json", {**config, **settings})
+    json_files.write(folder / "tokenizer_config.json", {**config, **settings})
 
 
 def _word_level(numbers: dict[str, int]) -> dict[str, Any]:

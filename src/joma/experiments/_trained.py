@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from joma.common.files import write_bytes
 from joma.data import Batch
 from joma.experiments._experiment import Request
 from joma.probes import held_out, planted, shuffled
 from joma.runs import Run
-from joma.runs._write import write_bytes
 from joma.train import Ensemble, Training, fit_together
 
 

@@ -20,11 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
+from joma.common.files import replacing
 from joma.errors import JomaError
-from joma.models._checksums import SUMS, check_checksums, sha256
-from joma.models._hub import is_tokenizer_file, local_folder
+from joma.models.checksums import SUMS, check_checksums, sha256
+from joma.models.hub import is_tokenizer_file, local_folder
 from joma.models.weight_files import WeightFiles
-from joma.runs._write import replacing
 
 SIZE = 8191
 """Numbers of a sketch; a prime, so that neither rows nor columns of a matrix share a remainder."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from joma.common.quiet import quietly, reading
 from joma.models._gguf_header import GgufHeader
-from joma.models._quiet import quietly, reading
 from joma.models._size_checks import check_config, check_sizes
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joma.common.float32 import float32_is_coarse
 from joma.models._dropping_kernel import Drop, kept
-from joma.models._float32 import float32_is_coarse
 
 
 class _Attended(torch.autograd.Function):

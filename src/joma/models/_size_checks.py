@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from joma.common.quiet import quietly
 from joma.errors import JomaError, printable
-from joma.models._quiet import quietly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

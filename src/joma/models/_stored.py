@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from joma.common.quiet import quietly
 from joma.errors import JomaError
 from joma.models._architecture import Architecture
 from joma.models._found import Found
 from joma.models._mapped import found_by_map
-from joma.models._quiet import quietly
 from joma.models._size_checks import bounded, check_config
 from joma.models.architectures import registered_for
 from joma.models.discovery import Finder

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from joma.common.quiet import need_transformers, quietly, reading
 from joma.errors import JomaError, printable
 from joma.models import _llama2c, tokenizers
-from joma.models._checksums import check_checksums
 from joma.models._gguf_header import read_header
-from joma.models._hub import folder_if_here, local_folder
-from joma.models._quiet import need_transformers, quietly, reading
 from joma.models._size_checks import check_config, check_sizes, counted, lacking, mismatch
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from joma.models.architectures import LAYER, Architecture, architecture_of, known_architecture
+from joma.models.checksums import check_checksums
+from joma.models.hub import folder_if_here, local_folder
 from joma.models.tokenizers import Tokenizer, load_tokenizer
 from joma.models.weight_files import WeightFiles, read_config
 

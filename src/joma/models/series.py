@@ -13,9 +13,9 @@ from pathlib import Path
 
 from joma.errors import JomaError
 from joma.models._fingerprint import Fingerprint, fingerprint, kept_fingerprint, settings_hashes
-from joma.models._hub import WEIGHTS
 from joma.models._integrity import Finding, Integrity, Neighbours, judge
 from joma.models._schedule import PYTHIA, SCHEDULES
+from joma.models.hub import WEIGHTS
 
 __all__ = [
     "PYTHIA",

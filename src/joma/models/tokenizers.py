@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from joma.common.json_files import read_json
+from joma.common.quiet import need_transformers, quietly, reading
 from joma.errors import JomaError, printable
 from joma.models._gguf_header import GgufHeader, read_header
-from joma.models._hub import is_tokenizer_file, local_folder
-from joma.models._json_files import read_json
 from joma.models._llama2c_tokenizer import Llama2cTokenizer
-from joma.models._quiet import need_transformers, quietly, reading
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens, added_special_tokens
 from joma.models._tokenizer_growth import check_growth
+from joma.models.hub import is_tokenizer_file, local_folder
 
 _LARGEST_FILE = 2**28
 _MOST_TOKENS = 2**24

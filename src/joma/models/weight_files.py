@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.common.json_files import LARGEST_INDEX, read_json
+from joma.common.quiet import first_line, reading
 from joma.errors import JomaError, printable
-from joma.models._hub import WEIGHTS, local_folder
-from joma.models._json_files import LARGEST_INDEX, read_json
-from joma.models._quiet import first_line, reading
+from joma.models.hub import WEIGHTS, local_folder
 
 _DTYPES = {
     "BOOL": torch.bool,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from joma.models._float32 import float32_is_coarse
+from joma.common.float32 import float32_is_coarse
 from joma.probes._attention_sight import HIDDEN, Block, Sight, as_slice, lowest_seen
 
 _SINGLE = 400.0

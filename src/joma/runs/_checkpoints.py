@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joma.common.files import replacing, sync_folder
+from joma.common.json_files import plain
 from joma.errors import JomaError
-from joma.runs._json import plain
-from joma.runs._write import replacing, sync_folder
 
 # As `_file_name` writes it, and in no other way, so that a step has one file.
 _FILE = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9,})\.safetensors")

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from joma.common.files import is_temporary, read_file, remove_temporaries, sync_folder
 from joma.errors import JomaError
 from joma.runs._lock import locked
 from joma.runs._manifest import MANIFEST, Manifest
-from joma.runs._read import read_file
-from joma.runs._write import is_temporary, remove_temporaries, sync_folder
 
 ENVIRONMENT = "environment.json"
 CONFIG = "config.json"

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from joma.common.files import read_file, write_bytes
 from joma.errors import JomaError
-from joma.runs._read import read_file
-from joma.runs._write import write_bytes
 
 MANIFEST = "manifest.json"
 _VERSION = 1

@@ -8,9 +8,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from joma.common.files import read_file, write_bytes
 from joma.errors import JomaError
-from joma.runs._read import read_file
-from joma.runs._write import write_bytes
 
 _KEY = b"joma.sha256"
 _DIGITS = 64

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joma.common.files import sync_folder
 from joma.errors import JomaError
 from joma.runs import _parquet
-from joma.runs._write import sync_folder
 
 _NAME = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
 _NONE = {"layer": -1, "head": -1, "bound": np.nan}

@@ -10,8 +10,10 @@ from typing import Any, Literal, get_args
 
 from numpy.typing import ArrayLike, NDArray
 
+from joma.common import json_files
+from joma.common.files import write_bytes
 from joma.errors import JomaError
-from joma.runs import _json, _tables
+from joma.runs import _tables
 from joma.runs._checkpoints import Checkpoints
 from joma.runs._compare import differing
 from joma.runs._environment import environment
@@ -30,7 +32,6 @@ from joma.runs._folder import (
 from joma.runs._lock import locked
 from joma.runs._manifest import MANIFEST, Manifest
 from joma.runs._metrics import Metrics
-from joma.runs._write import write_bytes
 
 _logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Run:
                 f"existing must be one of {', '.join(get_args(Existing))}, got {existing!r}"
             )
         settings = _settings(check_name("name", name), config)
-        around = _json.plain(environment(device))
+        around = json_files.plain(environment(device))
         given = None if out is None else Path(out)
         if given is not None and existing == "next":
             with next_folder(name, given) as path:
@@ -109,7 +110,7 @@ class Run:
     def _write_new(cls, path: Path, settings: dict[str, Any], around: dict[str, Any]) -> "Run":
         """Write the first files of a run; `path` must be locked and unused."""
         remove_leftovers(path)
-        files = {ENVIRONMENT: _json.encode(around), CONFIG: _json.encode(settings)}
+        files = {ENVIRONMENT: json_files.encode(around), CONFIG: json_files.encode(settings)}
         Manifest(path).begin(files)
         for name, data in files.items():  # the environment first: it marks a run folder
             write_bytes(path / name, data)
@@ -167,8 +168,8 @@ class Run:
                 f"folder, an empty one or that of a {name} run with the same settings"
             )
         remove_leftovers(run.path)
-        around = _resumed(run.environment, _json.plain(environment(device)))
-        run._write(ENVIRONMENT, _json.encode(around))
+        around = _resumed(run.environment, json_files.plain(environment(device)))
+        run._write(ENVIRONMENT, json_files.encode(around))
         changed = differing(run.config, settings)
         return cls(run.path, settings if changed else run.config, around)
 
@@ -196,7 +197,7 @@ class Run:
     def write_config(self) -> None:
         """Writes `config.json`, of a run whose resuming changed a number, once it goes on."""
         if differing(self._read_json(CONFIG), self.config):
-            self._write(CONFIG, _json.encode(self.config))
+            self._write(CONFIG, json_files.encode(self.config))
 
     @property
     def name(self) -> str:
@@ -234,7 +235,7 @@ class Run:
 
     def write_json(self, name: str, value: Any) -> Path:
         """Writes `NAME.json`; numbers that are not finite become null."""
-        return self._write(_json_file(name), _json.encode(value))
+        return self._write(_json_file(name), json_files.encode(value))
 
     def read_json(self, name: str) -> Any:
         """The value in `NAME.json`."""
@@ -288,7 +289,7 @@ class Run:
             data = self.manifest.read_file(name)
         except FileNotFoundError:
             raise JomaError(f"{self.path / name} does not exist") from None
-        return _json.decode(self.path / name, data)
+        return json_files.decode(self.path / name, data)
 
 
 def _table(name: str) -> str:
@@ -306,7 +307,7 @@ def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration as `config.json` has it."""
     if config.get("name", name) != name:
         raise JomaError(f"config says name {config['name']!r}, but the run's is {name!r}")
-    return _json.plain({"name": name, **config})
+    return json_files.plain({"name": name, **config})
 
 
 def _check_config(file: Path, config: Any) -> None:

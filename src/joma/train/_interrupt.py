@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-from joma.signals import RaiseTerminated, TerminatedError, in_main_thread
+from joma.common.signals import RaiseTerminated, TerminatedError, in_main_thread
 
 
 class StopRequest:

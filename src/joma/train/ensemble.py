@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma.common.float32 import float32_products
 from joma.data import Batch
 from joma.errors import JomaError
 from joma.models import Transformer
-from joma.models._float32 import float32_products
 from joma.optim import StackedAdam, StackedSGD
 
 

@@ -8,6 +8,7 @@
 Matrices may lie on a CPU or a GPU, in any floating-point type, whole or sharded (DTensor).
 """
 
+from joma.probes.spectrum._refresh import Anchor
 from joma.probes.spectrum.stable import (
     FAILURE,
     Estimate,
@@ -27,6 +28,7 @@ from joma.probes.spectrum.values import (
 
 __all__ = [
     "FAILURE",
+    "Anchor",
     "EffectiveRank",
     "Energy",
     "Estimate",

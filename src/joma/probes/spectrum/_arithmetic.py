@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
-from joma.models._float32 import float32_is_coarse, float32_products
+from joma.common.float32 import float32_is_coarse, float32_products
 
 _LOCK = threading.RLock()
 """What is set here is set for the whole process, and so are the buffers of captured graphs."""

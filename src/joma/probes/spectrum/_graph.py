@@ -20,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from joma.models._float32 import float32_products
+from joma.common.float32 import float32_products
 from joma.probes.spectrum import _bound_kernel, _dither_kernel, _step_kernels
 from joma.probes.spectrum._krylov import chi_square_floor, squarings_for
 from joma.probes.spectrum._operator import wide_product

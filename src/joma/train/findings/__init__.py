@@ -27,6 +27,7 @@ from joma.train.findings._loss import (
     overfitting,
 )
 from joma.train.findings._series import Series, series_of
+from joma.train.findings._words import headline
 
 __all__ = [
     "SEVERITIES",
@@ -39,6 +40,7 @@ __all__ = [
     "attention_collapse",
     "bad_initialisation",
     "diverged_loss",
+    "headline",
     "judge",
     "label_noise",
     "loss_spike",

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from joma.models._checksums import SUMS, checksums_of
-from joma.models._quiet import quietly
-from joma.runs._write import sync_folder
+from joma.common.files import sync_folder
+from joma.common.quiet import quietly
+from joma.models.checksums import SUMS, checksums_of
 from joma.train.language._processes import Processes, whole
 from joma.train.language._text import save_tokenizer
 

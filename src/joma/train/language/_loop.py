@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.common.float32 import float32_products
+from joma.common.signals import TerminatedError
 from joma.errors import JomaError
-from joma.models._float32 import float32_products
 from joma.runs import Checkpoint, Run
-from joma.signals import TerminatedError
 from joma.train._checkpointing import CheckpointWriter, Snapshot
 from joma.train._interrupt import interrupts_held
 from joma.train.findings import Judgement
@@ -90,7 +90,7 @@ def train(
 
     The loss of each step is logged under its number, before the update; what is measured at step s
     is of the model after s updates. Checkpoints are written while training continues. Ctrl-C and
-    SIGTERM save one and then raise KeyboardInterrupt or `joma.signals.TerminatedError`. A run that
+    SIGTERM save one and then raise KeyboardInterrupt or `joma.common.signals.TerminatedError`. A run that
     was killed and resumed ends with the same weights and losses, bit for bit on the CPU, as one
     that was not. The models of the schedule are in the run's `series/`, each in Hugging Face
     layout. A training that `monitor.stop_on` ends saves a checkpoint, too.

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from joma.common.quiet import need_transformers, quietly
 from joma.errors import JomaError
-from joma.models._quiet import need_transformers, quietly
 from joma.train.language._config import Model
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma.common.float32 import float32_products
 from joma.errors import JomaError
-from joma.models._float32 import float32_products
 from joma.probes import AttentionCall
 from joma.train.monitor._parts import Parts, module_named
 from joma.train.monitor._row import Row

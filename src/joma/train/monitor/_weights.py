@@ -8,8 +8,7 @@ from torch import Tensor
 
 from joma.probes import embedding_overlap, stable_rank, stable_ranks
 from joma.probes.gradient import measured
-from joma.probes.spectrum import EffectiveRank, StableRank, effective_rank
-from joma.probes.spectrum._refresh import Anchor
+from joma.probes.spectrum import Anchor, EffectiveRank, StableRank, effective_rank
 from joma.train.monitor._parts import Heads, Matrix
 from joma.train.monitor._row import Row
 

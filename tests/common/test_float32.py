@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from joma.models._float32 import float32_is_coarse, float32_products
+from joma.common.float32 import float32_is_coarse, float32_products
 
 BACKENDS: Any = torch.backends
 

@@ -1,12 +1,15 @@
-"""Whole-file writes: a reader finds the old file or the new one, never a part."""
+"""Read and write whole files: a reader finds the old file or the new one, never a part."""
 
 import contextlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from joma.errors import JomaError
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 
@@ -62,3 +65,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_file(path: Path, *, largest: int | None = None) -> bytes:
+    """Return the bytes of a regular file; a pipe, device or folder is refused without waiting.
+
+    Args:
+        path: The file.
+        largest: The most bytes it may have, if there is a limit.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise JomaError(f"{path} must be a regular file, but is none")
+        if largest is not None and status.st_size > largest:
+            raise JomaError(f"{path} must have at most {largest} bytes, but has {status.st_size}")
+        return file.read()

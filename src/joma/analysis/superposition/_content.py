@@ -15,8 +15,8 @@ different models can be held against each other.
 import torch
 from torch import Tensor
 
-from joma.experiments.superposition._observe import Observed
-from joma.experiments.superposition._settings import Settings
+from joma.analysis.superposition._observe import Observed
+from joma.analysis.superposition._settings import Settings
 from joma.models import Loaded, weights
 
 RARE = 1e-3

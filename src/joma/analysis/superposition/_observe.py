@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from joma.experiments.superposition._rows import attention_rows
-from joma.experiments.superposition._settings import Settings
+from joma.analysis.superposition._rows import attention_rows
+from joma.analysis.superposition._settings import Settings
 from joma.models import Loaded, module_at
 from joma.probes.contexts import TopContexts, TopContextsAccumulator
 from joma.probes.watching import AttentionCall, watch_attention

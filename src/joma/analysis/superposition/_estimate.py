@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from joma.experiments.superposition._observe import batches, run
-from joma.experiments.superposition._search import check
-from joma.experiments.superposition._settings import Settings
+from joma.analysis.superposition._observe import batches, run
+from joma.analysis.superposition._search import check
+from joma.analysis.superposition._settings import Settings
 from joma.models import Loaded
 
 _MODELS = 2

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.analysis.superposition._clusters import Pairs, best_pairs
+from joma.analysis.superposition._content import describe, token_vectors
+from joma.analysis.superposition._observe import Observed, Progress, observe
+from joma.analysis.superposition._settings import Settings
+from joma.analysis.superposition._shuffle import dealt
 from joma.errors import JomaError
-from joma.experiments.superposition._clusters import Pairs, best_pairs
-from joma.experiments.superposition._content import describe, token_vectors
-from joma.experiments.superposition._observe import Observed, Progress, observe
-from joma.experiments.superposition._settings import Settings
-from joma.experiments.superposition._shuffle import dealt
 from joma.models import Loaded, number_of_layers, untrained
 
 CHANCE = 0.01

@@ -9,7 +9,7 @@ repeats itself: after "in" come "Changed in" and "New in". That is the text's do
 import torch
 from torch import Tensor
 
-from joma.experiments.superposition._observe import Observed
+from joma.analysis.superposition._observe import Observed
 
 _ROUNDS = 25
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from joma.data.text import windows
 from joma.errors import JomaError, printable
 from joma.models import Found, dummy_forward, find_stored_weights, find_weights
-from joma.models._checksums import check_checksums
-from joma.models._hub import folder_if_here
 from joma.models.architectures import ROLES, Architecture, known_architecture
+from joma.models.checksums import check_checksums
+from joma.models.hub import folder_if_here
 from joma.models.loading import Loaded, load, outlined
 from joma.models.weight_files import WeightFiles
 from joma.probes.session import (

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from joma.common.quiet import first_line, need_transformers
 from joma.errors import JomaError, printable
-from joma.models._quiet import first_line, need_transformers
 
 WEIGHTS = (
     "model.safetensors",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.cluster import hierarchy
 from torch import Tensor
 
-from joma.experiments.superposition import (
+from joma.analysis.superposition import (
     LayerScores,
     Search,
     Settings,
@@ -21,13 +21,13 @@ from joma.experiments.superposition import (
     spread,
     tables,
 )
-from joma.experiments.superposition._clusters import Pairs, best_pairs, linkage, unrelated
-from joma.experiments.superposition._content import counted, describe
-from joma.experiments.superposition._examples import pieces
-from joma.experiments.superposition._observe import Observed, observe
-from joma.experiments.superposition._rows import attention_rows
-from joma.experiments.superposition._search import _scores
-from joma.experiments.superposition._shuffle import dealt, dealt_to
+from joma.analysis.superposition._clusters import Pairs, best_pairs, linkage, unrelated
+from joma.analysis.superposition._content import counted, describe
+from joma.analysis.superposition._examples import pieces
+from joma.analysis.superposition._observe import Observed, observe
+from joma.analysis.superposition._rows import attention_rows
+from joma.analysis.superposition._search import _scores
+from joma.analysis.superposition._shuffle import dealt, dealt_to
 from joma.models import NO_SPECIAL_TOKENS, module_at
 from joma.probes.watching import AttentionCall
 
@@ -226,7 +226,7 @@ def unseen(what: str, done: int, total: int) -> None:
 
 @pytest.mark.parametrize("kind", SHARED)
 def test_contexts_and_rows_are_those_of_the_whole_model(kind: str, monkeypatch):
-    import joma.experiments.superposition._observe as module
+    import joma.analysis.superposition._observe as module
 
     loaded, windows = tiny(1, kind)
     how = Settings(contexts=6, least=3, skip=4, repeat=2)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from joma.experiments.superposition._examples import Found
-from joma.experiments.superposition._search import Search, shares_at_least
+from joma.analysis.superposition._examples import Found
+from joma.analysis.superposition._search import Search, shares_at_least
 
 Columns = dict[str, list[Any]]
 

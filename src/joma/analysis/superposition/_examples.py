@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.experiments.superposition._clusters import best_pairs, unrelated
-from joma.experiments.superposition._content import counted, rarity
-from joma.experiments.superposition._search import LayerScores, Search, quantile, shares_at_least
-from joma.experiments.superposition._shuffle import dealt_to
+from joma.analysis.superposition._clusters import best_pairs, unrelated
+from joma.analysis.superposition._content import counted, rarity
+from joma.analysis.superposition._search import LayerScores, Search, quantile, shares_at_least
+from joma.analysis.superposition._shuffle import dealt_to
 from joma.models import Loaded, Tokenizer
 
 SHOWN = 32

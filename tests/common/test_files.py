@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joma.runs import _write
+from joma.common import files
 
 
 def full_disk(*_: object) -> None:
@@ -17,8 +17,8 @@ def full_disk(*_: object) -> None:
 
 def test_writes_and_replaces(tmp_path: Path):
     path = tmp_path / "deep" / "file"
-    _write.write_bytes(path, b"old")
-    _write.write_bytes(path, b"new")
+    files.write_bytes(path, b"old")
+    files.write_bytes(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(path.parent.iterdir()) == [path]
 
@@ -26,20 +26,20 @@ def test_writes_and_replaces(tmp_path: Path):
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch, step: str):
     path = tmp_path / "file"
-    _write.write_bytes(path, b"old")
-    monkeypatch.setattr(_write.os, step, full_disk)
+    files.write_bytes(path, b"old")
+    monkeypatch.setattr(files.os, step, full_disk)
     with pytest.raises(OSError, match="No space left"):
-        _write.write_bytes(path, b"new")
+        files.write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_failing_writer_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "file"
-    _write.write_bytes(path, b"old")
+    files.write_bytes(path, b"old")
 
     def interrupted() -> None:
-        with _write.replacing(path) as file:
+        with files.replacing(path) as file:
             file.write(b"half")
             raise KeyboardInterrupt
 
@@ -52,19 +52,19 @@ def test_a_failing_writer_leaves_the_old_file(tmp_path: Path):
 def test_data_and_folder_are_forced_to_disk_around_the_rename(tmp_path: Path, monkeypatch):
     order: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(_write.os, "fsync", lambda fd: (order.append("fsync"), fsync(fd)))
-    monkeypatch.setattr(_write.os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
-    _write.write_bytes(tmp_path / "file", b"data")
+    monkeypatch.setattr(files.os, "fsync", lambda fd: (order.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(files.os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
+    files.write_bytes(tmp_path / "file", b"data")
     assert order == ["fsync", "replace", "fsync"]
-    _write.write_bytes(tmp_path / "new" / "file", b"data")  # whose folder must survive as well
+    files.write_bytes(tmp_path / "new" / "file", b"data")  # whose folder must survive as well
     assert order[3:] == ["fsync", "fsync", "replace", "fsync"]
 
 
 def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "file"
-    _write.write_bytes(path, b"old")
+    files.write_bytes(path, b"old")
     script = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom joma.runs._write import replacing\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom joma.common.files import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -72,5 +72,5 @@ def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path):
     assert path.read_bytes() == b"old"
     (tmp_path / ".mine.tmp").write_bytes(b"not of a write")
     assert len(list(tmp_path.iterdir())) == 3
-    _write.remove_temporaries(tmp_path)
+    files.remove_temporaries(tmp_path)
     assert {left.name for left in tmp_path.iterdir()} == {"file", ".mine.tmp"}

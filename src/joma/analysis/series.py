@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joma.analysis.probing import Probing, measure
+from joma.common.files import remove_temporaries, write_bytes
 from joma.errors import JomaError
-from joma.experiments._probing import Probing, measure
 from joma.models.series import (
     Checkpoint,
     Fingerprint,
@@ -35,7 +36,6 @@ from joma.models.series import (
 from joma.report import figures
 from joma.report.series import Panel, draw_series
 from joma.runs import Run
-from joma.runs._write import remove_temporaries, write_bytes
 
 NAME = "probe-series"
 PUBLISHED = (

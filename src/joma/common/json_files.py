@@ -1,4 +1,4 @@
-"""JSON as the run folder has it: readable, strict, from Python and NumPy values alike."""
+"""Read and write JSON files: readable, strict, from Python and NumPy values alike."""
 
 import json
 import math
@@ -7,9 +7,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from joma.common.files import read_file, write_bytes
+from joma.common.quiet import first_line
 from joma.errors import JomaError
-from joma.runs._read import read_file
-from joma.runs._write import write_bytes
+
+LARGEST_JSON = 2**24
+"""Bytes of a configuration; real ones have thousands."""
+
+LARGEST_INDEX = 2**25
+"""Bytes of an index of shards; the largest have millions."""
 
 
 def plain(value: Any, *, finite: bool = True) -> Any:
@@ -62,3 +68,24 @@ def read(path: Path) -> Any:
     except FileNotFoundError:
         raise JomaError(f"{path} does not exist") from None
     return decode(path, data)
+
+
+def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
+    """Return the contents of a JSON file.
+
+    Args:
+        path: The file.
+        largest: How many bytes it may have.
+
+    Raises:
+        JomaError: It is no JSON, or too large.
+    """
+    try:
+        size = path.stat().st_size
+        if size > largest:
+            raise JomaError(f"{path} has {size} bytes, more than the {largest} it may have")
+        return json.loads(path.read_bytes())
+    except JomaError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise JomaError(f"{path} must be a JSON file ({first_line(error)})") from error

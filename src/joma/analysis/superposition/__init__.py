@@ -13,12 +13,12 @@ controls that go through the same steps: contexts shuffled among nodes, and an u
 - `spread` chooses windows evenly over a text.
 """
 
-from joma.experiments.superposition._estimate import estimate
-from joma.experiments.superposition._examples import Context, Found, Group, examples
-from joma.experiments.superposition._observe import spread
-from joma.experiments.superposition._search import LayerScores, Search, check, quantile, search
-from joma.experiments.superposition._settings import Settings
-from joma.experiments.superposition._tables import tables
+from joma.analysis.superposition._estimate import estimate
+from joma.analysis.superposition._examples import Context, Found, Group, examples
+from joma.analysis.superposition._observe import spread
+from joma.analysis.superposition._search import LayerScores, Search, check, quantile, search
+from joma.analysis.superposition._settings import Settings
+from joma.analysis.superposition._tables import tables
 
 __all__ = [
     "Context",
