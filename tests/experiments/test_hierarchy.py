@@ -362,7 +362,7 @@ def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
     asked = {"scale": "tiny", "groups": ["class-1"], "options": {"optimizer": "sgd"}}
     request = experiment.EXPERIMENT.request(**asked)
     size = SIZE.with_options(request.options)
-    assert (size.learning_rate, size.steps) == (_groups.SGD_RATE, _groups.SGD_STEPS * SIZE.steps)
+    assert (size.learning_rate, size.steps) == (_groups.SGD_RATE, experiment.SGD_STEPS * SIZE.steps)
     assert SIZE.with_options({"optimizer": "adam", "learning-rate": None}) == SIZE
     experiment.EXPERIMENT.reproduce(run, request)
     group = Run.open(run.path / "groups" / "class-1")
@@ -370,7 +370,7 @@ def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
     loss = group.metrics.read("loss")["value"]
     assert np.isfinite(loss).all()
     takes = experiment.EXPERIMENT.takes(request)["small"]
-    assert takes.seconds == _groups.SGD_STEPS * experiment.SCALES["small"].seconds
+    assert takes.seconds == experiment.SGD_STEPS * experiment.SCALES["small"].seconds
     with pytest.raises(ValueError, match="optimizer must be one of adam, sgd"):
         experiment.EXPERIMENT.request(scale="tiny", options={"optimizer": "lion"})
 

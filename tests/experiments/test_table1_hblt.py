@@ -9,7 +9,7 @@ import torch
 from joma.data import HBLT
 from joma.experiments import Outcome, Request, Verdict, _trained
 from joma.experiments import table1_hblt as experiment
-from joma.experiments.table1_hblt import _cells, _summary, _train
+from joma.experiments.table1_hblt import _cells, _summary, _train, figure
 from joma.experiments.table1_hblt._summary import Results, judge
 from joma.runs import Run
 from joma.theory.posterior import posteriors
@@ -131,7 +131,7 @@ class TestVerdict:
 def tiny(tmp_path_factory) -> tuple[Run, Outcome]:
     """A run smaller than tiny, of all groups."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(experiment.SIZES, "tiny", SIZE)
+        patch.setitem(_cells.SIZES, "tiny", SIZE)
         request = experiment.EXPERIMENT.request(scale="tiny")
         out = tmp_path_factory.mktemp("hblt") / "run"
         run = Run.create("table1-hblt", request.config, out=out)
@@ -141,9 +141,9 @@ def tiny(tmp_path_factory) -> tuple[Run, Outcome]:
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
     """The smaller run again, without files of figures, which take most of its time."""
-    monkeypatch.setitem(experiment.SIZES, "tiny", SIZE)
+    monkeypatch.setitem(_cells.SIZES, "tiny", SIZE)
     monkeypatch.setattr(experiment, "publish", lambda *_, **__: None)
-    monkeypatch.setattr(experiment.figures, "save", lambda *_, **__: None)
+    monkeypatch.setattr(figure.figures, "save", lambda *_, **__: None)
 
 
 class TestRun:
@@ -171,7 +171,7 @@ class TestRun:
         assert labels[1] == ("2", f"{_cells.CELLS[0].rho:g}", "1, class")
         assert all("nan" not in str(value) for row in outcome.table for value in row.values())
         assert "nan" not in outcome.finding + " ".join(outcome.paragraphs)
-        for group in experiment.GROUPS:
+        for group in _cells.GROUPS:
             own = Run.open(run.path / "groups" / group)
             assert own.read_json("outcome")["status"] == "done"
             assert own.checkpoints.latest().checkpoint is None
@@ -259,9 +259,9 @@ def test_samples_looked_at_in_parts_are_the_same():
 
 
 def test_looks_begin_untrained_and_end_trained():
-    assert experiment.SIZES["full"].looks[:4] == (0, 1, 3, 10)
-    assert experiment.SIZES["full"].looks[-2:] == (1400, 2000)
-    assert experiment.SIZES["full"].controlled == (0, 1, 2000)
+    assert _cells.SIZES["full"].looks[:4] == (0, 1, 3, 10)
+    assert _cells.SIZES["full"].looks[-2:] == (1400, 2000)
+    assert _cells.SIZES["full"].controlled == (0, 1, 2000)
     seeds = [seed for cell in _cells.CELLS for seed in cell.seeds(0, 3)]
     assert len(set(seeds)) == 36
 
@@ -271,7 +271,7 @@ def test_small_networks_learn_the_latents_that_decide_the_class(tmp_path):
     request = experiment.EXPERIMENT.request(scale="small", groups=["L3"])
     run = Run.create("table1-hblt", request.config, out=tmp_path / "run")
     experiment.EXPERIMENT.reproduce(run, request)
-    results = _summary.collect(run, experiment.SIZES["small"])
+    results = _summary.collect(run, _cells.SIZES["small"])
     learned = _summary.Learned.of(results)
     top = np.array([s == 1 and results.cells[i].rho >= 0.7 for i, s in results.rows])
     assert learned.raised[top].all()

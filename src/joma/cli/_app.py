@@ -1,18 +1,16 @@
-"""The commands put together."""
+"""The command line as a whole: every command with its help and example."""
 
-import io
-import sys
 from typing import Annotated
 
 import typer
 
-from joma.cli import _ascii
 from joma.cli._demo import demo
-from joma.cli._edge import OneSentenceGroup, PlainCommand
+from joma.cli._errors import OneSentenceGroup, PlainCommand
 from joma.cli._probe import probe
 from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
+from joma.cli._show import spell_out_what_streams_lack
 from joma.cli._superposition import superposition
 from joma.cli._train import train
 from joma.cli._verify import VerifyCommand, verify
@@ -81,9 +79,6 @@ def _root(
 
 
 def run() -> None:
-    """Runs the command line of this process and ends it."""
-    _ascii.register()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_ascii.SPELLED)  # ✓ and Greek letters on an ASCII terminal
+    """Run the command line of this process and end it."""
+    spell_out_what_streams_lack()
     app(prog_name="joma")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show
-from joma.cli._edge import OneSentenceGroup, PlainCommand
+from joma.cli._errors import OneSentenceGroup, PlainCommand
 from joma.cli._options import Json
 from joma.errors import JomaError
 

@@ -1,24 +1,29 @@
-"""An experiment: what was published, what may be asked of it, and whether ours agrees."""
+"""An experiment: what was published, what may be asked of it, and whether ours agrees.
 
+Nothing heavy is imported here: `joma --help` reads the metadata of every experiment.
+"""
+
+import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from joma.errors import JomaError
-from joma.report import figures
-from joma.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from joma.runs import Run
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how much of it is done, and how much there is."""
 
 
-def _unseen(what: str, done: int, total: int) -> None:
-    """Progress that nobody follows; a function with a name, so that processes can pass it on."""
+def no_progress(what: str, done: int, total: int) -> None:
+    """Default callback; does nothing. It has a name, so that other processes can import it."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +125,6 @@ class Choice:
         return self.other(value)
 
 
-def _nothing_else(request: "Request") -> None:
-    """What an experiment needs before it begins, where it makes all of it itself."""
-
-
 @dataclass(frozen=True)
 class Request:
     """What was asked of an experiment; `Experiment.request` makes one that fits.
@@ -144,7 +145,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
     reference: Path | None = None
-    progress: Progress = _unseen
+    progress: Progress = no_progress
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -216,40 +217,56 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table of the papers.
+    """One figure or table of the papers, as a module of this package declares it.
 
     Attributes:
-        name: what `joma reproduce` takes.
-        title: what it shows, in one line.
-        published: the published observation, in one sentence.
-        reproduce: makes the data and the figures in a run folder, as requested.
-        scales: the sizes it can be done at; empty where there is one alone.
-        default_scale: the one of them that is meant when nothing is said.
-        options: of its own that may be changed.
-        groups: parts of its work that can be done one by one.
-        resumable: whether it goes on in a run folder in which it was stopped.
-        comparable: whether it can be compared with recorded results.
-        needs: raises a `ValueError` where something is missing that a request needs.
-        estimate: what the scales take with the options of a request, where those change it.
+        name: What `joma reproduce` takes.
+        title: What it shows, in one line.
+        published: The published observation, in one sentence.
+        run: The function that makes the data and the figures in a run folder, given the run and a
+            `Request`; as "module:function", so that its module is imported only when it is needed.
+        seconds: About how long it takes on one core with its imports, where it has no scales.
+        memory: What it then needs.
+        scales: The sizes it can be done at; empty where there is one alone.
+        default_scale: The scale that is used when none is given.
+        options: Its own options.
+        groups: Parts of its work that can be done one by one.
+        resumable: Whether it resumes in a run folder in which it was stopped.
+        reference: What a folder with recorded results holds that it can be compared with; empty
+            where it cannot.
+        needs: A function that raises `JomaError` where something is missing that a request needs;
+            named as `run` is.
+        estimate: What the scales take with the options of a request, where those change it.
     """
 
     name: str
     title: str
     published: str
-    reproduce: Callable[[Run, Request], Outcome]
+    run: "str | Callable[[Run, Request], Outcome]"
+    seconds: float = 5.0
+    memory: str = "under 1 GB"
     scales: Mapping[str, Scale] = field(default_factory=dict)
     default_scale: str = ""
     options: tuple[Option | Choice, ...] = ()
     groups: tuple[str, ...] = ()
     resumable: bool = False
-    comparable: bool = False
-    needs: Callable[[Request], None] = _nothing_else
+    reference: str = ""
+    needs: str = ""
     estimate: Callable[[Mapping[str, Any]], Mapping[str, Scale]] | None = None
 
     def __post_init__(self) -> None:
         if self.default_scale not in (self.scales or ("",)):
             available = ", ".join(self.scales) or "empty"
             raise JomaError(f"default_scale must be {available}, got {self.default_scale!r}")
+
+    def reproduce(self, run: "Run", request: Request) -> Outcome:
+        """Make the data and the figures in a run folder, as requested."""
+        return (_load(self.run) if isinstance(self.run, str) else self.run)(run, request)
+
+    def check_needs(self, request: Request) -> None:
+        """Raise `JomaError` where something is missing that a request needs."""
+        if self.needs:
+            _load(self.needs)(request)
 
     def request(
         self,
@@ -260,7 +277,7 @@ class Experiment:
         options: Mapping[str, Any] | None = None,
         groups: Iterable[str] = (),
         reference: Path | None = None,
-        progress: Progress = _unseen,
+        progress: Progress = no_progress,
     ) -> Request:
         """A request that this experiment can meet, with its defaults for what is not given."""
         if device == "cuda" and not self.scales:
@@ -303,7 +320,7 @@ class Experiment:
         }
 
     def _check_reference(self, given: Path) -> None:
-        if not self.comparable:
+        if not self.reference:
             raise JomaError(
                 f"reference must not be given for {self.name}, which has no recorded results to "
                 f"compare with, got '{given}'"
@@ -321,16 +338,22 @@ class Experiment:
             raise JomaError(f"{what} must be one of {names} for {self.name}, got {given!r}")
 
 
-def publish(
-    run: Run, name: str, figure: Figure, outcome: Outcome, *, title: str, published: str
-) -> None:
-    """Writes a figure to the run, captioned with the published observation and with ours."""
+def publish(run: "Run", experiment: Experiment, figure: "Figure", outcome: Outcome) -> None:
+    """Write a figure to the run, captioned with the published observation and with ours."""
+    from joma.report import figures
+
     figures.save(
         run,
-        name,
+        experiment.name,
         figure,
-        title=title,
-        published=published,
+        title=experiment.title,
+        published=experiment.published,
         finding=outcome.finding,
         verdict=outcome.verdict,
     )
+
+
+def _load(name: str) -> Any:
+    """Return the function that is called "module:function"."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)

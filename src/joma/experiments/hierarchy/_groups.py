@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from joma.experiments._seeds import member_seeds
+from joma.experiments.hierarchy import SGD_STEPS
 from joma.theory.hblt import Tree
 
 DEPTH, BRANCHING, TOPS, RHO, OFF = 3, 2, 6, 0.9, 0.05
@@ -18,13 +19,8 @@ LENGTH = 16
 """Positions of a sequence. A sample has 6 tokens on average; the few of one in 2,500 that has more
 than 16 are left out."""
 
-OPTIMIZERS = ("adam", "sgd")
-
 SGD_RATE = 0.05
 """Learning rate of gradient descent at every scale."""
-
-SGD_STEPS = 3
-"""How many times as many steps gradient descent makes as Adam."""
 
 Kind = Literal["class", "token", "flat"]
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from joma.experiments._experiment import Outcome, Request, publish
-from joma.experiments.language import _data, _reference, _summary
+from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.experiments.fig6 import EXPERIMENT as FIG6
+from joma.experiments.fig8 import EXPERIMENT as FIG8
+from joma.experiments.language import _data, _draw, _reference, _summary
 from joma.experiments.language._curves import Curves, Key, collect, done
 from joma.experiments.language._groups import (
     EMBEDDED,
@@ -27,26 +29,20 @@ Shown = dict[Key, Curves]
 
 
 @dataclass(frozen=True)
-class Figures:
+class LanguageFigure:
     """One of the two figures.
 
     Attributes:
-        name: of the experiment.
-        title: what it shows.
-        published: what was published of it.
-        groups: the networks it shows.
-        beside: experiments that train some of the same.
-        select: of all curves those that it shows.
-        judge: what ours show, of what was published or of another size or text.
-        check: what is asked of the comparison with recorded curves.
-        draw: ours and the recorded.
+        experiment: The experiment that shows it.
+        alongside: Experiments that train some of the same networks.
+        select: Returns those of the curves that the figure shows.
+        judge: Says what ours show, of what was published or of another size or text.
+        check: Compares ours with recorded curves.
+        draw: Draws ours and the recorded.
     """
 
-    name: str
-    title: str
-    published: str
-    groups: Sequence[str]
-    beside: Sequence[str]
+    experiment: Experiment
+    alongside: Sequence[str]
     select: Callable[[Shown, Setting], Shown]
     judge: Callable[[Shown, Setting], Outcome]
     check: Callable[[Sequence[Pair], Shown, Shown], list[Check]]
@@ -67,13 +63,49 @@ def needs(request: Request) -> None:
         _data.load(size)
 
 
-def reproduce(run: Run, request: Request, of: Figures) -> Outcome:
+def fig6(run: Run, request: Request) -> Outcome:
+    """Make Fig. 6."""
+    return _reproduce(
+        run,
+        request,
+        LanguageFigure(
+            experiment=FIG6,
+            alongside=("fig8",),
+            select=lambda curves, setting: {
+                key: own for key, own in curves.items() if own.rate == setting.size.learning_rate
+            },
+            judge=_summary.judge_depths,
+            check=lambda pairs, curves, recorded: _summary.check_depths(pairs),
+            draw=_draw.draw_depths,
+        ),
+    )
+
+
+def fig8(run: Run, request: Request) -> Outcome:
+    """Make Fig. 8."""
+    return _reproduce(
+        run,
+        request,
+        LanguageFigure(
+            experiment=FIG8,
+            alongside=("fig6",),
+            select=lambda curves, setting: curves,
+            judge=_summary.judge_rates,
+            check=_summary.check_rates,
+            draw=_draw.draw_rates,
+        ),
+    )
+
+
+def _reproduce(run: Run, request: Request, of: LanguageFigure) -> Outcome:
     """Trains the groups asked for that are not done, and says what all that are show."""
     recorded = {} if request.reference is None else _reference.read(request.reference)
     text = _data.load(size_of(request))
-    done(run, text.setting, of.groups)  # before anything is trained that would not go with it
-    train_groups(run, request.groups or of.groups, text, request, of.beside)
-    curves = of.select(collect(run, text.setting, of.groups), text.setting)
+    done(
+        run, text.setting, of.experiment.groups
+    )  # before anything is trained that would not go with it
+    train_groups(run, request.groups or of.experiment.groups, text, request, of.alongside)
+    curves = of.select(collect(run, text.setting, of.experiment.groups), text.setting)
     outcome = of.judge(curves, text.setting)
     summary: dict[str, Any] = {}
     if recorded and text.setting.published is WIKITEXT_2:
@@ -90,12 +122,12 @@ def reproduce(run: Run, request: Request, of: Figures) -> Outcome:
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs, **summary})
     figure = of.draw(curves, recorded)
     if figure is not None:
-        publish(run, of.name, figure, outcome, title=of.title, published=of.published)
+        publish(run, of.experiment, figure, outcome)
     return outcome
 
 
 def _compared(
-    run: Run, of: Figures, outcome: Outcome, curves: Shown, recorded: Shown
+    run: Run, of: LanguageFigure, outcome: Outcome, curves: Shown, recorded: Shown
 ) -> tuple[Outcome, Any]:
     """The outcome with a paragraph on the recorded curves, and the checks in it."""
     pairs = _reference.compare(curves, recorded)

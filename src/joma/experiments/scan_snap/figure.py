@@ -6,19 +6,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
+from joma.experiments._experiment import Outcome, Request, Verdict, publish
+from joma.experiments.scan_snap import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import scan_snap
 from joma.theory.as_printed import scan_snap as printed
 from joma.theory.scan_snap import Balanced, Corpus, Trajectory
-
-TITLE = "Attention scans all tokens, snaps to the discriminating ones, and freezes"
-PUBLISHED = (
-    "common tokens fall, distinct ones rise, the frequent ones faster; B grows as ln t while "
-    "scanning and as ln ln t after t₀ = O(2K ln M/η_Y), a larger η_Y leaving attention denser "
-    "(Scan&Snap, Theorems 3 and 4)."
-)
 
 LENGTH, BATCH = 256, 32
 TOKENS = {  # token: what it is, where its label stands, from its line's end
@@ -122,7 +116,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     _draw_logits(axes[0], data)
     _draw_entropy(axes[1], data)
     _draw_phases(axes[2], data)
-    publish(run, "scan-snap", figure, outcome, title=TITLE, published=PUBLISHED)
+    publish(run, EXPERIMENT, figure, outcome)
     return outcome
 
 
@@ -296,11 +290,3 @@ def _spaced(path: Trajectory, start: float) -> np.ndarray:
     """Indices evenly spaced on a logarithmic axis."""
     wanted = np.geomspace(start, path.t[-1], 10)
     return np.unique(np.minimum(np.searchsorted(path.t, wanted), path.t.size - 1))
-
-
-EXPERIMENT = Experiment(
-    name="scan-snap",
-    title=TITLE,
-    published=PUBLISHED,
-    reproduce=reproduce,
-)

@@ -6,16 +6,12 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
+from joma.experiments._experiment import Outcome, Request, Verdict, publish
+from joma.experiments.fig4 import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import nonlinear
 
-TITLE = "Salient components are learned first: attention grows sparse, then dense again"
-PUBLISHED = (
-    "components with a large target are learned first, the others follow; the attention's entropy "
-    "drops and then rebounds."
-)
 COMPONENTS, START, STEP, STEPS, SHARPNESS = 10, 0.05, 0.02, 5000, 1 / 3
 
 
@@ -91,7 +87,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
         log = name == "Eqn 6 as printed"
         _draw_components(row[0], course, mu, labels[name], log)
         _draw_entropy(row[1], course, log)
-    publish(run, "fig4", figure, outcome, title=TITLE, published=PUBLISHED)
+    publish(run, EXPERIMENT, figure, outcome)
     return outcome
 
 
@@ -149,6 +145,3 @@ def _time_axis(ax: Axes, course: Course, log: bool) -> None:
         ax.set_xlim(course.t[1], course.t[-1])
     else:
         ax.set_xlim(0, course.t[-1])
-
-
-EXPERIMENT = Experiment("fig4", TITLE, PUBLISHED, reproduce)

@@ -4,9 +4,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from joma.experiments.table1._cells import LEVELS
+from joma.experiments._experiment import Outcome, Request, publish
+from joma.experiments.table1 import EXPERIMENT, PUBLISHED_HIDDEN, PUBLISHED_RATES, _summary
+from joma.experiments.table1._cells import GROUPS, LEVELS, SIZES
 from joma.experiments.table1._summary import Results
+from joma.experiments.table1._train import largest_possible, train_group
 from joma.report import figures
+from joma.runs import Run
 
 _LEVEL_NAMES = ("s = 0, lowest latents", "s = 1, latents of latents", "s = 2, the class")
 _SERIES = (
@@ -23,6 +27,33 @@ _SERIES = (
         False,
     ),
 )
+
+
+def reproduce(run: Run, request: Request) -> Outcome:
+    """Trains the groups asked for that are not done, and compares all that are."""
+    size = SIZES[request.scale].with_options(request.options)
+    for group in request.groups or GROUPS:
+        train_group(run, group, size, request)
+    bounds = largest_possible(_summary.cells_done(run), size, request.seed)
+    results = _summary.collect(run, size, bounds)
+    published_size = (
+        request.scale == "full"
+        and size.hidden in PUBLISHED_HIDDEN
+        and size.learning_rate in PUBLISHED_RATES
+    )
+    outcome = _summary.judge(results, published_size)
+    for name, columns in zip(("seeds", "means"), _summary.tables(results), strict=True):
+        run.write_table(name, columns)
+    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
+    publish(run, EXPERIMENT, draw_cells(results), outcome)
+    figures.save(
+        run,
+        "table1-training",
+        draw_training(results),
+        title="NCorr while the networks of Table 1 learn",
+        caption=" ".join(outcome.paragraphs[:2]),
+    )
+    return outcome
 
 
 def draw_cells(results: Results) -> Figure:

@@ -6,17 +6,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
+from joma.experiments._experiment import Outcome, Request, Verdict, publish
+from joma.experiments.cooccurrence import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import hblt
 from joma.theory.as_printed import hblt as printed
-
-TITLE = "Tokens co-occur the more, the lower their common ancestor stands"
-PUBLISHED = (
-    "two tokens co-occur the less, the higher their common ancestor (Theorem 5), "
-    "and at rate 1 − H/L for ρ, ρ₀ → 1 (Eqn 8)."
-)
 
 DEPTH, RHO, SAMPLES = 4, 0.9, 20_000
 CLASS_PROBS = np.full(5, 0.2)
@@ -106,7 +101,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     figure, axes = figures.new(9.2, 3.9, 1, 2)
     _draw_theorem(axes[0], data)
     _draw_limit(axes[1], data)
-    publish(run, "cooccurrence", figure, outcome, title=TITLE, published=PUBLISHED)
+    publish(run, EXPERIMENT, figure, outcome)
     return outcome
 
 
@@ -185,11 +180,3 @@ def _draw_limit(ax: Axes, data: Data) -> None:
         ylim=(1e-8, 1),
     )
     ax.legend(loc="lower right", fontsize=8)
-
-
-EXPERIMENT = Experiment(
-    name="cooccurrence",
-    title=TITLE,
-    published=PUBLISHED,
-    reproduce=reproduce,
-)

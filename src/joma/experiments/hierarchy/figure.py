@@ -7,14 +7,41 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from joma.experiments._experiment import Outcome, Request, publish
+from joma.experiments.hierarchy import EXPERIMENT, _summary
 from joma.experiments.hierarchy._course import Curves, course, standard_error
-from joma.experiments.hierarchy._groups import DECIDES, HEIGHTS
+from joma.experiments.hierarchy._groups import DECIDES, GROUPS, HEIGHTS, SIZES
 from joma.experiments.hierarchy._summary import Results, cooccurrence
+from joma.experiments.hierarchy._train import train_group
 from joma.report import figures
+from joma.runs import Run
 
 _STYLES = {1: (figures.BLUE, "-"), 2: (figures.VERMILLION, "--"), 3: (figures.GREEN, ":")}
 _FINE_TICKS = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2])
 _TICKS = np.array([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10])
+
+
+def reproduce(run: Run, request: Request) -> Outcome:
+    """Trains the groups asked for that are not done, and says what all that are show."""
+    size = SIZES[request.scale].with_options(request.options)
+    for name in request.groups or GROUPS:
+        train_group(run, name, size, request)
+    results = _summary.collect(run, size)
+    outcome = _summary.judge(results, comparable=request.scale == "full")
+    run.write_table("heights", _summary.table(results))
+    run.write_table("seeds", _summary.seeds_table(results))
+    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
+    if (deep := draw_layers(results)) is not None:
+        publish(run, EXPERIMENT, deep, outcome)
+    if (shallow := draw_one_layer(results)) is not None:
+        figures.save(
+            run,
+            "hierarchy-one-layer",
+            shallow,
+            title="The same in networks of one layer",
+            caption="\n".join(outcome.paragraphs[:2]),
+        )
+    return outcome
 
 
 def draw_layers(results: Mapping[str, Results]) -> Figure | None:

@@ -5,16 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
+from joma.experiments._experiment import Outcome, Request, Verdict, publish
+from joma.experiments.fig9 import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import clusters, marginals
 
-TITLE = "A node rests where a line through 0 meets G(y) twice: for equal Gaussians, nowhere"
-PUBLISHED = (
-    "G(y) = F(θ₁⁻¹(y)) rises from 0 to infinity, and lines G = ky can meet it twice, which gives "
-    "critical points."
-)
 DISTANCE = 2.0
 FAMILIES: dict[str, marginals.Marginal] = {
     "Gaussian": marginals.Gaussian(),
@@ -82,7 +78,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     figure, axes = figures.new(11.4, 3.9, 1, 3)
     for ax, (name, c) in zip(axes, curves.items(), strict=True):
         _draw(ax, name, c)
-    publish(run, "fig9", figure, outcome, title=TITLE, published=PUBLISHED)
+    publish(run, EXPERIMENT, figure, outcome)
     return outcome
 
 
@@ -104,6 +100,3 @@ def _draw(ax: Axes, name: str, c: Curve) -> None:
         title = f"{name}: each line meets G once"
     ax.set(title=title, xlabel="y = θ₁(s)", ylabel="G(y) = F(s)", xlim=(0, 1), ylim=(0, 2.2))
     ax.legend(loc="upper left")
-
-
-EXPERIMENT = Experiment("fig9", TITLE, PUBLISHED, reproduce)

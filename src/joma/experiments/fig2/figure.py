@@ -6,17 +6,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
+from joma.experiments._experiment import Outcome, Request, Verdict, publish
 from joma.experiments._linear_block import DISTINCT, TITLES, Trained, train
+from joma.experiments.fig2 import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
 from joma.theory import invariants, memory
 
-TITLE = "The invariant of Theorem 1 predicts softmax attention, better than its halves"
-PUBLISHED = (
-    "the estimate from the weights correlates highly with the attention logits in both data sets, "
-    "while each of its two parts alone does not."
-)
 # Before this step both the logits and the estimate are little but their random start.
 SETTLED = 500
 
@@ -97,7 +93,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     for row, kind in zip(axes, TITLES, strict=True):
         _draw_data(figure, row[0], trained[kind].x, kind)
         _draw_curves(row[1], steps, curves[kind])
-    publish(run, "fig2", figure, outcome, title=TITLE, published=PUBLISHED)
+    publish(run, EXPERIMENT, figure, outcome)
     return outcome
 
 
@@ -143,6 +139,3 @@ def _draw_curves(ax: Axes, steps: np.ndarray, curves: dict[str, np.ndarray]) -> 
     )
     ax.axhline(0, color=figures.GREY, lw=0.8)
     ax.legend(loc="lower right")
-
-
-EXPERIMENT = Experiment("fig2", TITLE, PUBLISHED, reproduce)

@@ -4,9 +4,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from joma.experiments.table1_hblt._cells import Cell
+from joma.experiments._experiment import Outcome, Request, publish
+from joma.experiments.table1_hblt import EXPERIMENT, _summary
+from joma.experiments.table1_hblt._cells import GROUPS, SIZES, Cell
 from joma.experiments.table1_hblt._summary import Results
+from joma.experiments.table1_hblt._train import train_group
 from joma.report import figures
+from joma.runs import Run
 
 _SERIES = (
     ("ncorr", -1, "trained", figures.BLUE, "o", True),
@@ -24,6 +28,28 @@ _SERIES = (
 )
 _LEVELS = ((figures.BLUE, "o"), (figures.VERMILLION, "s"), (figures.GREEN, "D"))
 _CLASS = (figures.PURPLE, "^")
+
+
+def reproduce(run: Run, request: Request) -> Outcome:
+    """Trains the groups asked for that are not done, and compares all that are."""
+    size = SIZES[request.scale].with_options(request.options)
+    for group in request.groups or GROUPS:
+        train_group(run, group, size, request)
+    results = _summary.collect(run, size)
+    outcome = _summary.judge(results)
+    for name, columns in zip(("seeds", "means"), _summary.tables(results), strict=True):
+        run.write_table(name, columns)
+    run.write_table("every", _summary.every_table(results))
+    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
+    publish(run, EXPERIMENT, draw_cells(results), outcome)
+    figures.save(
+        run,
+        "table1-hblt-training",
+        draw_training(results),
+        title="NCorr while networks learn from HBLT(ρ)",
+        caption="\n".join(outcome.paragraphs),
+    )
+    return outcome
 
 
 def draw_cells(results: Results) -> Figure:

@@ -3,16 +3,12 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
+from joma.experiments._experiment import Outcome, Request, Verdict, publish
 from joma.experiments._linear_block import TITLES, Trained, train
+from joma.experiments.fig3 import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
 
-TITLE = "Linear activation: a few components of v₀ keep growing, the rest saturate"
-PUBLISHED = (
-    "after convergence only some components of v₀ have grown; the remaining ones saturate after "
-    "an initial growth."
-)
 GROWING = 0.25  # share of the fastest component's late growth from which a component still grows
 
 
@@ -56,7 +52,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     figure, axes = figures.new(10.4, 4.2, 1, 2)
     for ax, kind in zip(axes, TITLES, strict=True):
         _draw(ax, steps, first[kind], kind)
-    publish(run, "fig3", figure, outcome, title=TITLE, published=PUBLISHED)
+    publish(run, EXPERIMENT, figure, outcome)
     return outcome
 
 
@@ -86,6 +82,3 @@ def _draw(ax: Axes, steps: np.ndarray, v: np.ndarray, kind: str) -> None:
         xlim=(0, steps[-1] * 1.13),
     )
     ax.legend(loc="upper left")
-
-
-EXPERIMENT = Experiment("fig3", TITLE, PUBLISHED, reproduce)
