@@ -258,7 +258,7 @@ class TestFullDisk:
         few_experiments["table1"] = make_trained("table1", fill)
         line = sentence(joma("reproduce", "table1", "fig2", "--out", "all"))
         assert "No space left on device" in line
-        assert line.endswith("go on with `joma reproduce table1 fig2 --out all`")
+        assert line.endswith("resume with `joma reproduce table1 fig2 --out all`")
         outcome = json.loads(Path("all/table1/outcome.json").read_text())
         assert outcome == {"status": "running"}
 

@@ -88,15 +88,15 @@ def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_numbers(tmp_path, smalles
     text = _data.load(smallest)
     request = fig6.EXPERIMENT.request(scale="tiny")
     runs = [Run.create("fig6", {}, out=tmp_path / name) for name in ("one", "two")]
-    look = _train.GroupWork.look
+    measure = _train.GroupWork.measure
 
     def stop(self, step: int) -> None:
-        look(self, step)
+        measure(self, step)
         if step == 3:  # counted 2: the short window that ends an epoch is trained on too
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(_train.GroupWork, "look", stop)
+        stopped.setattr(_train.GroupWork, "measure", stop)
         with pytest.raises(KeyboardInterrupt):
             _train.train_groups(runs[0], ["depth-2"], text, request, ())
     assert not collect(runs[0], text.setting, ["depth-2"])

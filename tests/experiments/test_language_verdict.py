@@ -108,7 +108,7 @@ class TestVerdict:
         words = _summary.judge_depths(depths(), FULL).paragraphs[1]
         assert words.startswith("Bounces by threshold, at 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5 nats")
         assert "1 layer 3 3 3 3 " in words
-        table = _summary.bounce_table([own])
+        table = _summary.tables([own])["bounces"]
         assert len(table["bounces"]) == 2 * len(_summary.THRESHOLDS)
 
     def test_ranks_that_bounce_back_are_counted(self):
@@ -177,7 +177,7 @@ class TestReference:
         assert (pair.lowest, pair.recorded_lowest) == pytest.approx((1.41, 1.51))
         assert (pair.end, pair.recorded_end) == pytest.approx((2.26, 2.21))
         assert pair.begins == 0
-        assert (pair.depth, pair.layer, pair.looks) == (1, 0, 59)
+        assert (pair.depth, pair.layer, pair.measurements) == (1, 0, 59)
 
     def test_only_common_steps_of_the_same_networks_are_compared(self):
         recorded = curves(1)

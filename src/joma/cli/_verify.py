@@ -1,5 +1,6 @@
 """`joma verify`."""
 
+import importlib
 import os
 import time
 from collections.abc import Sequence
@@ -104,7 +105,8 @@ def verify(
         note_idle(context, ("plot", "out"), "with --adversary")
         _attack_and_show(ids, adversary or None, seed, json)
         return
-    records: list[dict[str, Any]] = []
+    importlib.import_module("joma.experiments.claims")  # Ctrl-C meanwhile stops no measurement
+    records: list[Record] = []
     folders: list[Path] = []
     pictures: list[Path] = []
     start = time.perf_counter()

@@ -7,12 +7,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from joma.experiments._experiment import Outcome, Request, publish
-from joma.experiments.hierarchy import EXPERIMENT, _summary
-from joma.experiments.hierarchy._course import Curves, course, standard_error
-from joma.experiments.hierarchy._groups import DECIDES, GROUPS, HEIGHTS, SIZES
-from joma.experiments.hierarchy._summary import Results, cooccurrence
-from joma.experiments.hierarchy._train import train_group
+from joma.experiments._experiment import Outcome, Request
+from joma.experiments._trained import train_cells, write_results
+from joma.experiments.hierarchy import EXPERIMENT
+from joma.experiments.hierarchy.course import LayerCurves, course, standard_error
+from joma.experiments.hierarchy.networks import (
+    DECIDES,
+    GROUPS,
+    HEIGHTS,
+    SIZES,
+    HierarchyNetworks,
+)
+from joma.experiments.hierarchy.results import (
+    GroupResults,
+    collect,
+    cooccurrence,
+    judge,
+    tables,
+)
 from joma.report import figures
 from joma.runs import Run
 
@@ -22,17 +34,13 @@ _TICKS = np.array([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10])
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Trains the groups asked for that are not done, and says what all that are show."""
+    """Train the groups asked for that are not done, and say what all that are show."""
     size = SIZES[request.scale].with_options(request.options)
-    for name in request.groups or GROUPS:
-        train_group(run, name, size, request)
-    results = _summary.collect(run, size)
-    outcome = _summary.judge(results, comparable=request.scale == "full")
-    run.write_table("heights", _summary.table(results))
-    run.write_table("seeds", _summary.seeds_table(results))
-    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
-    if (deep := draw_layers(results)) is not None:
-        publish(run, EXPERIMENT, deep, outcome)
+    groups = {name: [group] for name, group in GROUPS.items()}
+    train_cells(run, groups, HierarchyNetworks, size, request)
+    results = collect(run, size)
+    outcome = judge(results, comparable=request.scale == "full")
+    write_results(run, EXPERIMENT, outcome, draw_layers(results), tables(results))
     if (shallow := draw_one_layer(results)) is not None:
         figures.save(
             run,
@@ -44,8 +52,8 @@ def reproduce(run: Run, request: Request) -> Outcome:
     return outcome
 
 
-def draw_layers(results: Mapping[str, Results]) -> Figure | None:
-    """Every layer of the networks that decide, above the same on the flat tree; if one is there."""
+def draw_layers(results: Mapping[str, GroupResults]) -> Figure | None:
+    """Draw every layer of the networks that decide, above the same on the flat tree, if there."""
     titles = {DECIDES: "tree of three levels", "flat-3": "control, flat tree"}
     there = [name for name in titles if name in results]
     if not there:
@@ -71,19 +79,19 @@ def draw_layers(results: Mapping[str, Results]) -> Figure | None:
     return figure
 
 
-def draw_one_layer(results: Mapping[str, Results]) -> Figure | None:
-    """Networks of one layer, with each label and on the flat tree; those that are there."""
-    looks = {
+def draw_one_layer(results: Mapping[str, GroupResults]) -> Figure | None:
+    """Draw networks of one layer, with each label and on the flat tree; those that are there."""
+    styles = {
         "class-1": ("class as label", figures.BLACK, "-"),
         "flat-1": ("control, flat tree", figures.GREY, "--"),
         "token-1": ("token as label", figures.PURPLE, "-."),
     }
-    there = [name for name in looks if name in results]
+    there = [name for name in styles if name in results]
     if not there:
         return None
     figure, axes = figures.new(3.0 * (len(there) + 1), 3.1, 1, len(there) + 1)
     for name, ax in zip(there, axes, strict=False):
-        curves, (title, color, style) = results[name].layers[0], looks[name]
+        curves, (title, color, style) = results[name].layers[0], styles[name]
         _draw_ratio(ax, curves, cooccurrence(results[name].group))
         ax.set(title=title, xlabel="step")
         _draw_entropy(axes[-1], curves, color, style, title)
@@ -97,7 +105,7 @@ def draw_one_layer(results: Mapping[str, Results]) -> Figure | None:
     return figure
 
 
-def _draw_ratio(ax: Axes, curves: Curves, expected: Sequence[float]) -> None:
+def _draw_ratio(ax: Axes, curves: LayerCurves, expected: Sequence[float]) -> None:
     steps = _places(curves.steps)
     ax.axhline(1, color=figures.GREY, lw=0.8)
     seen = course(curves)
@@ -129,7 +137,7 @@ def _draw_ratio(ax: Axes, curves: Curves, expected: Sequence[float]) -> None:
     _step_axis(ax, curves.steps)
 
 
-def _draw_entropy(ax: Axes, curves: Curves, color: str, style: str, label: str) -> None:
+def _draw_entropy(ax: Axes, curves: LayerCurves, color: str, style: str, label: str) -> None:
     steps = _places(curves.steps)
     mean, error = curves.entropy.mean(-1), 2 * standard_error(curves.entropy)
     ax.fill_between(steps, mean - error, mean + error, color=color, alpha=0.15, lw=0)
@@ -138,7 +146,7 @@ def _draw_entropy(ax: Axes, curves: Curves, color: str, style: str, label: str) 
 
 
 def _places(steps: tuple[int, ...]) -> np.ndarray:
-    """Steps on a logarithmic axis, ½ standing for 0."""
+    """Return steps on a logarithmic axis, ½ standing for 0."""
     places = np.array(steps, dtype=float)
     places[0] = 0.5
     return places
@@ -151,7 +159,7 @@ def _step_axis(ax: Axes, steps: tuple[int, ...]) -> None:
 
 
 def _share_limits(rows: np.ndarray, ratios: bool = False, room: float = 1.0) -> None:
-    """One range for all panels, whose numbers stand at the left alone; room below for a legend."""
+    """Set one range for all panels, with numbers at the left alone and room for a legend."""
     limits = np.array([ax.get_ylim() for ax in rows.flat])
     low, high = limits[:, 0].min() * room, limits[:, 1].max()
     for row in np.atleast_2d(rows):

@@ -6,7 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.experiments._experiment import Experiment, Outcome, Request
+from joma.experiments._trained import write_results
 from joma.experiments.fig6 import EXPERIMENT as FIG6
 from joma.experiments.fig8 import EXPERIMENT as FIG8
 from joma.experiments.language import _data, _draw, _reference, _summary
@@ -116,13 +117,8 @@ def _reproduce(run: Run, request: Request, of: LanguageFigure) -> Outcome:
             "held against these."
         )
         outcome, recorded = replace(outcome, paragraphs=(*outcome.paragraphs, words)), {}
-    if curves:
-        run.write_table("curves", _summary.table(curves.values()))
-        run.write_table("bounces", _summary.bounce_table(curves.values()))
-    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs, **summary})
     figure = of.draw(curves, recorded)
-    if figure is not None:
-        publish(run, of.experiment, figure, outcome)
+    write_results(run, of.experiment, outcome, figure, _summary.tables(curves.values()), **summary)
     return outcome
 
 

@@ -36,7 +36,7 @@ class Pair:
         depth: of the networks.
         rate: their learning rate.
         layer: which.
-        looks: steps that both have.
+        measurements: How many steps both have.
         pearson: correlation of the two curves.
         left_out: the same for each recorded seed against the mean of the others, their mean: how
             alike two honest runs can be. NaN with one seed.
@@ -54,7 +54,7 @@ class Pair:
     depth: int
     rate: float
     layer: int
-    looks: int
+    measurements: int
     pearson: float
     left_out: float
     begins: float
@@ -124,7 +124,7 @@ def _pair(own: Curves, layer: int, ours_KS: np.ndarray, recorded_KS: np.ndarray)
         depth=own.depth,
         rate=own.rate,
         layer=layer,
-        looks=len(mean),
+        measurements=len(mean),
         pearson=pearson(mean, expected),
         left_out=float(np.mean(left_out)) if left_out else float("nan"),
         begins=float(np.abs(ours_KS[0, :both] - recorded_KS[0, :both]).max()),

@@ -47,12 +47,12 @@ def train_groups(
     """
     text = text.to(request.device)
     groups = [
-        _trained.Group(
+        _trained.NetworkGroup(
             name,
             text.setting.size.cells(GROUPS[name]),
             lambda own, name=name: GroupWork(own, name, text, request),
             lambda own, name=name: _done_beside(run, own, name, beside),
-            light=_is_light(text.setting, GROUPS[name]),
+            can_share_gpu=_is_light(text.setting, GROUPS[name]),
         )
         for name in names
     ]
@@ -111,7 +111,7 @@ class GroupWork:
             restart_every=setting.updates,
         )
 
-    def look(self, step: int) -> None:
+    def measure(self, step: int) -> None:
         """Measures all networks after `step` updates."""
         one = slice(self.watched, self.watched + 1)
         with self.ensemble.looking() as model:

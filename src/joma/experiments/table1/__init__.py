@@ -1,7 +1,6 @@
 """Table 1 of JoMA: do hidden nodes learn the latents? With the controls it was printed without."""
 
 from joma.experiments._experiment import Experiment, Option, Scale
-from joma.experiments.table1._cells import GROUPS
 
 PUBLISHED_HIDDEN, PUBLISHED_RATES = (4096, 400), (1e-5, 1e-4)
 """Hidden nodes and learning rates in the paper and in its code's README."""
@@ -21,20 +20,9 @@ EXPERIMENT = Experiment(
     },
     default_scale="small",
     options=(
-        Option(
-            "learning-rate",
-            None,
-            "learning rate",
-            published=PUBLISHED_RATES,
-        ),
-        Option(
-            "hidden",
-            None,
-            "hidden nodes of each layer",
-            kind=int,
-            published=PUBLISHED_HIDDEN,
-        ),
+        Option("learning-rate", None, "learning rate", published=PUBLISHED_RATES),
+        Option("hidden", None, "hidden nodes of each layer", int, published=PUBLISHED_HIDDEN),
     ),
-    groups=tuple(GROUPS),
+    groups=tuple(f"C{classes}-N{children}" for classes in (20, 30, 50) for children in (2, 3)),
     resumable=True,
 )

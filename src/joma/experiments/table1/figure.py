@@ -4,11 +4,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from joma.experiments._experiment import Outcome, Request, publish
-from joma.experiments.table1 import EXPERIMENT, PUBLISHED_HIDDEN, PUBLISHED_RATES, _summary
-from joma.experiments.table1._cells import GROUPS, LEVELS, SIZES
-from joma.experiments.table1._summary import Results
-from joma.experiments.table1._train import largest_possible, train_group
+from joma.experiments._experiment import Outcome, Request
+from joma.experiments._trained import train_cells, write_results
+from joma.experiments.table1 import EXPERIMENT, PUBLISHED_HIDDEN, PUBLISHED_RATES
+from joma.experiments.table1.networks import GROUPS, LEVELS, SIZES, Table1Networks
+from joma.experiments.table1.results import Table1Results, collect, judge, tables
 from joma.report import figures
 from joma.runs import Run
 
@@ -30,22 +30,17 @@ _SERIES = (
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Trains the groups asked for that are not done, and compares all that are."""
+    """Train the groups asked for that are not done, and compare all that are."""
     size = SIZES[request.scale].with_options(request.options)
-    for group in request.groups or GROUPS:
-        train_group(run, group, size, request)
-    bounds = largest_possible(_summary.cells_done(run), size, request.seed)
-    results = _summary.collect(run, size, bounds)
+    train_cells(run, GROUPS, Table1Networks, size, request)
+    results = collect(run, size, request.seed)
     published_size = (
         request.scale == "full"
         and size.hidden in PUBLISHED_HIDDEN
         and size.learning_rate in PUBLISHED_RATES
     )
-    outcome = _summary.judge(results, published_size)
-    for name, columns in zip(("seeds", "means"), _summary.tables(results), strict=True):
-        run.write_table(name, columns)
-    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
-    publish(run, EXPERIMENT, draw_cells(results), outcome)
+    outcome = judge(results, published_size)
+    write_results(run, EXPERIMENT, outcome, draw_cells(results), tables(results))
     figures.save(
         run,
         "table1-training",
@@ -56,8 +51,8 @@ def reproduce(run: Run, request: Request) -> Outcome:
     return outcome
 
 
-def draw_cells(results: Results) -> Figure:
-    """Every cell: published, trained, untrained, and the controls over classes."""
+def draw_cells(results: Table1Results) -> Figure:
+    """Draw every cell: published, trained, untrained, and the controls over classes."""
     figure, axes = figures.new(10.5, 7.6, LEVELS - 1, 1)
     for s, ax in enumerate(axes):
         _draw_level(ax, results, s)
@@ -65,14 +60,14 @@ def draw_cells(results: Results) -> Figure:
     return figure
 
 
-def _draw_level(ax: Axes, results: Results, s: int) -> None:
+def _draw_level(ax: Axes, results: Table1Results, s: int) -> None:
     places = np.arange(len(results.cells))
     published = [cell.published[s] for cell in results.cells]
     ax.hlines(
         published, places - 0.42, places + 0.42, color=figures.BLACK, lw=1.6, label="published"
     )
-    for i, (measure, look, label, color, marker, filled) in enumerate(_SERIES):
-        step = results.steps[look]
+    for i, (measure, at, label, color, marker, filled) in enumerate(_SERIES):
+        step = results.steps[at]
         ax.errorbar(
             places + (i - 2) * 0.14,
             results.mean(measure, step)[:, s],
@@ -92,8 +87,8 @@ def _draw_level(ax: Axes, results: Results, s: int) -> None:
     ax.grid(axis="x", visible=False)
 
 
-def draw_training(results: Results) -> Figure:
-    """NCorr, its controls and the accuracy over training, means over all cells."""
+def draw_training(results: Table1Results) -> Figure:
+    """Draw NCorr, its controls and the accuracy over training, means over all cells."""
     figure, axes = figures.new(10.5, 3.4, 1, LEVELS)
     steps = np.array(results.steps, dtype=float)
     steps[0] = 0.5  # stands for 0 on the logarithmic axis

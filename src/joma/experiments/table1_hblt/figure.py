@@ -1,14 +1,14 @@
-"""The pictures of Table 1 on HBLT(ρ): every tree beside what is possible, and over training."""
+"""The pictures of Table 1 on HBLT(ρ): every tree next to what is possible, and over training."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from joma.experiments._experiment import Outcome, Request, publish
-from joma.experiments.table1_hblt import EXPERIMENT, _summary
-from joma.experiments.table1_hblt._cells import GROUPS, SIZES, Cell
-from joma.experiments.table1_hblt._summary import Results
-from joma.experiments.table1_hblt._train import train_group
+from joma.experiments._experiment import Outcome, Request
+from joma.experiments._trained import train_cells, write_results
+from joma.experiments.table1_hblt import EXPERIMENT
+from joma.experiments.table1_hblt.networks import GROUPS, SIZES, TreeCell, TreeNetworks
+from joma.experiments.table1_hblt.results import TreeResults, collect, judge, tables
 from joma.report import figures
 from joma.runs import Run
 
@@ -31,17 +31,12 @@ _CLASS = (figures.PURPLE, "^")
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Trains the groups asked for that are not done, and compares all that are."""
+    """Train the groups asked for that are not done, and compare all that are."""
     size = SIZES[request.scale].with_options(request.options)
-    for group in request.groups or GROUPS:
-        train_group(run, group, size, request)
-    results = _summary.collect(run, size)
-    outcome = _summary.judge(results)
-    for name, columns in zip(("seeds", "means"), _summary.tables(results), strict=True):
-        run.write_table(name, columns)
-    run.write_table("every", _summary.every_table(results))
-    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs})
-    publish(run, EXPERIMENT, draw_cells(results), outcome)
+    train_cells(run, GROUPS, TreeNetworks, size, request)
+    results = collect(run, size)
+    outcome = judge(results)
+    write_results(run, EXPERIMENT, outcome, draw_cells(results), tables(results))
     figures.save(
         run,
         "table1-hblt-training",
@@ -52,8 +47,8 @@ def reproduce(run: Run, request: Request) -> Outcome:
     return outcome
 
 
-def draw_cells(results: Results) -> Figure:
-    """A panel for each depth: in a block for each level, every ρ."""
+def draw_cells(results: TreeResults) -> Figure:
+    """Draw a panel for each depth: in a block for each level, every ρ."""
     depths = _by_depth(results)
     figure, axes = figures.new(13, 4.4, 1, len(depths))
     axes = np.atleast_1d(axes)
@@ -65,7 +60,7 @@ def draw_cells(results: Results) -> Figure:
     return figure
 
 
-def _draw_depth(ax: Axes, results: Results, depth: int, places: list[int]) -> None:
+def _draw_depth(ax: Axes, results: TreeResults, depth: int, places: list[int]) -> None:
     rhos = [results.cells[place].rho for place in places]
     block = np.arange(len(rhos))
     wide = len(rhos) + 0.6
@@ -74,8 +69,8 @@ def _draw_depth(ax: Axes, results: Results, depth: int, places: list[int]) -> No
         observer = results.by_level["observer"][places, s, 0].mean(-1)
         label = "perfect observer\nof the sequence" if s == 0 else ""
         ax.hlines(observer, x - 0.42, x + 0.42, color=figures.BLACK, lw=1.8, label=label)
-        for i, (measure, look, name, color, marker, filled) in enumerate(_SERIES):
-            values = results.by_level[measure][places, s, look]
+        for i, (measure, at, name, color, marker, filled) in enumerate(_SERIES):
+            values = results.by_level[measure][places, s, at]
             ax.errorbar(
                 x + (i - 2) * 0.15,
                 values.mean(-1),
@@ -96,8 +91,8 @@ def _draw_depth(ax: Axes, results: Results, depth: int, places: list[int]) -> No
     ax.grid(axis="x", visible=False)
 
 
-def draw_training(results: Results) -> Figure:
-    """NCorr of each level and the accuracy over training, means over ρ and seeds."""
+def draw_training(results: TreeResults) -> Figure:
+    """Draw NCorr of each level and the accuracy over training, means over ρ and seeds."""
     depths = _by_depth(results)
     figure, axes = figures.new(12, 3.8, 1, len(depths))
     axes = np.atleast_1d(axes)
@@ -126,13 +121,13 @@ def draw_training(results: Results) -> Figure:
     return figure
 
 
-def _by_depth(results: Results) -> dict[int, list[int]]:
-    """The places of each depth's cells."""
+def _by_depth(results: TreeResults) -> dict[int, list[int]]:
+    """Return the places of each depth's cells."""
     found: dict[int, list[int]] = {}
     for place, cell in enumerate(results.cells):
         found.setdefault(cell.depth, []).append(place)
     return found
 
 
-def _level(cell: Cell, s: int) -> str:
+def _level(cell: TreeCell, s: int) -> str:
     return f"s = {s}" if s in cell.latent_levels else "class"

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments._trained import is_done
-from joma.experiments.table1_hblt._cells import (
+from joma.experiments._trained import columns, groups_done, mean_and_std, read_metric
+from joma.experiments.table1_hblt.networks import (
     BRANCHING,
     CELLS,
     CLASSES,
+    EVERY,
     GROUPS,
     LEVELS,
-    Cell,
-    Size,
+    TreeCell,
+    TreeSize,
 )
-from joma.experiments.table1_hblt._train import EVERY
 from joma.runs import Run
 
 BY_LEVEL = ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples", "observer")
@@ -28,20 +28,20 @@ CLEARLY = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Results:
+class TreeResults:
     """What was measured in the cells that are done.
 
     Attributes:
-        cells: those that are done.
-        steps: of the looks.
-        samples: on which was looked.
-        by_level: by measure, (cells, LEVELS, looks, seeds); NaN where it was not taken.
-        whole: by measure, of all levels together, (cells, looks, seeds).
-        every: by measure of `EVERY`, each level in each layer of the network,
-            (cells, LEVELS, layers, looks, seeds); NaN where it was not taken.
+        cells: The cells that are done.
+        steps: The steps of the measurements.
+        samples: How many samples were measured on.
+        by_level: By measure, (cells, LEVELS, steps, seeds); NaN where it was not taken.
+        whole: By measure, of all levels together, (cells, steps, seeds).
+        every: By measure of `EVERY`, each level in each layer of the network,
+            (cells, LEVELS, layers, steps, seeds); NaN where it was not taken.
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[TreeCell, ...]
     steps: tuple[int, ...]
     samples: int
     by_level: dict[str, np.ndarray]
@@ -60,36 +60,29 @@ class Results:
         return [row for row in range(len(places) - 1) if places[row] == places[row + 1]]
 
     def latents(self, measure: str) -> np.ndarray:
-        """A measure of each level in the layer of its number: (rows, looks, seeds)."""
+        """A measure of each level in the layer of its number: (rows, steps, seeds)."""
         return self.by_level[measure][tuple(zip(*self.rows, strict=True))]
 
 
-def collect(run: Run, size: Size) -> Results:
-    """Reads the metrics of the groups that are done."""
-    done = [group for group in GROUPS if is_done(run, group)]
-    cells = tuple(cell for cell in CELLS if cell.group in done)
-    shape = len(cells), LEVELS, len(size.looks), size.seeds
-    by_level = {measure: np.full(shape, np.nan) for measure in BY_LEVEL}
-    whole = {measure: np.full((shape[0], *shape[2:]), np.nan) for measure in WHOLE}
-    every = {measure: np.full((*shape[:2], LEVELS, *shape[2:]), np.nan) for measure in EVERY}
-    for group in done:
-        metrics = Run.open(run.path / "groups" / group).metrics
-        first = cells.index(GROUPS[group][0])
-        for measure in EVERY:
-            log = metrics.read(measure)
-            look = np.searchsorted(size.looks, log["step"])
-            which, seed = np.divmod(log["member"].astype(int), size.seeds)
-            layer = np.array([int(str(name).removeprefix("layer")) for name in log["module"]], int)
-            every[measure][first + which, log["layer"], layer, look, seed] = log["value"]
-        for measure in (*BY_LEVEL, *WHOLE):
-            log = metrics.read(measure)
-            look = np.searchsorted(size.looks, log["step"])
-            which, seed = np.divmod(log["member"].astype(int), size.seeds)
-            if measure in BY_LEVEL:
-                by_level[measure][first + which, log["layer"], look, seed] = log["value"]
-            else:
-                whole[measure][first + which, look, seed] = log["value"]
-    return Results(cells, size.looks, size.samples, by_level, whole, every)
+def collect(run: Run, size: TreeSize) -> TreeResults:
+    """Return what the metrics of the groups that are done hold."""
+    done = groups_done(run, GROUPS)
+
+    def read(name: str, *shape: Any) -> np.ndarray:
+        parts = [
+            read_metric(own, name, size.measure_at, size.seeds, *shape) for own in done.values()
+        ]
+        return np.concatenate(parts)
+
+    layers = [f"layer{layer}" for layer in range(LEVELS)]
+    return TreeResults(
+        tuple(cell for group in done for cell in GROUPS[group]),
+        size.measure_at,
+        size.samples,
+        {name: read(name, LEVELS) for name in BY_LEVEL},
+        {name: read(name) for name in WHOLE},
+        {name: read(name, LEVELS, layers) for name in EVERY},
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,11 +90,11 @@ class Learned:
     """What training adds to each level; one entry a row of the results.
 
     Attributes:
-        before: correlation of the latents with the nodes that other samples chose, untrained.
-        after: the same, trained.
-        possible: what a perfect observer of the sequence gets.
-        raised: whether the gain is clear.
-        half_way: the first look at which NCorr has half of what it gains in all.
+        before: Correlation of the latents with the nodes that other samples chose, untrained.
+        after: The same, trained.
+        possible: What a perfect observer of the sequence gets.
+        raised: Whether the gain is clear.
+        half_way: The first measurement at which NCorr has half of what it gains in all.
     """
 
     before: np.ndarray
@@ -111,7 +104,7 @@ class Learned:
     half_way: np.ndarray
 
     @classmethod
-    def of(cls, results: Results) -> "Learned":
+    def of(cls, results: TreeResults) -> "Learned":
         """From the measurements."""
         held_out, curve = results.latents("held_out_samples"), results.latents("ncorr").mean(-1)
         gain = held_out[:, -1] - held_out[:, 0]
@@ -125,7 +118,7 @@ class Learned:
         )
 
 
-def judge(results: Results) -> Outcome:
+def judge(results: TreeResults) -> Outcome:
     """What training adds to the latents of HBLT(ρ), of which nothing was published to compare."""
     learned, pairs = Learned.of(results), np.array(results.neighbours, dtype=int)
     gain = learned.after - learned.before
@@ -154,13 +147,12 @@ def judge(results: Results) -> Outcome:
     )
 
 
-def _table(results: Results) -> Iterable[dict[str, str]]:
+def _table(results: TreeResults) -> Iterable[dict[str, str]]:
     for i, cell in enumerate(results.cells):
         for s in range(cell.depth):
 
-            def read(measure: str, look: int, i: int = i, s: int = s) -> str:
-                values = results.by_level[measure][i, s, look]
-                return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+            def read(measure: str, at: int, i: int = i, s: int = s) -> str:
+                return mean_and_std(results.by_level[measure][i, s, at])
 
             yield {
                 "depth": str(cell.depth),
@@ -174,7 +166,7 @@ def _table(results: Results) -> Iterable[dict[str, str]]:
             }
 
 
-def _by_depth(results: Results, learned: Learned) -> str:
+def _by_depth(results: TreeResults, learned: Learned) -> str:
     """What training adds at each depth and level, means over ρ, and what the networks are for."""
     rows = np.array([(results.cells[i].depth, s) for i, s in results.rows])
     texts = []
@@ -197,7 +189,7 @@ def _by_depth(results: Results, learned: Learned) -> str:
     )
 
 
-def _order(results: Results, learned: Learned, pairs: np.ndarray) -> str:
+def _order(results: TreeResults, learned: Learned, pairs: np.ndarray) -> str:
     """Whether lower levels are learned earlier than those above them."""
     if not len(pairs):
         return "Which level is learned first cannot be told: no tree here has two."
@@ -225,10 +217,10 @@ def _order(results: Results, learned: Learned, pairs: np.ndarray) -> str:
     )
 
 
-def _every_layer(results: Results) -> Iterable[str]:
+def _every_layer(results: TreeResults) -> Iterable[str]:
     """What training adds to every level in every layer, which tells level from layer."""
-    held = results.every[EVERY[1]]
-    gain = held[..., -1, :] - held[..., 0, :]
+    kept = results.every[EVERY[1]]
+    gain = kept[..., -1, :] - kept[..., 0, :]
     if np.isnan(gain).all():
         return
     texts = []
@@ -267,7 +259,7 @@ def _level(s: int, depth: int) -> str:
     return f"s = {s}" if s < depth - 1 else "class"
 
 
-def _controls(results: Results) -> str:
+def _controls(results: TreeResults) -> str:
     same, other, classes, chance = (
         np.nanmean(results.latents(measure)[:, -1])
         for measure in ("ncorr", "held_out_samples", "held_out_classes", "shuffled_samples")
@@ -282,51 +274,29 @@ def _controls(results: Results) -> str:
     )
 
 
-def tables(results: Results) -> tuple[dict[str, list], dict[str, list]]:
-    """Two tables to keep: a row for each number of every network, and one for each mean.
+def tables(results: TreeResults) -> dict[str, dict[str, list]]:
+    """Return three tables: of every network, of the means, and of every level in every layer.
 
     Where a number is of all levels together s is −1.
     """
-    seeds: list[dict[str, Any]] = []
-    means: list[dict[str, Any]] = []
+
+    def row(i: int, s: int, at: int, **more: Any) -> dict[str, Any]:
+        cell = results.cells[i]
+        return {"depth": cell.depth, "rho": cell.rho, "s": s, **more, "step": results.steps[at]}
+
+    seeds, means, every = [], [], []
     parts = {measure: values[:, None] for measure, values in results.whole.items()}
     for measure, values in {**results.by_level, **parts}.items():
-        for i, s, look in np.ndindex(*values.shape[:3]):
-            own, cell = values[i, s, look], results.cells[i]
+        for i, s, at in np.ndindex(*values.shape[:3]):
+            own = values[i, s, at]
             if np.isnan(own).all():
                 continue
-            where = {
-                "depth": cell.depth,
-                "rho": cell.rho,
-                "s": s if measure in results.by_level else -1,
-                "step": results.steps[look],
-                "measure": measure,
-            }
+            where = {**row(i, s if measure in results.by_level else -1, at), "measure": measure}
             means.append({**where, "mean": own.mean(), "std": own.std(ddof=1)})
             seeds += [{**where, "seed": seed, "value": value} for seed, value in enumerate(own)]
-    return _columns(seeds), _columns(means)
-
-
-def every_table(results: Results) -> dict[str, list]:
-    """Return a table with a row for each level, layer, step and network."""
-    rows: list[dict[str, Any]] = []
     for measure, values in results.every.items():
-        for i, s, layer, look, seed in np.argwhere(~np.isnan(values)):
-            cell = results.cells[i]
-            rows.append(
-                {
-                    "depth": cell.depth,
-                    "rho": cell.rho,
-                    "s": int(s),
-                    "layer": int(layer),
-                    "step": results.steps[look],
-                    "seed": int(seed),
-                    "measure": measure,
-                    "value": float(values[i, s, layer, look, seed]),
-                }
-            )
-    return _columns(rows)
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, list]:
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+        for i, s, layer, at, seed in np.argwhere(~np.isnan(values)).tolist():
+            value = float(values[i, s, layer, at, seed])
+            where = row(i, s, at, layer=layer)
+            every.append({**where, "seed": seed, "measure": measure, "value": value})
+    return {"seeds": columns(seeds), "means": columns(means), "every": columns(every)}

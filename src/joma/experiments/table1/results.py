@@ -6,8 +6,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments._trained import PLANTED, is_done, planted_name
-from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, Cell, Size
+from joma.experiments._trained import (
+    PLANTED,
+    columns,
+    groups_done,
+    mean_and_std,
+    planted_name,
+    read_metric,
+)
+from joma.experiments.table1.networks import (
+    CELLS,
+    GROUPS,
+    LEVELS,
+    Table1Cell,
+    Table1Size,
+    largest_possible,
+)
 from joma.runs import Run
 
 CLOSE = 0.05
@@ -31,67 +45,58 @@ MEASURES = (
 
 
 @dataclass(frozen=True)
-class Results:
+class Table1Results:
     """NCorr and its controls of the cells that are done.
 
     Attributes:
-        cells: those that are done.
-        steps: of the looks.
-        values: by measure, (cells, LEVELS, looks, seeds); NaN where it was not taken.
-        accuracy: (cells, looks, seeds).
-        bounds: what NCorr cannot exceed, as latents that no class uses count as 0:
+        cells: The cells that are done.
+        steps: The steps of the measurements.
+        values: By measure, (cells, LEVELS, steps, seeds); NaN where it was not taken.
+        accuracy: (cells, steps, seeds).
+        bounds: What NCorr cannot exceed, as latents that no class uses count as 0:
             (cells, LEVELS, seeds).
     """
 
-    cells: tuple[Cell, ...]
+    cells: tuple[Table1Cell, ...]
     steps: tuple[int, ...]
     values: dict[str, np.ndarray]
     accuracy: np.ndarray
     bounds: np.ndarray
 
     def at(self, measure: str, step: int) -> np.ndarray:
-        """A measure at a look: (cells, LEVELS, seeds)."""
+        """Return a measure at a step: (cells, LEVELS, seeds)."""
         return self.values[measure][:, :, self.steps.index(step)]
 
     def mean(self, measure: str, step: int) -> np.ndarray:
-        """Its mean over seeds: (cells, LEVELS)."""
+        """Return its mean over seeds: (cells, LEVELS)."""
         return self.at(measure, step).mean(-1)
 
     def std(self, measure: str, step: int) -> np.ndarray:
-        """Its standard deviation over seeds, with n − 1: (cells, LEVELS)."""
+        """Return its standard deviation over seeds, with n − 1: (cells, LEVELS)."""
         return self.at(measure, step).std(-1, ddof=1)
 
 
-def cells_done(run: Run) -> tuple[Cell, ...]:
-    """The cells whose group's training has ended."""
-    return tuple(cell for cell in CELLS if is_done(run, cell.group))
+def collect(run: Run, size: Table1Size, seed: int) -> Table1Results:
+    """Return what the metrics of the groups that are done hold."""
+    done = groups_done(run, GROUPS)
+    cells = tuple(cell for group in done for cell in GROUPS[group])
+
+    def read(name: str, layers: int = 0) -> np.ndarray:
+        parts = [
+            read_metric(own, name, size.measure_at, size.seeds, layers) for own in done.values()
+        ]
+        return np.concatenate(parts)
+
+    return Table1Results(
+        cells,
+        size.measure_at,
+        {name: read(name, LEVELS) for name in MEASURES},
+        read("accuracy"),
+        largest_possible(cells, size, seed),
+    )
 
 
-def collect(run: Run, size: Size, bounds: np.ndarray) -> Results:
-    """Reads the metrics of the cells that are done; `bounds` are what their NCorr cannot exceed."""
-    cells = cells_done(run)
-    done = dict.fromkeys(cell.group for cell in cells)
-    shape = (len(cells), LEVELS, len(size.looks), size.seeds)
-    values = {measure: np.full(shape, np.nan) for measure in MEASURES}
-    accuracy = np.full((shape[0], *shape[2:]), np.nan)
-    look = {step: i for i, step in enumerate(size.looks)}
-    for group in done:
-        own = Run.open(run.path / "groups" / group)
-        place = [cells.index(cell) for cell in GROUPS[group]]
-        for measure in (*MEASURES, "accuracy"):
-            log = own.metrics.read(measure)
-            for step, member, level, value in zip(
-                log["step"], log["member"], log["layer"], log["value"], strict=True
-            ):
-                which, seed = divmod(int(member), size.seeds)
-                if measure == "accuracy":
-                    accuracy[place[which], look[int(step)], seed] = value
-                else:
-                    values[measure][place[which], int(level), look[int(step)], seed] = value
-    return Results(cells, size.looks, values, accuracy, bounds)
-
-
-def close_ones(results: Results, step: int | None = None) -> np.ndarray:
+def close_ones(results: Table1Results, step: int | None = None) -> np.ndarray:
     """Which of the published numbers ours are close to: (cells, 2).
 
     Args:
@@ -103,7 +108,7 @@ def close_ones(results: Results, step: int | None = None) -> np.ndarray:
     return np.abs(mean[:, :2] - published) <= CLOSE
 
 
-def judge(results: Results, published_size: bool) -> Outcome:
+def judge(results: Table1Results, published_size: bool) -> Outcome:
     """Whether ours shows what was published, and what that is worth.
 
     At a published size it agrees where at least 20 of 24 means are within .05 of print. That is a
@@ -146,7 +151,7 @@ def _pair(values: np.ndarray) -> str:
     return " and ".join(f"{value:.2f}" for value in values[:, :2].mean(0))
 
 
-def _rows(results: Results) -> Iterable[dict[str, str]]:
+def _rows(results: Table1Results) -> Iterable[dict[str, str]]:
     last = results.steps[-1]
     for i, cell in enumerate(results.cells):
         for s in range(LEVELS):
@@ -155,7 +160,7 @@ def _rows(results: Results) -> Iterable[dict[str, str]]:
                 values = results.at(measure, step)[i, s]
                 if np.isnan(values).any():  # a class varies in one half of the classes alone
                     return "–"
-                return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+                return mean_and_std(values)
 
             yield {
                 "cell": f"C={cell.classes} N={cell.children} {cell.latents}",
@@ -165,13 +170,13 @@ def _rows(results: Results) -> Iterable[dict[str, str]]:
                 "trained": read("ncorr", last),
                 "untrained": read("ncorr", 0),
                 "after 1 step": read("ncorr", 1),
-                "new classes": f"{read('held_out_classes', last)}",
-                "new classes, untrained": f"{read('held_out_classes', 0)}",
-                "shuffled": f"{read('shuffled_classes', last)}",
+                "new classes": read("held_out_classes", last),
+                "new classes, untrained": read("held_out_classes", 0),
+                "shuffled": read("shuffled_classes", last),
             }
 
 
-def _what_training_adds(results: Results) -> str:
+def _what_training_adds(results: Table1Results) -> str:
     last = results.steps[-1]
     kept = [results.mean("held_out_classes", step)[:, :2].mean(0) for step in (last, 0)]
     chance = results.mean("shuffled_classes", last)[:, :2].mean(0)
@@ -187,7 +192,7 @@ def _what_training_adds(results: Results) -> str:
     )
 
 
-def _what_it_shows(results: Results) -> str:
+def _what_it_shows(results: Table1Results) -> str:
     """What training adds to NCorr and to its control, in words that the numbers choose."""
     last = results.steps[-1]
     gains, kept_gains = (
@@ -204,7 +209,7 @@ def _what_it_shows(results: Results) -> str:
     )
 
 
-def _by_cell(results: Results) -> str:
+def _by_cell(results: Table1Results) -> str:
     """In which cells training changes NCorr, network by network, beyond its error."""
     change = results.at("ncorr", results.steps[-1]) - results.at("ncorr", 0)
     mean, error = change.mean(-1), change.std(-1, ddof=1) / np.sqrt(change.shape[-1])
@@ -223,7 +228,7 @@ def _by_cell(results: Results) -> str:
     )
 
 
-def _power(results: Results) -> str:
+def _power(results: Table1Results) -> str:
     """How much the control over classes reads of correlations that are there, by classes."""
     last, texts = results.steps[-1], []
     for classes in dict.fromkeys(cell.classes for cell in results.cells):
@@ -243,7 +248,7 @@ def _power(results: Results) -> str:
     )
 
 
-def _what_differs(results: Results) -> str:
+def _what_differs(results: Table1Results) -> str:
     """Where ours lies from what was published, and what bears on it."""
     last = results.steps[-1]
     over_time, chance = (
@@ -290,25 +295,27 @@ def _effect(gains: np.ndarray, begin: str, what: str) -> str:
     return f"{begin}: training changes {what} by {shown}."
 
 
-def tables(results: Results) -> tuple[dict[str, list], dict[str, list]]:
-    """Two tables to keep: a row for each number of every network, and one for each mean."""
-    seeds: dict[str, list] = {
-        name: [] for name in ("cell", "s", "step", "seed", "measure", "value")
-    }
-    means: dict[str, list] = {
-        name: [] for name in ("cell", "s", "step", "measure", "mean", "std", "published")
-    }
+def tables(results: Table1Results) -> dict[str, dict[str, list]]:
+    """Return two tables: a row for each number of every network, and one for each mean."""
+    seeds, means = [], []
     for measure, values in results.values.items():
-        for i, s, look in np.ndindex(*values.shape[:3]):
-            own, cell = values[i, s, look], results.cells[i]
+        for i, s, k in np.ndindex(*values.shape[:3]):
+            own, cell = values[i, s, k], results.cells[i]
             if np.isnan(own).all():
                 continue
-            where = {"cell": cell.name, "s": s, "step": results.steps[look], "measure": measure}
+            where = {"cell": cell.name, "s": s, "step": results.steps[k]}
             known = cell.published[s] if measure == "ncorr" and s < 2 else np.nan
-            row = {**where, "mean": own.mean(), "std": own.std(ddof=1), "published": known}
-            for name, value in row.items():
-                means[name].append(value)
-            for seed, value in enumerate(own):
-                for name, entry in {**where, "seed": seed, "value": value}.items():
-                    seeds[name].append(entry)
-    return seeds, means
+            means.append(
+                {
+                    **where,
+                    "measure": measure,
+                    "mean": own.mean(),
+                    "std": own.std(ddof=1),
+                    "published": known,
+                }
+            )
+            seeds += [
+                {**where, "seed": seed, "measure": measure, "value": value}
+                for seed, value in enumerate(own)
+            ]
+    return {"seeds": columns(seeds), "means": columns(means)}

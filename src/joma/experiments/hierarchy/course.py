@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joma.experiments.hierarchy._groups import HEIGHTS
+from joma.experiments.hierarchy.networks import HEIGHTS
 
 MARK = np.log(1.1)
 """A height is taken up when its ratio is a tenth above that of the untrained network."""
@@ -22,15 +22,15 @@ APART = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class Curves:
+class LayerCurves:
     """One layer of a group while it learns.
 
     Attributes:
-        steps: of the looks, the first 0.
-        ratio: share of the attention to other tokens that each height gets, over what evenly
-            spread attention would give it, (heights, looks, seeds).
-        shuffled: the same for the same attention with the tree under wrong leaves.
-        entropy: of the attention, mean over queries, in nats, (looks, seeds).
+        steps: The steps of the measurements, the first 0.
+        ratio: Share of the attention to other tokens that each height gets, over what evenly
+            spread attention would give it, (heights, steps, seeds).
+        shuffled: The same for the same attention with the tree under wrong leaves.
+        entropy: Entropy of the attention, mean over queries, in nats, (steps, seeds).
     """
 
     steps: tuple[int, ...]
@@ -46,20 +46,20 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Course:
+class LayerCourse:
     """What happened in one layer.
 
     Attributes:
-        first: the heights that were taken up first: at the first look at which one is above `MARK`,
-            that one and all that are not `APART` from it; none if nothing was taken up.
-        begun: the step of that look.
-        taken_up: for each height, the first step at which it is above `MARK`; None if never.
-        peak: the step at which the lowest of the first begins to fall back, by the most it does.
-        trough: the step at which it has; the same step where it never falls.
-        falls_back: whether that is sure.
-        followers: the heights above that one that rise between the two.
-        dip: the step of the lowest entropy.
-        bounces: whether the entropy falls to it and rises again.
+        first: The heights that were taken up first: at the first measurement at which one is above
+            `MARK`, that one and all that are not `APART` from it; none if nothing was taken up.
+        begun: The step of that measurement.
+        taken_up: For each height, the first step at which it is above `MARK`; None if never.
+        peak: The step at which the lowest of the first begins to fall back, by the most it does.
+        trough: The step at which it has; the same step where it never falls.
+        falls_back: Whether that is more than the error.
+        followers: The heights above that one that rise between the two.
+        dip: The step of the lowest entropy.
+        bounces: Whether the entropy falls to it and rises again.
     """
 
     first: tuple[int, ...]
@@ -78,8 +78,8 @@ class Course:
         return self.first == HEIGHTS[:1]
 
 
-def course(curves: Curves) -> Course:
-    """Reads off what happened."""
+def course(curves: LayerCurves) -> LayerCourse:
+    """Return what happened in a layer."""
     change, steps = curves.change, curves.steps
     up = (change.mean(-1) >= MARK) & _sure(change)
     taken_up = tuple(steps[int(own.argmax())] if own.any() else None for own in up)
@@ -87,19 +87,19 @@ def course(curves: Curves) -> Course:
     down, again = curves.entropy[dip] - curves.entropy[0], curves.entropy[-1] - curves.entropy[dip]
     bounces = bool(_sure(-down) and _sure(again))
     if not up.any():
-        return Course((), None, taken_up, None, None, False, (), steps[dip], bounces)
-    look = int(up.any(0).argmax())
-    now = change[:, look]
-    ahead = int(np.where(up[:, look], now.mean(-1), -np.inf).argmax())
+        return LayerCourse((), None, taken_up, None, None, False, (), steps[dip], bounces)
+    begun = int(up.any(0).argmax())
+    now = change[:, begun]
+    ahead = int(np.where(up[:, begun], now.mean(-1), -np.inf).argmax())
     together = ~_sure(now[ahead] - now, APART)
     first = tuple(h for h, with_it in zip(HEIGHTS, together, strict=True) if with_it)
     lowest = HEIGHTS.index(first[0])
     peak, trough = _largest_fall(change[lowest].mean(-1))
     later = change[:, trough] - change[:, peak]
     rises = _sure(later)
-    return Course(
+    return LayerCourse(
         first=first,
-        begun=steps[look],
+        begun=steps[begun],
         taken_up=taken_up,
         peak=steps[peak],
         trough=steps[trough],
@@ -111,7 +111,7 @@ def course(curves: Curves) -> Course:
 
 
 def _largest_fall(curve: np.ndarray) -> tuple[int, int]:
-    """From where to where a curve falls the most; twice the last place if it never falls."""
+    """Return from where to where a curve falls the most; twice the last place if it never falls."""
     highest = np.maximum.accumulate(curve)
     trough = int((highest - curve).argmax())
     if highest[trough] == curve[trough]:
@@ -120,10 +120,10 @@ def _largest_fall(curve: np.ndarray) -> tuple[int, int]:
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Of the mean over seeds, the last axis."""
+    """Return the standard error of the mean over seeds, the last axis."""
     return values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
 
 
 def _sure(values: np.ndarray, errors: float = SURE) -> np.ndarray:
-    """Where the mean over seeds is positive by more than that many standard errors."""
+    """Return where the mean over seeds is positive by more than that many standard errors."""
     return values.mean(-1) > errors * standard_error(values)

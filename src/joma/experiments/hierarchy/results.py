@@ -7,71 +7,67 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments._trained import is_done
-from joma.experiments.hierarchy._course import APART, Course, Curves, course
-from joma.experiments.hierarchy._groups import DECIDES, DEPTH, GROUPS, HEIGHTS, Group, Size
+from joma.experiments._trained import columns, groups_done, mean_and_std, read_metric
+from joma.experiments.hierarchy.course import APART, LayerCourse, LayerCurves, course
+from joma.experiments.hierarchy.networks import (
+    DECIDES,
+    DEPTH,
+    GROUPS,
+    HEIGHTS,
+    HierarchySize,
+    TreeGroup,
+)
 from joma.runs import Run
 
 
 @dataclass(frozen=True, eq=False)
-class Results:
+class GroupResults:
     """One group.
 
     Attributes:
-        group: which.
-        layers: the curves of each.
-        accuracy: on fresh samples, (looks, seeds).
-        best_accuracy: what who knows the tree would get; NaN where it is not known.
+        group: The group.
+        layers: The curves of each layer.
+        accuracy: Accuracy on fresh samples, (steps, seeds).
+        best_accuracy: What who knows the tree would get; NaN where it is not known.
     """
 
-    group: Group
-    layers: tuple[Curves, ...]
+    group: TreeGroup
+    layers: tuple[LayerCurves, ...]
     accuracy: np.ndarray
     best_accuracy: float
 
     @property
-    def courses(self) -> tuple[Course, ...]:
+    def courses(self) -> tuple[LayerCourse, ...]:
         """What happened in each layer."""
         return tuple(course(curves) for curves in self.layers)
 
 
-def collect(run: Run, size: Size) -> dict[str, Results]:
-    """Reads the metrics of the groups that are done."""
-    return {
-        name: _read(Run.open(run.path / "groups" / name), group, size)
-        for name, group in GROUPS.items()
-        if is_done(run, name)
-    }
+def collect(run: Run, size: HierarchySize) -> dict[str, GroupResults]:
+    """Return what the metrics of the groups that are done hold."""
+    return {name: _read(own, GROUPS[name], size) for name, own in groups_done(run, GROUPS).items()}
 
 
-def _read(own: Run, group: Group, size: Size) -> Results:
-    look = {step: i for i, step in enumerate(size.looks)}
-    heights = {f"H{height}": i for i, height in enumerate(HEIGHTS)}
+def _read(own: Run, group: TreeGroup, size: HierarchySize) -> GroupResults:
+    def read(name: str, *shape: Any) -> np.ndarray:
+        return read_metric(own, name, size.measure_at, size.seeds, *shape)[0]
 
-    def read(name: str, *shape: int) -> np.ndarray:
-        """(…, looks, seeds), in front the layers and heights that the shape asks for."""
-        values = np.full((*shape, len(look), size.seeds), np.nan)
-        log = own.metrics.read(name)
-        columns = (log[key] for key in ("layer", "module", "step", "member", "value"))
-        for layer, module, step, member, value in zip(*columns, strict=True):
-            where = (int(layer), heights.get(str(module), 0))[: len(shape)]
-            values[(*where, look[int(step)], int(member))] = value
-        return values
-
-    ratio, shuffled = (
-        read(name, group.layers, len(HEIGHTS)) for name in ("attention_ratio", "shuffled_ratio")
+    heights = [f"H{height}" for height in HEIGHTS]
+    curves = zip(
+        read("attention_ratio", group.layers, heights),
+        read("shuffled_ratio", group.layers, heights),
+        read("attention_entropy", group.layers),
+        strict=True,
     )
-    entropy = read("attention_entropy", group.layers)
     best = own.metrics.read("best_accuracy")["value"]
-    return Results(
+    return GroupResults(
         group,
-        tuple(Curves(size.looks, *of) for of in zip(ratio, shuffled, entropy, strict=True)),
+        tuple(LayerCurves(size.measure_at, *of) for of in curves),
         read("accuracy"),
         float(np.mean(best)) if len(best) else np.nan,
     )
 
 
-def cooccurrence(group: Group) -> tuple[float, ...]:
+def cooccurrence(group: TreeGroup) -> tuple[float, ...]:
     """Theorem 5, and beyond it at H = L: P[token l occurs | token m occurs] by height."""
     tree, level = group.tree, DEPTH - 1
     found: dict[int, float] = {}
@@ -81,13 +77,13 @@ def cooccurrence(group: Group) -> tuple[float, ...]:
     return tuple(found[height] for height in HEIGHTS)
 
 
-def judge(results: Mapping[str, Results], comparable: bool) -> Outcome:
+def judge(results: Mapping[str, GroupResults], comparable: bool) -> Outcome:
     """Whether low-level association comes first, and what comes later.
 
     It agrees where, in the lowest layer of networks of several layers with the class as label, the
-    tokens of height 1 are taken up first and alone (see `Course.first`), and differs where others
-    are before them. Where height 1 and another are not told apart, or nothing is taken up, it stays
-    open. Whether the others follow is said next to it and does not decide.
+    tokens of height 1 are taken up first and alone (see `LayerCourse.first`), and differs where
+    others are before them. Where height 1 and another cannot be told apart, or nothing is taken up,
+    it stays open. Whether the others follow is said next to it and does not decide.
 
     Args:
         results: By group.
@@ -108,7 +104,7 @@ def judge(results: Mapping[str, Results], comparable: bool) -> Outcome:
     return Outcome(verdict, finding, list(_rows(results)), tuple(_paragraphs(results)))
 
 
-def _first(curves: Curves) -> str:
+def _first(curves: LayerCurves) -> str:
     """What came first, in words."""
     seen = course(curves)
     if seen.begun is None:
@@ -116,8 +112,10 @@ def _first(curves: Curves) -> str:
             f"no height is taken up in {curves.steps[-1]:,} steps (the most that one gains is "
             f"{_gain(curves.change.mean(-1).max())})"
         )
-    look = curves.steps.index(seen.begun)
-    gains = ", ".join(f"H = {h} {_gain(g)}" for h, g in _by_height(curves.change[:, look].mean(-1)))
+    begun = curves.steps.index(seen.begun)
+    gains = ", ".join(
+        f"H = {h} {_gain(g)}" for h, g in _by_height(curves.change[:, begun].mean(-1))
+    )
     if seen.low_first:
         how = "low-level association comes first: H = 1"
     elif seen.first[0] == 1:
@@ -130,7 +128,7 @@ def _first(curves: Curves) -> str:
     return f"{how} (step {seen.begun}: {gains})"
 
 
-def _later(curves: Curves) -> str:
+def _later(curves: LayerCurves) -> str:
     """What came later, in words."""
     seen = course(curves)
     if seen.peak is None:
@@ -172,7 +170,7 @@ def _and(heights: Iterable[int]) -> str:
     return " and ".join(str(height) for height in heights)
 
 
-def _paragraphs(results: Mapping[str, Results]) -> Iterable[str]:
+def _paragraphs(results: Mapping[str, GroupResults]) -> Iterable[str]:
     expected = ", ".join(
         f"{p:.2f} at H = {h}" for h, p in zip(HEIGHTS, cooccurrence(GROUPS[DECIDES]), strict=True)
     )
@@ -189,7 +187,7 @@ def _paragraphs(results: Mapping[str, Results]) -> Iterable[str]:
     yield _entropies(results)
 
 
-def _briefly(name: str, of: Results) -> str:
+def _briefly(name: str, of: GroupResults) -> str:
     """First and last of a network's lowest layer."""
     curves, seen = of.layers[0], of.courses[0]
     if seen.peak is None:
@@ -203,7 +201,7 @@ def _briefly(name: str, of: Results) -> str:
     return f"{first} (step {seen.begun}), from step {seen.peak} to the end {ends}"
 
 
-def _controls(results: Mapping[str, Results]) -> str:
+def _controls(results: Mapping[str, GroupResults]) -> str:
     """What untrained networks, a shuffled tree and the flat tree say."""
     every = [curves for of in results.values() for curves in of.layers]
     untrained = np.concatenate([np.log(curves.ratio[:, 0]) for curves in every], -1)
@@ -227,13 +225,13 @@ def _controls(results: Mapping[str, Results]) -> str:
     )
 
 
-def _gap(curves: Curves) -> tuple[float, float]:
+def _gap(curves: LayerCurves) -> tuple[float, float]:
     """Logarithm of how much more H = 1 gained than H = 2 at the end, and its standard error."""
     gap = curves.change[0, -1] - curves.change[1, -1]
     return float(gap.mean()), float(gap.std(ddof=1) / np.sqrt(gap.size))
 
 
-def _entropies(results: Mapping[str, Results]) -> str:
+def _entropies(results: Mapping[str, GroupResults]) -> str:
     parts = []
     for name, of in results.items():
         for layer, (curves, seen) in enumerate(zip(of.layers, of.courses, strict=True)):
@@ -253,16 +251,12 @@ def _entropies(results: Mapping[str, Results]) -> str:
     )
 
 
-def _rows(results: Mapping[str, Results]) -> Iterable[dict[str, str]]:
+def _rows(results: Mapping[str, GroupResults]) -> Iterable[dict[str, str]]:
     for name, of in results.items():
         expected = cooccurrence(of.group)
         for layer, (curves, seen) in enumerate(zip(of.layers, of.courses, strict=True)):
             mean = curves.change.mean(-1)
             for i, height in enumerate(HEIGHTS):
-
-                def read(values: np.ndarray) -> str:
-                    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
-
                 extreme = int(np.abs(mean[i]).argmax())
                 taken_up = seen.taken_up[i]
                 yield {
@@ -270,54 +264,34 @@ def _rows(results: Mapping[str, Results]) -> Iterable[dict[str, str]]:
                     "layer": str(layer),
                     "H": str(height),
                     "P[l|m]": f"{expected[i]:.2f}",
-                    "untrained": read(curves.ratio[i, 0]),
+                    "untrained": mean_and_std(curves.ratio[i, 0]),
                     "taken up": "–" if taken_up is None else str(taken_up),
-                    "extreme": read(curves.ratio[i, extreme]),
+                    "extreme": mean_and_std(curves.ratio[i, extreme]),
                     "at step": str(curves.steps[extreme]),
-                    "end": read(curves.ratio[i, -1]),
-                    "shuffled": read(curves.shuffled[i, -1]),
+                    "end": mean_and_std(curves.ratio[i, -1]),
+                    "shuffled": mean_and_std(curves.shuffled[i, -1]),
                 }
 
 
-def table(results: Mapping[str, Results]) -> dict[str, list]:
-    """A row for each layer, height and look: means and standard deviations over seeds."""
-    columns: dict[str, list] = {
-        name: []
-        for name in (
-            "group",
-            "layer",
-            "height",
-            "step",
-            "ratio",
-            "ratio_std",
-            "shuffled",
-            "shuffled_std",
-            "entropy",
-            "entropy_std",
-        )
-    }
+def tables(results: Mapping[str, GroupResults]) -> dict[str, dict[str, list]]:
+    """Return two tables: means and deviations over networks, and the ratio of every network."""
+    heights, seeds = [], []
     for name, of in results.items():
         for layer, curves in enumerate(of.layers):
-            for (i, height), (look, step) in (
-                (h, s) for h in enumerate(HEIGHTS) for s in enumerate(curves.steps)
-            ):
-                measured = (curves.ratio[i, look], curves.shuffled[i, look], curves.entropy[look])
-                numbers = [n for own in measured for n in (own.mean(), own.std(ddof=1))]
-                row = (name, layer, height, step, *numbers)
-                for column, value in zip(columns.values(), row, strict=True):
-                    column.append(value)
-    return columns
-
-
-def seeds_table(results: Mapping[str, Results]) -> dict[str, list]:
-    """Return a table with a row for each layer, height, step and network."""
-    columns: dict[str, list] = {
-        name: [] for name in ("group", "layer", "height", "step", "seed", "ratio")
-    }
-    for name, of in results.items():
-        for layer, curves in enumerate(of.layers):
-            for (i, look, seed), ratio in np.ndenumerate(curves.ratio):
-                row = (name, layer, HEIGHTS[i], curves.steps[look], seed, float(ratio))
-                for column, value in zip(columns.values(), row, strict=True):
-                    column.append(value)
-    return columns
+            for i, at in np.ndindex(curves.ratio.shape[:2]):
+                where = {"group": name, "layer": layer, "height": HEIGHTS[i]}
+                where["step"] = curves.steps[at]
+                measured = {
+                    "ratio": curves.ratio[i, at],
+                    "shuffled": curves.shuffled[i, at],
+                    "entropy": curves.entropy[at],
+                }
+                numbers = {}
+                for key, own in measured.items():
+                    numbers |= {key: own.mean(), f"{key}_std": own.std(ddof=1)}
+                heights.append({**where, **numbers})
+                seeds += [
+                    {**where, "seed": seed, "ratio": float(ratio)}
+                    for seed, ratio in enumerate(curves.ratio[i, at])
+                ]
+    return {"heights": columns(heights), "seeds": columns(seeds)}
