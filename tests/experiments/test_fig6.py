@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from joma.experiments import EXPERIMENTS, Verdict, fig6, fig8
-from joma.experiments.language import _curves, _data, _figure, _groups, _train
+from joma.experiments.language import _curves, _data, _groups, _train, figure
 from joma.experiments.language._curves import collect
 from joma.experiments.language._groups import DEPTHS, SIZES, UNIFORM, Size
 from joma.runs import Run, compare_metrics
@@ -177,8 +177,8 @@ def test_comparison_of_the_full_size_keeps_numbers_alone(tmp_path, monkeypatch):
     text = _data.load(SIZE)
     full = dataclasses.replace(text, setting=FULL)
     monkeypatch.setattr(_data, "load", lambda size: full)
-    monkeypatch.setattr(_figure, "train_groups", lambda *_: None)
-    monkeypatch.setattr(_figure, "collect", lambda *_: depths())
+    monkeypatch.setattr(figure, "train_groups", lambda *_: None)
+    monkeypatch.setattr(figure, "collect", lambda *_: depths())
     run = Run.create("fig6", {}, out=tmp_path / "fig6")
     folder = write_reference(tmp_path / "r", depths())
     outcome = fig6.EXPERIMENT.reproduce(

@@ -9,7 +9,8 @@ import pytest
 
 from joma.data.corpora import NAMED
 from joma.experiments import Verdict, fig6, fig8
-from joma.experiments.language import _data, _draw, _figure, _groups, _summary
+from joma.experiments.language import _data, _groups, _summary
+from joma.experiments.language import figure as figures
 from joma.experiments.language._curves import Curves
 from joma.experiments.language._groups import (
     SIZES,
@@ -52,11 +53,11 @@ class TestSize:
         for scale, size in SIZES.items():
             request = fig6.EXPERIMENT.request(scale=scale)
             assert request.options == {"corpus": size.corpus}
-            assert _figure.size_of(request) == size
-        assert _figure.size_of(asked("wikitext-2", "full")) == SIZES["full"]
+            assert figures.size_of(request) == size
+        assert figures.size_of(asked("wikitext-2", "full")) == SIZES["full"]
 
     def test_another_text_is_trained_on_at_one_learning_rate(self):
-        size = _figure.size_of(asked("wikitext-103", "full"))
+        size = figures.size_of(asked("wikitext-103", "full"))
         assert size == dataclasses.replace(
             SIZES["full"], corpus="wikitext-103", learning_rates=(1e-4,), last=200_000
         )
@@ -97,7 +98,7 @@ class TestVerdict:
     def test_long_curves_have_few_ticks(self):
         own = curves(1)
         long = Curves(1, 1e-4, tuple(4 * step for step in own.steps), *(own.entropy, own.loss))
-        figure = _draw.draw_depths({(1, 1e-4): long}, {})
+        figure = figures.draw_depths({(1, 1e-4): long}, {})
         assert figure is not None
         labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
         assert labels == ["0", "50k", "100k", "150k", "200k"]
@@ -201,7 +202,7 @@ class TestTakes:
 def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
     monkeypatch.setenv("JOMA_SHARED", str(SHARED))
     monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
-    setting = _data.load(_figure.size_of(asked("wikitext-2"))).setting
+    setting = _data.load(figures.size_of(asked("wikitext-2"))).setting
     assert setting.words == SIZE.vocabulary
 
 

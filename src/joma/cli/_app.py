@@ -25,36 +25,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich help doubles the time to answer
 )
-app.command(
-    cls=VerifyCommand,
-    short_help="Check every claim of the papers.",
-    epilog="Example: joma verify --claim lemma8 --json",
-)(verify)
-app.command(
-    cls=PlainCommand,
-    short_help="Make figures and tables of the papers again.",
-    epilog="Example: joma reproduce fig4 --out fig4-again --seed 1",
-)(reproduce)
-app.command(
-    cls=PlainCommand,
-    short_help="Measure a model, or a series of its checkpoints.",
-    epilog="Example: joma probe EleutherAI/pythia-70m --revision step1000 --text book.txt",
-)(probe)
-app.command(
-    cls=PlainCommand,
-    short_help="Find MLP nodes that answer to unrelated contexts.",
-    epilog="Example: joma superposition EleutherAI/pythia-70m --text book.txt",
-)(superposition)
-app.command(
-    cls=PlainCommand,
-    short_help="Train a language model and watch it learn.",
-    epilog="Example: joma train tiny --out first --set training.steps=100",
-)(train)
-app.command(
-    cls=PlainCommand,
-    short_help="All of it, in about a minute.",
-    epilog="Example: joma demo --out tour",
-)(demo)
+for command, short_help, example in (
+    (verify, "Check every claim of the papers.", "verify --claim lemma8 --json"),
+    (
+        reproduce,
+        "Make figures and tables of the papers again.",
+        "reproduce fig4 --out fig4-again --seed 1",
+    ),
+    (
+        probe,
+        "Measure a model, or a series of its checkpoints.",
+        "probe EleutherAI/pythia-70m --revision step1000 --text book.txt",
+    ),
+    (
+        superposition,
+        "Find MLP nodes that answer to unrelated contexts.",
+        "superposition EleutherAI/pythia-70m --text book.txt",
+    ),
+    (
+        train,
+        "Train a language model and watch it learn.",
+        "train tiny --out first --set training.steps=100",
+    ),
+    (demo, "All of it, in about a minute.", "demo --out tour"),
+):
+    kind = VerifyCommand if command is verify else PlainCommand
+    app.command(cls=kind, short_help=short_help, epilog=f"Example: joma {example}")(command)
 app.add_typer(runs_app, name="runs")
 app.add_typer(series_app, name="series")
 

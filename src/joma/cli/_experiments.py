@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from joma.cli._folders import closing
-from joma.cli._show import console, mark, printable, put, table
+from joma.cli._show import Record, console, mark, printable, put, table
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from joma.experiments import Request
 
-Record = dict[str, Any]
 
 _SHORT = 24
 """Up to this many characters, the cells of a table are kept on one line."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+Record = dict[str, Any]
+"""What is printed of one claim, experiment or run, as JSON has it."""
+
 SPELLED = "joma-spelled"
 """Name of the error handler of a stream that spells out what it cannot encode."""
 

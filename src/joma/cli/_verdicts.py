@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from joma.cli._show import console, mark, printable, put, table
+from joma.cli._show import Record, console, mark, printable, put, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from joma.experiments.claims.errata import Erratum
 
-Record = dict[str, Any]
 
 NARROW = 125
 """Below this many columns, where a claim comes from stands under it."""

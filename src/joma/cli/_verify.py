@@ -14,6 +14,7 @@ from joma.cli._errors import PlainCommand, unknown
 from joma.cli._folders import checked_restart, closing, interruptible, same_again, writing_to
 from joma.cli._options import Json, Seed, note_idle, positive
 from joma.cli._progress import progress
+from joma.cli._show import Record
 from joma.cli._verdicts import all_hold, show_attacks, show_verdicts, summary
 from joma.cli._workers import gather, workers
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from joma.experiments.claims import Claim
     from joma.runs import Run
 
-Record = dict[str, Any]
 
 ATTACK_SECONDS = 5.0
 """Processor time that --adversary gives to each claim by default."""

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from joma.cli._show import Record
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-Record = dict[str, Any]
 Submit = Callable[..., Any]
 """Takes a function and its arguments; returns what `gather` takes."""
 

@@ -7,7 +7,7 @@ import importlib
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +32,9 @@ class Scale:
     """What an experiment takes at one of its sizes.
 
     Attributes:
-        seconds: about how long.
-        device: what that was measured on, such as "2 CPU cores".
-        memory: about how much, such as "2 GB".
+        seconds: About how long it takes.
+        device: What that was measured on, such as "2 CPU cores".
+        memory: About how much it needs, such as "2 GB".
     """
 
     seconds: float
@@ -51,11 +51,11 @@ class Option:
     """A positive number that decides an experiment's results and that the user may change.
 
     Attributes:
-        name: as the command line has it, without dashes in front.
-        default: its value when nothing is said; None if the scale decides it.
-        help: what it is, in a few words.
+        name: Its name on the command line, without dashes in front.
+        default: Its value when none is given; None if the scale decides it.
+        help: What it is, in a few words.
         kind: int for whole numbers, float for any.
-        published: the values that were published; others may be given too.
+        published: The values that were published; others may be given too.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Option:
             self.checked(value)
 
     def at(self, scale: str) -> float | None:
-        """Its value when nothing is said, which is the same at every scale."""
+        """Return its value when none is given, which is the same at every scale."""
         del scale
         return self.default
 
     def checked(self, value: Any) -> float:
-        """`value` as a number of this option's kind."""
+        """Return `value` as a number of this option's kind."""
         whole = " whole" if self.kind is int else ""
         refused = JomaError(f"{self.name} must be a positive{whole} number, got {value!r}")
         try:
@@ -91,12 +91,12 @@ class Choice:
     """A word that decides an experiment's results and that the user may change.
 
     Attributes:
-        name: as the command line has it, without dashes in front.
-        defaults: its value at each scale when nothing is said.
-        help: what it is, in a few words.
-        choices: the words that may be given.
-        other: what becomes of any other; it raises a `ValueError` that begins with the name. Other
-            words are refused where it is None.
+        name: Its name on the command line, without dashes in front.
+        defaults: Its value at each scale when none is given.
+        help: What it is, in a few words.
+        choices: The words that may be given.
+        other: Returns what becomes of any other word, or raises a `ValueError` that begins with the
+            name. Other words are refused where it is None.
     """
 
     name: str
@@ -114,11 +114,11 @@ class Choice:
                 )
 
     def at(self, scale: str) -> str:
-        """Its value at a scale when nothing is said."""
+        """Return its value at a scale when none is given."""
         return self.defaults[scale]
 
     def checked(self, value: Any) -> str:
-        """`value`, as a run folder keeps it, if it may be given."""
+        """Return `value`, as a run folder keeps it, if it may be given."""
         if value in self.choices:
             return value
         if self.other is None or not isinstance(value, str):
@@ -131,13 +131,13 @@ class Request:
     """What was asked of an experiment; `Experiment.request` makes one that fits.
 
     Attributes:
-        seed: decides every random number.
-        scale: one of the experiment's scales, "" where it has none.
-        device: what to compute on, "cpu" or "cuda".
-        options: the experiment's own options, all of them.
-        groups: parts of the work to do; all where empty.
-        reference: a folder with recorded results to compare with, if there is one.
-        progress: is told how far the work is.
+        seed: Decides every random number.
+        scale: One of the experiment's scales, "" where it has none.
+        device: What to compute on, "cpu" or "cuda".
+        options: The experiment's own options, all of them.
+        groups: Parts of the work to do; all where empty.
+        reference: A folder with recorded results to compare with, if there is one.
+        progress: Is called with how far the work is.
     """
 
     seed: int = 0
@@ -190,10 +190,10 @@ class Outcome:
     """How an experiment ended.
 
     Attributes:
-        verdict: whether ours shows what was published.
-        finding: what ours shows, in one sentence with its numbers.
-        table: the numbers to read beside it: rows of equal keys, values text, numbers or None.
-        paragraphs: what else the reader should know.
+        verdict: Whether ours shows what was published.
+        finding: What ours shows, in one sentence with its numbers.
+        table: The numbers behind it: rows of equal keys, values text, numbers or None.
+        paragraphs: What else the reader should know.
     """
 
     verdict: Verdict
@@ -272,39 +272,41 @@ class Experiment:
     def request(
         self,
         *,
-        seed: int = 0,
         scale: str = "",
-        device: str = "cpu",
         options: Mapping[str, Any] | None = None,
         groups: Iterable[str] = (),
-        reference: Path | None = None,
-        progress: Progress = no_progress,
+        **asked: Any,
     ) -> Request:
-        """A request that this experiment can meet, with its defaults for what is not given."""
-        if device == "cuda" and not self.scales:
+        """Return a request that this experiment can meet, with its defaults for what is not given.
+
+        Args:
+            scale: One of its scales, or "" for the default.
+            options: Those of its own options that are not the default.
+            groups: Parts of the work to do; all where empty.
+            **asked: Other fields of a `Request`.
+        """
+        request = Request(**asked)
+        if request.device == "cuda" and not self.scales:
             raise JomaError(
                 f"device must be cpu for {self.name}, which has no use for another, got 'cuda'"
             )
-        if reference is not None:
-            self._check_reference(reference)
+        if request.reference is not None:
+            self._check_reference(request.reference)
         groups = tuple(groups)
         if scale:
             self._check("scale", scale, self.scales)
         for group in groups:
             self._check("group", group, self.groups)
         scale = scale or self.default_scale
-        return Request(
-            seed=seed,
+        return replace(
+            request,
             scale=scale,
-            device=device,
             options=self._options(options or {}, scale),
             groups=tuple(group for group in self.groups if group in groups),
-            reference=reference,
-            progress=progress,
         )
 
     def takes(self, request: Request) -> Mapping[str, Scale]:
-        """What each of the scales takes with the options of a request."""
+        """Return what each of the scales takes with the options of a request."""
         return self.scales if self.estimate is None else self.estimate(request.options)
 
     def _options(self, given: Mapping[str, Any], scale: str) -> dict[str, Any]:

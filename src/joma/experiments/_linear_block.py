@@ -15,7 +15,7 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedBlock:
     """One of the two data sets and the block trained on it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Trained:
     steps: np.ndarray
 
 
-def train(kind: str, seed: int) -> Trained:
+def train(kind: str, seed: int) -> TrainedBlock:
     """Trains the block on one kind of data, `smooth` or `random`."""
     rng = np.random.default_rng([seed, list(TITLES).index(kind)])
     x = frequencies(kind, rng)
@@ -42,7 +42,7 @@ def train(kind: str, seed: int) -> Trained:
     )
     steps = np.arange(0, STEPS + 1, 10)
     path = block.simulate(model, samples, steps * STEP, initial=start, descent_step=STEP)
-    return Trained(x, path, steps)
+    return TrainedBlock(x, path, steps)
 
 
 def frequencies(kind: str, rng: np.random.Generator) -> np.ndarray:

@@ -85,7 +85,7 @@ EXPERIMENT = Experiment(
         "the best validation loss is 5.357, 5.255, 5.169 and 5.110 (5.047, 4.912, 4.762 and "
         "4.679) at 1, 2, 5 and 10 layers."
     ),
-    run="joma.experiments.language._figure:fig6",
+    run="joma.experiments.language.figure:fig6",
     scales=SCALES,
     default_scale="small",
     options=(
@@ -101,6 +101,6 @@ EXPERIMENT = Experiment(
     groups=tuple(GROUPS),
     resumable=True,
     reference=REFERENCE,
-    needs="joma.experiments.language._figure:needs",
+    needs="joma.experiments.language.figure:needs",
     estimate=estimate,
 )

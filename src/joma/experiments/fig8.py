@@ -18,7 +18,7 @@ EXPERIMENT = Experiment(
         "five layers on WikiText-2 learn best at learning rate 1e-4; attention becomes sparse at "
         "every learning rate, later at lower ones, and collapses at 1e-3 and 1e-2."
     ),
-    run="joma.experiments.language._figure:fig8",
+    run="joma.experiments.language.figure:fig8",
     scales={
         "tiny": Scale(seconds=9, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=50, device="2 CPU cores", memory="1 GB"),
@@ -28,5 +28,5 @@ EXPERIMENT = Experiment(
     groups=(GROUP,),
     resumable=True,
     reference=REFERENCE,
-    needs="joma.experiments.language._figure:needs",
+    needs="joma.experiments.language.figure:needs",
 )

@@ -22,7 +22,7 @@ EPSILON = 2.0 ** -np.arange(2, 11)
 
 
 @dataclass(frozen=True)
-class Data:
+class CooccurrenceData:
     """What is drawn; the last three have the shape (heights, epsilons)."""
 
     derived: np.ndarray
@@ -34,13 +34,13 @@ class Data:
     expansion_error: np.ndarray
 
 
-def compute(seed: int) -> Data:
+def compute(seed: int) -> CooccurrenceData:
     """The sampled tree, both readings of Theorem 5, and the errors of Eqn 8."""
     sampled, standard_error = _sample(np.random.default_rng(seed))
     height = np.array(NEAR_ONE_HEIGHTS)[:, None]
     exact = hblt.cooccurrence(height, DEPTH, 1 - EPSILON, 1 - EPSILON)
     rho0 = [module.root_uncertainty(CLASS_PROBS, CHILD_OFF_PROBS) for module in (hblt, printed)]
-    return Data(
+    return CooccurrenceData(
         derived=hblt.cooccurrence(HEIGHTS, DEPTH, RHO, rho0[0]),
         printed=hblt.cooccurrence(HEIGHTS, DEPTH, RHO, rho0[1]),
         sampled=sampled,
@@ -51,7 +51,7 @@ def compute(seed: int) -> Data:
     )
 
 
-def judge(data: Data) -> Outcome:
+def judge(data: CooccurrenceData) -> Outcome:
     """Whether co-occurrence falls with height as Theorem 5 says and tends to 1 − H/L.
 
     That ρ₀ and the order of Eqn 8's error are misprinted does not touch this; it is said.
@@ -124,7 +124,7 @@ def _orders(error: np.ndarray) -> np.ndarray:
     return np.polyfit(np.log(EPSILON[small]), np.log(error[:, small]).T, 1)[0]
 
 
-def _draw_theorem(ax: Axes, data: Data) -> None:
+def _draw_theorem(ax: Axes, data: CooccurrenceData) -> None:
     ax.plot(HEIGHTS, data.derived, "-o", color=figures.BLUE, label="derived ρ₀", ms=5)
     ax.plot(HEIGHTS, data.printed, "--s", color=figures.VERMILLION, label="printed ρ₀", ms=5)
     ax.errorbar(
@@ -150,7 +150,7 @@ def _draw_theorem(ax: Axes, data: Data) -> None:
     ax.legend(loc="upper right")
 
 
-def _draw_limit(ax: Axes, data: Data) -> None:
+def _draw_limit(ax: Axes, data: CooccurrenceData) -> None:
     styles: dict[int, dict[str, Any]] = {
         1: {"ls": "-", "marker": "o", "ms": 4.5},
         3: {"ls": "--", "marker": "D", "ms": 4},

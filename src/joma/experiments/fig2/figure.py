@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
-from joma.experiments._linear_block import DISTINCT, TITLES, Trained, train
+from joma.experiments._linear_block import DISTINCT, TITLES, TrainedBlock, train
 from joma.experiments.fig2 import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
@@ -17,7 +17,7 @@ from joma.theory import invariants, memory
 SETTLED = 500
 
 
-def correlations(trained: Trained) -> dict[str, np.ndarray]:
+def correlations(trained: TrainedBlock) -> dict[str, np.ndarray]:
     """Normalised correlation with z of Eqn 18, its parts and the law with memory, over training.
 
     The law with memory also predicts the first of these without z: Eqn 18 is then compared with the

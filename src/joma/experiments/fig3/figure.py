@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from joma.experiments._experiment import Outcome, Request, Verdict, publish
-from joma.experiments._linear_block import TITLES, Trained, train
+from joma.experiments._linear_block import TITLES, TrainedBlock, train
 from joma.experiments.fig3 import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
@@ -42,7 +42,7 @@ def judge(first: dict[str, np.ndarray]) -> Outcome:
 
 def reproduce(run: Run, request: Request) -> Outcome:
     """Trains both blocks of Fig. 2 and draws v₀."""
-    trained: dict[str, Trained] = {kind: train(kind, request.seed) for kind in TITLES}
+    trained: dict[str, TrainedBlock] = {kind: train(kind, request.seed) for kind in TITLES}
     first = {kind: t.path.v[:, :, 0] for kind, t in trained.items()}
     steps = next(iter(trained.values())).steps
     outcome = judge(first)

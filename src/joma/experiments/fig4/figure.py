@@ -16,7 +16,7 @@ COMPONENTS, START, STEP, STEPS, SHARPNESS = 10, 0.05, 0.02, 5000, 1 / 3
 
 
 @dataclass(frozen=True)
-class Course:
+class Fig4Curves:
     """Components over time: t (T,), v (T, components), entropy (T,)."""
 
     t: np.ndarray
@@ -34,14 +34,14 @@ def targets(seed: int) -> np.ndarray:
     return np.sort(1 + 3 * np.random.default_rng(seed).uniform(size=COMPONENTS))
 
 
-def as_printed(mu: np.ndarray) -> Course:
+def as_printed(mu: np.ndarray) -> Fig4Curves:
     """Eqn 6 in closed form, entropy of softmax(v²)."""
     t = np.concatenate([[0.0], np.geomspace(1e-2, 10, 400)])
     v = nonlinear.weights(mu, t)
-    return Course(t, v, nonlinear.attention_entropy(v))
+    return Fig4Curves(t, v, nonlinear.attention_entropy(v))
 
 
-def as_drawn(mu: np.ndarray) -> Course:
+def as_drawn(mu: np.ndarray) -> Fig4Curves:
     """The published figure's own recursion: the gate is softmax(v²/3), not exp(v²/2)."""
     v = np.full(mu.size, START)
     path = [v]
@@ -51,10 +51,10 @@ def as_drawn(mu: np.ndarray) -> Course:
         path.append(v)
     every = np.array(path)
     t = STEP * np.arange(STEPS + 1)
-    return Course(t, every, nonlinear.attention_entropy(every, scale=SHARPNESS))
+    return Fig4Curves(t, every, nonlinear.attention_entropy(every, scale=SHARPNESS))
 
 
-def judge(mu: np.ndarray, courses: dict[str, Course]) -> Outcome:
+def judge(mu: np.ndarray, courses: dict[str, Fig4Curves]) -> Outcome:
     """Agreement: larger targets are reached earlier, and entropy falls and rises by .1 nats."""
     agrees, each = True, []
     for name, course in courses.items():
@@ -91,7 +91,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     return outcome
 
 
-def _draw_components(ax: Axes, course: Course, mu: np.ndarray, title: str, log: bool) -> None:
+def _draw_components(ax: Axes, course: Fig4Curves, mu: np.ndarray, title: str, log: bool) -> None:
     shades = colormaps["viridis"](np.linspace(0.9, 0.0, mu.size))
     for v, target, shade in zip(course.v.T, mu, shades, strict=True):
         ax.plot(course.t, v, color=shade, lw=1.7)
@@ -105,7 +105,7 @@ def _draw_components(ax: Axes, course: Course, mu: np.ndarray, title: str, log: 
     _time_axis(ax, course, log)
 
 
-def _draw_entropy(ax: Axes, course: Course, log: bool) -> None:
+def _draw_entropy(ax: Axes, course: Fig4Curves, log: bool) -> None:
     low = int(np.argmin(course.entropy))
     ax.plot(course.t, course.entropy, color=figures.PURPLE, lw=2.2)
     ax.plot(course.t[low], course.entropy[low], "o", color=figures.BLACK, ms=5)
@@ -139,7 +139,7 @@ def _time(log: bool) -> str:
     return "time t (logarithmic)" if log else f"time t ({STEPS} steps of {STEP})"
 
 
-def _time_axis(ax: Axes, course: Course, log: bool) -> None:
+def _time_axis(ax: Axes, course: Fig4Curves, log: bool) -> None:
     if log:
         ax.set_xscale("log")
         ax.set_xlim(course.t[1], course.t[-1])

@@ -20,7 +20,7 @@ FAMILIES: dict[str, marginals.Marginal] = {
 
 
 @dataclass(frozen=True)
-class Curve:
+class GCurve:
     """G of one family, and its critical points at the distance drawn."""
 
     s: np.ndarray
@@ -29,14 +29,14 @@ class Curve:
     points: list[clusters.CriticalPoint]
 
 
-def trace(marginal: marginals.Marginal) -> Curve:
+def trace(marginal: marginals.Marginal) -> GCurve:
     """The curve where the cluster's share on the active side goes from 0 to almost 1."""
     s = np.concatenate([-np.geomspace(60, 0.02, 300), np.linspace(0, 6, 300)])
     y, g = clusters.curve(marginal, s)
-    return Curve(s, y, g, clusters.critical_points(marginal, DISTANCE))
+    return GCurve(s, y, g, clusters.critical_points(marginal, DISTANCE))
 
 
-def judge(curves: dict[str, Curve]) -> Outcome:
+def judge(curves: dict[str, GCurve]) -> Outcome:
     """Agreement: G rises for all, and a line meets it twice for some family but not for all."""
     rising = all(np.all(np.diff(c.g) >= 0) and c.g[-1] > 5 for c in curves.values())
     found = {name: c.points[0] for name, c in curves.items() if c.points}
@@ -82,7 +82,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
     return outcome
 
 
-def _draw(ax: Axes, name: str, c: Curve) -> None:
+def _draw(ax: Axes, name: str, c: GCurve) -> None:
     ax.plot(c.y, c.g, color=figures.BLUE, lw=2.2, label="G(y)")
     ends = np.array([0.0, 1.0])
     slopes = np.interp([0.3, 0.75, 0.9], c.y, c.g) / np.array([0.3, 0.75, 0.9])

@@ -11,7 +11,7 @@ from joma.experiments.language._groups import LENGTH, Setting, Size
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class WindowedText:
     """A text for one size of the experiment.
 
     Attributes:
@@ -24,7 +24,7 @@ class Text:
     train: "Windows"
     valid: "Windows"
 
-    def to(self, device: str) -> "Text":
+    def to(self, device: str) -> "WindowedText":
         """The same text on a device."""
         return replace(self, train=self.train.to(device), valid=self.valid.to(device))
 
@@ -41,7 +41,7 @@ def find(size: Size) -> Corpus:
     return source
 
 
-def load(size: Size) -> Text:
+def load(size: Size) -> WindowedText:
     """Reads and encodes the text of a size."""
     source = find(size)
     tokenizer = BasicEnglish.of(source)
@@ -64,7 +64,7 @@ def load(size: Size) -> Text:
         stream=train.streams_SN.shape[1],
         digests={**digests, "tokenizer": tokenizer.digest},
     )
-    return Text(setting, train, valid)
+    return WindowedText(setting, train, valid)
 
 
 class Windows:

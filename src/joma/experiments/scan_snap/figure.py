@@ -37,7 +37,7 @@ PHASE_RATES: dict[str, Any] = {"eta_y": 1.0, "eta_z": 10.0}
 
 
 @dataclass(frozen=True)
-class Data:
+class ScanSnapData:
     """What is drawn; each pair is the population's flow and training on sampled sequences."""
 
     logits: tuple[Trajectory, Trajectory]
@@ -51,11 +51,11 @@ class Data:
         return scan_snap.snapping_time(corpus.classes, corpus.tokens, PHASE_RATES["eta_y"])
 
 
-def compute(seed: int) -> Data:
+def compute(seed: int) -> ScanSnapData:
     """Three settings, each on the flow and on sequences of finite length."""
     rng = np.random.default_rng(seed)
     t = np.concatenate([[0.0], np.geomspace(0.05, 1e7, 160)])
-    return Data(
+    return ScanSnapData(
         logits=(
             scan_snap.evolve(CLASSES, np.linspace(0, END, 200), **RATES),
             _sampled(CLASSES, END, 0.05, RATES, rng),
@@ -68,7 +68,7 @@ def compute(seed: int) -> Data:
     )
 
 
-def judge(data: Data) -> Outcome:
+def judge(data: ScanSnapData) -> Outcome:
     """Whether fates, their order, both phases and the effect of η_Y are as published.
 
     The flow must show all of it, sampled sequences all but the far end of ln ln t. That one of
@@ -148,18 +148,14 @@ def _both(
     )
 
 
-def _list(values: list[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)
-
-
-def _anchor(data: Data) -> tuple[float, float]:
+def _anchor(data: ScanSnapData) -> tuple[float, float]:
     """100 t₀, or the next time computed, and B there."""
     flow = data.phases[0]
     at = int(np.searchsorted(flow.t, 100 * data.snap))
     return float(flow.t[at]), float(flow.b[at, 0])
 
 
-def _apart(data: Data) -> float:
+def _apart(data: ScanSnapData) -> float:
     """How far B on sequences, mean over classes, is from the flow's, relative, from t₀/3 on."""
     flow, sampled = data.phases
     at = sampled.t >= data.snap / 3
@@ -167,7 +163,7 @@ def _apart(data: Data) -> float:
     return float(np.max(np.abs(sampled.b[at].mean(axis=1) / b - 1)))
 
 
-def _slopes(data: Data) -> tuple[float, float, float]:
+def _slopes(data: ScanSnapData) -> tuple[float, float, float]:
     """Steepest dB/d ln t before t₀, the last one, and R² of B against ln ln t after 100 t₀."""
     flow = data.phases[0]
     t, b = flow.t[1:], flow.b[1:, 0]
@@ -177,7 +173,7 @@ def _slopes(data: Data) -> tuple[float, float, float]:
     return float(slope[t[1:] <= data.snap].max()), float(slope[-1]), float(correlation**2)
 
 
-def _write(run: Run, data: Data) -> None:
+def _write(run: Run, data: ScanSnapData) -> None:
     names = ("flow", "sampled")
     for table, pairs in {
         "logits": {RATES["eta_y"]: data.logits},
@@ -201,7 +197,7 @@ def _write(run: Run, data: Data) -> None:
         run.write_table(table, columns)
 
 
-def _draw_logits(ax: Axes, data: Data) -> None:
+def _draw_logits(ax: Axes, data: ScanSnapData) -> None:
     flow, sampled = data.logits
     colors = (figures.BLUE, figures.ORANGE, figures.SKY, figures.VERMILLION)
     few = slice(None, None, max(1, sampled.t.size // 14))
@@ -229,7 +225,7 @@ def _draw_logits(ax: Axes, data: Data) -> None:
     ax.legend(loc="center left", bbox_to_anchor=(0.22, 0.5))
 
 
-def _draw_entropy(ax: Axes, data: Data) -> None:
+def _draw_entropy(ax: Axes, data: ScanSnapData) -> None:
     colors = (figures.GREEN, figures.BLUE, figures.PURPLE)
     for (eta_y, (flow, sampled)), color in zip(data.entropy.items(), colors, strict=True):
         ax.plot(flow.t[1:], flow.entropy[1:, 0], color=color, label=rf"$\eta_Y = {eta_y:g}$")
@@ -244,7 +240,7 @@ def _draw_entropy(ax: Axes, data: Data) -> None:
     ax.legend(loc="lower left")
 
 
-def _draw_phases(ax: Axes, data: Data) -> None:
+def _draw_phases(ax: Axes, data: ScanSnapData) -> None:
     flow, sampled = data.phases
     t, b = flow.t[1:], flow.b[1:, 0]
     ax.axvspan(t[0], data.snap, color=figures.SKY, alpha=0.15, lw=0)
