@@ -218,9 +218,7 @@ def run_folder(folder: Path, key: str, into: Values, last: int | None = None) ->
 
 
 def metric_series(folder: Path, last: int | None = None) -> Values:
-    """The metrics of a run: for each name, module, kind, layer, head and member its steps,
-    values and bounds, in the order of the steps.
-    """
+    """The metrics of a run: steps, values and bounds by name, module, layer, head and member."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -564,11 +562,9 @@ def record_probe(recorder: Recorder) -> Values:
         model_type: ["probe", f"../../models/{model_type}", *READ, "--metrics", "all"]
         for model_type in MAPPED
     }
-    asked |= {
-        f"low-memory {model_type}": ["probe", f"../../models/{model_type}", "--low-memory"]
-        + ["--device", "cpu", "--json"]
-        for model_type in ("gpt2", "llama")
-    }
+    for model_type in ("gpt2", "llama"):
+        weights = ["probe", f"../../models/{model_type}", "--low-memory", "--device", "cpu"]
+        asked[f"low-memory {model_type}"] = [*weights, "--json"]
     asked["series"] = ["probe", "--series", "../../models/series", *READ]
     asked["superposition"] = ["superposition", "../../models/gpt_neox", "--tokenizer", "bytes"]
     asked["superposition"] += ["--windows", "64", "--window", "32", "--device", "cpu", "--json"]
@@ -907,9 +903,8 @@ def _parameters(found: Any) -> list[str] | None:
     stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**", "KEYWORD_ONLY": "keyword "}
     texts = []
     for one in signature.parameters.values():
-        default = (
-            "" if one.default is one.empty else "=" + re.sub(" at 0x.*?>", ">", repr(one.default))
-        )
+        default = getattr(one.default, "__name__", None) or repr(one.default)
+        default = "" if one.default is one.empty else "=" + re.sub(" at 0x[0-9a-f]+", "", default)
         texts.append(stars.get(one.kind.name, "") + one.name + default)
     return texts
 
