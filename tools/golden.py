@@ -88,7 +88,7 @@ WHOLE = ("stable_rank", "effective_rank")
 VOLATILE = frozenset(
     {
         "about_seconds", "begun_at", "command", "date", "environment", "figures", "memory",
-        "monitor_seconds", "path", "peak_gib", "run", "scales_seconds", "seconds", "taken_from",
+        "monitor_seconds", "path", "peak_gib", "run", "seconds", "taken_from",
         "time", "tokens_per_second",
     }
 )  # fmt: skip
@@ -268,7 +268,7 @@ def _table(file: Path, key: str, into: Values) -> None:
     import pyarrow.parquet as pq
 
     table = pq.read_table(file)
-    for name in table.column_names:
+    for name in (one for one in table.column_names if one not in VOLATILE):
         column = table.column(name).to_pylist()
         if all(type(one) in (int, float) for one in column):
             whole = any(word in name for word in WHOLE)
@@ -690,7 +690,7 @@ def record(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="golden-") as scratch:
         recorder = Recorder(
             tree,
-            Path(scratch),
+            Path(scratch).resolve(),
             keep,
             arguments.device,
             arguments.scale,
@@ -702,7 +702,9 @@ def record(arguments: argparse.Namespace) -> int:
             raise GoldenError(f"joma is imported from {where}, which is not in {tree}")
         for name in wanted:
             began = time.monotonic()
-            recording["parts"][name] = (PARTS | CUDA_PARTS)[name](recorder)
+            text = json.dumps((PARTS | CUDA_PARTS)[name](recorder))
+            text = text.replace(str(recorder.scratch), "SCRATCH")
+            recording["parts"][name] = json.loads(text)
             out.write_text(json.dumps(recording, indent=0, ensure_ascii=False, sort_keys=True))
             took = time.monotonic() - began
             print(f"{name}: {len(recording['parts'][name])} values, {took:.0f} s", flush=True)
@@ -1545,6 +1547,7 @@ class Module:
             function); those for type checkers alone are marked "types".
         classes: public ones defined at the top.
         exports: names that it imports at the top, and where they come from.
+        strings: short texts in it, among which are names of modules to load.
     """
 
     name: str
@@ -1625,7 +1628,17 @@ def read_modules(tree: Path) -> dict[str, Module]:
         imports = _Imports(name, package)
         imports.visit(parsed)
         classes = [node.name for node in parsed.body if isinstance(node, ast.ClassDef)]
-        constants = (node.value for node in ast.walk(parsed) if isinstance(node, ast.Constant))
+        looked_up = {
+            id(one)
+            for node in ast.walk(parsed)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "sys.modules.get"
+            for one in node.args
+        }
+        constants = (
+            node.value
+            for node in ast.walk(parsed)
+            if isinstance(node, ast.Constant) and id(node) not in looked_up
+        )
         found[name] = Module(
             name,
             package,
@@ -1648,17 +1661,17 @@ class Size:
     name that is defined in it. A name that a package's `__init__` imports from a module inside the
     package counts as imported from that module: who imports the name from the package is an
     importer of the module, and the package is not. Imports by the `__init__` of a package that the
-    module is in do not count. Not counted among the modules with exactly one importer: packages'
-    `__init__`, `__main__`, kernels (`*_kernel.py`, `*_kernels.py`, folders `kernels`), and modules
-    that are loaded by name: "module" or "module:name" as a string in the package or in
-    pyproject.toml.
+    module is in do not count. Not counted among the modules with exactly one importer: `__main__`,
+    kernels (`*_kernel*.py`, folders `kernels`), and modules that are loaded by name: "module" or
+    "module:name" as a string in the package or in pyproject.toml.
 
     Attributes:
         lines: of code by room.
         modules: how many.
         single: modules with exactly one importer, and that one.
-        unused: modules with none that are not among those left out.
-        private: imports of a private module or name of another room: importer, module, name.
+        unused: modules with none that are neither packages nor among those left out.
+        private: imports of a private module, or of a private name, of another room: importer and
+            module, once for all names.
         cycles: of imports at the top of modules.
         lazy_cycles: those that imports inside functions add.
         repeated: public classes that several modules define under one name.
@@ -1668,7 +1681,7 @@ class Size:
     modules: int
     single: Mapping[str, str]
     unused: Sequence[str]
-    private: Sequence[tuple[str, str, str]]
+    private: Sequence[tuple[str, str]]
     cycles: Sequence[Sequence[str]]
     lazy_cycles: Sequence[Sequence[str]]
     repeated: Mapping[str, Sequence[str]]
@@ -1692,7 +1705,11 @@ class Size:
             dict(sorted(lines.items())),
             len(modules),
             {name: own for name, own in single.items() if name not in left_out},
-            sorted(name for name, own in importers.items() if not own and name not in left_out),
+            sorted(
+                name
+                for name, own in importers.items()
+                if not own and name not in left_out and not modules[name].package
+            ),
             _private(modules),
             cycles,
             [one for one in _cycles(every) if one not in cycles],
@@ -1759,19 +1776,16 @@ def _left_out(modules: Mapping[str, Module], tree: Path) -> set[str]:
     text = project.read_text(encoding="utf-8") if project.is_file() else ""
     loaded = {one.partition(":")[0] for module in modules.values() for one in module.strings}
     loaded |= set(re.findall(r"\"([\w.]+):[\w.]+\"", text))
-    kernel = re.compile(r"(_kernels?$)|(\.kernels\.)|(\.kernels$)")
+    kernel = re.compile(r"_kernel[^.]*$|\.kernels(\.|$)")
     return {
         name
         for name, module in modules.items()
-        if module.package
-        or name.endswith("__main__")
-        or kernel.search(name)
-        or (name in loaded and "." in name)
+        if name.endswith("__main__") or kernel.search(name) or (name in loaded and "." in name)
     }
 
 
-def _private(modules: Mapping[str, Module]) -> list[tuple[str, str, str]]:
-    found: set[tuple[str, str, str]] = set()
+def _private(modules: Mapping[str, Module]) -> list[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
     for name, module in modules.items():
         for target, one, _ in module.imports:
             inside = one is not None and f"{target}.{one}" in modules
@@ -1780,7 +1794,7 @@ def _private(modules: Mapping[str, Module]) -> list[tuple[str, str, str]]:
                 continue
             words = [*path.split(".")[1:], *([] if inside or one is None else [one])]
             if any(word.startswith("_") and not word.startswith("__") for word in words):
-                found.add((name, target, one or ""))
+                found.add((name, path))
     return sorted(found)
 
 

@@ -219,7 +219,7 @@ def test_size_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         "pkg.low._inner": "pkg.high.first",
     }
     assert size.unused == ["pkg.high.first"]
-    assert size.private == [("pkg.high.first", "pkg.low._inner", "helper")]
+    assert size.private == [("pkg.high.first", "pkg.low._inner")]
     assert size.cycles == []
     assert size.lazy_cycles == [["pkg.high.second", "pkg.high.third"]]
     assert size.repeated == {"Thing": ["pkg.high.third", "pkg.low._inner"]}
