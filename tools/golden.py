@@ -46,6 +46,7 @@ and do not fail. Sentences that differ in words but not in their numbers are cou
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -806,7 +807,8 @@ def _command_line() -> Any:
         kind.main = catch  # pyright: ignore[reportAttributeAccessIssue]
     from joma import cli
 
-    cli.main()
+    with contextlib.suppress(SystemExit):
+        cli.main()
     if not caught:
         raise GoldenError("the command line has no group of typer")
     return caught[0]
@@ -1046,7 +1048,7 @@ CALLS = (
     "scan_snap.finite_length_bias(R, 20, 3)",
     "scan_snap.flow(CORPUS, Z, Y, eta_y=1.0, eta_z=0.5)",
     "scan_snap.full_log_gain_bounds(T, 0.4)",
-    "scan_snap.growth_factor(R, 0.5)",
+    "scan_snap.growth_factor(R, R)",
     "scan_snap.initial_fate(CORPUS)",
     "scan_snap.initial_pull(CORPUS)",
     "scan_snap.log_gain_bounds(T, 0.4)",
