@@ -1492,7 +1492,7 @@ def inside_open(folder: str) -> dict[str, Any]:
     for name in run.tables:
         run.read_table(name)
     for file in Path(folder).glob("*.json"):
-        if file.stem not in ("manifest", "environment"):
+        if file.stem not in ("config", "manifest", "environment"):
             run.read_json(file.stem)
     return {
         "rows": len(next(iter(read.values()), ())),
