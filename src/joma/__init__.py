@@ -52,7 +52,7 @@ _ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation"
 
 
 def citation() -> str:
-    """What to cite, as BibTeX: the JoMA, Scan&Snap and GaLore papers and this software."""
+    """Return what to cite, as BibTeX: the JoMA, Scan&Snap and GaLore papers and this software."""
     from importlib import resources
 
     text = resources.files("joma").joinpath("citations.bib").read_text(encoding="utf-8")

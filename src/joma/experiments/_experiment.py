@@ -7,7 +7,7 @@ import importlib
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,38 +272,30 @@ class Experiment:
     def request(
         self,
         *,
+        seed: int = 0,
         scale: str = "",
+        device: str = "cpu",
         options: Mapping[str, Any] | None = None,
         groups: Iterable[str] = (),
-        **asked: Any,
+        reference: Path | None = None,
+        progress: Progress = no_progress,
     ) -> Request:
-        """Return a request that this experiment can meet, with its defaults for what is not given.
-
-        Args:
-            scale: One of its scales, or "" for the default.
-            options: Those of its own options that are not the default.
-            groups: Parts of the work to do; all where empty.
-            **asked: Other fields of a `Request`.
-        """
-        request = Request(**asked)
-        if request.device == "cuda" and not self.scales:
+        """Return a request that this experiment can meet, with defaults for what is not given."""
+        if device == "cuda" and not self.scales:
             raise JomaError(
                 f"device must be cpu for {self.name}, which has no use for another, got 'cuda'"
             )
-        if request.reference is not None:
-            self._check_reference(request.reference)
+        if reference is not None:
+            self._check_reference(reference)
         groups = tuple(groups)
         if scale:
             self._check("scale", scale, self.scales)
         for group in groups:
             self._check("group", group, self.groups)
         scale = scale or self.default_scale
-        return replace(
-            request,
-            scale=scale,
-            options=self._options(options or {}, scale),
-            groups=tuple(group for group in self.groups if group in groups),
-        )
+        chosen = tuple(group for group in self.groups if group in groups)
+        given = self._options(options or {}, scale)
+        return Request(seed, scale, device, given, chosen, reference, progress)
 
     def takes(self, request: Request) -> Mapping[str, Scale]:
         """Return what each of the scales takes with the options of a request."""

@@ -30,7 +30,7 @@ class TrainedBlock:
 
 
 def train(kind: str, seed: int) -> TrainedBlock:
-    """Trains the block on one kind of data, `smooth` or `random`."""
+    """Train the block on one kind of data, `smooth` or `random`."""
     rng = np.random.default_rng([seed, list(TITLES).index(kind)])
     x = frequencies(kind, rng)
     model = block.Block("softmax", "linear", tau=TEMPERATURE)
@@ -46,7 +46,7 @@ def train(kind: str, seed: int) -> TrainedBlock:
 
 
 def frequencies(kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Token frequencies: distinct tokens peak at their classes, common ones are random."""
+    """Return token frequencies: distinct tokens peak at their classes, common ones are random."""
     x = rng.uniform(0, 0.5, size=(TOKENS, CLASSES))
     if kind == "smooth":
         token, label = np.arange(DISTINCT)[:, None], np.arange(CLASSES)[None]

@@ -88,7 +88,7 @@ class NetworkCell(Protocol):
         ...
 
     def seeds(self, seed: int, count: int) -> Sequence[int]:
-        """The seed of each, from the one that was asked for."""
+        """Return the seed of each, from the one that was asked for."""
         ...
 
 

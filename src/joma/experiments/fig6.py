@@ -35,7 +35,7 @@ _SECONDS_A_TOKEN = 1e-6
 
 
 def folder_or_hub(given: str) -> str:
-    """A text that is none of those with a name, as the run folder keeps it."""
+    """Return a text that is none of those with a name, as the run folder keeps it."""
     folder = Path(given)
     if given.startswith("hub:"):
         return given
@@ -54,7 +54,7 @@ def folder_or_hub(given: str) -> str:
 
 
 def estimate(options: Mapping[str, Any]) -> dict[str, Scale]:
-    """What the scales take with a text: by its steps, words and networks where it is another."""
+    """Return what the scales take with a text, by its steps, words and networks."""
     return {scale: _with_text(scale, options["corpus"]) for scale in SCALES}
 
 

@@ -1,7 +1,7 @@
 """Fig. 8 of JoMA: the same language models of five layers at seven learning rates.
 
-Its networks are a part of those of Fig. 6, and are not trained again where a run of that lies
-beside this one.
+Its networks are a part of those of Fig. 6, and are not trained again where a run of it lies
+next to this one.
 """
 
 from joma.experiments._experiment import Experiment, Scale

@@ -35,7 +35,7 @@ class CooccurrenceData:
 
 
 def compute(seed: int) -> CooccurrenceData:
-    """The sampled tree, both readings of Theorem 5, and the errors of Eqn 8."""
+    """Return the sampled tree, both readings of Theorem 5, and the errors of Eqn 8."""
     sampled, standard_error = _sample(np.random.default_rng(seed))
     height = np.array(NEAR_ONE_HEIGHTS)[:, None]
     exact = hblt.cooccurrence(height, DEPTH, 1 - EPSILON, 1 - EPSILON)
@@ -52,7 +52,7 @@ def compute(seed: int) -> CooccurrenceData:
 
 
 def judge(data: CooccurrenceData) -> Outcome:
-    """Whether co-occurrence falls with height as Theorem 5 says and tends to 1 − H/L.
+    """Return whether co-occurrence falls with height as Theorem 5 says and tends to 1 − H/L.
 
     That ρ₀ and the order of Eqn 8's error are misprinted does not touch this; it is said.
     """
@@ -75,7 +75,7 @@ def judge(data: CooccurrenceData) -> Outcome:
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Writes both tables and the figure."""
+    """Write both tables and the figure."""
     data = compute(request.seed)
     outcome = judge(data)
     run.write_table(
@@ -106,7 +106,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
 
 
 def _sample(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Frequencies of y_l = 1 among trees with y_m = 1, and their standard errors."""
+    """Return frequencies of y_l = 1 among trees with y_m = 1, and their standard errors."""
     tree = hblt.Tree.regular(DEPTH, 2, RHO, CLASS_PROBS, CHILD_OFF_PROBS)
     leaves = tree.sample(SAMPLES, rng)[1][-1]
     first_at = {
@@ -119,7 +119,7 @@ def _sample(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _orders(error: np.ndarray) -> np.ndarray:
-    """The power of ε by which an error falls, over the smaller half of ε, for each height."""
+    """Return the power of ε by which the error of each height falls, over the smaller ε."""
     small = np.median(EPSILON) >= EPSILON
     return np.polyfit(np.log(EPSILON[small]), np.log(error[:, small]).T, 1)[0]
 

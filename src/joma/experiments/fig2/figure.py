@@ -18,7 +18,7 @@ SETTLED = 500
 
 
 def correlations(trained: TrainedBlock) -> dict[str, np.ndarray]:
-    """Normalised correlation with z of Eqn 18, its parts and the law with memory, over training.
+    """Return the correlation with z of Eqn 18, its parts and the law with memory, over training.
 
     The law with memory also predicts the first of these without z: Eqn 18 is then compared with the
     predicted logits. The range is that of all logits within `memory.gap_bound` of them. The two
@@ -74,7 +74,7 @@ def judge(steps: np.ndarray, curves: dict[str, dict[str, np.ndarray]]) -> Outcom
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Trains both blocks, writes the curves and draws them beside their data."""
+    """Train both blocks, write the curves and draw them next to their data."""
     trained = {kind: train(kind, request.seed) for kind in TITLES}
     curves = {kind: correlations(t) for kind, t in trained.items()}
     steps = next(iter(trained.values())).steps

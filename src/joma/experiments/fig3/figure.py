@@ -13,13 +13,13 @@ GROWING = 0.25  # share of the fastest component's late growth from which a comp
 
 
 def late_growth(v: np.ndarray) -> np.ndarray:
-    """Change of |v| of each component over the last fifth of training, shape (tokens,)."""
+    """Return the change of |v| of each component over the last fifth of training, shape (tokens,)."""
     size = np.abs(v)
     return size[-1] - size[-len(size) // 5]
 
 
 def still_growing(v: np.ndarray) -> np.ndarray:
-    """Which components grow at a quarter or more of the fastest one's late speed."""
+    """Return which components grow at a quarter or more of the fastest one's late speed."""
     growth = late_growth(v)
     return growth > GROWING * np.max(growth)
 
@@ -41,7 +41,7 @@ def judge(first: dict[str, np.ndarray]) -> Outcome:
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Trains both blocks of Fig. 2 and draws v₀."""
+    """Train both blocks of Fig. 2 and draw v₀."""
     trained: dict[str, TrainedBlock] = {kind: train(kind, request.seed) for kind in TITLES}
     first = {kind: t.path.v[:, :, 0] for kind, t in trained.items()}
     steps = next(iter(trained.values())).steps

@@ -42,7 +42,7 @@ def as_printed(mu: np.ndarray) -> Fig4Curves:
 
 
 def as_drawn(mu: np.ndarray) -> Fig4Curves:
-    """The published figure's own recursion: the gate is softmax(v²/3), not exp(v²/2)."""
+    """Return the published figure's own recursion: the gate is softmax(v²/3), not exp(v²/2)."""
     v = np.full(mu.size, START)
     path = [v]
     for _ in range(STEPS):
@@ -70,7 +70,7 @@ def judge(mu: np.ndarray, courses: dict[str, Fig4Curves]) -> Outcome:
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Computes both versions, writes them and draws them side by side."""
+    """Compute both versions, write them and draw them side by side."""
     mu = targets(request.seed)
     courses = {"Eqn 6 as printed": as_printed(mu), "recursion as drawn": as_drawn(mu)}
     outcome = judge(mu, courses)

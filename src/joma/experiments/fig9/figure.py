@@ -30,7 +30,7 @@ class GCurve:
 
 
 def trace(marginal: marginals.Marginal) -> GCurve:
-    """The curve where the cluster's share on the active side goes from 0 to almost 1."""
+    """Return the curve where the cluster's share on the active side goes from 0 to almost 1."""
     s = np.concatenate([-np.geomspace(60, 0.02, 300), np.linspace(0, 6, 300)])
     y, g = clusters.curve(marginal, s)
     return GCurve(s, y, g, clusters.critical_points(marginal, DISTANCE))
@@ -55,7 +55,7 @@ def judge(curves: dict[str, GCurve]) -> Outcome:
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Traces the curves and draws them with their lines; nothing here is random."""
+    """Trace the curves and draw them with their lines; nothing here is random."""
     del request
     curves = {name: trace(marginal) for name, marginal in FAMILIES.items()}
     outcome = judge(curves)

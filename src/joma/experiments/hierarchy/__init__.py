@@ -1,7 +1,7 @@
 """Fig. 5 of JoMA: does attention associate low-level tokens first, and reach the others later?
 
 The paper draws the picture and gives no experiment for it. Here networks learn from HBLT(ρ), and
-what every row of attention looks at is sorted by the height H of the common ancestor of query and
+what every row of attention goes to is sorted by the height H of the common ancestor of query and
 key, the lower the more often they occur together (Theorem 5).
 
 A sequence shows its tokens in random order, so that neighbours mean nothing, and every token is as

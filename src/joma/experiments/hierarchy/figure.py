@@ -1,4 +1,4 @@
-"""The pictures: what each layer looks at by height, and how sparse it is, while networks learn."""
+"""What each layer attends to by height, and how sparse it is, while networks learn."""
 
 from collections.abc import Mapping, Sequence
 

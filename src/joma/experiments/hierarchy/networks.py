@@ -63,7 +63,7 @@ class TreeGroup:
         """Six classes, each of which turns on one top latent, as in the remark after Theorem 5.
 
         In the flat control the middle level copies the top one, and a leaf's edge is as uncertain
-        as its two edges are together otherwise: a leaf tells as much of the class, but two leaves
+        as its two edges are together otherwise: a leaf says as much of the class, but two leaves
         of height 1 have no more in common than two of height 2.
         """
         off = np.where(np.eye(TOPS) == 1, OFF, 1 - OFF)

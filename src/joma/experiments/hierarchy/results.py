@@ -78,12 +78,12 @@ def cooccurrence(group: TreeGroup) -> tuple[float, ...]:
 
 
 def judge(results: Mapping[str, GroupResults], comparable: bool) -> Outcome:
-    """Whether low-level association comes first, and what comes later.
+    """Return whether low-level association comes first, and what comes later.
 
     It agrees where, in the lowest layer of networks of several layers with the class as label, the
     tokens of height 1 are taken up first and alone (see `LayerCourse.first`), and differs where
-    others are before them. Where height 1 and another cannot be told apart, or nothing is taken up,
-    it stays open. Whether the others follow is said next to it and does not decide.
+    others are before them. Where height 1 and another cannot be distinguished, or nothing is taken
+    up, it stays open. Whether the others follow is said next to it and does not decide.
 
     Args:
         results: By group.
@@ -105,7 +105,7 @@ def judge(results: Mapping[str, GroupResults], comparable: bool) -> Outcome:
 
 
 def _first(curves: LayerCurves) -> str:
-    """What came first, in words."""
+    """Return what came first, in words."""
     seen = course(curves)
     if seen.begun is None:
         return (
@@ -129,7 +129,7 @@ def _first(curves: LayerCurves) -> str:
 
 
 def _later(curves: LayerCurves) -> str:
-    """What came later, in words."""
+    """Return what came later, in words."""
     seen = course(curves)
     if seen.peak is None:
         return "so there is nothing to follow"
@@ -156,13 +156,13 @@ def _by_height(values: np.ndarray) -> list[tuple[int, Any]]:
 
 
 def _gain(change: float) -> str:
-    """The change of a logarithm as per cent, with a sign."""
+    """Return the change of a logarithm as per cent, with a sign."""
     gain = round(float(np.expm1(change)), 2) + 0.0  # rounding may have left −0
     return f"{gain:+.0%}".replace("-", "−")
 
 
 def _to(start: float, end: float) -> str:
-    """Two changes of a logarithm as factors."""
+    """Return two changes of a logarithm as factors."""
     return f"×{np.exp(start):.2f} → ×{np.exp(end):.2f}"
 
 
@@ -202,7 +202,7 @@ def _briefly(name: str, of: GroupResults) -> str:
 
 
 def _controls(results: Mapping[str, GroupResults]) -> str:
-    """What untrained networks, a shuffled tree and the flat tree say."""
+    """Return what untrained networks, a shuffled tree and the flat tree say."""
     every = [curves for of in results.values() for curves in of.layers]
     untrained = np.concatenate([np.log(curves.ratio[:, 0]) for curves in every], -1)
     wrong = np.concatenate(
@@ -226,7 +226,7 @@ def _controls(results: Mapping[str, GroupResults]) -> str:
 
 
 def _gap(curves: LayerCurves) -> tuple[float, float]:
-    """Logarithm of how much more H = 1 gained than H = 2 at the end, and its standard error."""
+    """Return the log ratio of the final gains of H = 1 and H = 2, and its standard error."""
     gap = curves.change[0, -1] - curves.change[1, -1]
     return float(gap.mean()), float(gap.std(ddof=1) / np.sqrt(gap.size))
 

@@ -41,7 +41,7 @@ SAME_BEGIN = 1e-3
 
 
 def near(rate: float) -> float:
-    """How far from the recorded loss ours may be at each learning rate."""
+    """Return how far from the recorded loss ours may be at each learning rate."""
     return 0.1 if rate >= 1e-2 else 0.05
 
 
@@ -143,7 +143,7 @@ def judge_rates(curves: Mapping[Key, Curves], setting: Setting) -> Outcome:
 
 
 def check_depths(pairs: Sequence[Pair]) -> list[Check]:
-    """What can be asked of Fig. 6 next to recorded curves, for those depths that are there."""
+    """Return how the depths of Fig. 6 that are there compare with recorded curves."""
     alike = [p for p in pairs if p.depth <= 2 or (p.depth == SWEPT and p.layer == 0)]
     others = [p for p in pairs if p not in alike]
     first = [p for p in pairs if p.layer == 0 and p.depth <= SWEPT]
@@ -188,7 +188,7 @@ def check_depths(pairs: Sequence[Pair]) -> list[Check]:
 def check_rates(
     pairs: Sequence[Pair], curves: Mapping[Key, Curves], recorded: Mapping[Key, Curves]
 ) -> list[Check]:
-    """What can be asked of Fig. 8 next to recorded curves."""
+    """Return how the rates of Fig. 8 compare with recorded curves."""
     both = sorted({(p.depth, p.rate) for p in pairs}, key=lambda key: key[1])
     off = {key: abs(float(curves[key].best.mean() - recorded[key].best.mean())) for key in both}
     shares = {key: [of[key].collapses / of[key].seeds for of in (curves, recorded)] for key in both}
@@ -283,7 +283,7 @@ def _row(
 
 
 def _spoiled(shown: Iterable[Curves]) -> str:
-    """A sentence where networks that read the same words learn as if they did not."""
+    """Return a sentence where networks that read the same words learn as if they did not."""
     worst = max(shown, key=lambda own: own.apart)
     if worst.apart <= SOUND:
         return ""
@@ -320,7 +320,7 @@ def _paragraphs(shown: Iterable[Curves], what: str) -> tuple[str, ...]:
 
 
 def _sweep(shown: Sequence[Curves], what: str) -> str:
-    """How the number of bounces depends on the threshold, which is a choice."""
+    """Return how the number of bounces depends on the threshold, which is a choice."""
     rows = []
     for own in shown:
         counts = [own.bounced_at(least) for least in THRESHOLDS]
@@ -334,7 +334,7 @@ def _sweep(shown: Sequence[Curves], what: str) -> str:
 
 
 def _ranks_at_end(shown: Sequence[Curves], what: str) -> str:
-    """Whether stable ranks bounce back as attention does."""
+    """Return whether stable ranks bounce back as attention does."""
     rows = []
     for own in shown:
         ratios = own.rank_at_end
@@ -349,7 +349,7 @@ def _ranks_at_end(shown: Sequence[Curves], what: str) -> str:
 
 
 def _learned(shown: Iterable[Curves], setting: Setting) -> str:
-    """How the loss went, where there is nothing published to compare it with."""
+    """Return how the loss went, where there is nothing published to compare it with."""
     shown, size = list(shown), setting.size
     fell = all((own.best < own.loss[0]).all() for own in shown)
     parts = [f"{own.loss[0].mean():.2f} → {own.best.mean():.2f} with {_name(own)}" for own in shown]
@@ -391,7 +391,7 @@ def _of(counts: Sequence[int], own: Curves) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in a row as one range: 0, 2–4."""
+    """Return numbers in a row as one range: 0, 2–4."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

@@ -93,7 +93,7 @@ def _reproduce(run: Run, request: Request, name: str, of: LanguageFigure) -> Out
     elif recorded:
         words = (
             f"The recorded curves are those of {WIKITEXT_2.title} at the full size; they are not "
-            "held against these."
+            "compared with these."
         )
         outcome, recorded = replace(outcome, paragraphs=(*outcome.paragraphs, words)), {}
     figure = of.draw(curves, recorded)

@@ -69,7 +69,7 @@ def compute(seed: int) -> ScanSnapData:
 
 
 def judge(data: ScanSnapData) -> Outcome:
-    """Whether fates, their order, both phases and the effect of η_Y are as published.
+    """Return whether fates, their order, both phases and the effect of η_Y are as published.
 
     The flow must show all of it, sampled sequences all but the far end of ln ln t. That one of
     several common tokens can rise, that η_Y acts the other way early, and the slide's constant
@@ -108,7 +108,7 @@ def judge(data: ScanSnapData) -> Outcome:
 
 
 def reproduce(run: Run, request: Request) -> Outcome:
-    """Writes three tables and the figure."""
+    """Write three tables and the figure."""
     data = compute(request.seed)
     outcome = judge(data)
     _write(run, data)
@@ -156,7 +156,7 @@ def _anchor(data: ScanSnapData) -> tuple[float, float]:
 
 
 def _apart(data: ScanSnapData) -> float:
-    """How far B on sequences, mean over classes, is from the flow's, relative, from t₀/3 on."""
+    """Return how far the mean B on sequences is from the flow's, relative, from t₀/3 on."""
     flow, sampled = data.phases
     at = sampled.t >= data.snap / 3
     b = np.interp(np.log(sampled.t[at]), np.log(flow.t[1:]), flow.b[1:, 0])
@@ -164,7 +164,7 @@ def _apart(data: ScanSnapData) -> float:
 
 
 def _slopes(data: ScanSnapData) -> tuple[float, float, float]:
-    """Steepest dB/d ln t before t₀, the last one, and R² of B against ln ln t after 100 t₀."""
+    """Return dB/d ln t, the steepest before t₀ and the last, and R² of late B against ln ln t."""
     flow = data.phases[0]
     t, b = flow.t[1:], flow.b[1:, 0]
     slope = np.diff(b) / np.diff(np.log(t))
@@ -283,6 +283,6 @@ def _draw_phases(ax: Axes, data: ScanSnapData) -> None:
 
 
 def _spaced(path: Trajectory, start: float) -> np.ndarray:
-    """Indices evenly spaced on a logarithmic axis."""
+    """Return indices evenly spaced on a logarithmic axis."""
     wanted = np.geomspace(start, path.t[-1], 10)
     return np.unique(np.minimum(np.searchsorted(path.t, wanted), path.t.size - 1))

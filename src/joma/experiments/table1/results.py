@@ -97,7 +97,7 @@ def collect(run: Run, size: Table1Size, seed: int) -> Table1Results:
 
 
 def close_ones(results: Table1Results, step: int | None = None) -> np.ndarray:
-    """Which of the published numbers ours are close to: (cells, 2).
+    """Return which of the published numbers ours are close to: (cells, 2).
 
     Args:
         results: Of the cells that are done.
@@ -109,7 +109,7 @@ def close_ones(results: Table1Results, step: int | None = None) -> np.ndarray:
 
 
 def judge(results: Table1Results, published_size: bool) -> Outcome:
-    """Whether ours shows what was published, and what that is worth.
+    """Return whether ours shows what was published, and what that is worth.
 
     At a published size it agrees where at least 20 of 24 means are within .05 of print. That is a
     description and no test: how many of untrained networks are as close is said next to it. Other
@@ -193,7 +193,7 @@ def _what_training_adds(results: Table1Results) -> str:
 
 
 def _what_it_shows(results: Table1Results) -> str:
-    """What training adds to NCorr and to its control, in words that the numbers choose."""
+    """Return what training adds to NCorr and to its control, in words that the numbers choose."""
     last = results.steps[-1]
     gains, kept_gains = (
         (results.mean(name, last) - results.mean(name, 0))[:, :2].mean(0)
@@ -229,7 +229,7 @@ def _by_cell(results: Table1Results) -> str:
 
 
 def _power(results: Table1Results) -> str:
-    """How much the control over classes reads of correlations that are there, by classes."""
+    """Return how much the control over classes reads of correlations that are there, by classes."""
     last, texts = results.steps[-1], []
     for classes in dict.fromkeys(cell.classes for cell in results.cells):
         own = [cell.classes == classes for cell in results.cells]
@@ -249,7 +249,7 @@ def _power(results: Table1Results) -> str:
 
 
 def _what_differs(results: Table1Results) -> str:
-    """Where ours lies from what was published, and what bears on it."""
+    """Return where ours lies from what was published, and what bears on it."""
     last = results.steps[-1]
     over_time, chance = (
         results.values[name][:, 1].mean((0, 2)) for name in ("ncorr", "shuffled_classes")
@@ -287,7 +287,7 @@ def _what_differs(results: Table1Results) -> str:
 
 
 def _effect(gains: np.ndarray, begin: str, what: str) -> str:
-    """One sentence on what training adds at s = 0 and s = 1."""
+    """Return one sentence on what training adds at s = 0 and s = 1."""
     shown = " and ".join(
         f"{gain:+.2f} at s = {s}{'' if abs(gain) > CLOSE else ' (less than 0.05)'}"
         for s, gain in enumerate(gains)

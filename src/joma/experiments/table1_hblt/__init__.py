@@ -1,7 +1,7 @@
 """Table 1 of JoMA on true HBLT(ρ): are latents learned where inputs are many?
 
 The papers' theory speaks of HBLT(ρ), their Table 1 of a hierarchy that is not random but for the
-class. Here a class has many inputs, controls over samples tell something, and what can be known of
+class. Here a class has many inputs, controls over samples say something, and what can be known of
 a latent from the sequence is known exactly.
 """
 

@@ -60,7 +60,7 @@ class TreeResults:
         return [row for row in range(len(places) - 1) if places[row] == places[row + 1]]
 
     def latents(self, measure: str) -> np.ndarray:
-        """A measure of each level in the layer of its number: (rows, steps, seeds)."""
+        """Return a measure of each level in the layer of its number: (rows, steps, seeds)."""
         return self.by_level[measure][tuple(zip(*self.rows, strict=True))]
 
 
@@ -119,7 +119,7 @@ class Learned:
 
 
 def judge(results: TreeResults) -> Outcome:
-    """What training adds to the latents of HBLT(ρ), of which nothing was published to compare."""
+    """Return what training adds to the latents of HBLT(ρ); nothing was published of it."""
     learned, pairs = Learned.of(results), np.array(results.neighbours, dtype=int)
     gain = learned.after - learned.before
     lower_is_higher = learned.after[pairs] > learned.after[pairs + 1]
@@ -167,7 +167,7 @@ def _table(results: TreeResults) -> Iterable[dict[str, str]]:
 
 
 def _by_depth(results: TreeResults, learned: Learned) -> str:
-    """What training adds at each depth and level, means over ρ, and what the networks are for."""
+    """Return what training adds at each depth and level, means over ρ, and the accuracy."""
     rows = np.array([(results.cells[i].depth, s) for i, s in results.rows])
     texts = []
     for depth in dict.fromkeys(rows[:, 0]):
@@ -190,7 +190,7 @@ def _by_depth(results: TreeResults, learned: Learned) -> str:
 
 
 def _order(results: TreeResults, learned: Learned, pairs: np.ndarray) -> str:
-    """Whether lower levels are learned earlier than those above them."""
+    """Return whether lower levels are learned earlier than those above them."""
     if not len(pairs):
         return "Which level is learned first cannot be told: no tree here has two."
     both = pairs[learned.raised[pairs] & learned.raised[pairs + 1]]
@@ -218,7 +218,7 @@ def _order(results: TreeResults, learned: Learned, pairs: np.ndarray) -> str:
 
 
 def _every_layer(results: TreeResults) -> Iterable[str]:
-    """What training adds to every level in every layer, which tells level from layer."""
+    """Return what training adds to every level in every layer, which separates level from layer."""
     kept = results.every[EVERY[1]]
     gain = kept[..., -1, :] - kept[..., 0, :]
     if np.isnan(gain).all():
