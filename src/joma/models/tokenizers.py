@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from joma.common.json_files import read_json
+from joma.common import json_files
 from joma.common.quiet import need_transformers, quietly, reading
 from joma.errors import JomaError, printable
 from joma.models._gguf_header import GgufHeader, read_header
@@ -163,7 +163,7 @@ def _settings(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    settings = read_json(path)
+    settings = json_files.read(path, largest=json_files.LARGEST_JSON)
     if not isinstance(settings, dict):
         raise JomaError(f"{path} must hold settings by name, got a {type(settings).__name__}")
     for name, value in settings.items():

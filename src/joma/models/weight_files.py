@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.common.json_files import LARGEST_INDEX, read_json
-from joma.common.quiet import first_line, reading
+from joma.common import json_files
+from joma.common.quiet import reading
+from joma.common.text import first_line
 from joma.errors import JomaError, printable
 from joma.models.hub import WEIGHTS, local_folder
 
@@ -152,7 +153,7 @@ class WeightFiles:
 def read_config(folder: Path) -> dict[str, Any]:
     """The contents of a folder's config.json."""
     path = folder / "config.json"
-    config = read_json(path)
+    config = json_files.read(path, largest=json_files.LARGEST_JSON)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise JomaError(f"{path} must be a model's configuration with a model_type")
     if config.get("quantization_config") is not None:
@@ -226,7 +227,7 @@ def _tensors(folder: Path, first: str) -> dict[str, StoredTensor]:
     if not first.endswith(".index.json"):
         return _in_file(folder / first)
     index = folder / first
-    where = read_json(index, LARGEST_INDEX)
+    where = json_files.read(index, largest=json_files.LARGEST_INDEX)
     where = where.get("weight_map") if isinstance(where, dict) else None
     if not isinstance(where, dict) or not all(_plain(name) for name in where.values()):
         raise JomaError(f"{index} must tell for each weight which file beside it holds it")
