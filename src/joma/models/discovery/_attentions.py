@@ -6,19 +6,103 @@ from typing import Any
 
 from torch import nn
 
-from joma.models import _names
-from joma.models._architecture import get
-from joma.models._fused import Layout, layouts
-from joma.models._projections import (
+from joma.models.architectures import config_entry
+from joma.models.discovery import _names
+from joma.models.discovery._projections import (
     Projection,
-    child,
     child_projection,
     parameter_projection,
 )
-from joma.models._weight import Rows
+from joma.models.parts import Rows
 
 ConfigOf = Callable[[str], Any]
 """Returns the configuration of the part of a model at a path."""
+
+
+_ALTERNATING = ("query_key_value",)
+"""Names of fused modules whose parts alternate by head."""
+_ALTERNATING_CLASSES = ("DisentangledSelfAttention", "DebertaSelfAttention", "GPTBigCodeAttention")
+_CODEGEN = "CodeGenAttention"
+_CODEGEN_PIECES = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to read a fused matrix.
+
+    Args:
+        name: "one after the other", "by head", "in four pieces".
+        rows: those of each role.
+        heads: of the queries.
+        key_heads: of the keys.
+    """
+
+    name: str
+    rows: Mapping[str, Rows]
+    heads: int
+    key_heads: int
+
+
+def layouts(
+    out: int, heads: int, width: int, *, name: str = "", class_name: str = ""
+) -> list[Layout]:
+    """Return the ways a matrix of `out` rows may hold queries, keys and values, likeliest first.
+
+    The number of heads of the keys follows: out = (heads + 2·key_heads)·width.
+
+    Args:
+        out: rows of the matrix.
+        heads: of the queries.
+        width: rows of one head.
+        name: what the module is called.
+        class_name: the class of the attention that holds it.
+    """
+    rest = out - heads * width
+    if rest <= 0 or rest % (2 * width):
+        return []
+    key_heads = rest // (2 * width)
+    if heads % key_heads:
+        return []
+    each = heads // key_heads
+    queries, keys = heads * width, key_heads * width
+    after = Layout(
+        "one after the other",
+        {
+            "query": Rows(0, queries, out),
+            "key": Rows(queries, queries + keys, out),
+            "value": Rows(queries + keys, out, out),
+        },
+        heads,
+        key_heads,
+    )
+    group = (each + 2) * width
+    by_head = Layout(
+        "by head",
+        {
+            "query": Rows(0, each * width, group),
+            "key": Rows(each * width, (each + 1) * width, group),
+            "value": Rows((each + 1) * width, group, group),
+        },
+        heads,
+        key_heads,
+    )
+    ways = [after] if key_heads == 1 else [after, by_head]  # with one head of keys both are one
+    if name.lower() in _ALTERNATING or class_name in _ALTERNATING_CLASSES:
+        ways.reverse()
+    if heads == key_heads and heads % _CODEGEN_PIECES == 0:
+        piece = queries // _CODEGEN_PIECES
+        pieces = Layout(
+            "in four pieces",
+            {
+                "query": Rows(0, piece, 3 * piece),
+                "value": Rows(piece, 2 * piece, 3 * piece),
+                "key": Rows(2 * piece, 3 * piece, 3 * piece),
+            },
+            heads,
+            key_heads,
+        )
+        ways = [pieces, *ways] if class_name == _CODEGEN else [*ways, pieces]
+    return ways
 
 
 @dataclass
@@ -287,26 +371,16 @@ def _first(holder: Any, names: tuple[str, ...]) -> int | None:
 
 
 def _number(holder: Any, name: str) -> int | None:
-    if holder is None:
-        return None
-    number = get(holder, name) if not isinstance(holder, nn.Module) else _attribute(holder, name)
+    # Not getattr of a module, which wrappers answer from elsewhere.
+    number = config_entry(vars(holder) if isinstance(holder, nn.Module) else holder, name)
     good = isinstance(number, int) and not isinstance(number, bool) and number > 0
     return number if good else None
 
 
-def _attribute(module: nn.Module, name: str) -> Any:
-    return vars(module).get(name)  # without __getattr__, which wrappers answer from elsewhere
-
-
 def _class_name(module: nn.Module, config: Any) -> str:
     name = type(module).__name__
-    model_type = get(config, "model_type") if isinstance(config, Mapping) else None
+    model_type = config_entry(config, "model_type") if isinstance(config, Mapping) else None
     known = {"codegen": "CodeGenAttention", "deberta": "DisentangledSelfAttention"}
     if model_type == "gpt_bigcode":
         return "GPTBigCodeAttention"
     return known.get(str(model_type), name)
-
-
-def holds(module: nn.Module, path: str, names: tuple[str, ...]) -> bool:
-    """Whether a module has children of these names."""
-    return all(child(module, path, name) is not None for name in names)

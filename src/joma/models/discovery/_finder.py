@@ -14,16 +14,19 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from joma.models._architecture import ROLES, Architecture, get
-from joma.models._attentions import FoundAttention, attention_at
-from joma.models._embeddings import embeddings_of
-from joma.models._found import Attention, Block, Found, Mlp
-from joma.models._mapped import found_by_map
-from joma.models._mlps import FoundMlp, experts_at, mlp_at
-from joma.models._projections import Projection, reader_path
-from joma.models._traced import Traced
-from joma.models._weight import Place, Rows, Weight
-from joma.models.architectures import registered_for
+from joma.models.architectures import (
+    ROLES,
+    Architecture,
+    config_entry,
+    found_by_map,
+    registered_for,
+)
+from joma.models.discovery._attentions import FoundAttention, attention_at
+from joma.models.discovery._embeddings import embeddings_of
+from joma.models.discovery._mlps import FoundMlp, experts_at, mlp_at
+from joma.models.discovery._projections import Projection, reader_path
+from joma.models.discovery._traced import Traced
+from joma.models.parts import Attention, Block, Found, Mlp, Rows, Weight
 
 _PARTS_OF_CONFIGS = ("text_config", "language_config", "llm_config", "decoder", "vision_config")
 
@@ -141,8 +144,8 @@ class Finder:
             if config is not None or not path:
                 break
             path = path.rpartition(".")[0]
-        if get(config, "hidden_size") is None and config is not None:
-            inside = (get(config, name) for name in _PARTS_OF_CONFIGS)
+        if config_entry(config, "hidden_size") is None and config is not None:
+            inside = (config_entry(config, name) for name in _PARTS_OF_CONFIGS)
             known = (it for it in inside if it is not None and not isinstance(it, str))
             config = next(known, config)
         return config
@@ -173,17 +176,13 @@ class Finder:
     def _attention(self, found: FoundAttention, missing: dict[str, str]) -> Attention:
         layer = self._numbers.layer_of(found.path)
         missing |= found.notes
-        made = {
-            role: _weight(role, layer, projection, rows, missing)
-            for role, (projection, rows) in found.parts.items()
+        made: dict[str, Any] = {
+            role: _weight(role, layer, *part, missing) for role, part in found.parts.items()
         }
         return Attention(
             reader_path(found.path),
             layer,
-            query=made.get("query"),
-            key=made.get("key"),
-            value=made.get("value"),
-            output=made.get("output"),
+            **made,
             heads=found.heads,
             key_heads=found.key_heads,
             latent=found.latent,
@@ -196,19 +195,11 @@ class Finder:
 
         def one(module: str, expert: int | None) -> Mlp:
             stacked = found.experts is not None
-            made = {
-                role: _weight(role, layer, projection, rows, missing, expert, stacked)
-                for role, (projection, rows) in found.parts.items()
+            made: dict[str, Any] = {
+                role.removeprefix("mlp_"): _weight(role, layer, *part, missing, expert, stacked)
+                for role, part in found.parts.items()
             }
-            return Mlp(
-                module,
-                layer,
-                lower=made.get("mlp_lower"),
-                up=made.get("mlp_up"),
-                down=made.get("mlp_down"),
-                expert=expert,
-                down_path=found.down_path,
-            )
+            return Mlp(module, layer, **made, expert=expert, down_path=found.down_path)
 
         if found.experts is None:
             return [one(path, _expert_number(found.path))]
@@ -323,18 +314,7 @@ def _weight(
     if projection.why_not:
         missing[projection.path] = projection.why_not
         return None
-    module = projection.path + (f"[{expert}]" if stacked else "")
-    return Weight(
-        role,
-        layer,
-        module if rows is None else f"{module}[{role}]",
-        projection.name,
-        Place(projection.name, rows, projection.transposed),
-        expert=expert,
-        updates=projection.updates,
-        path=projection.computed,
-        stored=projection.stored,
-    )
+    return projection.weight(role, layer, rows, expert, stacked=stacked)
 
 
 def _names_of(found: FoundAttention | FoundMlp) -> set[str]:

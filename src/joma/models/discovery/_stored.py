@@ -15,12 +15,10 @@ from torch import nn
 
 from joma.common.quiet import quietly
 from joma.errors import JomaError
-from joma.models._architecture import Architecture
-from joma.models._found import Found
-from joma.models._mapped import found_by_map
 from joma.models._size_checks import bounded, check_config
-from joma.models.architectures import registered_for
-from joma.models.discovery import Finder
+from joma.models.architectures import Architecture, found_by_map, registered_for
+from joma.models.discovery._finder import Finder
+from joma.models.parts import Found
 from joma.models.weight_files import StoredTensor, WeightFiles
 
 _DEEPEST = 24

@@ -1,4 +1,4 @@
-"""Which checkpoints of a series stand at the wrong step, told by the distances of their weights.
+"""Find checkpoints that stand at the wrong step, by the distances of their weights.
 
 Training is a walk: the way through the checkpoints in their right order is short. Weights at a
 wrong step make a detour, and taking them to where they belong makes the way shorter.
@@ -65,7 +65,7 @@ class _Change:
 
 
 def misplaced(distances_NN: NDArray[np.float64]) -> list[Misplaced]:
-    """What is out of place, the longest detour first.
+    """Return what is out of place, the longest detour first.
 
     Args:
         distances_NN: distances between the weights of all checkpoints, in the order of the series.
@@ -74,7 +74,7 @@ def misplaced(distances_NN: NDArray[np.float64]) -> list[Misplaced]:
     order, found = tuple(range(count)), []
     seen = {order}
     while (change := _best(distances_NN, order)) is not None and change.order not in seen:
-        found.append(_told(change))
+        found.append(_described(change))
         order = change.order
         seen.add(order)
     return found
@@ -178,7 +178,7 @@ def _picked(
             yield tuple(int(k) for k in best), float(gain[best]), share
 
 
-def _told(change: _Change) -> Misplaced:
+def _described(change: _Change) -> Misplaced:
     places = sorted(change.order.index(number) for number in change.moved)
     first, last = places[0], places[-1]
     after = change.order[first - 1] if first else None

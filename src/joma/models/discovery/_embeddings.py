@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from joma.models._projections import Projection, projection_of
-from joma.models._weight import Place, Weight
+from joma.models.discovery._projections import Projection, projection_of
+from joma.models.parts import Weight
 
 _NOT_TOKENS = re.compile(r"pos|type|segment|relative|per_layer|bias|lang|speaker", re.IGNORECASE)
 
@@ -20,9 +20,9 @@ def embeddings_of(
     positions, types or relative distances.
 
     Args:
-        model: the whole model.
-        modules: its modules by path, those in use.
-        missing: is told of an embedding that cannot be measured.
+        model: The whole model.
+        modules: Its modules in use, by path.
+        missing: Gets an entry for an embedding that cannot be measured.
     """
     paths = {id(module): path for path, module in reversed(list(modules.items()))}
     chosen: dict[str, Projection] = {}
@@ -47,20 +47,9 @@ def embeddings_of(
             continue
         parameter = id(_parameter(model, projection.name))
         if parameter in seen:
-            continue  # tied: two towers look the same table up
+            continue  # tied: two towers share the table
         seen.add(parameter)
-        found.append(
-            Weight(
-                "embedding",
-                None,
-                projection.path or projection.name,
-                projection.name,
-                Place(projection.name, None, projection.transposed),
-                updates=projection.updates,
-                path=projection.computed,
-                stored=projection.stored,
-            )
-        )
+        found.append(projection.weight("embedding", None))
     return tuple(found)
 
 

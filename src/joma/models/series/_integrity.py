@@ -1,16 +1,16 @@
 """The judgement on a series of checkpoints: what is repeated, missing, out of place, unreadable."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.models._fingerprint import Fingerprint
-from joma.models._ordering import Misplaced, misplaced
 from joma.models._schedule import Schedule, inferred
+from joma.models.series._fingerprint import Fingerprint
+from joma.models.series._ordering import Misplaced, misplaced
 
 Kind = Literal["missing", "unreadable", "unlike", "duplicate", "misordered"]
 
@@ -25,7 +25,7 @@ class Finding:
             "duplicate", its weights are those of another step; "misordered", its weights belong to
             another place of the series.
         steps: all the steps it is about.
-        bad: those of them whose weights are not their own, as far as that can be told.
+        bad: Those of them whose weights are not their own, as far as that is known.
         sentence: what a person should know.
         evidence: the numbers behind it.
     """
@@ -37,14 +37,9 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """As `joma series verify --json` prints it."""
-        return {
-            "kind": self.kind,
-            "steps": list(self.steps),
-            "bad": list(self.bad),
-            "sentence": self.sentence,
-            "evidence": dict(self.evidence),
-        }
+        """Return the record that `joma series verify --json` prints."""
+        lists = {"steps": list(self.steps), "bad": list(self.bad)}
+        return {**vars(self), **lists, "evidence": dict(self.evidence)}
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ class Integrity:
         return tuple(sorted({step for finding in self.findings for step in finding.bad}))
 
     def as_json(self) -> dict[str, Any]:
-        """As `joma series verify --json` prints it."""
+        """Return the record that `joma series verify --json` prints."""
         return {
             "series": self.series,
             "clean": self.clean,
@@ -124,14 +119,14 @@ def judge(
     unreadable: Mapping[int, str] | None = None,
     schedule: Sequence[int] | None = None,
 ) -> Integrity:
-    """What is wrong with a series, from the fingerprints of its checkpoints alone.
+    """Return what is wrong with a series, from the fingerprints of its checkpoints alone.
 
     Args:
-        series: its name.
-        fingerprints: by step.
-        absent: steps that were asked for and are not there, and why.
-        unreadable: steps that could not be read, and why.
-        schedule: the steps there should be; where None, a regular one is told from those there.
+        series: Its name.
+        fingerprints: The fingerprints by step.
+        absent: Steps that were asked for and are not there, and why.
+        unreadable: Steps that could not be read, and why.
+        schedule: The steps there should be; if None, a regular one is inferred from those there.
     """
     absent, unreadable = absent or {}, unreadable or {}
     unlike, alike = _unlike(fingerprints)
@@ -167,19 +162,14 @@ def judge(
 def _missing(
     there: set[int], absent: Mapping[int, str], schedule: Sequence[int] | None
 ) -> list[Finding]:
-    found = [
-        Finding("missing", (step,), (step,), f"step {step} is missing: {why}.")
-        for step, why in absent.items()
-    ]
-    known = there | set(absent)
+    reasons, known = dict(absent), there | set(absent)
     expected = inferred(sorted(known)) if schedule is None else Schedule(tuple(schedule), "")
-    if expected is None:
-        return found
-    reason = expected.reason or "the schedule given has it"
-    return found + [
-        Finding("missing", (step,), (step,), f"step {step} is missing: {reason}.")
-        for step in expected.steps
-        if step not in known
+    for step in expected.steps if expected is not None else ():
+        if step not in known:
+            reasons[step] = (expected and expected.reason) or "the schedule given has it"
+    return [
+        Finding("missing", (step,), (step,), f"step {step} is missing: {why}.")
+        for step, why in reasons.items()
     ]
 
 
@@ -287,17 +277,13 @@ def _blamed(duplicates: Sequence[Finding], out_of_place: Sequence[Finding]) -> l
     for finding in out_of_place:
         bad = tuple(step for step in finding.bad if step in repeated)
         alone = 0 < len(bad) < len(finding.bad)
-        findings.append(_with_bad(finding, bad) if alone else finding)
+        findings.append(replace(finding, bad=bad) if alone else finding)
     strays = {step for finding in findings for step in finding.bad}
     for finding in duplicates:
         bad = tuple(step for step in finding.steps if step in strays)
         whole = not bad or len(bad) == len(finding.steps)
-        findings.append(finding if whole else _with_bad(finding, bad))
+        findings.append(finding if whole else replace(finding, bad=bad))
     return findings
-
-
-def _with_bad(finding: Finding, bad: tuple[int, ...]) -> Finding:
-    return Finding(finding.kind, finding.steps, bad, finding.sentence, finding.evidence)
 
 
 def _distances(fingerprints: Sequence[Fingerprint]) -> NDArray[np.float64]:

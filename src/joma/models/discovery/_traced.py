@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from joma.models._attentions import FoundAttention, read_as
-from joma.models._fused import layouts
-from joma.models._projections import Projection
-from joma.models._weight import Rows
+from joma.models.discovery._attentions import FoundAttention, layouts, read_as
+from joma.models.discovery._projections import Projection
+from joma.models.parts import Rows
 
 _SEEN = 0.7
 """Mean cosine of what was made and what was seen from which on they are the same vectors; a

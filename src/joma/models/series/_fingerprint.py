@@ -1,10 +1,10 @@
-"""What tells one checkpoint from another: hashes of its files, and a sketch of its weights.
+"""Fingerprints of checkpoints: hashes of their files, and a sketch of their weights.
 
-All distances within a series come from one look at each checkpoint: its weights w are folded into
+All distances within a series come from reading each checkpoint once: its weights w are folded into
 few numbers, Σ ±wᵢ over the i of one remainder, with signs that are random but the same for every
 checkpoint. The map is linear, so the sketch of a difference is the difference of the sketches; its
-length is that of the difference to about 1/√(2·`SIZE`) = 0.8% (one standard error over the signs),
-and exactly zero where weights are equal.
+length is that of the difference to about 1/√(2·`SKETCH_SIZE`) = 0.8% (one standard error over the
+signs), and exactly zero where weights are equal.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ from joma.models.checksums import SUMS, check_checksums, sha256
 from joma.models.hub import is_tokenizer_file, local_folder
 from joma.models.weight_files import WeightFiles
 
-SIZE = 8191
-"""Numbers of a sketch; a prime, so that neither rows nor columns of a matrix share a remainder."""
+SKETCH_SIZE = 8191
+"""Numbers in a sketch; a prime, so that neither rows nor columns of a matrix share a remainder."""
 
-_AT_ONCE = 512 * SIZE
+_AT_ONCE = 512 * SKETCH_SIZE
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Fingerprint:
         files: sha256 of each weight file, by its name.
         shapes: names and shapes of all tensors.
         norm: √Σ w² over all weights.
-        sketch: (`SIZE`,), see above.
+        sketch: (`SKETCH_SIZE`,), see above.
         verified: Whether checksums written with the files have been compared with them.
     """
 
@@ -61,7 +61,7 @@ class Fingerprint:
 
 
 def fingerprint(source: str | Path, *, revision: str | None = None) -> Fingerprint:
-    """Reads a checkpoint once through, tensor by tensor.
+    """Return the fingerprint of a checkpoint, which is read once, tensor by tensor.
 
     Whole numbers and truth values, which are masks and counters, count in `shapes` alone.
 
@@ -70,7 +70,7 @@ def fingerprint(source: str | Path, *, revision: str | None = None) -> Fingerpri
             have it.
     """
     stored = WeightFiles(source, revision=revision)
-    sketch, square = np.zeros(SIZE), 0.0
+    sketch, square = np.zeros(SKETCH_SIZE), 0.0
     for name in sorted(stored.names):  # in one order, in whatever files they lie
         if not stored.tensors[name].bytes:
             continue
@@ -103,20 +103,13 @@ def kept_fingerprint(kept: Path, source: str | Path, revision: str | None = None
     }
     if (before := _read(kept, stamps)) is not None:
         return before
-    look = fingerprint(source, revision=revision)
-    facts = json.dumps(
-        {
-            "stamps": stamps,
-            "files": dict(look.files),
-            "shapes": look.shapes,
-            "norm": look.norm,
-            "verified": look.verified,
-        }
-    )
-    metadata = {"facts": facts, "sha256": _digest(facts, look.sketch)}
+    made = fingerprint(source, revision=revision)
+    kept_facts = ("files", "shapes", "norm", "verified")
+    facts = json.dumps({"stamps": stamps, **{name: getattr(made, name) for name in kept_facts}})
+    metadata = {"facts": facts, "sha256": _digest(facts, made.sketch)}
     with replacing(kept) as file:
-        file.write(save({"sketch": look.sketch}, metadata=metadata))
-    return look
+        file.write(save({"sketch": made.sketch}, metadata=metadata))
+    return made
 
 
 def _digest(facts: str, sketch: NDArray[np.float64]) -> str:
@@ -170,11 +163,11 @@ def _hashes(folder: Path, *, tokenizer: bool) -> dict[str, str]:
 
 
 def _add(tensor: Tensor, name: str, sketch: NDArray[np.float64]) -> float:
-    """Adds a tensor to a sketch; gives its Σ w²."""
+    """Add a tensor to a sketch; return its Σ w²."""
     signs = np.random.PCG64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "big"))
     square = 0.0
     for part in tensor.reshape(-1).split(_AT_ONCE):
-        folded = np.zeros(-(-len(part) // SIZE) * SIZE, dtype=np.float32)
+        folded = np.zeros(-(-len(part) // SKETCH_SIZE) * SKETCH_SIZE, dtype=np.float32)
         numbers = folded[: len(part)]
         numbers[:] = part.to(torch.float32).numpy()
         with np.errstate(over="ignore", invalid="ignore"):
@@ -184,5 +177,5 @@ def _add(tensor: Tensor, name: str, sketch: NDArray[np.float64]) -> float:
         square += float(partial)
         bits = np.unpackbits(signs.random_raw(-(-len(part) // 64)).view(np.uint8))[: len(part)]
         numbers *= 1 - 2 * bits.view(np.int8)
-        sketch += folded.reshape(-1, SIZE).sum(0, dtype=np.float64)
+        sketch += folded.reshape(-1, SKETCH_SIZE).sum(0, dtype=np.float64)
     return square

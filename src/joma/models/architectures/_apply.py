@@ -1,55 +1,16 @@
-"""Where the embedding, queries, keys and the MLP live in the transformers people bring.
-
-One `Architecture` per family is all there is to know: parameter names and module paths relative to
-the base model, with "{layer}" where the number of the block stands. `architecture_of` finds the map
-of a model, `weights` finds every weight it names among the names of a model or of a file, so that a
-file need not be loaded to be measured, and `register` adds a map of one's own.
-"""
+"""What a map finds among the names of a model's or a file's parameters."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from joma.errors import JomaError
-from joma.models._architecture import (
-    LAYER,
-    ROLES,
-    Architecture,
-    Config,
-    Part,
-    Place,
-    Rows,
-    Weight,
-    config_of,
-    get,
-)
-from joma.models._maps import MAPS
-from joma.models._module_tree import module_tree
-
-__all__ = [
-    "LAYER",
-    "ROLES",
-    "Architecture",
-    "Config",
-    "Part",
-    "Place",
-    "Rows",
-    "Weight",
-    "architecture_of",
-    "how_to_map",
-    "known_architecture",
-    "module_at",
-    "module_path",
-    "number_of_layers",
-    "prefix_of",
-    "register",
-    "registered_for",
-    "weights",
-]
-
-_ARCHITECTURES = list(MAPS)
+from joma.models.architectures._known import architecture_of
+from joma.models.architectures._map import LAYER, ROLES, Architecture
+from joma.models.parts import Attention, Block, Found, Mlp, Part, Place, Weight
 
 
 def weights(
@@ -164,90 +125,68 @@ def module_path(
     return prefix_of(names, architecture) + path.replace(LAYER, str(layer))
 
 
-class UnknownArchitectureError(JomaError):
-    """No map for an architecture; the message has lines: the module tree, and a map to fill in."""
+def found_by_map(
+    model: nn.Module | Iterable[str], architecture: Architecture, config: Any = None
+) -> Found:
+    """Return what a hand-written map names.
 
-    verbatim = True
-
-
-def architecture_of(model_or_config: nn.Module | Config) -> Architecture:
-    """The map of a model, or of a configuration before anything is loaded.
+    Args:
+        model: the model, or the names of its parameters.
+        architecture: the map.
+        config: the configuration where names are given.
 
     Raises:
-        UnknownArchitectureError: there is none; it shows the module tree and how to write one.
+        ValueError: something the map names is not there.
     """
-    architecture = known_architecture(model_or_config)
-    if architecture is not None:
-        return architecture
-    known = sorted({name for known in _ARCHITECTURES for name in known.model_types})
-    raise UnknownArchitectureError(
-        f"no map says where the weights of {_model_type(model_or_config)!r} are; known are "
-        f"{', '.join(known)}.\n" + how_to_map(model_or_config)
+    if isinstance(model, nn.Module):
+        names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        config = model
+    else:
+        names = list(model)
+    heads, key_heads = architecture.head_counts(config) if config is not None else (None, None)
+    prefix = prefix_of(names, architecture)
+    embeddings, layers = [], dict[int, dict[str, Weight]]()
+    for weight in weights(names, architecture, heads=heads):
+        if weight.layer is None:
+            embeddings.append(weight)
+        else:
+            layers.setdefault(weight.layer, {})[weight.role] = weight
+
+    def path(template: str, layer: int) -> str:
+        return prefix + template.replace(LAYER, str(layer))
+
+    def of(layer: int, *names: str) -> dict[str, Any]:
+        """Return the weights of a layer as arguments of `Attention` or `Mlp`."""
+        return {name.removeprefix("mlp_"): layers[layer].get(name) for name in names}
+
+    return Found(
+        tuple(embeddings),
+        tuple(
+            Attention(
+                path(architecture.attention, layer),
+                layer,
+                **of(layer, "query", "key", "value", "output"),
+                heads=heads,
+                key_heads=key_heads,
+            )
+            for layer in layers
+        ),
+        tuple(
+            Mlp(
+                path(architecture.mlp_down, layer).rpartition(".")[0],
+                layer,
+                **of(layer, "mlp_lower", "mlp_up", "mlp_down"),
+                down_path=path(architecture.mlp_down, layer),
+            )
+            for layer in layers
+        ),
+        tuple(Block(path(architecture.layer, layer), layer) for layer in layers),
+        {
+            role: f"the map of {architecture.name} does not name it"
+            for role in ("value", "output")
+            if getattr(architecture, role) is None
+        },
     )
-
-
-def how_to_map(model_or_config: nn.Module | Config) -> str:
-    """Return a model's tree and how to write its map, for the message of an error."""
-    tree = _tree_of(model_or_config)
-    return (
-        f"{tree}Write its map{' from this tree' if tree else ''} in Python, before the model is "
-        "used, or in a file for joma probe --map:\n"
-        + _EXAMPLE.replace("MODEL_TYPE", _model_type(model_or_config))
-    )
-
-
-def registered_for(model_or_config: nn.Module | Config) -> Architecture | None:
-    """Return the map that `register` added for this kind of model, None where none was."""
-    model_type = _model_type(model_or_config)
-    own = [known for known in _ARCHITECTURES if known not in MAPS]
-    return next((known for known in reversed(own) if model_type in known.model_types), None)
-
-
-def known_architecture(model_or_config: nn.Module | Config) -> Architecture | None:
-    """Return the map of a model or configuration, None where there is none."""
-    model_type = _model_type(model_or_config)
-    known = reversed(_ARCHITECTURES)
-    return next((it for it in known if model_type in it.model_types), None)
-
-
-def register(architecture: Architecture) -> None:
-    """Adds a map; for a `model_type` that has one already, the newer is used."""
-    _ARCHITECTURES.append(architecture)
-
-
-_EXAMPLE = """\
-    from joma.models import Architecture, Part, Place, register
-    register(Architecture(
-        name="MODEL_TYPE", model_types=("MODEL_TYPE",), prefixes=("", "model."),
-        embedding=Place("embed_tokens.weight"),
-        query=Place("layers.{layer}.self_attn.qkv.weight", Part(0, of=3)),  # one fused matrix
-        key=Place("layers.{layer}.self_attn.qkv.weight", Part(1, of=3)),
-        mlp_lower=Place("layers.{layer}.mlp.up.weight"),
-        layer="layers.{layer}", attention="layers.{layer}.self_attn",
-        mlp_down="layers.{layer}.mlp.down", heads="num_attention_heads",
-    ))"""
-
-
-def _tree_of(model_or_config: nn.Module | Config) -> str:
-    if isinstance(model_or_config, nn.Module):
-        return module_tree(model_or_config) + "\n"
-    try:
-        import torch
-        from transformers import AutoConfig, AutoModel
-
-        config = model_or_config
-        if isinstance(config, Mapping):
-            config = AutoConfig.for_model(**config)
-        with torch.device("meta"):
-            config._attn_implementation = None  # not a configuration's to say
-            return module_tree(AutoModel.from_config(config, trust_remote_code=False)) + "\n"
-    except Exception:  # a tree that cannot be drawn must not hide the message it is drawn for
-        return ""
-
-
-def _model_type(model_or_config: nn.Module | Config) -> str:
-    model_type = get(config_of(model_or_config), "model_type")
-    return model_type if isinstance(model_type, str) else type(model_or_config).__name__
 
 
 def _weight(role: str, layer: int | None, prefix: str, place: Place) -> Weight:

@@ -1,8 +1,7 @@
-"""A series of checkpoints of one training: where they are, and whether they can be believed.
+"""Series of checkpoints by their steps, and `verify`.
 
 A series is a folder of checkpoint folders, a list of such folders, or the revisions of a model on
-the Hugging Face hub. Public ones are known to hold repeated weights and weights of other steps, so
-`verify` looks at all of them before anything is read off their curves.
+the Hugging Face hub. `verify` reads all of them.
 """
 
 import re
@@ -12,26 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from joma.errors import JomaError
-from joma.models._fingerprint import Fingerprint, fingerprint, kept_fingerprint, settings_hashes
-from joma.models._integrity import Finding, Integrity, Neighbours, judge
-from joma.models._schedule import PYTHIA, SCHEDULES
+from joma.models._schedule import SCHEDULES
 from joma.models.hub import WEIGHTS
-
-__all__ = [
-    "PYTHIA",
-    "Checkpoint",
-    "Finding",
-    "Fingerprint",
-    "Integrity",
-    "Neighbours",
-    "Series",
-    "fingerprint",
-    "judge",
-    "kept_fingerprint",
-    "settings_hashes",
-    "step_of",
-    "verify",
-]
+from joma.models.series._fingerprint import (
+    Fingerprint,
+    fingerprint,
+)
+from joma.models.series._integrity import Integrity, judge
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how much of it is done, and how much there is."""
@@ -45,9 +31,9 @@ class Checkpoint:
     """The weights of one step.
 
     Attributes:
-        step: of training, from 0.
-        source: a folder or a hub id.
-        revision: of the hub id.
+        step: The step of training, from 0.
+        source: A folder or a hub id.
+        revision: The revision of the hub id.
     """
 
     step: int
@@ -71,9 +57,9 @@ class Series:
     """Checkpoints of one training, by their steps.
 
     Attributes:
-        name: what it is called in reports.
-        checkpoints: in the order of their steps, each step once.
-        schedule: the steps there should be, where that is known.
+        name: Its name in reports.
+        checkpoints: Its checkpoints in the order of their steps, each step once.
+        schedule: The steps there should be, where that is known.
     """
 
     name: str
@@ -108,7 +94,7 @@ class Series:
         revisions: str | Iterable[str] | None = None,
         schedule: str | Iterable[int] | None = None,
     ) -> "Series":
-        """The series that a person names.
+        """Return the series that a person names.
 
         Args:
             source: a folder of checkpoint folders, such as step0, checkpoint-500, 000500; a list of
@@ -117,7 +103,7 @@ class Series:
             revisions: of a hub id: "step0,step1000", a list of them, or "pythia" for all of
                 Pythia's. Their numbers are the steps.
             schedule: the steps there should be, "pythia" for Pythia's; of a hub id's, those asked
-                for; otherwise `verify` looks for a regular one.
+                for; otherwise `verify` infers a regular one.
         """
         expected = _schedule(schedule)
         if not isinstance(source, str | Path):
@@ -142,19 +128,19 @@ class Series:
 
 
 def verify(series: Series, *, progress: Progress | None = None) -> Integrity:
-    """Whether a series can be believed: duplicates, gaps, checkpoints out of place, damaged files.
+    """Find duplicates, gaps, checkpoints out of place and damaged files in a series.
 
     Every checkpoint is read once, one tensor at a time. Two are *duplicates* when their files have
     the same sha256, or their weights are equal in other files. A step is *missing* when the
-    schedule has it (the one given, or a regular one told from the steps there are: constant
+    schedule has it (the one given, or a regular one inferred from the steps there are: constant
     spacing, doubling, or the second and then the first as in Pythia). A checkpoint is *misordered*
     when the way through all weights in the order of the steps becomes much shorter with it
-    elsewhere; `joma.models._ordering` says how much, and why honest trainings are safe. It is
-    *unlike* the others when names or shapes of its tensors are not theirs.
+    elsewhere; `joma.models.series.misplaced` says how much. It is *unlike* the others when names or
+    shapes of its tensors are not theirs.
 
     Args:
-        series: to be looked at.
-        progress: is told how far it is.
+        series: The series.
+        progress: Called with how far it is.
 
     Raises:
         ValueError: not a single checkpoint can be read.
@@ -179,7 +165,7 @@ def verify(series: Series, *, progress: Progress | None = None) -> Integrity:
 
 
 def check_some(series: Series, readable: Iterable[int], reasons: dict[int, str]) -> None:
-    """Refuses a series of which nothing can be read."""
+    """Raise JomaError for a series of which nothing can be read."""
     if not any(True for _ in readable):
         first = min(reasons)
         raise JomaError(
@@ -189,19 +175,19 @@ def check_some(series: Series, readable: Iterable[int], reasons: dict[int, str])
 
 
 def not_there(error: BaseException) -> bool:
-    """Whether an error says that a hub id has no such revision."""
+    """Return whether an error says that a hub id has no such revision."""
     return type(error.__cause__).__name__ == "RevisionNotFoundError"
 
 
 def reason(error: Exception) -> str:
-    """What an error says of a checkpoint, in one line."""
+    """Return what an error says of a checkpoint, in one line."""
     if isinstance(error, OSError):
         return f"{error.filename or 'its files'}: {error.strerror or error}"
     return " ".join(str(error).split()).rstrip(".")
 
 
 def step_of(name: str) -> int | None:
-    """The step in the name of a folder or revision; None where it has none.
+    """Return the step in the name of a folder or revision; None where it has none.
 
     "step1000", "checkpoint-500", "global_step500", "step1000-tokens4B" and "iter_0000500" say what
     their number is; otherwise it is the number at the end, as in "000500" or "model-500".

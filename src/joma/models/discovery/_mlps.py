@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from joma.models import _names
-from joma.models._projections import (
+from joma.models.discovery import _names
+from joma.models.discovery._projections import (
     Projection,
     child,
     child_projection,
@@ -14,7 +14,7 @@ from joma.models._projections import (
     reader_path,
     unreadable,
 )
-from joma.models._weight import Rows
+from joma.models.parts import Rows
 
 
 @dataclass(frozen=True)

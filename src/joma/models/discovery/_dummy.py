@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma.models._architecture import get
+from joma.models.architectures import config_entry
 
 _TOKENS = 7
 _PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder")
@@ -26,7 +26,7 @@ def dummy_forward(model: nn.Module, *, numbers: bool = True) -> Callable[[], obj
     """
     config = getattr(model, "config", None)
     first = next(model.parameters(), None)
-    if config is None or first is None or get(config, "model_type") is None:
+    if config is None or first is None or config_entry(config, "model_type") is None:
         return None
     if first.is_meta and numbers:
         return None
@@ -96,9 +96,11 @@ def _noise(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 
 def _entry(config: Any, name: str) -> Any:
     """An entry of a configuration, or of one of its parts."""
-    own = get(config, name)
+    own = config_entry(config, name)
     if own is not None:
         return own
-    parts = (get(config, part) for part in _PARTS)
-    inside = (get(part, name) for part in parts if part is not None and not isinstance(part, str))
-    return next((entry for entry in inside if entry is not None), None)
+    for part in (config_entry(config, part) for part in _PARTS):
+        inside = None if part is None or isinstance(part, str) else config_entry(part, name)
+        if inside is not None:
+            return inside
+    return None

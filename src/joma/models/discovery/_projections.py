@@ -1,4 +1,4 @@
-"""How a module of a model stores its matrix: plainly, transposed, with LoRA, parametrized."""
+"""How a module stores its matrix: plainly, transposed, with LoRA, or parametrized."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from joma.models._weight import LowRank
+from joma.models.parts import LowRank, Place, Rows, Weight
 
 READABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The types of numbers whose singular values can be computed."""
@@ -44,6 +44,29 @@ class Projection:
     stored: tuple[str, ...] = ()
     why_not: str = ""
     holder: str = ""
+
+    def weight(
+        self,
+        role: str,
+        layer: int | None,
+        rows: Rows | None = None,
+        expert: int | None = None,
+        *,
+        stacked: bool = False,
+    ) -> Weight:
+        """Return the weight that is this matrix, some rows of it, or one of a stack of matrices."""
+        module = (self.path or self.name) + (f"[{expert}]" if stacked else "")
+        return Weight(
+            role,
+            layer,
+            module if rows is None else f"{module}[{role}]",
+            self.name,
+            Place(self.name, rows, self.transposed),
+            expert=expert,
+            updates=self.updates,
+            path=self.computed,
+            stored=self.stored,
+        )
 
 
 def reader_path(path: str) -> str:
@@ -158,9 +181,7 @@ def _computed(module: nn.Module, path: str) -> Projection | None:
     if weight is None or not stored:
         return None
     found = _described(module, path, stored[0], weight)
-    if found is None:
-        return None
-    return replace(found, computed=path, stored=stored)
+    return None if found is None else replace(found, computed=path, stored=stored)
 
 
 def _with_updates(found: Projection, layer: nn.Module, path: str) -> Projection:
@@ -227,6 +248,4 @@ def _trained_copy(module: nn.Module, saved: nn.ModuleDict, path: str) -> Project
     if inside is None:
         return None
     found = projection_of(inside, join(path, name))
-    if found is None:
-        return None
-    return replace(found, path=reader_path(path))
+    return None if found is None else replace(found, path=reader_path(path))
