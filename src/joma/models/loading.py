@@ -120,8 +120,8 @@ def load(
     if kind == "weights":
         raise _weights_alone(path)
     config, weights, own = _READERS[kind](path, given is None)
-    model: nn.Module = _made(config, weights, str(path), dtype)
-    model.to(device)
+    model = _made(config, weights, str(path), dtype)
+    nn.Module.to(model, device)
     tokens = given if given is not None else own
     return Loaded(model, tokens, known_architecture(model), str(source), _context(config))
 
