@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
 from joma.report import figures
 from joma.runs import Run
+from joma.theory import as_printed as printed
 from joma.theory import hblt
-from joma.theory.as_printed import hblt as printed
 
 TITLE = "Tokens co-occur the more, the lower their common ancestor stands"
 PUBLISHED = (

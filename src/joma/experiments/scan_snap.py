@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from joma.experiments._experiment import Experiment, Outcome, Request, Verdict, publish
 from joma.report import figures
 from joma.runs import Run
+from joma.theory import as_printed as printed
 from joma.theory import scan_snap
-from joma.theory.as_printed import scan_snap as printed
 from joma.theory.scan_snap import Balanced, Corpus, Trajectory
 
 TITLE = "Attention scans all tokens, snaps to the discriminating ones, and freezes"

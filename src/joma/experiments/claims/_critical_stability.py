@@ -22,8 +22,8 @@ from joma.experiments.claims._isotropic import (
     spread,
 )
 from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real, Search, Vector
+from joma.theory import as_printed as printed
 from joma.theory import clusters
-from joma.theory.as_printed import clusters as printed
 from joma.theory.marginals import Gaussian, Logistic, Marginal, Scaled, StudentT
 
 _SMOOTH: dict[str, Any] = {

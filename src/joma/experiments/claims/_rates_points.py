@@ -9,7 +9,7 @@ from joma.errors import JomaError
 from joma.experiments.claims._dynamics import Course, follow
 from joma.experiments.claims._measurement import Formula, Measurement
 from joma.experiments.claims._search import Point, Real, Search
-from joma.theory.as_printed import nonlinear as printed
+from joma.theory import as_printed as printed
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _SIZE = Real(1e-6, 6, special=(1.872,))

@@ -19,7 +19,7 @@ from joma.experiments.claims._search import (
     Simplex,
     Vector,
 )
-from joma.theory.as_printed import cdag as _printed
+from joma.theory import as_printed as _printed
 from joma.theory.cdag import (
     CDAG,
     LEAKY_RELU,

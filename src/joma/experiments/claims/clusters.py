@@ -20,8 +20,8 @@ from joma.experiments.claims._isotropic import (
     width_of,
 )
 from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real, Search, Vector
+from joma.theory import as_printed as printed
 from joma.theory import clusters, marginals
-from joma.theory.as_printed import clusters as printed
 from joma.theory.marginals import (
     Ball,
     Gaussian,

@@ -17,8 +17,8 @@ from joma.experiments.claims._search import (
     Simplex,
     Vector,
 )
+from joma.theory import as_printed as printed
 from joma.theory import hblt
-from joma.theory.as_printed import hblt as printed
 
 DEPTH, RHO = 4, 0.9
 CLASS_PROBS = np.full(5, 0.2)

@@ -11,8 +11,8 @@ from joma.experiments.claims import _many_nodes as measures
 from joma.experiments.claims import _many_nodes_points as many_nodes
 from joma.experiments.claims._claim import Claim, Formula, Measurement
 from joma.experiments.claims._many_nodes import relative, solve
+from joma.theory import as_printed as printed
 from joma.theory import linear
-from joma.theory.as_printed import linear as printed
 from joma.theory.block import Block, Samples, simulate
 from joma.theory.functions import exp_attention
 

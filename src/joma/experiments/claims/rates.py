@@ -10,8 +10,8 @@ from joma.experiments.claims import _rates_points as points
 from joma.experiments.claims._claim import Claim, Formula, Measurement
 from joma.experiments.claims._dynamics import slope_at, time_at
 from joma.experiments.claims.nonlinear import flow
+from joma.theory import as_printed as printed
 from joma.theory import nonlinear
-from joma.theory.as_printed import nonlinear as printed
 
 
 def _below(bound: float, peak: float) -> Measurement:

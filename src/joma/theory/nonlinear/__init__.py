@@ -18,11 +18,13 @@ from numpy.typing import ArrayLike
 from scipy import optimize
 
 from joma.errors import JomaError
-from joma.theory import _checks, _eqn6, _special
+from joma.theory import _checks, _special
 from joma.theory._checks import Array
-from joma.theory._fates import Fate, RankFate, entropy_fate, stable_rank_fate
-from joma.theory._fit import Course, Estimate, Fit, fit
 from joma.theory.clusters import CriticalPoint, critical_points, expectations
+from joma.theory.nonlinear import _eqn6
+from joma.theory.nonlinear._fates import Fate, RankFate, entropy_fate, stable_rank_fate
+from joma.theory.nonlinear._fit import fit
+from joma.theory.nonlinear._fit_result import Course, Estimate, Fit
 
 __all__ = [
     "Course",

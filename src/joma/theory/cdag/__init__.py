@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from joma.errors import JomaError
 from joma.theory import _checks as checks
-from joma.theory._cdag_graph import (
+from joma.theory._checks import Array
+from joma.theory.cdag._graph import (
     CDAG,
     LEAKY_RELU,
     LINEAR,
@@ -45,7 +46,6 @@ __all__ = [
     "two_value_flow",
 ]
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 

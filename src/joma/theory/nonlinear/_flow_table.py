@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import ndimage
 
-from joma.theory import _eqn6
 from joma.theory._checks import Array
+from joma.theory.nonlinear import _eqn6
 
 LARGEST_MU = 6.0
 """The largest |μ| that the table holds."""

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from joma.theory import _annealing, _flow_table, _special
-from joma.theory._annealing import Draws, Groups
+from joma.theory import _special
 from joma.theory._checks import Array
+from joma.theory.nonlinear import _annealing, _flow_table
+from joma.theory.nonlinear._annealing import Draws, Groups
 
 MULTIPLICITIES = (1.0, 1000.0)
 NOISES = (1e-4, 1.0)

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.errors import JomaError
-from joma.theory import _checks, _eqn6, _special, spectra
+from joma.theory import _checks, _special, spectra
 from joma.theory._checks import Array
+from joma.theory.nonlinear import _eqn6
 
 _LARGEST_MU = 37.0  # exp(μ²/2) is finite below
 _SMALLEST_LOG_RESIDUAL = 700.0  # δ = e^{-700}, after which no change is a number

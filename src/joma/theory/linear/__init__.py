@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.errors import JomaError
-from joma.theory import _checks, _erf_inverse, _special, spectra
+from joma.theory import _checks, _special, spectra
 from joma.theory._checks import Array
+from joma.theory.linear import _erf_inverse
 
 
 def weights(

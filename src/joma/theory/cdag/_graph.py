@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from joma.errors import JomaError
 from joma.theory import _checks as checks
+from joma.theory._checks import Array
 from joma.theory.functions import ACTIVATIONS, Activation, leaky_relu
 
-Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 

@@ -8,7 +8,7 @@ from scipy.optimize import brentq
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory._scan_snap_flow import Corpus, feature
+from joma.theory.scan_snap._flow import Corpus, feature
 
 
 def initial_pull(corpus: Corpus) -> Array:

@@ -6,7 +6,7 @@ from numpy.typing import ArrayLike, NDArray
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory._scan_snap_flow import Corpus, Trajectory, rates
+from joma.theory.scan_snap._flow import Corpus, Trajectory, rates
 
 
 def sample_sequences(

@@ -11,7 +11,7 @@ from scipy.special import wrightomega
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory._scan_snap_flow import Corpus
+from joma.theory.scan_snap._flow import Corpus
 
 
 @dataclass(frozen=True)

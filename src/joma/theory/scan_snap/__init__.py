@@ -5,8 +5,8 @@ and the decoder Y, `train_on_samples` the same by stochastic gradient on sequenc
 length. `Balanced` is the case that can be solved.
 """
 
-from joma.theory._scan_snap_balanced import Balanced, late_b, late_decoder_rate_effect
-from joma.theory._scan_snap_flow import (
+from joma.theory.scan_snap._balanced import Balanced, late_b, late_decoder_rate_effect
+from joma.theory.scan_snap._flow import (
     Corpus,
     Trajectory,
     attention,
@@ -16,7 +16,7 @@ from joma.theory._scan_snap_flow import (
     flow,
     objective,
 )
-from joma.theory._scan_snap_laws import (
+from joma.theory.scan_snap._laws import (
     critical_margin,
     deciding_time,
     decoder_rate_turn,
@@ -32,7 +32,7 @@ from joma.theory._scan_snap_laws import (
     rise_ratio,
     snapping_time,
 )
-from joma.theory._scan_snap_sampling import (
+from joma.theory.scan_snap._sampling import (
     finite_length_bias,
     sample_gradient,
     sample_sequences,
