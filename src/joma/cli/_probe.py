@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _probe_plan, _show, _work
-from joma.cli._edge import checked_out, checked_restart, interruptible, same_again, writing_to
+from joma.cli import _probe_plan, _show
+from joma.cli._folders import (
+    checked_out,
+    checked_restart,
+    closing,
+    interruptible,
+    same_again,
+    writing_to,
+)
 from joma.cli._options import (
     Device,
     Json,
@@ -281,7 +288,7 @@ def _one(asked: _Asked, model: str) -> None:
         report("write and draw", 1, 1)
         run = Run.create(NAME, asked.config, out=asked.out, device=asked.device, existing="restart")
         folders.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
+        with run.locked(), closing(run) as outcome:
             probed.log(run)
             _draw(run, probed, asked)
             outcome.update(finding=finding(probed), **probed.facts)
