@@ -6,10 +6,10 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims import _scan_snap_phases_search as phases
-from joma.experiments.claims import _scan_snap_reference as reference
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._scan_snap_reference import TwoClasses
-from joma.experiments.claims._search import Integer, Matrix, Point, Real, Search, Simplex, Vector
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference import scan_snap as reference
+from joma.experiments.claims.reference.scan_snap import TwoClasses
+from joma.experiments.claims.search import Integer, Matrix, Point, Real, Search, Simplex, Vector
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, Corpus
 

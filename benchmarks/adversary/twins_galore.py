@@ -6,8 +6,8 @@ import numpy as np
 
 from benchmarks.adversary._twin import Twin
 from joma.experiments.claims import _galore_search
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Point, Search
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Point, Search
 from joma.theory import galore
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from benchmarks.adversary._twin import Twin
 from joma.experiments.claims import _many_nodes_points as points
 from joma.experiments.claims import linear as claims
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Integer, Point, Real, Search, Vector
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Integer, Point, Real, Search, Vector
 from joma.theory import linear, spectra
 from joma.theory.block import Block, Samples, simulate
 

@@ -7,8 +7,8 @@ import numpy as np
 from benchmarks.adversary._twin import Twin
 from joma.experiments.claims import _nonlinear_points as points
 from joma.experiments.claims import nonlinear as claims
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Point, Search
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Point, Search
 from joma.theory import nonlinear
 
 _DERIVED: dict[str, Formula] = {claim.id: claim.derived for claim in claims.CLAIMS}

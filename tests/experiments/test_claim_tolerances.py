@@ -7,8 +7,8 @@ import pytest
 
 from joma.errors import JomaError
 from joma.experiments.claims import _galore_search, _galore_varying, _scan_snap_phases_search
-from joma.experiments.claims._measurement import Measurement
-from joma.experiments.claims._search import Point, Search
+from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.search import Point, Search
 from joma.theory import galore
 from joma.theory.scan_snap import Balanced
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.errors import JomaError
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Choice, Integer, Point, Real, Search, Seed
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed
 from joma.theory.galore import ReversibleGradient, descend, svd_projection
 
 Array = np.ndarray

@@ -8,9 +8,9 @@ import numpy as np
 from scipy import linalg
 
 from joma.errors import JomaError
-from joma.experiments.claims._dynamics import distance, follow, log_own_time
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import (
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference.eqn6 import distance, follow, log_own_time
+from joma.experiments.claims.search import (
     Choice,
     Integer,
     Matrix,

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import integrate
 
 from joma.experiments.claims._many_nodes_points import at_the_end
-from joma.experiments.claims._measurement import Formula, Measurement
+from joma.experiments.claims.measurement import Formula, Measurement
 from joma.theory import linear, spectra
 from joma.theory.block import Block, Samples, simulate
 

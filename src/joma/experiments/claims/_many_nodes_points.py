@@ -7,9 +7,9 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._dynamics import follow, length_at
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real, Search, Seed
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference.eqn6 import follow, length_at
+from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Seed
 from joma.theory import spectra
 
 _DELTAS = Matrix(Real(-3, 3, special=(0.0,)), Integer(1, 6), Integer(1, 4))

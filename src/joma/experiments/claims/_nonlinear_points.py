@@ -6,9 +6,9 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._dynamics import courses, follow, slope_at, time_at
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real, Search, Vector
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference.eqn6 import courses, follow, slope_at, time_at
+from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Vector
 from joma.theory import spectra
 
 MU = Real(-6, 6, special=(0.0, 1.872, 6.0))

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._dynamics import Course, follow
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Point, Real, Search
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference.eqn6 import Course, follow
+from joma.experiments.claims.search import Point, Real, Search
 from joma.theory.as_printed import nonlinear as printed
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)

@@ -7,8 +7,8 @@ from scipy import integrate
 
 from joma.experiments.claims import _scan_snap_phases_search as search
 from joma.experiments.claims import _scan_snap_rates
-from joma.experiments.claims._claim import Claim, Formula, Measurement
-from joma.experiments.claims._scan_snap_reference import share_at_start
+from joma.experiments.claims.claim import Claim, Formula, Measurement
+from joma.experiments.claims.reference.scan_snap import share_at_start
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
 

@@ -6,10 +6,10 @@ import numpy as np
 from scipy import special
 
 from joma.errors import JomaError
-from joma.experiments.claims import _scan_snap_reference as reference
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._scan_snap_reference import Even
-from joma.experiments.claims._search import Integer, Point, Real, Search, Seed
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference import scan_snap as reference
+from joma.experiments.claims.reference.scan_snap import Even
+from joma.experiments.claims.search import Integer, Point, Real, Search, Seed
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, Corpus
 

@@ -6,8 +6,8 @@ import numpy as np
 from scipy import special
 
 from joma.experiments.claims import _scan_snap_phases_search as search
-from joma.experiments.claims._claim import Claim, Formula, Measurement
-from joma.experiments.claims._scan_snap_reference import random_corpus, share_at_start
+from joma.experiments.claims.claim import Claim, Formula, Measurement
+from joma.experiments.claims.reference.scan_snap import random_corpus, share_at_start
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, Corpus
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims import _scan_snap_reference as reference
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._scan_snap_reference import Alike, TwoClasses
-from joma.experiments.claims._search import (
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference import scan_snap as reference
+from joma.experiments.claims.reference.scan_snap import Alike, TwoClasses
+from joma.experiments.claims.search import (
     Choice,
     Integer,
     Matrix,

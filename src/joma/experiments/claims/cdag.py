@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
-from joma.experiments.claims._search import (
+from joma.experiments.claims.claim import Claim, Formula, Measure, Measurement
+from joma.experiments.claims.search import (
     Choice,
     Integer,
     Matrix,

@@ -3,8 +3,8 @@
 import numpy as np
 
 from joma.experiments.claims import _galore_search, _galore_varying
-from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
-from joma.experiments.claims._search import Point
+from joma.experiments.claims.claim import Claim, Formula, Measure, Measurement
+from joma.experiments.claims.search import Point
 from joma.theory.galore import (
     Descent,
     ReversibleGradient,

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
-from joma.experiments.claims._search import (
+from joma.experiments.claims.claim import Claim, Formula, Measurement, monte_carlo
+from joma.experiments.claims.search import (
     Integer,
     Parameter,
     Point,

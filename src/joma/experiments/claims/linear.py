@@ -9,8 +9,8 @@ from scipy import integrate
 from joma.experiments.claims import _linear_points as points
 from joma.experiments.claims import _many_nodes as measures
 from joma.experiments.claims import _many_nodes_points as many_nodes
-from joma.experiments.claims._claim import Claim, Formula, Measurement
 from joma.experiments.claims._many_nodes import relative, solve
+from joma.experiments.claims.claim import Claim, Formula, Measurement
 from joma.theory import linear
 from joma.theory.as_printed import linear as printed
 from joma.theory.block import Block, Samples, simulate

@@ -8,8 +8,8 @@ from scipy import integrate
 from scipy.special import erf
 
 from joma.experiments.claims import _nonlinear_points as points
-from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
-from joma.experiments.claims._dynamics import slope_at, time_at
+from joma.experiments.claims.claim import Claim, Formula, Measure, Measurement
+from joma.experiments.claims.reference.eqn6 import slope_at, time_at
 from joma.theory import nonlinear, spectra
 
 

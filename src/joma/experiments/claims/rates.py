@@ -7,9 +7,9 @@ import numpy as np
 from scipy import integrate
 
 from joma.experiments.claims import _rates_points as points
-from joma.experiments.claims._claim import Claim, Formula, Measurement
-from joma.experiments.claims._dynamics import slope_at, time_at
+from joma.experiments.claims.claim import Claim, Formula, Measurement
 from joma.experiments.claims.nonlinear import flow
+from joma.experiments.claims.reference.eqn6 import slope_at, time_at
 from joma.theory import nonlinear
 from joma.theory.as_printed import nonlinear as printed
 

@@ -8,9 +8,9 @@ import numpy as np
 from scipy import integrate
 
 from joma.experiments.claims import _scan_snap_phases, _scan_snap_search
-from joma.experiments.claims._claim import Claim, Formula, Measurement
-from joma.experiments.claims._scan_snap_reference import Alike, random_corpus
-from joma.experiments.claims._search import Point
+from joma.experiments.claims.claim import Claim, Formula, Measurement
+from joma.experiments.claims.reference.scan_snap import Alike, random_corpus
+from joma.experiments.claims.search import Point
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Corpus
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.experiments.claims._measurement import Formula, Measurement
+from joma.experiments.claims.measurement import Formula, Measurement
 
 Generator = np.random.Generator
 Array = NDArray[np.float64]
