@@ -1,13 +1,13 @@
 """How far a formula lies from an independent reference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Formula = Callable[..., Any]
-"""What a claim says, as a function that its measurement calls."""
+"""The statement of a claim, as a function that its measurement calls."""
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Measurement:
     """How far a formula lies from an independent reference.
 
     Attributes:
-        error: the distance, in the measure's own unit.
-        tolerance: the largest error at which the claim holds.
-        standard_error: of the reference, when it is a Monte-Carlo estimate.
+        error: Distance, in the measure's own unit.
+        tolerance: Largest error at which the claim holds.
+        standard_error: Standard error of the reference if it is a Monte-Carlo estimate.
     """
 
     error: float
@@ -30,10 +30,35 @@ class Measurement:
         return bool(self.error <= self.tolerance)
 
 
-def monte_carlo(difference: Any, standard_error: Any) -> Measurement:
-    """The verdict of a Monte-Carlo estimate: it holds within four standard errors.
+def measured(errors: Any, tolerance: Any) -> Measurement:
+    """Return the measurement of the largest of some errors."""
+    return Measurement(float(np.max(errors)), float(tolerance))
 
-    Of several compared numbers the one farthest away, counted in its own standard errors, speaks.
+
+def largest_error(measurements: Iterable[Measurement]) -> Measurement:
+    """Return the measurement with the largest error: every case must hold."""
+    return max(measurements, key=lambda one: one.error)
+
+
+def smallest_error(measurements: Iterable[Measurement]) -> Measurement:
+    """Return the measurement with the smallest error: every case must fail."""
+    return min(measurements, key=lambda one: one.error)
+
+
+def difference(ours: Any, reference: Any) -> float:
+    """Return the largest difference of two arrays."""
+    return float(np.max(np.abs(ours - reference)))
+
+
+def relative(ours: Any, reference: Any) -> float:
+    """Return the largest difference of two arrays over the largest entry of the reference."""
+    return difference(ours, reference) / float(np.max(np.abs(reference), initial=1e-300))
+
+
+def monte_carlo(difference: Any, standard_error: Any) -> Measurement:
+    """Return the measurement of a Monte-Carlo estimate, which holds within four standard errors.
+
+    Of several numbers the one with the largest difference in its own standard errors counts.
     """
     difference, standard_error = np.broadcast_arrays(
         np.abs(np.atleast_1d(difference)), np.atleast_1d(standard_error)
