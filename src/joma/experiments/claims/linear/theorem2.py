@@ -24,7 +24,7 @@ LOGITS = Vector(Real(-3, 3, special=(0.0,)), Integer(1, 8))
 TIME_LEFT = Real(1e-3, 0.999, log=True)
 """Share of the winner's time that is left, where an ODE is followed up to it."""
 RATE = Real(0.03, 30, log=True, special=(1.0,))
-ANY_RATES = {"eta_w": RATE, "eta_z": RATE, "tau": RATE}
+ANY_RATES: dict[str, Any] = {"eta_w": RATE, "eta_z": RATE, "tau": RATE}
 
 
 def one_node(rng: np.random.Generator) -> tuple[Samples, Any]:
@@ -162,7 +162,7 @@ def _softmax_at(formula: Formula, point: Point) -> Measurement:
 # The closed form and the time of divergence, from any start.
 
 
-_TOKENS = {
+_TOKENS: dict[str, Any] = {
     "delta": DELTA,
     "start": Vector(Real(-40, 40, special=(0.0, 1.0)), Integer(1, 8)),
     "offset": Vector(Real(-900, 900, special=(0.0,)), Integer(1, 8)),
