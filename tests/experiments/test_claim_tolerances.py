@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from joma.errors import JomaError
-from joma.experiments.claims import _galore_search, _galore_varying, _scan_snap_phases_search
+from joma.experiments.claims import _galore_search, _galore_varying
 from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.scan_snap.sequences import sampled_at
 from joma.experiments.claims.search import Point, Search
 from joma.theory import galore
 from joma.theory.scan_snap import Balanced
@@ -40,8 +41,8 @@ def test_the_stall_under_noise():
 
 @pytest.mark.parametrize("factor", [0.0, 0.8, 1.0])
 def test_b_on_sampled_sequences(factor: float):
-    for point in drawn(_scan_snap_phases_search.SAMPLED, 15):
-        measured = _scan_snap_phases_search.sampled(times(factor, Balanced.b_at), point)
+    for point in drawn(sampled_at, 15):
+        measured = sampled_at(times(factor, Balanced.b_at), point)
         assert holds(measured) == (factor == 1)
 
 
