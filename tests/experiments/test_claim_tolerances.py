@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from joma.errors import JomaError
-from joma.experiments.claims import _galore_search, _galore_varying
+from joma.experiments.claims.galore.noise import noise_stall_at
+from joma.experiments.claims.galore.varying import varying_at
 from joma.experiments.claims.measurement import Measurement
 from joma.experiments.claims.scan_snap.sequences import sampled_at
 from joma.experiments.claims.search import Point, Search
@@ -31,11 +32,11 @@ def holds(measured: Measurement) -> bool:
 
 
 def test_the_stall_under_noise():
-    for point in drawn(_galore_search.NOISE_STALL, 15):
-        assert holds(_galore_search.noise_stall(galore.noise_stall, point))
+    for point in drawn(noise_stall_at, 15):
+        assert holds(noise_stall_at(galore.noise_stall, point))
         side = min(point["rows"], point["columns"])
         for factor in (0.0, 0.5, 1.2):
-            measured = _galore_search.noise_stall(times(factor, galore.noise_stall), point)
+            measured = noise_stall_at(times(factor, galore.noise_stall), point)
             assert holds(measured) == (point["rank"] >= side)  # the level is 0 at full rank
 
 
@@ -48,9 +49,9 @@ def test_b_on_sampled_sequences(factor: float):
 
 def test_runs_with_varying_coefficients_end_or_are_refused_by_name():
     refused = []
-    for point in drawn(_galore_varying.VARYING, 60):
+    for point in drawn(varying_at, 60):
         try:
-            assert holds(_galore_varying.varying_at(galore.varying_rate, point))
+            assert holds(varying_at(galore.varying_rate, point))
         except JomaError as error:
             refused.append(str(error))
     assert len(refused) < 40

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim, Formula, Measurement
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement
 from joma.experiments.claims.reference.clusters import (
     FAMILY,
     Array,

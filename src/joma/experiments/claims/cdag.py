@@ -6,7 +6,8 @@ from itertools import product
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim, Formula, Measure, Measurement
+from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.measurement import Formula, Measurement
 from joma.experiments.claims.search import (
     Choice,
     Integer,

@@ -7,7 +7,8 @@ import numpy as np
 from scipy import special
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim, Formula, Measurement, monte_carlo
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, monte_carlo
 from joma.experiments.claims.reference.clusters import (
     FAMILIES,
     FAMILY,

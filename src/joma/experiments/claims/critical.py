@@ -7,7 +7,8 @@ from scipy import optimize
 
 from joma.errors import JomaError
 from joma.experiments.claims._critical_stability import CLAIMS as STABILITY
-from joma.experiments.claims.claim import Claim, Formula, Measurement
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement
 from joma.experiments.claims.reference.clusters import (
     FAMILIES,
     FAMILY,

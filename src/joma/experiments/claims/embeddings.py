@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from scipy import integrate, stats
 
-from joma.experiments.claims.claim import Claim, Formula, Measurement, monte_carlo
+from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.joint import POINTWISE, random_point, random_samples
+from joma.experiments.claims.measurement import Formula, Measurement, monte_carlo
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, Vector
 from joma.theory import embeddings, invariants

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim, Formula, Measure, Measurement
+from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.measurement import Formula, Measurement
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed
 from joma.theory import invariants, memory, stationarity

@@ -9,14 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from joma.experiments.claims.errata import examples
 from joma.experiments.claims.errata.clarifications import CLARIFICATIONS, Clarification
-from joma.experiments.claims.errata.entries import (
-    DOCUMENTS,
-    ERRATA,
-    NOTE,
-    PREPRINT,
-    TALK,
-    Erratum,
-)
+from joma.experiments.claims.errata.entries import DOCUMENTS, ERRATA, NOTE, PREPRINT, TALK, Erratum
 
 
 def find(ids: Iterable[str]) -> tuple[Erratum, ...]:
