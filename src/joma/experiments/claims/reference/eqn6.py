@@ -1,74 +1,29 @@
-"""References for Eqns 3 and 6 that share nothing with `joma.theory`: series, quadrature, ODEs."""
+"""Eqn 6 by implicit integration, by its power series and by quadrature of dt over ln 1/δ."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mpmath
 import numpy as np
-from scipy import integrate
 
 from joma.errors import JomaError
-
-_MOST_CALLS = 50_000
-_TIME_PER_CELL = np.polynomial.legendre.leggauss(6)
+from joma.experiments.claims.reference.ode import gauss, solve
 
 
-def follow(right_side: Callable[[Any], Any], start: Any, t: float, rtol: float = 1e-10) -> Any:
-    """The state of an autonomous ODE at time t, by LSODA."""
-    start = np.asarray(start, dtype=float)
-    if start.size == 0 or t == 0:
-        return start
-    calls = 0
-
-    def rate(_: float, y: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > _MOST_CALLS:
-            raise JomaError("the reference solver takes too many steps at this point")
-        return np.ravel(right_side(y.reshape(start.shape)))
-
-    solution: Any = integrate.solve_ivp(
-        rate,
-        (0.0, t),
-        start.ravel(),
-        "LSODA",
-        rtol=rtol,
-        atol=1e-2 * rtol,
-    )
-    if not solution.success or not np.all(np.isfinite(solution.y[:, -1])):
-        raise JomaError("the reference solver gives up on this point")
-    return solution.y[:, -1].reshape(start.shape)
+def velocity(v: Any, mu: Any) -> Any:
+    """Return v̇ of Eqn 6; of a matrix, each row of which shares its gate."""
+    squares = np.sum(v**2, axis=1, keepdims=True) if np.ndim(mu) > 1 else v**2
+    return (mu - v) * np.exp(squares / 2)
 
 
-def log_own_time(delta: float, start: float, offset: float, normalizer: float) -> Any:
-    """Ln of ∫ dv/v̇ from v(0) to infinity for v̇ = Δ exp(v²/2 + c)/A, in the digits of mpmath."""
-    u = mpmath.mpf(start) * (1 if delta > 0 else -1)
-    way = mpmath.sqrt(mpmath.pi / 2) * mpmath.erfc(u / mpmath.sqrt(2))
-    return mpmath.log(way) + mpmath.log(normalizer) - mpmath.mpf(offset) - mpmath.log(abs(delta))
-
-
-def distance(delta: float, start: float, v: float, log_way: Any) -> float:
-    """By how much v must change for ∫ e^{-u²/2} du from v(0) to v to be exp(log_way)."""
-    sign = 1 if delta > 0 else -1
-    begin, end = (mpmath.mpf(sign * a) / mpmath.sqrt(2) for a in (start, v))
-    if begin >= 0:
-        covered = mpmath.erfc(begin) - mpmath.erfc(end)
-    elif end <= 0:
-        covered = mpmath.erfc(-end) - mpmath.erfc(-begin)
-    else:
-        covered = mpmath.erf(end) - mpmath.erf(begin)
-    missing = mpmath.exp(log_way) - covered * mpmath.sqrt(mpmath.pi / 2)
-    return float(abs(missing * mpmath.exp(mpmath.mpf(v) ** 2 / 2)))
-
-
-def length_at(delta: Any, t: Any) -> float:
-    """v(t) of v̇ = Δ exp(v²/2) from zero, by inverting erf in the digits of mpmath."""
-    argument = mpmath.sqrt(2 / mpmath.pi) * mpmath.mpf(delta) * t
-    return float(mpmath.sqrt(2) * mpmath.erfinv(argument))
+def flow(mu: Any, t: Any, rtol: float = 1e-10, method: Any = "Radau") -> Any:
+    """Return v(t) of Eqn 6 by implicit integration, shape (T, …)."""
+    mu = np.asarray(mu, dtype=float)
+    return solve(lambda v: velocity(v, mu), np.zeros(mu.shape), t, method, rtol, 1e-2 * rtol)
 
 
 def time_at(log_residual: Any, mu: float) -> Any:
-    """F of Eqn 79 at a given ln δ, by its power series in μ²/2, to 20 digits and more.
+    """Return F of Eqn 79 at a given ln δ, by its power series in μ²/2, to 20 digits and more.
 
     Σ_k (-μ²/2)^k/k! · (y - Σ_{j≤2k} r^j/j) with y = ln 1/δ and r = 1 - δ.
     """
@@ -88,7 +43,7 @@ def time_at(log_residual: Any, mu: float) -> Any:
 
 
 def slope_at(log_residual: Any, mu: float) -> Any:
-    """The derivative of ln 1/δ in time, exp(v²/2)."""
+    """Return the derivative of ln 1/δ in time, exp(v²/2)."""
     return mpmath.exp((mpmath.mpf(mu) * mpmath.expm1(log_residual)) ** 2 / 2)
 
 
@@ -101,13 +56,13 @@ class Course(NamedTuple):
 
     @classmethod
     def of(cls, mu: float) -> "Course":
-        """Integrates dF = exp(-v²/2) dy over cells of y, with six nodes in each."""
+        """Integrate dF = exp(-v²/2) dy over cells of y, with six nodes in each."""
         early = np.linspace(0, 6, 601)
         if mu > 9:  # fine in v up to 9; beyond, no time passes
             grown = -np.log1p(-np.linspace(0, 9 / mu, 601))
             early = np.concatenate([grown, np.linspace(grown[-1], 6, 100)[1:]])
         y = np.concatenate([early, np.linspace(6, 45, 160)[1:]])
-        nodes, weights = _TIME_PER_CELL
+        nodes, weights = gauss(6)
         half = np.diff(y)[:, None] / 2
         inside = y[:-1, None] + half * (1 + nodes)
         cells = (np.exp(-((mu * np.expm1(-inside)) ** 2) / 2) * half) @ weights
@@ -115,7 +70,7 @@ class Course(NamedTuple):
         return cls(y, time, np.exp((mu * np.expm1(-y)) ** 2 / 2))
 
     def at(self, t: Any) -> Any:
-        """Y at any times, by cubic interpolation; beyond the last cell it is linear in time."""
+        """Return y at any times, by cubic interpolation; it is linear beyond the last cell."""
         t = np.asarray(t, dtype=float)
         cell = np.clip(np.searchsorted(self.time, t, side="right") - 1, 0, self.y.size - 2)
         rise = self.y[cell + 1] - self.y[cell]
@@ -130,7 +85,7 @@ class Course(NamedTuple):
 
 
 def courses(mu: Any) -> tuple[list[Course], Any]:
-    """The course of every |μ| > 0, and times at which something happens to one of them."""
+    """Return the course of every |μ| > 0, and times at which something happens to one of them."""
     every = [Course.of(size) for size in np.abs(mu)]
     grid = np.concatenate([one.time[::8] for one in every])
     # Late on the slowest are still on their way, to δ = e^{-45} and to e^{-600}.
@@ -138,3 +93,27 @@ def courses(mu: Any) -> tuple[list[Course], Any]:
     late = np.linspace(np.max([one.time[-1] for one in every]), np.max(ends), 40)
     grid = np.unique(np.concatenate([grid, late, ends]))
     return every, np.unique(np.concatenate([grid, (grid[1:] + grid[:-1]) / 2]))
+
+
+def refuse_near_ties(size: Any) -> None:
+    """Refuse sizes that differ by less than 1e-12: the reference cannot separate their growth."""
+    gaps = np.diff(np.unique(size))
+    if np.any(gaps < 1e-12 * np.max(size)):
+        raise JomaError("two sizes are too close for the reference")
+
+
+def minimum(curve: Callable[[Any], Any], grid: Any, cluster: int) -> float:
+    """Return the smallest value of a curve, with the grid made finer around it, near and farther.
+
+    Where components are of nearly one size, up to `cluster` times of the grid lie close together.
+    """
+    on_grid = curve(grid)
+    lowest = float(np.min(on_grid))
+    for reach in (1, cluster):
+        at, t = int(np.argmin(on_grid)), grid
+        for _ in range(4):
+            t = np.linspace(t[max(at - reach, 0)], t[min(at + reach, t.size - 1)], 33)
+            values = curve(t)
+            at, reach = int(np.argmin(values)), 1
+            lowest = min(lowest, float(values[at]))
+    return lowest

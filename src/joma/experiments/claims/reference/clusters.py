@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from joma.errors import JomaError
-from joma.experiments.claims._measurement import Measurement
-from joma.experiments.claims._search import Choice, Integer, Parameter, Point, Real
+from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real
 from joma.theory.marginals import (
     Ball,
     Gaussian,

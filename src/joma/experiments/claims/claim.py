@@ -10,10 +10,8 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims import errata
-from joma.experiments.claims._measurement import Formula, Measurement, monte_carlo
-from joma.experiments.claims._search import Search
-
-__all__ = ["Claim", "Formula", "Measure", "Measurement", "Verdict", "check", "monte_carlo"]
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Search
 
 Measure = Callable[[Formula, np.random.Generator], Measurement]
 """Compares a formula with a reference that does not use it."""

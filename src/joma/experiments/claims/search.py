@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.experiments.claims._measurement import Formula, Measurement
+from joma.experiments.claims.measurement import Formula, Measurement
 
 Generator = np.random.Generator
 Array = NDArray[np.float64]
@@ -372,6 +372,10 @@ class Search:
     measure: PointMeasure
     sampled: bool = False
 
+    def __call__(self, formula: Formula, point: Point) -> Measurement:
+        """Measure a formula at one point."""
+        return self.measure(formula, point)
+
     def draw(self, generator: Generator) -> dict[str, Any]:
         """Return values of all parameters."""
         return {name: one.draw(generator) for name, one in self.parameters.items()}
@@ -385,3 +389,8 @@ class Search:
         for name in generator.choice(list(changed), count, replace=False):
             changed[name] = self.parameters[name].change(changed[name], generator, size)
         return changed
+
+
+def over(*, sampled: bool = False, **parameters: Parameter) -> Callable[[PointMeasure], Search]:
+    """Turn a measure at one point into a `Search` of the domain that the arguments name."""
+    return lambda measure: Search(parameters, measure, sampled)

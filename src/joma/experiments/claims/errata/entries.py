@@ -1,16 +1,10 @@
-"""What should be changed in print: every erratum once, and the slip that it follows from.
+"""Every erratum once, and the slip that it follows from."""
 
-An entry is one sentence or formula that would mislead a careful reader of that place. Entries that
-follow from another one name it as their root, and counts are of roots. What a reader may want to
-know although nothing is wrong stands in `CLARIFICATIONS` and is not counted.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from joma.errors import JomaError
-from joma.experiments.claims import _errata_examples as examples
-from joma.experiments.claims._clarifications import CLARIFICATIONS, Clarification
+from joma.experiments.claims.errata import examples
 
 PREPRINT, TALK, NOTE = "JoMA preprint", "talk", "CDAG draft note"
 
@@ -335,59 +329,3 @@ ERRATA: tuple[Erratum, ...] = (
         claims=("cdag-theorem-1",),
     ),
 )
-
-
-def find(ids: Iterable[str]) -> tuple[Erratum, ...]:
-    """Return the errata with these ids, in the order of the list."""
-    wanted = set(ids)
-    return tuple(erratum for erratum in ERRATA if erratum.id in wanted)
-
-
-def measured_by(claim: str) -> tuple[Erratum, ...]:
-    """Return the errata that the claim with this id measures."""
-    return tuple(erratum for erratum in ERRATA if claim in erratum.claims)
-
-
-def group(errata: Iterable[Erratum]) -> dict[str, dict[str, list[Erratum]]]:
-    """Return errata by document and, within it, by the id of their root."""
-    grouped: dict[str, dict[str, list[Erratum]]] = {}
-    for erratum in errata:
-        root = erratum.root or erratum.id
-        grouped.setdefault(erratum.document, {}).setdefault(root, []).append(erratum)
-    return grouped
-
-
-def count(document: str, errata: Sequence[Erratum]) -> str:
-    """Return how many errata of a document there are and from how many slips, in words.
-
-    Args:
-        document: One of `DOCUMENTS`.
-        errata: Those to be counted, of any document.
-    """
-    roots = group(errata).get(document, {})
-    number = sum(map(len, roots.values()))
-    words = f"{_plural(number, 'erratum', 'errata')} from {_plural(len(roots), 'slip', 'slips')}"
-    elsewhere = [e.document for e in ERRATA if e.id in roots and e.document != document]
-    if not elsewhere:
-        return words
-    repeated = f"repeated from the {', '.join(sorted(set(elsewhere)))}"
-    if len(elsewhere) == len(roots):
-        return f"{_plural(number, 'erratum', 'errata')}, {repeated}"
-    return f"{words}, {len(elsewhere)} {repeated}"
-
-
-def _plural(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
-
-
-__all__ = [
-    "CLARIFICATIONS",
-    "DOCUMENTS",
-    "ERRATA",
-    "Clarification",
-    "Erratum",
-    "count",
-    "find",
-    "group",
-    "measured_by",
-]

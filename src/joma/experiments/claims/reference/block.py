@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Choice, Integer, Parameter, Point, Real, Seed
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Seed
 from joma.theory.block import Block, Samples, State, Trajectory
 
 Array = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Scan&Snap written out a second time, apart from `joma.theory`: what its claims are held against.
+"""Scan&Snap written a second time, independently of `joma.theory`, as the reference of its claims.
 
 The log-likelihood is differentiated by PyTorch. Where symmetry leaves a few variables, the flow of
 these alone is integrated, which is fast; the flow of all of them is `scan_snap.evolve`.
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.integrate import odeint
 
-from joma.theory import scan_snap
 from joma.theory.scan_snap import Corpus
 
 if TYPE_CHECKING:
@@ -103,6 +102,20 @@ class Alike:
         logs = self._log + z
         weights = np.exp(logs - logs.max(axis=-1, keepdims=True))
         return weights / np.linalg.norm(weights, axis=-1, keepdims=True)
+
+    def square_at_start(self, token: int) -> float:
+        """Return f² of a distinct token at z = 0."""
+        c, d = len(self.common), len(self.distinct)
+        return float(self.feature(np.zeros(c + d))[c + token] ** 2)
+
+    def full_state(self, state: Array) -> tuple[Corpus, Array, Array]:
+        """Return the corpus, z and Y, with Y = 0 on common tokens."""
+        k, c, d = self.classes, len(self.common), len(self.distinct)
+        z = np.concatenate([state[:c], np.tile(state[c : c + d], k)])[None]
+        own = np.kron(np.eye(k), state[c + d : c + 2 * d][:, None])
+        others = np.kron(1 - np.eye(k), state[c + d : c + 2 * d][:, None])
+        y = np.vstack([np.zeros((c, k)), own - others / (k - 1)])
+        return self.corpus, z, y
 
     def path(self, t: Array, eta_y: float, eta_z: float, rtol: float = 1e-9) -> Array:
         """Return the states at the times t."""
@@ -253,28 +266,3 @@ def frozen(
     path = integrate(rate, start, t, eta_y, rtol)
     scores = np.stack([parts(state)[0] for state in path])
     return scores, path[:, classes**2 :], np.stack([parts(state)[2] for state in path])
-
-
-def random_corpus(
-    rng: np.random.Generator,
-    classes: int,
-    common: int,
-    distinct: int,
-    *,
-    mass: float = 0.5,
-    equal: bool = True,
-) -> Corpus:
-    """One query; tokens equally common in all classes, and others of one class only."""
-    tokens = np.zeros((classes, common + classes * distinct))
-    tokens[:, :common] = mass * rng.dirichlet(np.full(common, 3.0))
-    for class_ in range(classes):
-        own = common + class_ * distinct
-        tokens[class_, own : own + distinct] = (1 - mass) * rng.dirichlet(np.full(distinct, 3.0))
-    joint = np.full(classes, 1 / classes) if equal else rng.dirichlet(np.full(classes, 4.0))
-    return Corpus(tokens, np.zeros(classes, dtype=np.int64), joint)
-
-
-def share_at_start(corpus: Corpus) -> float:
-    """F = Σ f² over the distinct tokens of the first class."""
-    f = scan_snap.feature(corpus, np.zeros((1, corpus.tokens)))
-    return float(np.sum(f[0, corpus.distinct] ** 2))

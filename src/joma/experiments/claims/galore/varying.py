@@ -1,18 +1,20 @@
-"""GaLore with coefficients that depend on W: the bound on contraction, and that it is attained."""
+"""Coefficients that depend on W: the bound on contraction, and that it is attained."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.errors import JomaError
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Integer, Point, Real, Search, Seed
-from joma.theory.galore import Descent, descend
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.search import Integer, Point, Real, Seed, over
+from joma.theory.galore import Descent, descend, varying_rate
 
 Array = np.ndarray
 
-_FAR = 1e3
+_MAX_ENTRY = 1e3
 """Largest entry of W in a run that counts as bounded; the coefficients are of order one."""
 
 
@@ -42,8 +44,8 @@ class _Varying:
 
     def gradient(self, w: ArrayLike) -> Array:
         w = np.asarray(w)
-        if not np.abs(w).max() <= _FAR:
-            raise JomaError(f"the run diverges: an entry of W is beyond {_FAR:g}")
+        if not np.abs(w).max() <= _MAX_ENTRY:
+            raise JomaError(f"the run diverges: an entry of W is beyond {_MAX_ENTRY:g}")
         terms = zip(self.a, self.b, self.c, strict=True)
         return np.sum([a.at(w) - b.at(w) @ w @ c.at(w) for a, b, c in terms], axis=0)
 
@@ -127,47 +129,30 @@ def _matrix_run(rng: np.random.Generator) -> _Varying:
     )
 
 
-def varying_coefficients(formula: Formula, rng: np.random.Generator) -> Measurement:
+_VARIATION: dict[str, Any] = {
+    "draw": Seed(),
+    "terms": Integer(1, 3),
+    "vary_a": Real(0.0, 0.3, special=(0.0,)),
+    "vary_b": Real(0.0, 0.3, special=(0.0,)),
+    "vary_c": Real(0.0, 0.3, special=(0.0,)),
+    "share": Real(0.01, 1.0, special=(1.0,)),
+}
+
+
+def _varying_coefficients(formula: Formula, rng: np.random.Generator) -> Measurement:
     """By how much runs exceed the bound, and scalars miss it at their fixed point."""
     excess = [run.excess(formula, 0.1, 80, 1) for run in _scalar_runs()]
     matrices = _matrix_run(rng).excess(formula, 0.01, 80, 2)
-    at_rest = [_attained_at(formula, w, 0.1) for w in (0.3, 0.9)]
+    at_rest = [_attained_near(formula, w, 0.1) for w in (0.3, 0.9)]
     return Measurement(max(0.0, matrices, *excess, *(value - 1e-4 for value in at_rest)), 1e-9)
 
 
-def too_long_steps(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _too_long_steps(formula: Formula, rng: np.random.Generator) -> Measurement:
     """A scalar with A varying and a step at which R changes sign and the bound is negative."""
     return Measurement(max(0.0, _scalar_runs()[2].excess(formula, 2.0, 10, 1)), 1e-9)
 
 
-def attained_with_variation(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """How far scalars are from the bound at their fixed point, B and C varying in one term too."""
-    excess = [abs(run.excess(formula, 0.1, 150, 1)) for run in _scalar_runs()]
-    at_rest = [_attained_at(formula, w, 0.1) for w in rng.uniform(0.1, 1.5, 5)]
-    return Measurement(float(max(*excess, *at_rest)), 1e-5)
-
-
-def _attained_at(formula: Formula, rest: float, step: float) -> float:
-    """How far one step next to the fixed point is from the bound; all of A, B and C vary."""
-    terms = ((0.1, 1.0, -0.3, 1.2, -0.2), (0.0, 0.7, -0.1, 0.9, -0.4))
-    return _miss(_at_rest(rest, terms), formula, rest, step)
-
-
-def _at_rest(rest: float, terms: tuple[tuple[float, ...], ...]) -> _Varying:
-    """Scalars with the fixed point `rest`; of each term A's slope, and B and C with theirs."""
-    a, b, c = [], [], []
-    for slope_a, at_b, slope_b, at_c, slope_c in terms:
-        a.append(_scalar(at_b * at_c * rest - slope_a * rest, slope_a))
-        b.append(_scalar(at_b - slope_b * rest, slope_b))
-        c.append(_scalar(at_c - slope_c * rest, slope_c))
-    return _Varying(tuple(a), tuple(b), tuple(c))
-
-
-def _miss(varying: _Varying, formula: Formula, rest: float, step: float) -> float:
-    start = np.array([[rest * (1 - 1e-6)]])
-    return abs(varying.excess(formula, step, 1, 1, start)) / step
-
-
+@over(**_VARIATION, rows=Integer(1, 3), columns=Integer(1, 3), rank=Integer(1, 3))
 def varying_at(formula: Formula, point: Point) -> Measurement:
     """By how much a run with random coefficients, linear in W, exceeds the bound."""
     rng = np.random.default_rng(point["draw"])
@@ -222,7 +207,36 @@ def _extremes(varying: _Varying, w: Array) -> tuple[float, float]:
     return least, total
 
 
-def attained_at(formula: Formula, point: Point) -> Measurement:
+def _attained_with_variation(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """How far scalars are from the bound at their fixed point, B and C varying in one term too."""
+    excess = [abs(run.excess(formula, 0.1, 150, 1)) for run in _scalar_runs()]
+    at_rest = [_attained_near(formula, w, 0.1) for w in rng.uniform(0.1, 1.5, 5)]
+    return measured(max(*excess, *at_rest), 1e-5)
+
+
+def _attained_near(formula: Formula, rest: float, step: float) -> float:
+    """How far one step next to the fixed point is from the bound; all of A, B and C vary."""
+    terms = ((0.1, 1.0, -0.3, 1.2, -0.2), (0.0, 0.7, -0.1, 0.9, -0.4))
+    return _miss(_at_rest(rest, terms), formula, rest, step)
+
+
+def _at_rest(rest: float, terms: tuple[tuple[float, ...], ...]) -> _Varying:
+    """Scalars with the fixed point `rest`; of each term A's slope, and B and C with theirs."""
+    a, b, c = [], [], []
+    for slope_a, at_b, slope_b, at_c, slope_c in terms:
+        a.append(_scalar(at_b * at_c * rest - slope_a * rest, slope_a))
+        b.append(_scalar(at_b - slope_b * rest, slope_b))
+        c.append(_scalar(at_c - slope_c * rest, slope_c))
+    return _Varying(tuple(a), tuple(b), tuple(c))
+
+
+def _miss(varying: _Varying, formula: Formula, rest: float, step: float) -> float:
+    start = np.array([[rest * (1 - 1e-6)]])
+    return abs(varying.excess(formula, step, 1, 1, start)) / step
+
+
+@over(**_VARIATION, rest=Real(0.01, 3.0, log=True))
+def _attained_at(formula: Formula, point: Point) -> Measurement:
     """How far one step of scalars next to their fixed point is from the bound."""
     rng = np.random.default_rng(point["draw"])
     scales = np.array([point["vary_a"], 1.0, -point["vary_b"], 1.0, -point["vary_c"]])
@@ -239,16 +253,26 @@ def attained_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(_miss(varying, formula, rest, step), 1e-4 * (1 + rest))
 
 
-_VARIATION = {
-    "draw": Seed(),
-    "terms": Integer(1, 3),
-    "vary_a": Real(0.0, 0.3, special=(0.0,)),
-    "vary_b": Real(0.0, 0.3, special=(0.0,)),
-    "vary_c": Real(0.0, 0.3, special=(0.0,)),
-    "share": Real(0.01, 1.0, special=(1.0,)),
-}
-VARYING = Search(
-    {**_VARIATION, "rows": Integer(1, 3), "columns": Integer(1, 3), "rank": Integer(1, 3)},
-    varying_at,
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="galore-varying-coefficients",
+        title="an inequality: with A, B, C that vary, ‖W‖ ≤ D and fixed P, Q,"
+        " M = Σ_i κ_i − L_Ai − D(L_Bi sup‖C_i‖ + L_Ci sup‖B_i‖)",
+        source="talk, GaLore, fixed projection (its L_A, L_B, L_C and D); this form is ours",
+        method="runs with A, B, C linear in W, scalar and matrix, one term and two",
+        derived=varying_rate,
+        measure=_varying_coefficients,
+        condition="η ≤ 2/(λ_max + κ)",
+        without=_too_long_steps,
+        search=varying_at,
+    ),
+    Claim(
+        id="galore-varying-attained",
+        title="no larger M would do with varying A, B, C: scalars attain it at their fixed point",
+        source="new",
+        method="scalar runs with A, B and C linear in w, one term and two",
+        derived=varying_rate,
+        measure=_attained_with_variation,
+        search=_attained_at,
+    ),
 )
-ATTAINED = Search({**_VARIATION, "rest": Real(0.01, 3.0, log=True)}, attained_at)
