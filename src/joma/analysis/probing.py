@@ -26,7 +26,7 @@ from joma.probes.session import (
     probe_weights,
     unmeasured,
 )
-from joma.probes.watching import watch_attention
+from joma.probes.tap import watch_attention
 from joma.runs import Run
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

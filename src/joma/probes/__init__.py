@@ -7,7 +7,8 @@ measuring, and reading a text with a model in order to measure it; nothing here 
 
 - `probe`, `probe_weights`: a model read over a text, or its weights: all measurements in a list.
 - `attention_entropy`, `attention_statistics`, `AttentionAccumulator`: on how many tokens attention
-  rests, from queries and keys alone; `watch_attention` gets them from a model while it runs.
+  rests, from queries and keys alone; `watch_attention` gets them from a model while it runs, and
+  `tap_attention` can replace what attention computes.
 - `stable_rank` and the rest of `joma.probes.spectrum`: spectra of weights, with error bounds.
 - `embedding_overlap`, `activation_statistics`, `top_contexts`, `gradient_rank`: embeddings, MLP
   nodes and gradients.
@@ -15,6 +16,9 @@ measuring, and reading a text with a model in order to measure it; nothing here 
   `shuffled`, without which the number says little, and `planted` for the power of the first.
 - `attention_by_height`, `AttentionByHeightAccumulator`: how far up the hierarchy attention reaches.
 """
+
+import warnings
+from typing import Any
 
 from joma.probes.activations import (
     ActivationStatistics,
@@ -51,7 +55,13 @@ from joma.probes.spectrum import (
     stable_rank,
     stable_ranks,
 )
-from joma.probes.watching import AttentionCall, AttentionMap, Watch, watch_attention
+from joma.probes.tap import (
+    AttentionCall,
+    AttentionMap,
+    Tap,
+    tap_attention,
+    watch_attention,
+)
 
 __all__ = [
     "ActivationStatistics",
@@ -72,9 +82,9 @@ __all__ = [
     "NCorrAccumulator",
     "Shuffled",
     "StableRank",
+    "Tap",
     "TopContexts",
     "TopContextsAccumulator",
-    "Watch",
     "activation_statistics",
     "attention_by_height",
     "attention_entropy",
@@ -92,6 +102,14 @@ __all__ = [
     "singular_values",
     "stable_rank",
     "stable_ranks",
+    "tap_attention",
     "top_contexts",
     "watch_attention",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Watch":
+        raise AttributeError(f"module 'joma.probes' has no attribute {name!r}")
+    warnings.warn("Watch is deprecated, use Tap", DeprecationWarning, stacklevel=2)
+    return Tap

@@ -12,7 +12,7 @@ from joma.probes._inputs import Reader
 from joma.probes._measurement import LAST, Measurement, Progress
 from joma.probes._reading_parts import PartsReading
 from joma.probes.attention import AttentionAccumulator
-from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
+from joma.probes.tap import AttentionCall, AttentionMap, watch_attention
 
 _OF_ATTENTION = ("entropy", "first", "last", "effective")
 

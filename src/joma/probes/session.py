@@ -28,7 +28,7 @@ from joma.probes._measurement import (
 )
 from joma.probes._reading import Reading
 from joma.probes.embedding import embedding_overlap
-from joma.probes.watching import AttentionMap
+from joma.probes.tap import AttentionMap
 
 __all__ = [
     "DEFAULT_METRICS",
