@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from joma.probes.metrics import METRICS
 from joma.report import figures
 
 ROLE_NAMES = {
@@ -97,7 +98,7 @@ def _draw_entropies(
 ) -> None:
     image = ax.imshow(entropy_LH, aspect="auto", cmap="viridis", origin="lower", vmin=0)
     bar = figure.colorbar(image, ax=ax, pad=0.02)
-    bar.set_label("nats", fontsize=9)
+    bar.set_label(METRICS["attention_entropy"].unit, fontsize=9)
     bar.ax.tick_params(labelsize=9)
     bar.outline.set_visible(False)  # type: ignore[operator]
     ax.set(title="Attention entropy, mean over queries", xlabel="head", ylabel="layer")
