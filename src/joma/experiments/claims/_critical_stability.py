@@ -23,8 +23,8 @@ from joma.experiments.claims.reference.clusters import (
     spread,
 )
 from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Vector
-from joma.theory import clusters
 from joma.theory import as_printed as printed
+from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Logistic, Marginal, Scaled, StudentT
 
 _SMOOTH: dict[str, Any] = {

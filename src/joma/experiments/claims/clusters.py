@@ -21,8 +21,8 @@ from joma.experiments.claims.reference.clusters import (
     width_of,
 )
 from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Vector
-from joma.theory import clusters, marginals
 from joma.theory import as_printed as printed
+from joma.theory import clusters, marginals
 from joma.theory.marginals import (
     Ball,
     Gaussian,

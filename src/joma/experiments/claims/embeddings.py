@@ -11,8 +11,8 @@ from joma.experiments.claims.joint import POINTWISE, random_point, random_sample
 from joma.experiments.claims.measurement import Formula, Measurement, monte_carlo
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, Vector
-from joma.theory import embeddings, invariants
 from joma.theory import as_printed as printed
+from joma.theory import embeddings, invariants
 from joma.theory.block import Block, State, simulate
 
 

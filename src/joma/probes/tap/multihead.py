@@ -1,57 +1,66 @@
-"""Seeing the attention of `nn.MultiheadAttention`, alone or in `nn.TransformerEncoder`.
+"""Attention of `nn.MultiheadAttention`, alone or in torch's encoder and decoder layers.
 
 In evaluation an encoder layer computes everything in one fused call, past its attention module, as
-long as no hook hangs on it. So there are no hooks here: while somebody watches, `forward` of the
-module is another one, which calls the first. The same path is taken as without, and the outputs are
-the same to the bit. Queries and keys are not to be had from the outside; they are projected again.
-Where a layer's attention module was put into another one, as adapters do, it is watched in there.
+long as no hook hangs on it. So there are no hooks here: `forward` of the module is wrapped. The
+same path is taken as without a tap, and the outputs are the same to the bit; only a tap that may
+act turns the fused path off. Queries and keys are not to be had from the outside; they are
+projected again. Where a layer's attention module was put into another one, as adapters do, it is
+tapped there.
 """
 
 import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.overrides import BaseTorchFunctionMode
 
 from joma.errors import JomaError
 from joma.probes._attention_sight import hides
-from joma.probes._watch_call import HOW, AttentionCall, layer_of, recomputing
-from joma.probes._watch_forward import wrapped_forward
-from joma.probes._watch_pass import Passes
+from joma.probes.tap.call import HOW, AttentionCall
+from joma.probes.tap.stack import Tap, wrapped_forward
 
 
-def is_watchable(model: nn.Module) -> bool:
+def is_tappable(model: nn.Module) -> bool:
     """Return whether it holds an `nn.MultiheadAttention`."""
     return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
 @contextmanager
-def watching(model: nn.Module, passes: Passes) -> Iterator[None]:
-    """Report every attention the model computes."""
+def tapped(model: nn.Module, tap: Tap) -> Iterator[None]:
+    """Hand every attention the model computes to the tap."""
     running = _Running()
     attentions: dict[nn.Module, _Attention] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
-            attentions[module] = _Attention(path, len(attentions), module, passes, running)
+            attentions[module] = _Attention(path, len(attentions), module, tap, running)
     with ExitStack() as stack:
         for attention in attentions.values():
             stack.enter_context(wrapped_forward(attention.module, attention.around))
         for path, module in model.named_modules():
             if isinstance(module, nn.TransformerEncoderLayer):
                 inner = [attentions[it] for it in module.modules() if it in attentions]
-                layer = _Layer(path, module, inner, passes, running)
+                layer = _Layer(path, module, inner, tap, running)
                 stack.enter_context(wrapped_forward(module, layer.around))
                 if layer.attention is not None and layer.attention not in attentions:
                     stack.enter_context(wrapped_forward(layer.attention, layer.around_attention))
             elif isinstance(module, nn.TransformerDecoderLayer):
                 decoder = _DecoderLayer(module, running)
                 stack.enter_context(wrapped_forward(module, decoder.around))
+            if tap.acts and isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+                stack.enter_context(wrapped_forward(module, _unfused))
         yield
+
+
+def _unfused(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `forward` without its fused path, which torch leaves out under a function mode."""
+    with BaseTorchFunctionMode():
+        return forward(*args, **kwargs)
 
 
 class _Running(threading.local):
@@ -76,7 +85,7 @@ class _Attention:
         path: str,
         order: int,
         module: nn.MultiheadAttention,
-        passes: Passes,
+        tap: Tap,
         running: _Running,
     ) -> None:
         extra = {"add_bias_kv": module.bias_k is not None, "add_zero_attn": module.add_zero_attn}
@@ -85,8 +94,8 @@ class _Attention:
                 f"model cannot be watched: {path or 'it'} has a key of its own besides those of "
                 f"the sequence ({', '.join(name for name, on in extra.items() if on)})"
             )
-        self.path, self.layer, self.module = path, layer_of(path, module, order), module
-        self._passes, self._running = passes, running
+        self.path, self.layer, self.module = path, tap.layer_of(path, module, order), module
+        self._tap, self._running = tap, running
 
     @property
     def calls(self) -> int:
@@ -102,17 +111,14 @@ class _Attention:
                 f"model cannot be watched: {self.path or 'it'}, a {type(self.module).__name__}, "
                 f"takes no arguments called query and key: {HOW}"
             )
-        hint = given.get("is_causal", False) and not given.get("need_weights", True)
-        # A module that is watched alone is a forward pass of its own.
-        with nullcontext() if self.path else self._passes.inside(self.module):
-            self.report(
-                given["query"],
-                given["key"],
-                given.get("key_padding_mask"),
-                given.get("attn_mask"),
-                is_causal=hint,
-            )
-        return result
+        return self.report(
+            given["query"],
+            given["key"],
+            given.get("key_padding_mask"),
+            given.get("attn_mask"),
+            result,
+            is_causal=given.get("is_causal", False) and not given.get("need_weights", True),
+        )
 
     def report(
         self,
@@ -120,13 +126,14 @@ class _Attention:
         key: Tensor,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
+        result: Any = None,
         *,
         is_causal: bool,
-    ) -> None:
-        """Project and pass on what the module attends with."""
+    ) -> Any:
+        """Project what the module attends with; return its result, or what the tap put there."""
         self._running.calls[id(self)] += 1
-        if recomputing():
-            return
+        if not self._tap.listens:
+            return result
         cross = key is not query and self._is_cross(query, key)
         rows = self._decoded() if cross else None
         with torch.no_grad():
@@ -151,7 +158,7 @@ class _Attention:
         call = AttentionCall(
             self.path, self.layer, query, key, causal=causal, padding=padding, mask=mask, rows=rows
         )
-        self._passes.report(call, cross=cross)
+        return self._tap.handle(call, result, cross=cross)
 
     def _is_cross(self, query: Tensor, key: Tensor) -> bool:
         """Whether the keys are of another sequence: a decoder says so, else the shapes do."""
@@ -218,7 +225,7 @@ class _Layer:
         path: str,
         module: nn.TransformerEncoderLayer,
         inner: list[_Attention],
-        passes: Passes,
+        tap: Tap,
         running: _Running,
     ) -> None:
         self.module, self.attention = module, getattr(module, "self_attn", None)
@@ -229,26 +236,24 @@ class _Layer:
         if not inner:
             raise JomaError(self._unseen)
         for one in inner:  # a number behind the layer's, inside what wraps it, is none of a layer
-            one.layer = layer_of(path, module, one.layer)
-        self._path, self._inner, self._passes, self._running = path, inner, passes, running
+            one.layer = tap.layer_of(path, module, one.layer)
+        self._inner, self._running = inner, running
 
     def around(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `forward` of the layer, and report if the attention modules were not called."""
-        # A layer that is watched alone is a forward pass of its own.
-        with nullcontext() if self._path else self._passes.inside(self.module):
-            calls = self._running.calls
-            before, inside = calls[id(self)], [one.calls for one in self._inner]
-            result = forward(*args, **kwargs)
-            if [one.calls for one in self._inner] == inside:
-                fused = None if calls[id(self)] > before else self._fused()
-                if fused is None:
-                    raise JomaError(self._unseen)
-                given = _arguments(self.module, args, kwargs)
-                source = given["src"]
-                with torch.no_grad():
-                    inputs = self.module.norm1(source) if self.module.norm_first else source
-                padding, mask = given.get("src_key_padding_mask"), given.get("src_mask")
-                fused.report(inputs, inputs, padding, mask, is_causal=False)
+        calls = self._running.calls
+        before, inside = calls[id(self)], [one.calls for one in self._inner]
+        result = forward(*args, **kwargs)
+        if [one.calls for one in self._inner] == inside:
+            fused = None if calls[id(self)] > before else self._fused()
+            if fused is None:
+                raise JomaError(self._unseen)
+            given = _arguments(self.module, args, kwargs)
+            source = given["src"]
+            with torch.no_grad():
+                inputs = self.module.norm1(source) if self.module.norm_first else source
+            padding, mask = given.get("src_key_padding_mask"), given.get("src_mask")
+            fused.report(inputs, inputs, padding, mask, is_causal=False)
         return result
 
     def around_attention(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

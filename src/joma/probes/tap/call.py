@@ -1,12 +1,10 @@
-"""One attention computation of a model, and the object that receives them."""
+"""One attention computation of a model."""
 
-import re
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from joma.errors import JomaError
 from joma.probes._attention_sight import lowest_seen
@@ -50,6 +48,12 @@ class AttentionCall:
             for the second (a block that several layers share), and so on.
         sinks: (H,), one more score per head that every query sees and that belongs to no key.
         scores: (B, H, T, S), the scores themselves, masks included.
+        value: (B, Hk, S, Dv), where it is known: not of `nn.MultiheadAttention` and named modules.
+        result: What the attention computed, in the layout of what computed it: (B, T, H, Dv) for
+            attention functions of Hugging Face, (B, H, T, Dv) for `scaled_dot_product_attention`,
+            the probabilities (B, H, T, S) where a module takes the softmax itself, the output of
+            the module for `nn.MultiheadAttention` and `AttentionMap.output`. None where it is not
+            to be had: in a fused encoder layer, and for named modules without `output`.
     """
 
     module: str
@@ -67,6 +71,8 @@ class AttentionCall:
     pass_index: int = 0
     sinks: Tensor | None = None
     scores: Tensor | None = None
+    value: Tensor | None = None
+    result: Tensor | None = None
 
     @property
     def name(self) -> str:
@@ -121,39 +127,5 @@ def seen_scores(scores: Tensor) -> Tensor:
     return scores > max(lowest_seen(scores), _HIDDEN_SCORE)
 
 
-@dataclass(eq=False)
-class Watch:
-    """What `watch_attention` has seen so far.
-
-    Attributes:
-        calls: How many times attention was computed.
-        modules: Paths of the modules that did, in the order they were first seen.
-    """
-
-    see: Callable[[AttentionCall], None] = field(repr=False)
-    calls: int = 0
-    modules: list[str] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def report(self, call: AttentionCall) -> None:
-        """Pass a call on."""
-        with self._lock:
-            self.calls += 1
-            if call.module not in self.modules:
-                self.modules.append(call.module)
-        with torch.no_grad():
-            self.see(call)
-
-
-def recomputing() -> bool:
-    """Return whether this is a backward pass, in which checkpointing computes things again."""
-    return torch._C._current_graph_task_id() != -1
-
-
-def layer_of(path: str, module: nn.Module, otherwise: int) -> int:
-    """Return a module's layer: its own `layer_idx`, else the last number in its path."""
-    own = getattr(module, "layer_idx", None)
-    if isinstance(own, int):
-        return own
-    numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", path)
-    return int(numbers[-1]) if numbers else otherwise
+Handler = Callable[[AttentionCall], Tensor | None]
+"""Called with each attention; returns a replacement for `AttentionCall.result`, or None."""

@@ -1,6 +1,7 @@
-"""Seeing the attention of any module whose queries and keys are outputs of modules with a name."""
+"""Attention of any module whose queries and keys are outputs of modules that a user names."""
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 from joma.errors import JomaError
 from joma.models.architectures import Part
 from joma.probes import _checks
-from joma.probes._watch_call import AttentionCall, recomputing
-from joma.probes._watch_pass import Passes
+from joma.probes.tap.call import AttentionCall
+from joma.probes.tap.stack import Tap
 
 _LAYER = "{layer}"
 
@@ -41,6 +42,8 @@ class AttentionMap:
         key_part: the same for the keys.
         rotated: for a model with rotary position embeddings: True where the modules named return
             queries and keys that are rotated already, False where these layers rotate nothing.
+        output: path of the module whose output is attention's result, "blocks.{layer}.attention",
+            which runs after queries and keys are there; for `tap_attention`, which can replace it.
     """
 
     query: str
@@ -54,10 +57,11 @@ class AttentionMap:
     query_part: Part | None = None
     key_part: Part | None = None
     rotated: bool | None = None
+    output: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("query", "key"):
-            if getattr(self, name).count(_LAYER) != 1:
+        for name in ("query", "key", "output"):
+            if (getattr(self, name) or _LAYER).count(_LAYER) != 1:
                 raise JomaError(f"{name} must have {_LAYER} once, got {getattr(self, name)!r}")
         _checks.whole("heads", self.heads, 1)
         if self.key_heads is not None and self.heads % _checks.whole(
@@ -72,15 +76,23 @@ class AttentionMap:
 
 
 @contextmanager
-def watching(model: nn.Module, names: AttentionMap, passes: Passes) -> Iterator[None]:
-    """Report queries and keys as soon as both of a layer are there."""
-    queries, keys = _modules(model, names.query), _modules(model, names.key)
+def tapped(model: nn.Module, names: AttentionMap, tap: Tap) -> Iterator[None]:
+    """Hand queries and keys of a layer to the tap as soon as both, and the output, are there."""
+    modules = {"query": _modules(model, names.query), "key": _modules(model, names.key)}
+    queries, keys = modules.values()
     if not queries or queries.keys() != keys.keys():
         raise JomaError(
             f"names must find queries and keys of the same layers, got {_found(queries)} at "
             f"{names.query!r} and {_found(keys)} at {names.key!r}; the model has "
             f"{', '.join(name for name, _ in list(model.named_modules())[1:9])} …"
         )
+    if names.output is not None:
+        modules["output"] = _modules(model, names.output)
+        if modules["output"].keys() != queries.keys():
+            raise JomaError(
+                f"names must find the output of {_found(queries)}, got "
+                f"{_found(modules['output'])} at {names.output!r}"
+            )
     sign = _sign_of_rotation(model) if names.rotated is None else None
     if sign is not None:
         raise JomaError(
@@ -88,35 +100,40 @@ def watching(model: nn.Module, names: AttentionMap, passes: Passes) -> Iterator[
             f"after {names.query!r} and {names.key!r} are computed; name modules that return "
             "rotated ones and give rotated=True, or rotated=False if these layers do not rotate"
         )
-    half: dict[tuple[int, str], Tensor] = {}
+    half: dict[tuple[int, int, str], Tensor] = {}
 
-    def arrived(layer: int, role: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        if recomputing():
-            return
-        half[layer, role] = _heads(names, role, output)
-        if (layer, "query") in half and (layer, "key") in half:
-            passes.report(
-                AttentionCall(
-                    module=names.query.replace(_LAYER, str(layer)),
-                    layer=layer,
-                    query=half.pop((layer, "query")),
-                    key=half.pop((layer, "key")),
-                    scale=names.scale,
-                    causal=names.causal,
-                    window=names.window,
-                    softcap=names.softcap,
-                ),
-                cross=False,
-            )
+    def arrived(layer: int, role: str, module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not tap.listens:
+            return None
+        thread = threading.get_ident()
+        if role != "output":
+            half[thread, layer, role] = _heads(names, role, output)
+        needed = [(thread, layer, it) for it in ("query", "key")]
+        if not all(it in half for it in needed) or (names.output is not None and role != "output"):
+            return None
+        query, key = (half.pop(it) for it in needed)
+        call = AttentionCall(
+            module=names.query.replace(_LAYER, str(layer)),
+            layer=layer,
+            query=query,
+            key=key,
+            scale=names.scale,
+            causal=names.causal,
+            window=names.window,
+            softcap=names.softcap,
+        )
+        result = output if role == "output" else None
+        replaced = tap.handle(call, result, cross=False)
+        return None if replaced is result else replaced
 
     with ExitStack() as stack:
-        for role, modules in (("query", queries), ("key", keys)):
-            for layer, module in modules.items():
+        for role, found in modules.items():
+            for layer, module in found.items():
                 handle = module.register_forward_hook(partial(arrived, layer, role))
                 stack.callback(handle.remove)
         yield
     if half:
-        layer, role = next(iter(half))
+        _, layer, role = next(iter(half))
         raise JomaError(f"names must find queries and keys, got only the {role} of layer {layer}")
 
 
