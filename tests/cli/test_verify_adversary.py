@@ -7,7 +7,7 @@ import pytest
 
 from joma.experiments import claims
 from joma.experiments.claims import Claim, Measurement
-from joma.experiments.claims._search import Point, Real, Search
+from joma.experiments.claims.search import Point, Real, Search
 from tests.cli._command import joma, sentence
 
 

@@ -10,8 +10,8 @@ from joma.experiments._experiment import Outcome, Request, Verdict, publish
 from joma.experiments.cooccurrence import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
+from joma.theory import as_printed as printed
 from joma.theory import hblt
-from joma.theory.as_printed import hblt as printed
 
 DEPTH, RHO, SAMPLES = 4, 0.9, 20_000
 CLASS_PROBS = np.full(5, 0.2)

@@ -13,7 +13,7 @@ GROWING = 0.25  # share of the fastest component's late growth from which a comp
 
 
 def late_growth(v: np.ndarray) -> np.ndarray:
-    """Return the change of |v| of each component over the last fifth of training, (tokens,)."""
+    """Return the change of each |v| over the last fifth of training, shape (tokens,)."""
     size = np.abs(v)
     return size[-1] - size[-len(size) // 5]
 

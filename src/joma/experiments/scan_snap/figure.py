@@ -10,8 +10,8 @@ from joma.experiments._experiment import Outcome, Request, Verdict, publish
 from joma.experiments.scan_snap import EXPERIMENT
 from joma.report import figures
 from joma.runs import Run
+from joma.theory import as_printed as printed
 from joma.theory import scan_snap
-from joma.theory.as_printed import scan_snap as printed
 from joma.theory.scan_snap import Balanced, Corpus, Trajectory
 
 LENGTH, BATCH = 256, 32
