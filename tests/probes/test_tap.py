@@ -122,7 +122,7 @@ def by_hand(model: nn.Module, inputs: Tensor, layer: int) -> Tensor:
     }
     module = model.get_submodule(projections[type(model).__name__].format(layer))
     if isinstance(model, Named):
-        handle = module.register_forward_hook(lambda module, args, output: 2 * output)
+        handle = module.register_forward_hook(lambda module, args, output: torch.mul(output, 2))
     elif isinstance(model, Multihead):
         handle = module.register_forward_hook(lambda module, args, output: (2 * output[0], None))
     else:
