@@ -13,6 +13,7 @@ from joma.experiments.language import _data, _reference
 from joma.experiments.language._groups import DEPTHS, SIZES, WATCHED
 from joma.experiments.language._starts import begin, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
+from joma.models.full_speed import FastLanguageModel
 
 SHARED = Path(os.environ.get("JOMA_SHARED") or Path(__file__).parents[3] / "shared")
 
@@ -75,9 +76,9 @@ def test_they_begin_as_the_recorded_networks(tmp_path, monkeypatch) -> None:
     tokens, targets, weights = text.valid.at(WATCHED)
     one = slice(0, 1)  # the first stream
     for depth in DEPTHS:
-        model = LanguageModel(LanguageConfig(text.setting.words, depth), range(size.seeds))
+        model = FastLanguageModel(LanguageConfig(text.setting.words, depth), range(size.seeds))
         begin(model, torch_seeds(0, size.seeds))
-        _, sums_LE = model.measured(tokens[one], targets[one], weights[one])
+        _, sums_LE = model.evaluate(tokens[one], targets[one], weights[one])
         found_LE = sums_LE / weights[one].sum()
         begun_LE = recorded[depth, 1e-4].entropy[:, 0]
         np.testing.assert_allclose(found_LE.numpy(), begun_LE, atol=6e-5)  # four digits

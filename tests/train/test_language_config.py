@@ -90,7 +90,7 @@ def test_changes(file: Path):
         (["optimizer.betas=[0.9]"], "optimizer.betas must be two numbers below 1"),
         (["optimizer.betas=[0.9, 1.0]"], "optimizer.betas must be a number from 0 on up to 1"),
         (["optimizer.warmup=2000"], "optimizer.warmup must be at most training.steps"),
-        (["optimizer.name=sgd"], "optimizer.name must be one of adamw, got 'sgd'"),
+        (["optimizer.name=sgd"], "optimizer sgd has no setting 'betas'; it has momentum"),
         (["model.type=bert"], "model.type must be one of gpt_neox, gpt2, llama, opt, got 'bert'"),
         (["data.tokenizer=bpe"], "data.vocabulary goes with the tokenizer bpe"),
         (["data.vocabulary=300"], "data.vocabulary goes with the tokenizer bpe"),

@@ -132,8 +132,8 @@ def _train(groups: Sequence[tuple[Group, Run]], size: Size, request: Request) ->
             work.ensemble,
             own,
             size.looks[-1],
-            look=work.look,
-            look_at=size.looks,
+            measure=work.look,
+            measure_at=size.looks,
             progress=told(group.name),
         )
         for (group, own), work in zip(groups, works, strict=True)
@@ -201,7 +201,7 @@ def pooled_nodes(
             pooled[-1].append(x.amax(2))
 
     outputs = []
-    with ensemble.looking() as model:
+    with ensemble.evaluating() as model:
         for tokens in batch.tokens.split(chunk or batch.tokens.shape[1], dim=1):
             pooled.append([])
             outputs.append(model(tokens, leading=batch.leading, watch=watch))

@@ -115,7 +115,7 @@ class GroupWork:
             if name == "attention":
                 attention[layer] = x.squeeze(2)  # there is one head
 
-        with self.ensemble.looking() as model:
+        with self.ensemble.evaluating() as model:
             outputs = model(tokens, watch=watch)
         log = self.run.metrics.append
         log(step, "accuracy", _numpy((outputs.argmax(-1) == labels).double().mean(-1)))

@@ -12,8 +12,9 @@ from joma.experiments._experiment import Request
 from joma.experiments.language._data import Text
 from joma.experiments.language._groups import GROUPS, LENGTH, WATCHED, Setting
 from joma.experiments.language._starts import begin, torch_seeds
-from joma.models import LanguageConfig, LanguageModel
-from joma.optim import StackedAdam
+from joma.models import LanguageConfig
+from joma.models.full_speed import FastLanguageModel
+from joma.optim.full_speed import LazyAdam
 from joma.probes import stable_ranks
 from joma.runs import Run, is_run
 from joma.train import Ensemble
@@ -87,7 +88,7 @@ class GroupWork:
         self.tokens, self.targets, self.weights = text.valid.all()
         self.watched = min(WATCHED, max(text.valid.whole, 1) - 1) * size.valid_streams
         self.numbers = _NUMBERS[device]
-        model = LanguageModel(
+        model = FastLanguageModel(
             LanguageConfig(
                 vocabulary=setting.words, layers=depth, width=size.width, hidden=size.hidden
             ),
@@ -95,7 +96,7 @@ class GroupWork:
             device=device,
         )
         begin(model, torch_seeds(request.seed, size.seeds) * len(cells))
-        optimizer = StackedAdam(
+        optimizer = LazyAdam(
             model.named_parameters(),
             [cell.rate for cell in cells for _ in range(size.seeds)],
             clip=CLIP,
@@ -114,9 +115,9 @@ class GroupWork:
     def look(self, step: int) -> None:
         """Measures all networks after `step` updates."""
         one = slice(self.watched, self.watched + 1)
-        with self.ensemble.looking() as model:
+        with self.ensemble.evaluating() as model:
             loss_E, mean_LE = self._validate(model)
-            _, sum_LE = model.measured(self.tokens[one], self.targets[one], self.weights[one])
+            _, sum_LE = model.evaluate(self.tokens[one], self.targets[one], self.weights[one])
             watched_LE = sum_LE / self.weights[one].double().sum()
             self._log_ranks(step, model)
         log = self.run.metrics.append
@@ -127,15 +128,15 @@ class GroupWork:
             log(step, "attention_entropy", watched_E, layer=layer)
             log(step, "attention_entropy_mean", mean_E, layer=layer)
 
-    def _validate(self, model: LanguageModel) -> tuple[Tensor, Tensor]:
+    def _validate(self, model: FastLanguageModel) -> tuple[Tensor, Tensor]:
         """Loss (E,) and entropies (layers, E), means over all words of the validation text."""
         rows = self._rows(model, model.config.vocabulary)
         parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
-        found = [model.measured(*part) for part in zip(*parts, strict=True)]
+        found = [model.evaluate(*part) for part in zip(*parts, strict=True)]
         losses, entropies = zip(*found, strict=True)
         return torch.stack(losses).double().sum(0), torch.stack(entropies).sum(0)
 
-    def _log_ranks(self, step: int, model: LanguageModel) -> None:
+    def _log_ranks(self, step: int, model: FastLanguageModel) -> None:
         weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
         flat = [matrix for members in weights_LE for matrix in members]
         finite = [bool(matrix.isfinite().all()) for matrix in flat]
@@ -146,7 +147,7 @@ class GroupWork:
             values, bounds = own.T
             self.run.metrics.append(step, "stable_rank", values, layer=layer, bound=bounds)
 
-    def _rows(self, model: LanguageModel, numbers: int) -> int:
+    def _rows(self, model: FastLanguageModel, numbers: int) -> int:
         """How many rows of words fit at a time, where each word takes so many numbers."""
         each = len(model.seeds) * LENGTH * numbers
         return max(self.numbers // each, 1)
@@ -156,7 +157,7 @@ Window = tuple[Tensor, Tensor, Tensor]
 """Tokens, the words after them, and how much each counts, all (B, T)."""
 
 
-def training_loss(optimizer: StackedAdam) -> Callable[[LanguageModel, Window, Tensor], Tensor]:
+def training_loss(optimizer: LazyAdam) -> Callable[[FastLanguageModel, Window, Tensor], Tensor]:
     """Cross-entropy of each member on a window, mean over the words that are there, (E,)."""
     rows = optimizer.rows.get(_TABLE)
 
@@ -164,7 +165,7 @@ def training_loss(optimizer: StackedAdam) -> Callable[[LanguageModel, Window, Te
         assert rows is not None
         return rows.fetch(tokens_BT, optimizer.steps)
 
-    def loss(model: LanguageModel, window: Window, step: Tensor) -> Tensor:
-        return model.descend(*window, step, None if rows is None else fetch)
+    def loss(model: FastLanguageModel, window: Window, step: Tensor) -> Tensor:
+        return model.loss_and_backward(*window, step, None if rows is None else fetch)
 
     return loss

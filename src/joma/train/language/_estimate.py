@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from joma.train.language._config import Config
-from joma.train.language._processes import Processes
 from joma.train.language._trainer import Trainer
+from joma.train.processes import Processes
 
 _SECONDS = 2.0
 _MOST_STEPS = 10

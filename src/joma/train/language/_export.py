@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from joma.common.files import sync_folder
 from joma.common.quiet import quietly
 from joma.models.checksums import SUMS, checksums_of
-from joma.train.language._processes import Processes, whole
 from joma.train.language._text import save_tokenizer
+from joma.train.processes import Processes, whole
 
 SERIES = "series"
 """The folder of a run in which they are."""
