@@ -67,7 +67,7 @@ def test_a_training_and_what_reads_it():
     first, *rest = result.stdout.splitlines()
     assert first.startswith("Step 8, loss ")
     assert "tokens/s" in first
-    assert rest == ["  run", "Look at the series with: joma probe --series run/series"]
+    assert rest == ["  run", "Probe the series with: joma probe --series run/series"]
     assert Run.open("run").read_json("outcome")["status"] == "done"
     assert len(losses("run")) == 8
     checked = joma("series", "verify", "run/series")
@@ -98,7 +98,7 @@ def test_a_training_that_has_ended_is_made_longer():
     more = joma("train", "config.toml", "--out", "run", "--set", "training.steps=12")
     assert more.exit_code == 0, more.output
     assert "Step 12, loss" in more.stdout
-    assert "went on from step 8." in more.stdout
+    assert "resumed from step 8." in more.stdout
     assert losses("run") == losses("straight")
     weights = [
         Path(folder, "series/step-000012/model.safetensors").read_bytes()
@@ -168,8 +168,8 @@ def test_a_signal_saves_and_says_how_to_resume(
     line = result.stderr.splitlines()[-1]
     assert line == "Continue with: joma train config.toml --set training.steps=8 --out run"
     assert Run.open("run").read_json("outcome")["status"] == "interrupted"
-    went_on = joma(*line.removeprefix("Continue with: joma ").split())
-    assert "went on from step" in went_on.stdout
+    resumed = joma(*line.removeprefix("Continue with: joma ").split())
+    assert "resumed from step" in resumed.stdout
     assert losses("run") == losses("straight")
 
 
@@ -210,9 +210,9 @@ def test_a_full_disk_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
     assert "No space left on device" in said
     saved = Run.open("run").checkpoints.steps[0]
     assert f"what was learned up to step {saved} is safe" in said
-    assert "`joma train config.toml --out run` goes on from there" in said
+    assert "`joma train config.toml --out run` resumes from there" in said
     result = joma("train", "config.toml", "--out", "run")
-    assert f"went on from step {saved}" in result.stdout
+    assert f"resumed from step {saved}" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
     stopped = None
     result = joma("train", "config.toml", "--out", "run")
     assert result.stdout.splitlines()[:3] == [
-        "Step 5, loss 1.500, went on from step 2. 0.001M parameters, 10 tokens/s, 1.0 s, "
+        "Step 5, loss 1.500, resumed from step 2. 0.001M parameters, 10 tokens/s, 1.0 s, "
         "of them 0.1 for the monitor.",
         "  - warning, step 4: Attention collapses.",
         "      Try less.",

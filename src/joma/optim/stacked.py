@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.optim.protocol import Optimizer
+from joma.optim.state import check_tensors
 
 
 class Stacked:
@@ -62,16 +63,7 @@ class Stacked:
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Copy a state into the tensors there are; to be called after parameters were written."""
         own = self.state_dict()
-        if own.keys() != state_dict.keys():
-            odd = ", ".join(sorted(own.keys() ^ state_dict.keys())[:3])
-            raise JomaError(f"state must be of this optimizer; {odd} … is in one of the two only")
-        for name, tensor in own.items():
-            given = state_dict[name]
-            if tensor.shape != given.shape or tensor.dtype != given.dtype:
-                raise JomaError(
-                    f"state must be of this optimizer; {name} is {tuple(given.shape)} in "
-                    f"{given.dtype}, but must be {tuple(tensor.shape)} in {tensor.dtype}"
-                )
+        check_tensors("state must be of this optimizer", state_dict, own)
         for name, tensor in own.items():
             tensor.copy_(state_dict[name])
         for name, master in self._masters.items():

@@ -70,6 +70,28 @@ def split_state(
     return tensors, split(state, ())
 
 
+def check_tensors(
+    what: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor], *, dtypes: bool = True
+) -> None:
+    """Raise JomaError unless tensors have the names, shapes and types of those there are.
+
+    Args:
+        what: What the tensors are and must be of, as the beginning of a sentence.
+        given: The tensors.
+        own: Those there are.
+        dtypes: Whether types must be equal.
+    """
+    if odd := sorted(own.keys() ^ given.keys()):
+        raise JomaError(f"{what}; {', '.join(odd[:3])} … is in one of the two only")
+    for name, tensor in own.items():
+        other = given[name]
+        if tensor.shape != other.shape or (dtypes and tensor.dtype != other.dtype):
+            raise JomaError(
+                f"{what}; {name} is {tuple(other.shape)} in {other.dtype}, but must be "
+                f"{tuple(tensor.shape)} in {tensor.dtype}"
+            )
+
+
 def load_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], structure: Any) -> None:
     """Return an optimizer to a state that `split_state` gave.
 
@@ -89,7 +111,7 @@ def load_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], structure: A
         return [join(part) for part in parts] if kind == "list" else tuple(map(join, parts))
 
     try:
-        state = dict(tensors) if structure is None else join(structure)
+        state: Any = dict(tensors) if structure is None else join(structure)
         optimizer.load_state_dict(state)
     except JomaError:
         raise

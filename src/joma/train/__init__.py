@@ -5,7 +5,8 @@ for everything that is trained. Update rules live in `joma.optim`, measurements 
 `monitor` watches any training loop, `findings` says in plain words what the recorded series show.
 """
 
+from joma.train._checkpointing import CHECKPOINT_SECONDS
 from joma.train.ensemble import PRECISIONS, Ensemble, fit, fit_together
 from joma.train.loop import Fit, Training
 
-__all__ = ["PRECISIONS", "Ensemble", "Fit", "Training", "fit", "fit_together"]
+__all__ = ["CHECKPOINT_SECONDS", "PRECISIONS", "Ensemble", "Fit", "Training", "fit", "fit_together"]

@@ -15,7 +15,7 @@ from joma.errors import JomaError
 from joma.models import Transformer
 from joma.optim import Optimizer
 from joma.optim.stacked import as_stacked
-from joma.optim.state import load_state, split_state
+from joma.optim.state import check_tensors, load_state, split_state
 from joma.runs import Checkpoint, Run
 from joma.train.loop import LONGEST_CHUNK, Fit, Training, Turns, resume, take_turns, turns
 
@@ -212,28 +212,17 @@ class Ensemble(Generic[N]):
     @torch.no_grad()
     def load_state(self, step: int, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Return to a state that `state` and `about` gave, of the same networks."""
-        own = {name: tensor for name, tensor in self.state() if not name.startswith("optimizer.")}
-        mine = {name: part for name, part in state.items() if not name.startswith("optimizer.")}
-        if own.keys() != mine.keys():
-            odd = ", ".join(sorted(own.keys() ^ mine.keys())[:3])
-            raise JomaError(f"state must be of these networks; {odd} … is in one of the two only")
-        for name, tensor in own.items():
-            if tensor.shape != mine[name].shape or tensor.dtype != mine[name].dtype:
-                raise JomaError(
-                    f"state must be of these networks; {name} is {tuple(mine[name].shape)} in "
-                    f"{mine[name].dtype}, but must be {tuple(tensor.shape)} in {tensor.dtype}"
-                )
+        parts = {name: one for name, one in state.items() if name.startswith("optimizer.")}
+        own = {name: one for name, one in self.state() if not name.startswith("optimizer.")}
+        mine = {name: one for name, one in state.items() if name not in parts}
+        check_tensors("state must be of these networks", mine, own)
         if not torch.equal(own["seeds"], mine["seeds"]):
             raise JomaError(
                 f"state must be of seeds {own['seeds'].tolist()}, got {mine['seeds'].tolist()}"
             )
         for name, tensor in own.items():
             tensor.copy_(mine[name])
-        parts = {
-            name.removeprefix("optimizer."): part
-            for name, part in state.items()
-            if name.startswith("optimizer.")
-        }
+        parts = {name.removeprefix("optimizer."): one for name, one in parts.items()}
         load_state(self.optimizer, parts, about.get("optimizer_state"))
         self.step = self._fetched = step
         self._counter.fill_(step)

@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from joma.experiments import _trained
 from joma.experiments._experiment import Request
 from joma.experiments.language._data import Text
-from joma.experiments.language._groups import GROUPS, LENGTH, WATCHED, Setting
-from joma.experiments.language._starts import begin, torch_seeds
-from joma.models import LanguageConfig
+from joma.experiments.language._groups import FIRST_SEED, GROUPS, LENGTH, WATCHED, Setting
+from joma.models import LanguageConfig, LanguageModel
 from joma.models.full_speed import FastLanguageModel
+from joma.models.language import FIRST_RANGE
 from joma.optim.full_speed import LazyAdam
 from joma.probes import stable_ranks
 from joma.runs import Run, is_run
@@ -95,7 +95,7 @@ class GroupWork:
             [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)],
             device=device,
         )
-        begin(model, torch_seeds(request.seed, size.seeds) * len(cells))
+        start_as_torch(model, torch_seeds(request.seed, size.seeds) * len(cells))
         optimizer = LazyAdam(
             model.named_parameters(),
             [cell.rate for cell in cells for _ in range(size.seeds)],
@@ -169,3 +169,73 @@ def training_loss(optimizer: LazyAdam) -> Callable[[FastLanguageModel, Window, T
         return model.loss_and_backward(*window, step, None if rows is None else fetch)
 
     return loss
+
+
+def torch_seeds(seed: int, count: int) -> list[int]:
+    """Return torch's seeds of the networks of each cell; seed 0 has the recorded ones."""
+    return [(FIRST_SEED + seed * count + number) % 2**63 for number in range(count)]
+
+
+@torch.no_grad()
+def start_as_torch(model: LanguageModel, seeds: Sequence[int]) -> None:
+    """Give each member the parameters of a network that torch makes from a seed.
+
+    The recorded runs began so: with what torch draws after `torch.manual_seed`. Torch draws on
+    the CPU, whatever the device of the model.
+
+    Args:
+        model: Networks whose parameters are written to.
+        seeds: One for each member.
+    """
+    drawn = {seed: _drawn(model, seed) for seed in set(seeds)}
+    for member, seed in enumerate(seeds):
+        for name, parameter in model.named_parameters():
+            parameter[member].copy_(drawn[seed][name])
+
+
+def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
+    """Return the parameters of one network by name, drawn in the order of the usual script.
+
+    Embeddings and output weights are drawn twice, the second time as they stay.
+    """
+    config = model.config
+    kind = {"device": "cpu", "dtype": torch.float32}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # that of the CPU alone, as manual_seed does it
+        layer = nn.TransformerEncoderLayer(config.width, config.heads, config.hidden, **kind)
+        embedding = nn.Embedding(config.vocabulary, config.width, **kind)
+        output = nn.Linear(config.width, config.vocabulary, **kind)
+        embedding.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
+        output.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
+    weight = torch.zeros(config.width, config.columns, **kind)
+    weight[:, : config.vocabulary] = output.weight.T
+    block = _block(layer)
+    blocks = {
+        f"blocks.{number}.{name}": value
+        for number in range(config.layers)
+        for name, value in block.items()
+    }
+    return {
+        "embedding.weight": embedding.weight,
+        **blocks,
+        "output.weight": weight,
+        "output.bias": torch.zeros(1, config.columns, **kind),
+    }
+
+
+def _block(layer: nn.TransformerEncoderLayer) -> dict[str, Tensor]:
+    """Return torch's layer by the names of ours, whose matrices are (in, out)."""
+    attention = layer.self_attn
+    linear = {
+        "queries_keys_values": (attention.in_proj_weight, attention.in_proj_bias),
+        "projection": (attention.out_proj.weight, attention.out_proj.bias),
+        "lower": (layer.linear1.weight, layer.linear1.bias),
+        "upper": (layer.linear2.weight, layer.linear2.bias),
+    }
+    norms = {"norm_attention": layer.norm1, "norm_mlp": layer.norm2}
+    return {
+        **{f"{name}.weight": weight.T for name, (weight, _) in linear.items()},
+        **{f"{name}.bias": bias.view(1, -1) for name, (_, bias) in linear.items()},
+        **{f"{name}.weight": norm.weight for name, norm in norms.items()},
+        **{f"{name}.bias": norm.bias for name, norm in norms.items()},
+    }

@@ -6,5 +6,6 @@ rows alone; the rest of the package needs none of it. Its counterpart for the ne
 """
 
 from joma.optim.full_speed.lazy_adam import LazyAdam
+from joma.optim.full_speed.lazy_rows import LazyRows
 
-__all__ = ["LazyAdam"]
+__all__ = ["LazyAdam", "LazyRows"]

@@ -1,9 +1,9 @@
-"""What a training of a language model is made of, as settings that check themselves."""
+"""The configuration of a training, section by section; each checks itself."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from joma.common.checks import (
     check_known,
@@ -24,13 +24,13 @@ SHARDINGS = ("none", "fsdp2")
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSection:
     """[model]: a causal language model with random weights.
 
     Args:
-        type: one of `MODEL_TYPES`, as transformers names them.
-        settings: the other entries of the section, as the configuration of that type names them;
-            what is not given is as transformers has it. The vocabulary is the tokenizer's unless
+        type: One of `MODEL_TYPES`, as transformers names them.
+        settings: The other entries of the section, as the configuration of that type names them;
+            the rest is as transformers has it. The vocabulary is the tokenizer's unless
             `vocab_size` is given.
     """
 
@@ -42,16 +42,16 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Data:
-    """[data]: what is read, and how much of it in a step.
+class DataSection:
+    """[data]: the text, and how much of it a step reads.
 
     Args:
-        corpus: what `joma.data.corpora.corpus` takes: embedded, wikitext-2, a folder, …
+        corpus: What `joma.data.corpora.corpus` takes: embedded, wikitext-2, a folder, …
         tokenizer: bytes, basic_english, bpe (trained on the corpus), or what
             `joma.models.load_tokenizer` takes.
-        vocabulary: how many tokens a bpe has.
-        window: tokens in a sequence.
-        batch: sequences in a step, over all pieces and processes.
+        vocabulary: How many tokens a bpe has.
+        window: Number of tokens in a sequence.
+        batch: Number of sequences in a step, over all pieces and processes.
     """
 
     corpus: str = "embedded"
@@ -75,7 +75,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerSection:
     """[optimizer]: matrices decay, biases and the gains of norms do not.
 
     Args:
@@ -143,18 +143,18 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Training:
-    """[training]: how far, and how it is computed.
+class TrainingSection:
+    """[training]: how many steps, and how they are computed.
 
     Args:
-        steps: of the optimizer.
+        steps: Number of updates.
         precision: float32, or bfloat16, which computes in it on a GPU and keeps weights, moments
             and gradients in float32.
-        accumulate: pieces a batch is cut into, to save memory; the step is the same.
-        compile: whether torch compiles the model.
-        seed: decides the first weights, the order of the data and what dropout drops.
-        sharding: on several processes, fsdp2 spreads weights, gradients and moments over them; with
-            none each has them all.
+        accumulate: Number of pieces a batch is cut into, to save memory; the step is the same.
+        compile: Whether torch compiles the model.
+        seed: Decides the first weights, the order of the data and what dropout drops.
+        sharding: With several processes, fsdp2 spreads weights, gradients and moments over them;
+            with none each has them all.
     """
 
     steps: int = 1000
@@ -174,14 +174,14 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
-    """[checkpoints]: at which steps the model is kept for others, and how often for itself.
+class CheckpointsSection:
+    """[checkpoints]: at which steps a model is exported, and how often to save a checkpoint.
 
     Args:
         schedule: "pythia" for 0, 1, 2, 4, …, 512, 1000, 2000, …; or a list of steps. The last
-            step of the training is kept in any case.
-        every: instead of a schedule, 0 and each step that is a multiple.
-        seconds: the most work, in seconds, that a kill may cost.
+            step of the training is exported in any case.
+        every: Instead of a schedule, 0 and each step that is a multiple.
+        seconds: The most work, in seconds, that a kill may cost.
     """
 
     schedule: str | tuple[int, ...] | None = None
@@ -218,12 +218,12 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationSection:
     """[validation]: the loss on text that is not trained on, without dropout.
 
     Args:
-        every: so many steps, and at the last; 0 never.
-        windows: read each time, from the beginning of the validation text.
+        every: Number of steps between two, besides the last step; 0 for never.
+        windows: Number of windows, from the beginning of the validation text.
     """
 
     every: int = 100
@@ -235,17 +235,17 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Monitoring:
-    """[monitor]: what `joma.Monitor` sees.
+class MonitorSection:
+    """[monitor]: what `joma.Monitor` measures.
 
     Args:
-        off: without one.
-        every: so many steps.
-        metrics: which; the monitor's own choice unless given.
-        windows: of the validation text that attention is measured on.
-        budget: share of the training's time that looks may take before they come more rarely than
-            asked for; 0 for no limit.
-        theorem1: the layer whose Theorem-1 residual is measured.
+        off: Whether to train without a monitor.
+        every: Number of steps between two measurements.
+        metrics: Names of metrics; the monitor's own choice unless given.
+        windows: Number of windows of the validation text that attention is measured on.
+        budget: Share of the training's time that measurements may take before they come more
+            rarely than asked for; 0 for no limit.
+        theorem1: The layer whose Theorem-1 residual is measured.
         stop_on: Findings at which the training ends, as `joma.Monitor` names them.
     """
 
@@ -277,16 +277,16 @@ class Config:
     """A training of a language model; each section has its own class.
 
     Raises:
-        ValueError: settings that do not go together.
+        JomaError: Settings do not go together.
     """
 
-    model: Model
-    data: Data = field(default_factory=Data)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    training: Training = field(default_factory=Training)
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    validation: Validation = field(default_factory=Validation)
-    monitor: Monitoring = field(default_factory=Monitoring)
+    model: ModelSection
+    data: DataSection = field(default_factory=DataSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    checkpoints: CheckpointsSection = field(default_factory=CheckpointsSection)
+    validation: ValidationSection = field(default_factory=ValidationSection)
+    monitor: MonitorSection = field(default_factory=MonitorSection)
 
     def __post_init__(self) -> None:
         if self.data.batch % self.training.accumulate:
@@ -335,15 +335,7 @@ class Config:
         }
 
 
-_SECTIONS: dict[str, Any] = {
-    "model": Model,
-    "data": Data,
-    "optimizer": Optimizer,
-    "training": Training,
-    "checkpoints": Checkpoints,
-    "validation": Validation,
-    "monitor": Monitoring,
-}
+_SECTIONS: dict[str, Any] = get_type_hints(Config)
 
 
 def _lists(value: Any) -> Any:

@@ -14,8 +14,8 @@ from torch.nn import functional
 from joma.common.quiet import need_transformers, quietly
 from joma.errors import JomaError
 from joma.optim import Optimizer, registry
-from joma.optim.state import load_state, split_state
-from joma.train.language._config import Config, Model
+from joma.optim.state import check_tensors, load_state, split_state
+from joma.train.language._config import Config, ModelSection
 from joma.train.language._export import export, gathered, series_folder
 from joma.train.language._text import Feed, Text, first_windows, read_tokens
 from joma.train.processes import Processes, shard_again, sharded_like, spread, summing, whole
@@ -145,7 +145,8 @@ class Trainer:
         state, about = self.processes.tensors_from_first(state, about)
         parameters = dict(self.model.named_parameters())
         parts = {name: state.pop(name) for name in list(state) if name.startswith("optimizer.")}
-        _check_same_model(state, {f"model.{name}": one for name, one in parameters.items()})
+        own: dict[str, Tensor] = {f"model.{name}": one for name, one in parameters.items()}
+        check_tensors("arrays must be of this model", state, own, dtypes=False)
         for name, parameter in parameters.items():
             parameter.copy_(sharded_like(state[f"model.{name}"], parameter))
         tensors: dict[str, Tensor] = {}
@@ -223,17 +224,6 @@ def _check_same(text: Text, processes: Processes) -> None:
         )
 
 
-def _check_same_model(state: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
-    if odd := sorted(state.keys() ^ places.keys()):
-        raise JomaError(f"arrays must be of this model; {odd[0]} is in one of the two only")
-    for name, tensor in places.items():
-        if state[name].shape != tensor.shape:
-            raise JomaError(
-                f"arrays must be of this model; {name} has shape {tuple(state[name].shape)}, but "
-                f"must have {tuple(tensor.shape)}"
-            )
-
-
 def _make_optimizer(model: nn.Module, config: Config) -> Optimizer:
     """Return the optimizer; matrices decay, biases and the gains of norms do not."""
     section = config.optimizer
@@ -269,7 +259,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         shard_again(model)
 
 
-def _make_config(model: Model, vocabulary: int, window: int) -> Any:
+def _make_config(model: ModelSection, vocabulary: int, window: int) -> Any:
     """Return the configuration of transformers for a section [model].
 
     Args:
