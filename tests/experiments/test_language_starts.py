@@ -26,7 +26,7 @@ def test_seeds_of_a_request() -> None:
 def test_seeds_without_end_are_torchs_too() -> None:
     (seed,) = torch_seeds(2**63 - 1, 1)
     config = LanguageConfig(vocabulary=9, layers=1, width=8, hidden=8, length=4)
-    begin(LanguageModel(config, (0,)), [seed])
+    start_as_torch(LanguageModel(config, (0,)), [seed])
 
 
 def test_what_is_drawn_does_not_follow_torchs_defaults() -> None:

@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _plan, _show, _work
-from joma.cli._edge import (
-    BAD_INPUT,
-    checked_out,
-    command_line,
-    interruptible,
-    reason,
-    same_settings,
-    writing_to,
-)
+from joma.cli import _show
+from joma.cli._errors import EXIT_BAD_INPUT, command_line, reason
+from joma.cli._folders import checked_out, closing, interruptible, same_settings, writing_to
 from joma.cli._options import Device, Json, Out, chosen_device
 from joma.cli._progress import reports
 from joma.common.json_files import plain
@@ -155,7 +148,7 @@ def _train(asked: _Asked) -> None:
             train_model(asked.config, None, processes=processes)
             return
         asked.begun.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
+        with run.locked(), closing(run) as outcome:
             with reports(NAME) as report, _warnings_after(report.say):
                 trained = train_model(asked.config, run, processes=processes, progress=report)
             outcome.update(finding=_finding(trained), findings=_headlines(trained))
@@ -177,7 +170,7 @@ def _quiet_but_for_the_first() -> Iterator[None]:
     except (ValueError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and type(error).__name__ != "FailedElsewhereError":
             raise
-        raise typer.Exit(BAD_INPUT) from None
+        raise typer.Exit(EXIT_BAD_INPUT) from None
 
 
 @contextlib.contextmanager
@@ -321,7 +314,7 @@ def _estimate(asked: _Asked) -> None:
         f"{asked.config.training.steps} steps → {folder}"
     )
     typer.echo(
-        f"  about {_plan._duration(found.seconds)} on {asked.device}, as a few steps went, "
+        f"  about {_show.duration(found.seconds)} on {asked.device}, as a few steps went, "
         f"memory {memory}, disk about {found.disk / 1e9:.2g} GB with {found.exports} models"
     )
     for name, section in asked.config.sections().items():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joma import random
-from joma.common.checks import check_whole
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.transformer import Watch, sinusoids
@@ -55,7 +55,7 @@ class LanguageConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "layers", "width", "hidden", "heads", "length"):
-            check_whole(name, getattr(self, name), 1)
+            whole_number(name, getattr(self, name), 1)
         if self.width % 2 or self.width % self.heads:
             raise JomaError(
                 f"width must be even and a multiple of the {self.heads} heads, got {self.width}"

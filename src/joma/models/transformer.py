@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from joma.common.checks import check_one_of, check_whole
+from joma.common.checks import check_one_of, whole_number
 from joma.errors import JomaError
 from joma.models.layers import Embedding, LayerNorm, Linear
 
@@ -69,7 +69,7 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "outputs", "layers", "width", "hidden", "heads"):
-            check_whole(name, getattr(self, name), 1)
+            whole_number(name, getattr(self, name), 1)
         for name in ("causal", "projection"):
             if not isinstance(getattr(self, name), bool):
                 raise JomaError(f"{name} must be True or False, got {getattr(self, name)!r}")

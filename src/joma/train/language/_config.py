@@ -11,7 +11,7 @@ from joma.common.checks import (
     check_one_of,
     check_text,
     check_truth,
-    check_whole,
+    whole_number,
 )
 from joma.errors import JomaError
 from joma.optim import registry
@@ -63,15 +63,15 @@ class DataSection:
     def __post_init__(self) -> None:
         check_text("data.corpus", self.corpus)
         check_text("data.tokenizer", self.tokenizer)
-        check_whole("data.window", self.window, 1)
-        check_whole("data.batch", self.batch, 1)
+        whole_number("data.window", self.window, 1)
+        whole_number("data.batch", self.batch, 1)
         if (self.tokenizer == "bpe") != (self.vocabulary is not None):
             raise JomaError(
                 "data.vocabulary goes with the tokenizer bpe, which needs it, got "
                 f"{self.vocabulary} with the tokenizer {self.tokenizer}"
             )
         if self.vocabulary is not None:
-            check_whole("data.vocabulary", self.vocabulary, 257)
+            whole_number("data.vocabulary", self.vocabulary, 257)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class OptimizerSection:
         if self.weight_decay is not None:
             check_number("optimizer.weight_decay", self.weight_decay)
         check_number("optimizer.clip", self.clip)
-        check_whole("optimizer.warmup", self.warmup, 0)
+        whole_number("optimizer.warmup", self.warmup, 0)
         check_one_of("optimizer.schedule", self.schedule, SCHEDULES)
         check_number("optimizer.final", self.final, below=math.nextafter(1, 2))
 
@@ -165,11 +165,11 @@ class TrainingSection:
     sharding: str = "none"
 
     def __post_init__(self) -> None:
-        check_whole("training.steps", self.steps, 1)
+        whole_number("training.steps", self.steps, 1)
         check_one_of("training.precision", self.precision, PRECISIONS)
-        check_whole("training.accumulate", self.accumulate, 1)
+        whole_number("training.accumulate", self.accumulate, 1)
         check_truth("training.compile", self.compile)
-        check_whole("training.seed", self.seed, 0, below=2**63)
+        whole_number("training.seed", self.seed, 0, below=2**63)
         check_one_of("training.sharding", self.sharding, SHARDINGS)
 
 
@@ -195,10 +195,10 @@ class CheckpointsSection:
                 f"{self.schedule!r} and {self.every!r}"
             )
         if self.every is not None:
-            check_whole("checkpoints.every", self.every, 1)
+            whole_number("checkpoints.every", self.every, 1)
         if isinstance(self.schedule, tuple):
             for step in self.schedule:
-                check_whole("checkpoints.schedule", step, 0)
+                whole_number("checkpoints.schedule", step, 0)
         elif self.schedule not in (None, "pythia"):
             raise JomaError(
                 f"checkpoints.schedule must be pythia or a list of steps, got {self.schedule!r}"
@@ -230,8 +230,8 @@ class ValidationSection:
     windows: int = 64
 
     def __post_init__(self) -> None:
-        check_whole("validation.every", self.every, 0)
-        check_whole("validation.windows", self.windows, 1)
+        whole_number("validation.every", self.every, 0)
+        whole_number("validation.windows", self.windows, 1)
 
 
 @dataclass(frozen=True)
@@ -259,11 +259,11 @@ class MonitorSection:
 
     def __post_init__(self) -> None:
         check_truth("monitor.off", self.off)
-        check_whole("monitor.every", self.every, 1)
-        check_whole("monitor.windows", self.windows, 1)
+        whole_number("monitor.every", self.every, 1)
+        whole_number("monitor.windows", self.windows, 1)
         check_number("monitor.budget", self.budget, below=math.nextafter(1, 2))
         if self.theorem1 is not None:
-            check_whole("monitor.theorem1", self.theorem1, 0)
+            whole_number("monitor.theorem1", self.theorem1, 0)
         for entry in ("metrics", "stop_on"):
             names = getattr(self, entry)
             if names is not None and not isinstance(names, tuple):
