@@ -181,7 +181,7 @@ def _separate(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttenti
 
 
 def _lone_query(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
-    """Queries made by one module, keys and values by another (GPT-2's cross-attention)."""
+    """Return attention whose keys and values are made by one module (GPT-2's cross-attention)."""
     both = _key_value(module, path)
     if both is None:
         return None
@@ -245,14 +245,14 @@ def _fused(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention 
 
 
 def read_as(found: FoundAttention, way: Layout, whole: Projection) -> None:
-    """Takes the rows of a fused matrix as a layout has them."""
+    """Take the rows of a fused matrix as a layout has them."""
     for role in ("query", "key", "value"):
         found.parts[role] = (whole, way.rows[role])
     found.heads, found.key_heads = way.heads, way.key_heads
 
 
 def _latent(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
-    """Multi-head latent attention: keys and values are made from one compressed vector."""
+    """Return latent attention, whose keys and values are made from one compressed vector."""
     both = child_projection(module, path, "kv_b_proj")
     if both is None:
         return None
@@ -313,7 +313,7 @@ def _output(
 
 
 def _fits(output: Projection, found: FoundAttention) -> bool:
-    """Whether the output matrix takes what the heads gather, as far as that is known."""
+    """Return whether the output matrix takes what the heads gather, as far as that is known."""
     if output.why_not:
         return True
     value, rows = found.parts.get("value", (None, None))
@@ -326,7 +326,7 @@ def _fits(output: Projection, found: FoundAttention) -> bool:
 
 
 def _count_heads(found: FoundAttention, module: nn.Module, config: Any) -> None:
-    """Heads from the width of one, checked against the number the configuration has."""
+    """Set the numbers of heads from the width of one, checked against the configuration."""
     query, _ = found.parts["query"]
     key, rows = found.parts.get("key", (None, None))
     width, said = head_width(module, config), head_count(module, config)

@@ -269,7 +269,7 @@ class _Blocks:
 
 
 def _longest_list(modules: Mapping[str, nn.Module]) -> set[str]:
-    """The list of most modules of one class, where nothing in a model was recognised."""
+    """Return the list of most modules of one class, where nothing in a model was recognised."""
     alike = {
         path: len(module)
         for path, module in modules.items()
@@ -279,7 +279,7 @@ def _longest_list(modules: Mapping[str, nn.Module]) -> set[str]:
 
 
 def _above(path: str) -> list[str]:
-    """A path and those above it, the closest first."""
+    """Return a path and those above it, the closest first."""
     found = [path]
     while path:
         path = path.rpartition(".")[0]
@@ -327,7 +327,7 @@ def _unused(path: str) -> bool:
 
 
 def _adapted_stacks(model: nn.Module) -> dict[str, str]:
-    """Experts that peft adapts as stacks of matrices, and why they are left out."""
+    """Return experts that peft adapts as stacks of matrices, and why they are left out."""
     return {
         reader_path(path): "an adapter changes it, and how is not known for stacks of matrices"
         for path, module in model.named_modules()
@@ -337,7 +337,7 @@ def _adapted_stacks(model: nn.Module) -> dict[str, str]:
 
 
 def _not_in_use(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Paths of what peft keeps next to the copies it trains, and of copies that are not active."""
+    """Return paths of what peft keeps next to the copies it trains, and of inactive copies."""
     unused: set[str] = set()
     for path, module in modules.items():
         copies = module._modules.get("modules_to_save")

@@ -95,7 +95,7 @@ def experts_at(module: nn.Module, path: str) -> FoundMlp | None:
 def _plain(
     lower: Projection, down: Projection, concatenated: bool = True
 ) -> dict[str, tuple[Projection, Rows | None]] | None:
-    """Roles of two matrices; the first may hold a gate and its partner."""
+    """Return roles of two matrices; the first may hold a gate and its partner."""
     if lower.why_not or down.why_not or _closes(lower, down):
         return {"mlp_lower": (lower, None), "mlp_down": (down, None)}
     if lower.out == 2 * down.inputs and lower.inputs == down.out:
@@ -108,12 +108,12 @@ def _plain(
 
 
 def _closes(lower: Projection, down: Projection) -> bool:
-    """Whether the second matrix leads back to where the first began."""
+    """Return whether the second matrix leads back to where the first began."""
     return lower.out == down.inputs and lower.inputs == down.out
 
 
 def _stack(module: nn.Module, path: str, name: str) -> tuple[str, Tensor] | None:
-    """A stack of matrices: a parameter of the module, or the weight of a part of it."""
+    """Return a stack of matrices: a parameter of the module, or the weight of a part of it."""
     own = module._parameters.get(name)
     where = join(path, name)
     if own is None:

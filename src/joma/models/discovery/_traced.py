@@ -93,7 +93,7 @@ class Traced:
         self._open.clear()
 
     def decide(self, attention: FoundAttention) -> None:
-        """Reads the fused matrix of an attention as it was seen, and says whether it was seen."""
+        """Read the fused matrix of an attention as it was seen, and says whether it was seen."""
         scores = self._scores.get(attention.path)
         if not scores:
             return
@@ -141,7 +141,7 @@ class Traced:
 
 
 def _count_heads(attention: FoundAttention, frame: _Frame) -> None:
-    """Takes the number of heads of a fused matrix from what was seen, where nothing says it."""
+    """Take the number of heads of a fused matrix from what was seen, where nothing says it."""
     whole, rows = attention.parts.get("query", (None, None))
     if attention.heads is not None or whole is None or rows is None or not attention.ways:
         return
@@ -153,7 +153,7 @@ def _count_heads(attention: FoundAttention, frame: _Frame) -> None:
 
 
 def _judged(attention: FoundAttention, frame: _Frame) -> Iterator[tuple[str, float]]:
-    """How well each way to read the matrices explains what was seen, from 0 to 1."""
+    """Return how well each way to read the matrices explains what was seen, from 0 to 1."""
     ways = {way.name: (way.rows, way.heads, way.key_heads) for way in attention.ways}
     if not ways:
         rows = {role: part[1] for role, part in attention.parts.items()}
@@ -174,7 +174,7 @@ def _judged(attention: FoundAttention, frame: _Frame) -> Iterator[tuple[str, flo
 def _first_vectors(
     projection: Projection, rows: Rows | None, heads: int | None, frame: _Frame
 ) -> Tensor | None:
-    """What a projection made at the first position of the first sequence, (heads, width)."""
+    """Return what a projection made at the first position of the first sequence, (heads, width)."""
     output = frame.made.get(projection.holder)
     if output is None or output.shape[-1] != projection.out or not heads:
         return None
@@ -187,7 +187,7 @@ def _first_vectors(
 
 
 def _explained(made: list[Tensor], product: tuple[Tensor, Tensor]) -> float:
-    """The smallest cosine among queries and keys with the operands of one product."""
+    """Return the smallest cosine among queries and keys with the operands of one product."""
     found = [0.0 for _ in made]
     for at, (vectors, operand) in enumerate(zip(made, product, strict=False)):
         width = vectors.shape[-1]
@@ -197,7 +197,7 @@ def _explained(made: list[Tensor], product: tuple[Tensor, Tensor]) -> float:
 
 
 def _first_seen(operand: Tensor, width: int) -> Iterator[Tensor]:
-    """Vectors of all heads at the first position, in each way an operand may be laid out."""
+    """Yield vectors of all heads at the first position, for each layout of an operand."""
     for laid in (operand, operand.mT if operand.ndim > 1 else operand):
         if laid.ndim < 3 or laid.shape[-1] != width:
             continue
@@ -216,7 +216,7 @@ def _on_host(vectors: Tensor) -> Tensor:
 
 
 def _cosine(vectors: Tensor, seen: Tensor) -> float:
-    """Mean cosine head by head; keys that several queries share may be repeated."""
+    """Return the mean cosine over heads; keys that several queries share may be repeated."""
     heads, there = len(vectors), len(seen)
     if there < heads:
         return 0.0
