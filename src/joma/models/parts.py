@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -72,6 +73,12 @@ class Rows:
             raise JomaError(
                 f"Rows needs 0 <= start < stop <= of, got {self.start}, {self.stop}, {self.of}"
             )
+
+    @classmethod
+    def following(cls, *sizes: int) -> list["Rows"]:
+        """Return the parts of a matrix whose every group consists of parts of these sizes."""
+        ends = list(accumulate(sizes))
+        return [cls(end - size, end, ends[-1]) for size, end in zip(sizes, ends, strict=True)]
 
     def rows(self, matrix: Tensor, heads: int | None = None) -> Tensor:
         """Return the rows of an (out, in) matrix; a view where there is one group."""

@@ -99,10 +99,9 @@ def _plain(
     if lower.why_not or down.why_not or _closes(lower, down):
         return {"mlp_lower": (lower, None), "mlp_down": (down, None)}
     if lower.out == 2 * down.inputs and lower.inputs == down.out:
-        half, both = down.inputs, lower.out
-        gate, up = (Rows(0, half, both), Rows(half, both, both))
-        if not concatenated:  # every gate is followed by its partner (gpt_oss)
-            gate, up = Rows(0, 1, 2), Rows(1, 2, 2)
+        # Where they are not concatenated, every gate is followed by its partner (gpt_oss).
+        half = down.inputs if concatenated else 1
+        gate, up = Rows.following(half, half)
         return {"mlp_lower": (lower, gate), "mlp_up": (lower, up), "mlp_down": (down, None)}
     return None
 
