@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
-from joma.experiments.claims._search import (
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, monte_carlo
+from joma.experiments.claims.search import (
     Integer,
     Parameter,
     Point,
@@ -17,8 +18,8 @@ from joma.experiments.claims._search import (
     Simplex,
     Vector,
 )
+from joma.theory import as_printed as printed
 from joma.theory import hblt
-from joma.theory.as_printed import hblt as printed
 
 DEPTH, RHO = 4, 0.9
 CLASS_PROBS = np.full(5, 0.2)
