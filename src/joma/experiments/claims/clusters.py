@@ -8,7 +8,7 @@ from scipy import special
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, monte_carlo
+from joma.experiments.claims.measurement import Formula, Measurement, measured, monte_carlo
 from joma.experiments.claims.reference.clusters import (
     FAMILIES,
     FAMILY,
@@ -20,7 +20,16 @@ from joma.experiments.claims.reference.clusters import (
     spread,
     width_of,
 )
-from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Vector
+from joma.experiments.claims.search import (
+    Choice,
+    Integer,
+    Matrix,
+    Point,
+    Real,
+    Search,
+    Vector,
+    over,
+)
 from joma.theory import clusters, marginals
 from joma.theory.as_printed import clusters as printed
 from joma.theory.marginals import (
@@ -85,6 +94,7 @@ _SAMPLED: dict[str, Any] = {
 }
 
 
+@over(**_SAMPLED, mean=Vector(Real(-3.0, 3.0), Integer(1, 5)), rank=Integer(1, 5), sampled=True)
 def _moments_at(formula: Formula, point: Point) -> Measurement:
     """Monte Carlo in as many dimensions as given, of which the cluster fills `rank`."""
     rng = np.random.default_rng([3, point.seed])
@@ -159,6 +169,7 @@ def _scene(point: Point) -> tuple[list[Marginal], Array, Array, Array, float]:
     return shapes, np.resize(point["gradients"], len(means)), means, v, point["bias"]
 
 
+@over(**_CLUSTERS)
 def _flow_at(formula: Formula, point: Point) -> Measurement:
     """The flow of any clusters, whose integrals come from the density alone."""
     shapes, a, means, v, bias = _scene(point)
@@ -166,7 +177,7 @@ def _flow_at(formula: Formula, point: Point) -> Measurement:
     expected = flow(shapes, a, means, v, bias)
     size = np.abs(a) @ (np.abs(means).max(axis=1) + _widths(shapes)) + 1e-300
     error = np.abs(np.array([*rate.v, float(rate.bias)]) - expected).max() / size
-    return Measurement(float(error), 1e-9)
+    return measured(error, 1e-9)
 
 
 def _widths(shapes: list[Marginal]) -> Array:
@@ -194,12 +205,12 @@ def _first_integral(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 def _first_integral_leaky(formula: Formula, rng: np.random.Generator) -> Measurement:
     """For a leaky ReLU F = θ₂ + sθ₁ does not vanish far below zero but tends to c₋ s."""
-    del rng
     leak, s = 0.1, -20.0
     leaky = leak * s + (1 - leak) * float(formula(Gaussian(), s))
     return Measurement(abs(leaky), 1e-9)
 
 
+@over(**FAMILY, s=Real(-60.0, 60.0, special=(0.0, -1.0)))
 def _first_integral_at(formula: Formula, point: Point) -> Measurement:
     """F in relative size, at any depth where θ₁ is a normal float."""
     marginal = family_of(point)
@@ -223,15 +234,16 @@ def _radial(formula: Formula, rng: np.random.Generator) -> Measurement:
         shapes = [marginal, Scaled(marginal, 2.0)]
         direct = float(v @ flow(shapes, a, means, v, bias)[:-1])
         worst = max(worst, abs(formula(shapes, a, means, v, bias) - direct))
-    return Measurement(float(worst), 1e-8)
+    return measured(worst, 1e-8)
 
 
+@over(**_CLUSTERS)
 def _radial_at(formula: Formula, point: Point) -> Measurement:
     shapes, a, means, v, bias = _scene(point)
     expected = float(v @ flow(shapes, a, means, v, bias)[:-1])
     reach = np.abs(means @ v) + abs(bias) + np.linalg.norm(v) * _widths(shapes)
     error = abs(formula(shapes, a, means, v, bias) - expected) / (np.abs(a) @ reach + 1e-300)
-    return Measurement(float(error), 1e-9)
+    return measured(error, 1e-9)
 
 
 def _slopes(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -259,6 +271,13 @@ def _slope_error(
     return float(np.abs(leaky(high) - leaky(low) - total).max())
 
 
+@over(
+    **FAMILY,
+    low=Real(-5.0, 5.0, special=(0.0,)),
+    step=Real(1e-3, 1.0, log=True),
+    below=Real(-1.0, 1.0, special=(0.0, 0.01)),
+    above=Real(-1.0, 2.0, special=(0.0, 1.0)),
+)
 def _slopes_at(formula: Formula, point: Point) -> Measurement:
     marginal = family_of(point)
     width = width_of(marginal)
@@ -274,7 +293,6 @@ def _slopes_at(formula: Formula, point: Point) -> Measurement:
 
 def _sphere(formula: Formula, rng: np.random.Generator) -> Measurement:
     """The area of the unit sphere in n - 1 dimensions, by the recursion of areas."""
-    del rng
     return Measurement(max(_sphere_error(formula, n) for n in range(2, 10)), 1e-11)
 
 
@@ -288,6 +306,7 @@ def _sphere_error(formula: Formula, n: int) -> float:
     return abs(float(formula(n)) / float(np.exp(log)) - 1)
 
 
+@over(n=Integer(2, 250, log=True))
 def _sphere_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(_sphere_error(formula, point["n"]), 1e-11)
 
@@ -322,6 +341,7 @@ def _ball_error(formula: Formula, n: int, u: float) -> float:
     return abs(given / float(np.exp(slice_log)) - 1)
 
 
+@over(n=Integer(1, 1000, log=True), u=Real(-1.2, 1.2, special=(0.0, -1.0, 1.0)))
 def _ball_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(_ball_error(formula, point["n"], point["u"]), 1e-10)
 
@@ -347,6 +367,7 @@ def _curve_error(formula: Formula, marginal: Marginal, s: float) -> float:
     return abs(float(formula(marginal, s)) * float(reference(marginal, s).hazard) - 1)
 
 
+@over(**FAMILY, s=Real(-49.9, 49.9, special=(0.0,)))
 def _curve_at(formula: Formula, point: Point) -> Measurement:
     marginal = family_of(point)
     s = point["s"] * (1 if np.isinf(marginal.reach) else 1 / 50)
@@ -364,11 +385,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.expectations,
         printed=printed.expectations,
         measure=_moments,
-        search=Search(
-            {**_SAMPLED, "mean": Vector(Real(-3.0, 3.0), Integer(1, 5)), "rank": Integer(1, 5)},
-            _moments_at,
-            sampled=True,
-        ),
+        search=_moments_at,
     ),
     Claim(
         id="lemma2",
@@ -378,7 +395,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.velocity,
         printed=printed.velocity,
         measure=_flow,
-        search=Search(_CLUSTERS, _flow_at),
+        search=_flow_at,
     ),
     Claim(
         id="lemma3",
@@ -389,7 +406,7 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_first_integral,
         condition="ReLU; for c₋ ≠ 0 the derivative holds, but F tends to c₋ s",
         without=_first_integral_leaky,
-        search=Search({**FAMILY, "s": Real(-60.0, 60.0, special=(0.0, -1.0))}, _first_integral_at),
+        search=_first_integral_at,
     ),
     Claim(
         id="eqn53",
@@ -399,7 +416,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.radial_velocity,
         printed=printed.radial_velocity,
         measure=_radial,
-        search=Search(_CLUSTERS, _radial_at),
+        search=_radial_at,
     ),
     Claim(
         id="lemma5",
@@ -409,16 +426,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.homogeneous_slopes,
         printed=printed.homogeneous_slopes,
         measure=_slopes,
-        search=Search(
-            {
-                **FAMILY,
-                "low": Real(-5.0, 5.0, special=(0.0,)),
-                "step": Real(1e-3, 1.0, log=True),
-                "below": Real(-1.0, 1.0, special=(0.0, 0.01)),
-                "above": Real(-1.0, 2.0, special=(0.0, 1.0)),
-            },
-            _slopes_at,
-        ),
+        search=_slopes_at,
     ),
     Claim(
         id="eqn35",
@@ -427,7 +435,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="area of the unit sphere by recursion, n = 2 to 9",
         derived=marginals.sphere_constant,
         measure=_sphere,
-        search=Search({"n": Integer(2, 250, log=True)}, _sphere_at),
+        search=_sphere_at,
     ),
     Claim(
         id="eqn36",
@@ -445,10 +453,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="volume of a slice by recursion; shares of drawn points",
         derived=lambda n, u: Ball(n).pdf(u),
         measure=_ball,
-        search=Search(
-            {"n": Integer(1, 1000, log=True), "u": Real(-1.2, 1.2, special=(0.0, -1.0, 1.0))},
-            _ball_at,
-        ),
+        search=_ball_at,
     ),
     Claim(
         id="eqn57",
@@ -457,6 +462,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="hazard by quadrature of the density",
         derived=clusters.curve_slope,
         measure=_curve,
-        search=Search({**FAMILY, "s": Real(-49.9, 49.9, special=(0.0,))}, _curve_at),
+        search=_curve_at,
     ),
 )

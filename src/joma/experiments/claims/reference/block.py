@@ -33,6 +33,8 @@ PHI: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
 }
 
+POINTWISE = ("linear", "exp", "sigmoid")
+
 PARAMETERS: Mapping[str, Parameter] = {
     "tokens": Integer(1, 8),
     "nodes": Integer(1, 5),
@@ -402,3 +404,40 @@ def law_measure(
 def parameters(*left_out: str, **added: Parameter) -> dict[str, Parameter]:
     """`PARAMETERS` without some and with others."""
     return {**{name: one for name, one in PARAMETERS.items() if name not in left_out}, **added}
+
+
+def random_samples(rng: np.random.Generator, *, queries: int = 1, nodes: int = 3) -> Samples:
+    """Return forty samples of six tokens, with random gradients for each node."""
+    x = rng.dirichlet(np.ones(6), size=40)
+    query = None if queries == 1 else rng.permutation(np.arange(40) % queries)
+    return Samples(x, gradient=rng.normal(size=(40, nodes)), query=query)
+
+
+def random_start(samples: Samples, rng: np.random.Generator, logit: float = 0.0) -> State:
+    """Return a random state for the samples, its logits about a given value."""
+    m, k, q = samples.tokens, samples.nodes, samples.queries
+    return State(
+        0.3 * rng.normal(size=(m, k)),
+        logit + 0.3 * rng.normal(size=(q, m)),
+        0.1 * rng.normal(size=(q, k)),
+    )
+
+
+def random_point(rng: np.random.Generator, **given: Any) -> Point:
+    """Return a block of moderate size at moderate rates, as a point of a search."""
+    values: dict[str, Any] = {
+        "tokens": 5,
+        "nodes": 3,
+        "queries": 1,
+        "samples": 9,
+        "weights": 0.5,
+        "logits": 0.5,
+        "absent": 0.2,
+        "eta_w": 0.7,
+        "eta_z": 1.3,
+        "tau": 0.6,
+        "activation": "tanh",
+        "drive": "gradient",
+        "draw": int(rng.integers(2**32)),
+    }
+    return Point({**values, **given})
