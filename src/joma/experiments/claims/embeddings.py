@@ -4,12 +4,20 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import integrate, stats
+from scipy import stats
 
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured, monte_carlo
+from joma.experiments.claims.measurement import (
+    Formula,
+    Measurement,
+    difference,
+    largest_error,
+    measured,
+    monte_carlo,
+)
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point, random_samples
+from joma.experiments.claims.reference.ode import solve
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, Vector, over
 from joma.theory import embeddings, invariants
 from joma.theory.as_printed import embeddings as printed
@@ -82,13 +90,11 @@ def _overlaps_at(formula: Formula, point: Point) -> Measurement:
 
 
 def _drift_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
-    worst = Measurement(0.0, 1.0)
-    for attention in POINTWISE:
-        for drive in ("gradient", "labels"):
-            values = dict(random_point(rng, drive=drive, queries=2).values)
-            at = _drift_rate_at(formula, Point({**values, "attention": attention}))
-            worst = max(worst, at, key=lambda m: m.error)
-    return worst
+    return largest_error(
+        _drift_rate_at(formula, random_point(rng, drive=drive, queries=2, attention=attention))
+        for attention in POINTWISE
+        for drive in ("gradient", "labels")
+    )
 
 
 def _drift_rate_at(formula: Formula, point: Point) -> Measurement:
@@ -113,21 +119,18 @@ def _implicit_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
     tokens, query = basis[:, :6], basis[:, 6]
     w0, z0 = 0.3 * rng.normal(size=(d, 3)), 0.3 * rng.normal(size=6)
 
-    def right_side(_: float, flat: Any) -> Any:
+    def right_side(flat: Any) -> Any:
         w, z = flat[:-6].reshape(d, 3), flat[-6:]
         b = np.exp(z) * x
         f = b @ tokens.T + query
         pull = g * (1 - np.tanh(f @ w) ** 2) / len(x)
         return np.concatenate([(f.T @ pull).ravel(), np.sum(b * (pull @ w.T @ tokens), axis=0)])
 
-    flow: Any = integrate.solve_ivp(
-        right_side, (0, 0.5), np.concatenate([w0.ravel(), z0]), "DOP853", rtol=1e-11, atol=1e-12
-    )
+    flow = solve(right_side, np.concatenate([w0.ravel(), z0]), 0.5, rtol=1e-11, atol=1e-12)
     start = State(tokens.T @ w0, z0[None], (query @ w0)[None])
     path = simulate(Block("exp", "tanh"), samples, [0.0, 0.5], initial=start)
     predicted = formula(w0, tokens, path.v[1] - path.v[0], query, path.bias[1, 0] - path.bias[0, 0])
-    actual = flow.y[:-6, -1].reshape(d, 3)
-    return measured(np.abs(predicted - actual), 1e-8)
+    return measured(difference(predicted, flow[:-6].reshape(d, 3)), 1e-8)
 
 
 def _implicit_bias_at(formula: Formula, point: Point) -> Measurement:
@@ -136,11 +139,7 @@ def _implicit_bias_at(formula: Formula, point: Point) -> Measurement:
     m, moving = setting.samples.tokens, setting
     for _ in range(point["steps"]):
         rate = reference.rates(moving)
-        speed = max(
-            float(np.max(np.abs(rate.w)) / np.max(np.abs(moving.w))),
-            float(np.max(np.abs(rate.z)) / setting.block.tau),
-        )
-        moving = moving.moved(rate, point["step"] / max(speed, 1e-30))
+        moving = moving.moved(rate, point["step"] / max(moving.speed(rate), 1e-30))
     change = moving.state.v - setting.state.v
     bias = moving.state.bias[0] - setting.state.bias[0]
     tokens, query = setting.columns[:, :m], setting.columns[:, m]

@@ -20,38 +20,30 @@ from joma.experiments.claims.search import (
     Vector,
     over,
 )
+from joma.theory import cdag
 from joma.theory.as_printed import cdag as as_printed
-from joma.theory.cdag import (
-    CDAG,
-    LEAKY_RELU,
-    LINEAR,
-    RELU,
-    SIGMOID,
-    TANH,
-    Activations,
-    Gradients,
-    corr,
-    correlation_bound,
-    random_cases,
-)
 
 Array = np.ndarray
 
 NONLINEARITIES = {
-    "linear": LINEAR,
-    "relu": RELU,
-    "leaky_relu": LEAKY_RELU,
-    "tanh": TANH,
-    "sigmoid": SIGMOID,
+    "linear": cdag.LINEAR,
+    "relu": cdag.RELU,
+    "leaky_relu": cdag.LEAKY_RELU,
+    "tanh": cdag.TANH,
+    "sigmoid": cdag.SIGMOID,
 }
 
 
-def _backward(network: CDAG, activations: Activations, output_gradient: Array) -> Gradients:
+def _backward(
+    network: cdag.CDAG, activations: cdag.Activations, output_gradient: Array
+) -> cdag.Gradients:
     return network.backward(activations, output_gradient)
 
 
 def _finite_differences(formula: Formula, rng: np.random.Generator) -> Measurement:
-    network = CDAG.layered((3, 4, 3, 2), (TANH, SIGMOID, LINEAR), rng, scale=1.5)
+    network = cdag.CDAG.layered(
+        (3, 4, 3, 2), (cdag.TANH, cdag.SIGMOID, cdag.LINEAR), rng, scale=1.5
+    )
     x, output_gradient = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
 
     def objective(weights: Array, inputs: Array) -> float:
@@ -97,7 +89,7 @@ def _backward_at(formula: Formula, point: Point) -> Measurement:
     rng = np.random.default_rng(point["draw"])
     widths = (*np.asarray(point["widths"]).astype(int).tolist(), point["outputs"])
     choices = [NONLINEARITIES[str(one)] for one in rng.choice(point["kinds"], len(widths) - 1)]
-    network = CDAG.layered(widths, tuple(choices), rng, scale=point["scale"])
+    network = cdag.CDAG.layered(widths, tuple(choices), rng, scale=point["scale"])
     x = rng.standard_normal((4, widths[0]))
     output_gradient = rng.standard_normal((4, widths[-1]))
     by_weights = np.where(network.trained, rng.standard_normal(network.weights.shape), 0.0)
@@ -144,13 +136,13 @@ def _random_signals(gradient_rule: bool) -> Measure:
     def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
         failed = total = 0
         for dimension in (2, 3, 4, 5):
-            cases = random_cases(20_000, dimension, 0.1, rng)
+            cases = cdag.random_cases(20_000, dimension, 0.1, rng)
             bound = formula(*cases.angles)
-            weight = corr(cases.f, cases.delta)
+            weight = cdag.corr(cases.f, cases.delta)
             if not gradient_rule:
                 weight = rng.choice([-1.0, 1.0], weight.shape)
             # In the plane the bound is often attained, up to rounding of arccos near 0.
-            failed += int(np.sum(weight * corr(cases.z_beta, cases.delta) < bound - 1e-9))
+            failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
             total += bound.size
         small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
         return Measurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
@@ -252,7 +244,9 @@ def _at_an_input_at(formula: Formula, point: Point) -> Measurement:
 
 def _at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> Measurement:
     weights = np.array([[0.0, 0.0], [0.0, 0.0]])
-    node = CDAG(1, (LINEAR,), weights, np.eye(2, k=-1, dtype=bool), np.zeros((2, 2), bool))
+    node = cdag.CDAG(
+        1, (cdag.LINEAR,), weights, np.eye(2, k=-1, dtype=bool), np.zeros((2, 2), bool)
+    )
     gradients = node.backward(node.forward(f[:, None]), g[:, None])
     # The gradient rule: the weight is its own gradient.
     arriving = gradients.weights[1, 0] * gradients.deltas[:, 1]
@@ -278,7 +272,7 @@ CLAIMS: tuple[Claim, ...] = (
         title="corr(z_β, g_{j→k}) is at least what three angles allow: > 0 if θ₁+θ₂+θ₃ < π/2",
         source="CDAG draft note, Theorem 1",
         method="random unit signals with C₁ = C₂ = C₃ = .1: share that breaks the bound",
-        derived=correlation_bound,
+        derived=cdag.correlation_bound,
         printed=as_printed.correlation_bound,
         measure=_random_signals(gradient_rule=True),
         condition="w_jk = corr(f_k, σ′_j g_j), not a weight of any other sign",
@@ -301,7 +295,7 @@ CLAIMS: tuple[Claim, ...] = (
         title="the bound is attained; at acute angles with θ₁+θ₂+θ₃ > π/2, θ₂ > 0 the sign is free",
         source="new",
         method="least value over all arrangements of the four unit vectors, on a grid",
-        derived=correlation_bound,
+        derived=cdag.correlation_bound,
         measure=_least_arrangement,
         search=Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
     ),
@@ -310,7 +304,7 @@ CLAIMS: tuple[Claim, ...] = (
         title="at an input node the note is right: corr(z_β, g_{j→k}) = corr(z_β, σ′_j g_j)² ≥ 0",
         source="CDAG draft note, Theorem 1",
         method="backward pass of a node whose input is the latent, with the gradient rule",
-        derived=lambda z_beta, delta: corr(z_beta, delta) ** 2,
+        derived=lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2,
         measure=_at_an_input,
         condition="f_k = z_β",
         without=_near_an_input,

@@ -9,19 +9,7 @@ from joma.experiments.claims.cdag.theorem1 import NONLINEARITIES
 from joma.experiments.claims.claim import Claim, Measure
 from joma.experiments.claims.measurement import Formula, Measurement, measured
 from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Search, Seed
-from joma.theory.cdag import (
-    CDAG,
-    LINEAR,
-    RELU,
-    SIGMOID,
-    TANH,
-    EdgeCorrelations,
-    angle,
-    correlation_bound,
-    edge_correlations,
-    label_flow,
-    two_value_flow,
-)
+from joma.theory import cdag
 from joma.theory.functions import Activation
 from joma.theory.hblt import Tree
 
@@ -42,7 +30,7 @@ def _two_values(
     formula: Formula, rng: np.random.Generator, *, centred: bool
 ) -> Iterator[tuple[Array, Array]]:
     """ẇ_j of one node by its backward pass over a dataset and by a formula, P[z_α = 1] = .2."""
-    for nonlinearity in (LINEAR, RELU, TANH, SIGMOID):
+    for nonlinearity in (cdag.LINEAR, cdag.RELU, cdag.TANH, cdag.SIGMOID):
         signals = rng.standard_normal((3, 5))
         z = (rng.random(400) < 0.2) * 1.0
         g = z - 0.1 * rng.standard_normal(400)
@@ -59,7 +47,7 @@ def _two_values_of(
     x = np.where(z[:, None] == 1, x_plus, x_minus)
     weights, trained = np.zeros((n + 1, n + 1)), np.zeros((n + 1, n + 1), bool)
     weights[n, :n], trained[n, :n] = w, True
-    node = CDAG(n, (nonlinearity,), weights, trained, np.zeros((n + 1, n + 1), bool))
+    node = cdag.CDAG(n, (nonlinearity,), weights, trained, np.zeros((n + 1, n + 1), bool))
     gradients = node.backward(node.forward(x), g[:, None])
     own = gradients.weights[n, :n] / len(z)
     return own, formula(w, x_plus, x_minus, z, g, nonlinearity)
@@ -81,7 +69,7 @@ def _two_values_at(
         return measured(np.abs(own - by_formula).max(), 1e-12 * size + 1e-300)
     if np.max(np.abs(own)) <= 1e-9 * size:
         raise JomaError("a node that is off for both inputs, or a latent without both values")
-    return measured(angle(own, by_formula), 1e-5)
+    return measured(cdag.angle(own, by_formula), 1e-5)
 
 
 def _flow(centred: bool) -> Measure:
@@ -96,13 +84,13 @@ def _direction(centred: bool) -> Measure:
     def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
         flows = _two_values(formula, rng, centred=centred)
         # A ReLU that is off for both values of the input has no direction.
-        angles = [float(angle(a, b)) for a, b in flows if np.any(a != 0)]
+        angles = [float(cdag.angle(a, b)) for a, b in flows if np.any(a != 0)]
         return Measurement(max(angles), 0.01)
 
     return measure
 
 
-def _trained_network(rng: np.random.Generator) -> Iterator[EdgeCorrelations]:
+def _trained_network(rng: np.random.Generator) -> Iterator[cdag.EdgeCorrelations]:
     """Theorem 1 in a network in training, after 10, 30 and 100 steps."""
     # The top latent is the class itself, and the leaves are the input.
     tree = Tree.regular(4, 2, 0.9, class_probs=[0.5, 0.5], child_off_probs=[1.0, 0.0])
@@ -110,12 +98,12 @@ def _trained_network(rng: np.random.Generator) -> Iterator[EdgeCorrelations]:
     label, x = levels[0], levels[-1]
     latents = np.concatenate(levels, axis=1).T
     latents = latents - latents.mean(axis=1, keepdims=True)
-    network = CDAG.layered((8, 8, 4, 1), (TANH, TANH, LINEAR), rng, scale=0.3)
+    network = cdag.CDAG.layered((8, 8, 4, 1), (cdag.TANH, cdag.TANH, cdag.LINEAR), rng, scale=0.3)
     for steps in (10, 20, 70):
         network = network.train(x, lambda output: label - output, step=0.05, steps=steps)
         activations = network.forward(x)
         gradients = network.backward(activations, label - activations.values[:, network.outputs])
-        yield edge_correlations(network, activations, gradients, latents)
+        yield cdag.edge_correlations(network, activations, gradients, latents)
 
 
 def _trained_edges(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -146,7 +134,7 @@ CLAIMS: tuple[Claim, ...] = (
         title="ẇ_j for an input of two values is a sum over the two classes, exactly",
         source="CDAG draft note, Eqn 2",
         method="backward pass over the dataset, g_j not centred",
-        derived=two_value_flow,
+        derived=cdag.two_value_flow,
         measure=_flow(centred=False),
         search=Search(
             _TWO_VALUES, lambda formula, point: _two_values_at(formula, point, centred=False)
@@ -157,7 +145,7 @@ CLAIMS: tuple[Claim, ...] = (
         title="under a centred gradient ẇ_j points along ±(σ′₊x₊ − σ′₋x₋), + if E[z_α g] > 0",
         source="new",
         method="angle to the backward pass with a noisy label gradient, P[z_α = 1] = .2",
-        derived=label_flow,
+        derived=cdag.label_flow,
         measure=_direction(centred=True),
         condition="Σ_i g_j[i] = 0",
         without=_direction(centred=False),
@@ -171,7 +159,7 @@ CLAIMS: tuple[Claim, ...] = (
         title="ẇ_j = E[z_α g_j](σ′₊x₊ − σ′₋x₋), exactly",
         source="new",
         method="backward pass over the dataset with a noisy label gradient, P[z_α = 1] = .2",
-        derived=label_flow,
+        derived=cdag.label_flow,
         measure=_flow(centred=True),
         condition="Σ_i g_j[i] = 0",
         without=_flow(centred=False),
@@ -185,7 +173,7 @@ CLAIMS: tuple[Claim, ...] = (
         source="CDAG draft note, Theorem 1; measured by us",
         method="edges and latent pairs after 10, 30 and 100 steps; without the condition the share "
         "that breaks it of those with θ₁+θ₂+θ₃ < π/2",
-        derived=correlation_bound,
+        derived=cdag.correlation_bound,
         measure=_trained_edges,
         condition="w_jk = corr(f_k, σ′_j g_j), not the network's own weight",
         without=_own_weights,

@@ -8,7 +8,7 @@ from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.critical.rest_points import PAIR, UNDECIDED, pair_of, rest_point
 from joma.experiments.claims.measurement import Formula, Measurement, measured
-from joma.experiments.claims.reference.clusters import FAMILY, decide, family_of, flow, reference
+from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Vector, over
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
@@ -26,8 +26,8 @@ def _laplace_error(formula: Formula, s: float, distance: float, width: float) ->
     shapes = [Scaled(Laplace(), width)] * 2
     means, v = np.array([[distance], [0.0]]), np.ones(1)
     ratio = formula(distance, width)
-    rate = flow(shapes, [1.0, -ratio], means, v, s - distance)
-    share = float(reference(shapes[0], s).share)
+    rate = isotropic.flow(shapes, [1.0, -ratio], means, v, s - distance)
+    share = float(isotropic.reference(shapes[0], s).share)
     return float(np.abs(rate / [distance + width, 1.0]).max() / share)
 
 
@@ -56,8 +56,8 @@ def _fixed_bias_error(
 ) -> float:
     ratio = formula(positive, s, distance, negative=negative)
     means = np.array([[distance, 0.0], [0.0, 0.0]])
-    rate = flow([positive, negative], [1.0, -ratio], means, np.array([1.0, 0.0]), s)
-    there = reference(positive, s + distance)
+    rate = isotropic.flow([positive, negative], [1.0, -ratio], means, np.array([1.0, 0.0]), s)
+    there = isotropic.reference(positive, s + distance)
     return float(np.abs(rate[:2]).max() / (there.first_integral + abs(s) * there.share))
 
 
@@ -67,9 +67,9 @@ def _fixed_bias_at(formula: Formula, point: Point) -> Measurement:
     s = point["s"] * point["negative"]
     if s <= -negative.reach or s + distance <= -positive.reach:
         raise JomaError("s must leave a part of both clusters on the active side")
-    if reference(positive, s + distance).log_share < -500:
+    if isotropic.reference(positive, s + distance).log_share < -500:
         raise JomaError("the force of the positive cluster must be a float")
-    if abs(s) >= negative.reach or reference(negative, -abs(s)).log_share < -500:
+    if abs(s) >= negative.reach or isotropic.reference(negative, -abs(s)).log_share < -500:
         raise JomaError("the hyperplane must cut the negative cluster where θ₂ is a float")
     return Measurement(_fixed_bias_error(formula, positive, negative, s, distance), 1e-8)
 
@@ -87,7 +87,7 @@ def _line(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(
-    **FAMILY,
+    **isotropic.FAMILY,
     positions=Vector(Real(-10.0, 10.0), Integer(2, 7)),
     widths=Vector(Real(0.1, 10.0, log=True, special=(1.0,)), Integer(1, 7)),
     signs=Vector(Real(-1.0, 1.0), Integer(2, 7)),
@@ -100,13 +100,14 @@ def _line_at(formula: Formula, point: Point) -> Measurement:
     if count < 2:
         raise JomaError("there must be two clusters or more")
     shapes: list[Marginal] = [
-        Scaled(family_of(point), float(width)) for width in np.resize(point["widths"], count)
+        Scaled(isotropic.family_of(point), float(width))
+        for width in np.resize(point["widths"], count)
     ]
     signs = np.where(np.resize(point["signs"], count) > 0, 1.0, -1.0)
     s = positions + point["offset"]
     if any(at <= -one.reach for one, at in zip(shapes, s, strict=True)):
         raise JomaError("every cluster must have a part on the active side")
-    there = [reference(one, float(at)) for one, at in zip(shapes, s, strict=True)]
+    there = [isotropic.reference(one, float(at)) for one, at in zip(shapes, s, strict=True)]
     lives = np.array([float(one.life) for one in there])
     logs = np.array([float(one.log_share) for one in there])
     if np.ptp(logs) > 500 or np.all(signs == signs[0]):
@@ -122,7 +123,7 @@ def _line_at(formula: Formula, point: Point) -> Measurement:
     if a is None:
         return Measurement(0.0, 1e-8)
     forces = a * np.exp(logs)
-    rate = flow(shapes, a, means, np.array([1.0, 0.0]), point["offset"])
+    rate = isotropic.flow(shapes, a, means, np.array([1.0, 0.0]), point["offset"])
     size = np.abs(forces) @ (np.abs(positions) + lives + np.abs(s))
     wrong_sign = float(np.any(a * signs <= 0))
     return Measurement(max(float(np.abs(rate).max() / size), wrong_sign), 1e-8)
@@ -146,7 +147,10 @@ def _straddles(marginal: Marginal, distance: float) -> bool:
     if isinstance(marginal, Laplace):
         # Between -D and 0 the lives must not meet; below they are all equal.
         s = np.linspace(-distance, 0, 50)[1:-1]
-        lives = reference(marginal, s + distance).life, reference(marginal, s).life
+        lives = (
+            isotropic.reference(marginal, s + distance).life,
+            isotropic.reference(marginal, s).life,
+        )
         return bool(np.any(lives[0] <= lives[1] * (1 + 1e-12)))
     s, _ = rest_point(marginal, distance)
     return bool(s < 0 < s + distance)
@@ -154,14 +158,14 @@ def _straddles(marginal: Marginal, distance: float) -> bool:
 
 @over(family=Choice("student", "student", "laplace"), **_STUDENT)
 def _signs_at(formula: Formula, point: Point) -> Measurement:
-    marginal, distance = family_of(point), point["distance"]
+    marginal, distance = isotropic.family_of(point), point["distance"]
     s = -np.inf
     if not isinstance(marginal, Laplace):
         s, _ = rest_point(marginal, distance)
         if min(abs(s), abs(s + distance)) < 1e-6 * max(1.0, distance):
             raise JomaError(UNDECIDED)
     border = 10 * min(abs(s), abs(s + distance)) / distance
-    return decide(formula(marginal, distance) != _straddles(marginal, distance), border)
+    return isotropic.decide(formula(marginal, distance) != _straddles(marginal, distance), border)
 
 
 CLAIMS: tuple[Claim, ...] = (

@@ -8,17 +8,8 @@ from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.critical.stability import CASES, SCENE, scene
 from joma.experiments.claims.measurement import Formula, Measurement, measured
-from joma.experiments.claims.reference.clusters import (
-    FAMILY,
-    Array,
-    decide,
-    draw,
-    family_of,
-    flow,
-    places,
-    reference,
-    spread,
-)
+from joma.experiments.claims.reference import clusters as isotropic
+from joma.experiments.claims.reference.clusters import places
 from joma.experiments.claims.search import Choice, Point, Real, over
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Logistic, Marginal, Scaled, StudentT
@@ -39,10 +30,10 @@ def _potential(formula: Formula, rng: np.random.Generator) -> Measurement:
 def _potential_at(formula: Formula, point: Point) -> Measurement:
     shapes, a, means, v, bias = scene(point)
     state = np.array([*v, bias])
-    rate = flow(shapes, a, means, v, bias)
+    rate = isotropic.flow(shapes, a, means, v, bias)
     step = 1e-3 * float(np.linalg.norm(v)) * min(1.0, *point["widths"])
 
-    def value(at: Array) -> float:
+    def value(at: isotropic.Array) -> float:
         return formula(shapes, a, means, at[:-1], float(at[-1]))
 
     slopes = [
@@ -50,7 +41,7 @@ def _potential_at(formula: Formula, point: Point) -> Measurement:
         / (12 * step)
         for h in step * np.eye(state.size)
     ]
-    widths = np.array([spread(one, 0.0) for one in shapes])
+    widths = np.array([isotropic.spread(one, 0.0) for one in shapes])
     size = np.abs(a) @ (1 + np.abs(means).max(axis=1) + widths) + 1e-300
     errors = [np.abs(np.array(slopes) - rate).max() / size]
     errors.append(abs(value(state) - state @ rate) / (size * np.linalg.norm(state)))
@@ -83,17 +74,17 @@ def _largest_ratio(
     if np.isfinite(negative.reach):
         raise JomaError("the clusters must have no end")
     best = -np.inf
-    below = reference(negative, s)
+    below = isotropic.reference(negative, s)
     low = below.log_share + np.log(below.life)
     for cosine in cosines:
-        above = reference(positive, s + distance * cosine)
+        above = isotropic.reference(positive, s + distance * cosine)
         rounding = 1e-14 * np.abs(low)  # of two large logarithms
         best = max(best, float(np.max(above.log_share + np.log(above.life) - low - rounding)))
     return float(np.exp(min(best, 600.0)))
 
 
 _PHASE: dict[str, Any] = {
-    **FAMILY,
+    **isotropic.FAMILY,
     "family": Choice("gaussian", "student", "laplace", "logistic"),
     "other": Choice("same", "same", "gaussian", "student", "laplace", "logistic"),
     "other_df": Real(1.1, 60.0, log=True, special=(2.0, 3.0)),
@@ -106,9 +97,9 @@ _PHASE: dict[str, Any] = {
 
 @over(**_PHASE)
 def _phase_at(formula: Formula, point: Point) -> Measurement:
-    family = other = family_of(point)
+    family = other = isotropic.family_of(point)
     if point["other"] != "same":
-        other = family_of(
+        other = isotropic.family_of(
             Point({**point.values, "family": point["other"], "df": point["other_df"]})
         )
     if 0 < abs(np.log(point["negative"])) < 1e-5:
@@ -122,7 +113,7 @@ def _phase_at(formula: Formula, point: Point) -> Measurement:
         raise JomaError("the ratio must not lie on the boundary")
     grows = formula(family, point["distance"], point["ratio"], negative=negative).grows
     border = np.log(largest / point["ratio"])
-    return decide(grows != bool(point["ratio"] < largest), border)
+    return isotropic.decide(grows != bool(point["ratio"] < largest), border)
 
 
 def _trained(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -155,15 +146,15 @@ def _train(
     negative: Marginal,
     distance: float,
     ratio: float,
-    start: Array,
+    start: isotropic.Array,
     steps: int,
     rng: np.random.Generator,
-) -> Array:
+) -> isotropic.Array:
     """Weights and bias of ReLU nodes after SGD on -E[g φ(v·x+ξ)], 800 new samples a step."""
     nodes, rate, batch = start.copy(), 0.05, 800
     for _ in range(steps):
         for marginal, shift, gradient in ((positive, distance, 1.0), (negative, 0.0, -ratio)):
-            x = draw(marginal, 2, batch, rng) + np.array([shift, 0.0])
+            x = isotropic.draw(marginal, 2, batch, rng) + np.array([shift, 0.0])
             inputs = np.column_stack([x, np.ones(batch)])
             active = (inputs @ nodes.T > 0).astype(np.float64)
             nodes = nodes + rate * gradient * active.T @ inputs / batch

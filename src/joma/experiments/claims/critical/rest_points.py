@@ -8,17 +8,7 @@ from scipy import optimize
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, measured
-from joma.experiments.claims.reference.clusters import (
-    FAMILIES,
-    FAMILY,
-    Spiked,
-    decide,
-    family_of,
-    flow,
-    places,
-    reference,
-    rest_points,
-)
+from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import Choice, Integer, Point, Real, over
 from joma.theory import clusters
 from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
@@ -28,7 +18,7 @@ UNDECIDED = "the case is too close to the border for the reference"
 
 def rest_point(marginal: Marginal, distance: float) -> tuple[float, float]:
     """Return s₋ and a₋/a₊ at which both equations of motion vanish, from the density alone."""
-    found = rest_points(marginal, distance, marginal)
+    found = isotropic.rest_points(marginal, distance, marginal)
     if not found:
         raise JomaError("there is no rest point at this distance")
     return found[0]
@@ -36,12 +26,12 @@ def rest_point(marginal: Marginal, distance: float) -> tuple[float, float]:
 
 def pair_of(point: Point) -> tuple[Marginal, float, Marginal]:
     """Return two clusters of one family and unequal width, and their distance."""
-    family = family_of(point)
+    family = isotropic.family_of(point)
     return family, point["distance"], Scaled(family, point["negative"])
 
 
 PAIR: dict[str, Any] = {
-    **FAMILY,
+    **isotropic.FAMILY,
     "negative": Real(0.2, 5.0, log=True, special=(1.0,)),
     "distance": Real(0.02, 50.0, log=True, special=(1.0,)),
 }
@@ -61,9 +51,12 @@ def _balanced_at(formula: Formula, point: Point) -> Measurement:
     """At rest points of two clusters of unequal width, in units of the forces."""
     positive, distance, negative = pair_of(point)
     worst = 0.0
-    for s, ratio in rest_points(positive, distance, negative):
-        size = float(reference(positive, s + distance).first_integral)
-        if min(size, float(reference(negative, s).first_integral)) < 1e-250 or ratio > 1e250:
+    for s, ratio in isotropic.rest_points(positive, distance, negative):
+        size = float(isotropic.reference(positive, s + distance).first_integral)
+        if (
+            min(size, float(isotropic.reference(negative, s).first_integral)) < 1e-250
+            or ratio > 1e250
+        ):
             raise JomaError("the forces must be floats")
         total = formula([positive, negative], [1.0, -ratio], [s + distance, s], point["length"])
         worst = max(worst, abs(total) / size)
@@ -116,25 +109,33 @@ def _sufficiency_at(formula: Formula, point: Point) -> Measurement:
     # A farther cluster keeps the distance along v.
     means = np.array([[distance / np.cos(tilt), 0.0], [0.0, 0.0]])
     bias = s * point["length"]
-    rate = flow([marginal] * 2, [1.0, -ratio], means, v, bias)
-    share = float(reference(marginal, s + distance).share)
+    rate = isotropic.flow([marginal] * 2, [1.0, -ratio], means, v, bias)
+    share = float(isotropic.reference(marginal, s + distance).share)
     size = np.abs(rate).max() / (share * max(1.0, abs(s), distance))
     if 1e-8 < size < 1e-4 or 0 < abs(tilt) < 1e-4:
         raise JomaError(UNDECIDED)
     rests = bool(size <= 1e-8)
-    return decide(formula(marginal, means, v, bias, ratio) != rests, np.log10(size + 1e-16) + 6)
+    return isotropic.decide(
+        formula(marginal, means, v, bias, ratio) != rests, np.log10(size + 1e-16) + 6
+    )
 
 
 def _sufficient(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Whether the mean residual life falls on the right of 0 exactly where the formula says so."""
-    families = (*FAMILIES, StudentT(2), StudentT(1.9), StudentT(1.5), Spiked(0.5, 0.05))
+    families = (
+        *isotropic.FAMILIES,
+        StudentT(2),
+        StudentT(1.9),
+        StudentT(1.5),
+        isotropic.Spiked(0.5, 0.05),
+    )
     wrong = [formula(marginal) != _falls_at_zero(marginal) for marginal in families]
     return measured(np.mean(wrong), 0.0)
 
 
 def _falls_at_zero(marginal: Marginal) -> bool:
-    step = 1e-3 * float(reference(marginal, 0.0).life)
-    lives = reference(marginal, np.array([0.0, step])).life
+    step = 1e-3 * float(isotropic.reference(marginal, 0.0).life)
+    lives = isotropic.reference(marginal, np.array([0.0, step])).life
     return bool(lives[1] < lives[0])
 
 
@@ -152,17 +153,17 @@ _SPIKES: dict[str, Any] = {
 )
 def _sufficient_at(formula: Formula, point: Point) -> Measurement:
     """The same for any Student's t, ball or normal density with a spike, and for Laplace's."""
-    marginal = family_of(point)
-    zero = reference(marginal, 0.0)
+    marginal = isotropic.family_of(point)
+    zero = isotropic.reference(marginal, 0.0)
     value = float(zero.first_integral * zero.density)
     if 1e-12 < abs(value - 0.25) < 2e-3:
         raise JomaError(UNDECIDED)
-    return decide(formula(marginal) != _falls_at_zero(marginal), 10 * (value - 0.25))
+    return isotropic.decide(formula(marginal) != _falls_at_zero(marginal), 10 * (value - 0.25))
 
 
 def _existence(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Do the mean residual lives, by quadrature of the density, meet anywhere?"""
-    cases: list[tuple[Marginal, Marginal]] = [(one, one) for one in FAMILIES]
+    cases: list[tuple[Marginal, Marginal]] = [(one, one) for one in isotropic.FAMILIES]
     cases += [(StudentT(2), StudentT(2)), (Ball(8), Ball(8))]
     cases += [(Gaussian(), Scaled(Gaussian(), 2.0)), (Scaled(Gaussian(), 2.0), Gaussian())]
     cases += [(Logistic(), Scaled(Logistic(), 1.5)), (StudentT(3), StudentT(5))]
@@ -173,7 +174,7 @@ def _existence(formula: Formula, rng: np.random.Generator) -> Measurement:
 def _meet(positive: Marginal, distance: float, negative: Marginal) -> bool:
     if positive == negative == Laplace():
         return True  # the lives are equal wherever both clusters are on the inactive side
-    return bool(rest_points(positive, distance, negative, exact=False))
+    return bool(isotropic.rest_points(positive, distance, negative, exact=False))
 
 
 @over(**PAIR)
@@ -184,16 +185,19 @@ def _existence_at(formula: Formula, point: Point) -> Measurement:
         raise JomaError(UNDECIDED)
     if point["negative"] == 1:
         negative = positive
-    found = rest_points(positive, distance, negative, exact=False)
+    found = isotropic.rest_points(positive, distance, negative, exact=False)
     if any(abs(s) > 1e4 * max(1.0, distance) for s, _ in found):
         raise JomaError(UNDECIDED)
-    end = places(positive, distance, negative)[-1]
-    ends = reference(positive, end + distance).life, reference(negative, end).life
+    end = isotropic.places(positive, distance, negative)[-1]
+    ends = (
+        isotropic.reference(positive, end + distance).life,
+        isotropic.reference(negative, end).life,
+    )
     if ends[0] < ends[1] * (1 + 1e-11):
         raise JomaError(UNDECIDED)  # as m₊ > m₋ for s → ∞, they meet beyond the reference's reach
     expected = bool(found) or positive == negative == Laplace()
     farthest = max([abs(s) for s, _ in found], default=1.0)  # roots are lost far out
-    return decide(formula(positive, distance, negative) != expected, 10 / farthest)
+    return isotropic.decide(formula(positive, distance, negative) != expected, 10 / farthest)
 
 
 def _gaussians(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -221,8 +225,8 @@ def _gaussians_at(formula: Formula, point: Point) -> Measurement:
         if 1e-14 * depth > 1e-2 * np.log(minus / plus):
             raise JomaError(UNDECIDED)
     shapes = Scaled(Gaussian(), plus), Scaled(Gaussian(), minus)
-    found = rest_points(shapes[0], distance, shapes[1], exact=False)
-    return decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
+    found = isotropic.rest_points(shapes[0], distance, shapes[1], exact=False)
+    return isotropic.decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
 
 
 def _active_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -233,10 +237,13 @@ def _active_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
     """
     low, high = formula()
     cases = [(StudentT(df), d) for df in (1.2, 1.3, 1.5) for d in (0.1, 0.5, 1.0)]
-    spike = Spiked(0.99, 2e-4)
+    spike = isotropic.Spiked(0.99, 2e-4)
     cases += [(spike, 1e-5), (spike, 0.9999 * _active_distance(spike))]
     ratios = [
-        ratio for marginal, d in cases for s, ratio in rest_points(marginal, d, marginal) if s >= 0
+        ratio
+        for marginal, d in cases
+        for s, ratio in isotropic.rest_points(marginal, d, marginal)
+        if s >= 0
     ]
     outside = max(low - min(ratios), max(ratios) - high, 0.0)
     slack = max(min(ratios) - low, high - max(ratios))
@@ -247,7 +254,7 @@ def _active_distance(marginal: Marginal) -> float:
     """The D with m(D) = m(0), up to which both clusters can rest on the active side."""
 
     def rise(distance: float) -> float:
-        lives = reference(marginal, np.array([0.0, distance])).life
+        lives = isotropic.reference(marginal, np.array([0.0, distance])).life
         return float(lives[1] - lives[0])
 
     return float(optimize.brentq(rise, 1e-4, 1.0, xtol=1e-14))
@@ -267,7 +274,9 @@ def _all_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
 )
 def _active_ratios_at(formula: Formula, point: Point) -> Measurement:
     low, high = formula()
-    found = rest_points(family_of(point), point["distance"], family_of(point))
+    found = isotropic.rest_points(
+        isotropic.family_of(point), point["distance"], isotropic.family_of(point)
+    )
     ratios = [ratio for s, ratio in found if s >= 0]
     if not ratios:
         raise JomaError("there is no rest point with both clusters on the active side")

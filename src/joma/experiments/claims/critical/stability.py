@@ -8,16 +8,7 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, measured
-from joma.experiments.claims.reference.clusters import (
-    Array,
-    TwoHumps,
-    decide,
-    family_of,
-    flow_jacobian,
-    reference,
-    rest_points,
-    spread,
-)
+from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import (
     Choice,
     Integer,
@@ -50,7 +41,7 @@ CASES: tuple[tuple[Marginal, float, Marginal], ...] = (
     (StudentT(3), 1.2, StudentT(3)),
     (StudentT(3), 2.4, Scaled(StudentT(3), 1.4)),
     (Gaussian(), 2.0, Scaled(Gaussian(), 2.0)),
-    (TwoHumps(3.0, 0.4), 1.0, TwoHumps(3.0, 0.4)),
+    (isotropic.TwoHumps(3.0, 0.4), 1.0, isotropic.TwoHumps(3.0, 0.4)),
 )
 """Pairs of clusters with rest points; those between the humps of the last are not all stable."""
 
@@ -67,11 +58,11 @@ class _Rest:
         gradient: float = 1.3,
         length: float = 1.7,
     ) -> None:
-        found = rest_points(positive, distance, negative)
+        found = isotropic.rest_points(positive, distance, negative)
         if not found:
             raise JomaError("there is no rest point at this distance")
         s, ratio = found[which % len(found)]
-        if ratio * gradient > 1e100 or reference(positive, s + distance).log_share < -100:
+        if ratio * gradient > 1e100 or isotropic.reference(positive, s + distance).log_share < -100:
             raise JomaError("the forces must be floats")
         if abs(s) > 1e3 * (1 + distance):
             raise JomaError("the node must be nearer than where differences of the flow vanish")
@@ -80,10 +71,10 @@ class _Rest:
         self.point = clusters.CriticalPoint(s, s + distance, ratio)
 
     @functools.cached_property
-    def jacobian(self) -> Array:
+    def jacobian(self) -> isotropic.Array:
         """∂(v̇, ξ̇)/∂(v, ξ) by differences of the reference flow."""
         distance = self.point.s_plus - self.point.s_minus
-        return flow_jacobian(
+        return isotropic.flow_jacobian(
             [self.positive, self.negative],
             [self.gradient, -self.gradient * self.point.ratio],
             np.array([[distance, 0.0], [0.0, 0.0]]),
@@ -93,8 +84,8 @@ class _Rest:
 
     def size(self) -> float:
         """The size of the terms that the Jacobian is a sum of."""
-        plus = reference(self.positive, self.point.s_plus)
-        minus = reference(self.negative, self.point.s_minus)
+        plus = isotropic.reference(self.positive, self.point.s_plus)
+        minus = isotropic.reference(self.negative, self.point.s_minus)
         force = self.gradient * float(plus.share)
         rates = float(plus.hazard + minus.hazard) * (1 + self.point.s_minus**2)
         return force * (rates + self.point.s_plus - self.point.s_minus) / self.length
@@ -106,7 +97,7 @@ def _all_rests() -> list[_Rest]:
 
 
 def _at(point: Point) -> _Rest:
-    family = family_of(point)
+    family = isotropic.family_of(point)
     negative = family if point["negative"] == 1 else Scaled(family, point["negative"])
     where = point["which"], point["gradient"], point["length"]
     return _Rest(family, point["distance"], negative, *where)
@@ -185,7 +176,7 @@ def _stability_at(formula: Formula, rest: _Rest) -> Measurement:
         raise JomaError("the node must return or leave faster than the reference errs")
     stable = bool(np.all(others < 0))
     said = formula(rest.positive, rest.point, negative=rest.negative)
-    return decide(said != stable, 10 * float(others.max()))
+    return isotropic.decide(said != stable, 10 * float(others.max()))
 
 
 SCENE: dict[str, Any] = {
@@ -210,11 +201,14 @@ def _full(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(worst, 1e-7)
 
 
-def scene(point: Point) -> tuple[list[Marginal], Array, Array, Array, float]:
+def scene(
+    point: Point,
+) -> tuple[list[Marginal], isotropic.Array, isotropic.Array, isotropic.Array, float]:
     """Return the shapes, gradients and means of clusters, and v and ξ of a node."""
     means = point["means"]
     shapes: list[Marginal] = [
-        Scaled(family_of(point), float(width)) for width in np.resize(point["widths"], len(means))
+        Scaled(isotropic.family_of(point), float(width))
+        for width in np.resize(point["widths"], len(means))
     ]
     v = np.resize(point["v"], means.shape[1])
     if np.linalg.norm(v) < 1e-2:
@@ -230,9 +224,9 @@ def _full_at(formula: Formula, point: Point) -> Measurement:
     size = 1e-300
     for one, weight, mean, at in zip(shapes, a, means, s, strict=True):
         foot = 1 + float(np.sum((mean - at * v / length) ** 2))
-        density = float(reference(one, at).density)
-        size += abs(weight) * ((density + 1e-3) * foot + spread(one, float(at))) / length
-    expected = flow_jacobian(shapes, a, means, v, bias)
+        density = float(isotropic.reference(one, at).density)
+        size += abs(weight) * ((density + 1e-3) * foot + isotropic.spread(one, float(at))) / length
+    expected = isotropic.flow_jacobian(shapes, a, means, v, bias)
     error = np.abs(formula(shapes, a, means, v, bias) - expected).max() / size
     return measured(error, 1e-6)
 

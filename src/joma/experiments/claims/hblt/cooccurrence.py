@@ -8,23 +8,8 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, measured, monte_carlo
-from joma.experiments.claims.reference.hblt import (
-    TREES,
-    drawn_tree,
-    enumerate_assignments,
-    first_pair,
-    irregular_tree,
-    two_by_two,
-)
-from joma.experiments.claims.search import (
-    Integer,
-    Point,
-    Real,
-    Search,
-    Simplex,
-    Vector,
-    over,
-)
+from joma.experiments.claims.reference import hblt as trees
+from joma.experiments.claims.search import Integer, Point, Real, Search, Simplex, Vector, over
 from joma.theory import hblt
 from joma.theory.as_printed import hblt as printed
 
@@ -77,18 +62,14 @@ def _matrix_products_of(formula: Formula, rhos: Array) -> Measurement:
     return Measurement(max(float(np.max(np.abs(error))) for error in errors), tolerance)
 
 
-def _descendants(formula: Formula, rng: np.random.Generator) -> Measurement:
-    return _descendants_in(formula, irregular_tree())
-
-
 def _descendants_in(formula: Formula, tree: hblt.Tree) -> Measurement:
-    weights, levels = enumerate_assignments(tree)
+    weights, levels = trees.enumerate_assignments(tree)
     worst = 0.0
     for descendant in product([tree.depth - 1], range(tree.sizes[-1])):
         level, node = descendant
         while level > 0:
             level, node = level - 1, int(tree.parents[level - 1][node])
-            joint = two_by_two(weights, levels[-1][:, descendant[1]], levels[level][:, node])
+            joint = trees.two_by_two(weights, levels[-1][:, descendant[1]], levels[level][:, node])
             taken = joint.sum(axis=0) > 1e-9  # a value that the ancestor takes at all
             reference = (joint / np.where(taken, joint.sum(axis=0), 1.0))[:, taken]
             away = np.abs(formula(tree, descendant, (level, node))[:, taken] - reference)
@@ -152,7 +133,7 @@ def _sampled_cooccurrence(formula: Formula, rng: np.random.Generator) -> Measure
     tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS)
     leaves = tree.sample(100_000, rng)[1][-1]
     heights = np.arange(1, _DEPTH)
-    pairs = [first_pair(tree, int(height)) for height in heights]
+    pairs = [trees.first_pair(tree, int(height)) for height in heights]
     frequency, se = np.transpose([_frequency(leaves, *pair) for pair in pairs])
     return monte_carlo(
         formula(heights, _DEPTH, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS) - frequency, se
@@ -164,7 +145,7 @@ def _sampled_under_the_class(formula: Formula, rng: np.random.Generator) -> Meas
     off = np.stack([_CHILD_OFF_PROBS, np.roll(_CHILD_OFF_PROBS, 1)])
     tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, off)
     leaves = tree.sample(100_000, rng)[1][-1]
-    frequency, se = _frequency(leaves, *first_pair(tree, _DEPTH))
+    frequency, se = _frequency(leaves, *trees.first_pair(tree, _DEPTH))
     return monte_carlo(formula(_DEPTH - 1, _DEPTH, _RHO, _CLASS_PROBS, off[0]) - frequency, se)
 
 
@@ -197,18 +178,23 @@ def _sampled_at(formula: Formula, point: Point) -> Measurement:
 
 
 def _enumerated_cooccurrence(formula: Formula, rng: np.random.Generator) -> Measurement:
-    worst = 0.0
+    errors = []
     for depth, rho in [(1, 0.9), (2, -0.7), (3, 0.9), (3, 0.25), (4, 0.6)]:
         class_probs = rng.dirichlet(np.ones(3))
         off = rng.uniform(size=3)
         tree = hblt.Tree.regular(depth, 2, rho, class_probs, off)
-        weights, levels = enumerate_assignments(tree)
         for height in range(depth):
-            first, other = first_pair(tree, height)
-            joint = two_by_two(weights, levels[-1][:, other], levels[-1][:, first])
-            reference = joint[1, 1] / joint[:, 1].sum()
-            worst = max(worst, abs(formula(height, depth, rho, class_probs, off) - reference))
-    return measured(worst, 1e-12)
+            ours = formula(height, depth, rho, class_probs, off)
+            errors.append(abs(ours - _enumerated(tree, height)))
+    return measured(errors, 1e-12)
+
+
+def _enumerated(tree: hblt.Tree, height: int) -> Any:
+    """P[y_l=1|y_m=1] of two leaves with a common ancestor of a given height."""
+    weights, levels = trees.enumerate_assignments(tree)
+    first, other = trees.first_pair(tree, height)
+    joint = trees.two_by_two(weights, levels[-1][:, other], levels[-1][:, first])
+    return joint[1, 1] / joint[:, 1].sum()
 
 
 def _enumerated_under_the_class(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -216,11 +202,7 @@ def _enumerated_under_the_class(formula: Formula, rng: np.random.Generator) -> M
     class_probs = rng.dirichlet(np.ones(3))
     off = rng.uniform(size=3)
     tree = hblt.Tree.regular(3, 2, 0.9, class_probs, np.stack([off, off]))
-    weights, levels = enumerate_assignments(tree)
-    first, other = first_pair(tree, 3)
-    joint = two_by_two(weights, levels[-1][:, other], levels[-1][:, first])
-    reference = joint[1, 1] / joint[:, 1].sum()
-    return measured(abs(formula(2, 3, 0.9, class_probs, off) - reference), 1e-12)
+    return measured(abs(formula(2, 3, 0.9, class_probs, off) - _enumerated(tree, 3)), 1e-12)
 
 
 @over(**_PAIRS)
@@ -228,11 +210,8 @@ def _exact_at(formula: Formula, point: Point) -> Measurement:
     """Generation by generation: the ancestor's distribution, then the pair's."""
     height, depth, rho = height_of(point), point["depth"], point["rho"]
     classes, off = point["classes"], np.resize(point["off"], len(point["classes"]))
-    channel = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
-    top = np.array([classes @ off, classes @ (1 - off)])
-    ancestor = np.linalg.matrix_power(channel, depth - 1 - height) @ top
-    down = np.linalg.matrix_power(channel, height)
-    pair = (down * ancestor) @ down.T
+    top = (classes @ off, classes @ (1 - off))
+    pair = trees.by_generations(height, depth, ((1 + rho) / 2, (1 - rho) / 2), top)
     on = float(pair[0, 1] + pair[1, 1])
     if on < 1e-13:
         raise JomaError("rho0 must not leave the token out")
@@ -257,8 +236,10 @@ CLAIMS: tuple[Claim, ...] = (
         source="JoMA preprint, Lemma 9, Eqns 91-92",
         method="enumeration of all assignments of an irregular tree",
         derived=hblt.descent,
-        measure=_descendants,
-        search=Search(TREES, lambda formula, point: _descendants_in(formula, drawn_tree(point))),
+        measure=lambda formula, rng: _descendants_in(formula, trees.irregular_tree()),
+        search=Search(
+            trees.TREES, lambda formula, point: _descendants_in(formula, trees.drawn_tree(point))
+        ),
     ),
     Claim(
         id="rho0",

@@ -28,11 +28,8 @@ def _descent(formula: Formula, rng: np.random.Generator) -> Measurement:
 def _descent_at(formula: Formula, point: Point) -> Measurement:
     setting = reference.draw_setting(point, "exp")
     rate = reference.rates(setting)
-    speed = max(
-        float(np.max(np.abs(rate.w))) / float(np.max(np.abs(setting.w))),
-        float(np.max(np.abs(rate.z))) / setting.block.tau,
-    )
-    path = reference.descend(setting, point["step"] / max(speed, 1e-30), point["steps"])
+    step = point["step"] / max(setting.speed(rate), 1e-30)
+    path = reference.descend(setting, step, point["steps"])
     block, z = setting.block, path.z if path.z.ndim == 3 else path.z[:, None]
     squares = block.eta_z / (2 * block.eta_w) * np.sum(path.v**2, axis=2)
     law = block.tau * np.sum(z, axis=1) - squares

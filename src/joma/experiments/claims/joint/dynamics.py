@@ -1,39 +1,41 @@
 """Eqns 2 and 9: the training dynamics, and how far Assumption 1 is from them."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import Formula, Measurement, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point
+from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import Choice, Point, Search
 from joma.theory import stationarity
 from joma.theory.block import velocity
 
+_ATTENTIONS = (*POINTWISE, "softmax")
+
 
 def _gradient(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Differences of the objective in w: every attention and activation, labels, embeddings."""
-    worst = Measurement(0.0, 1.0)
-    for attention in (*POINTWISE, "softmax"):
-        for activation in reference.PHI:
-            for drive, embeddings in (("gradient", "orthonormal"), ("labels", "any")):
-                point = random_point(rng, queries=2, activation=activation, drive=drive)
-                values = {"attention": attention, "embeddings": embeddings, **point.values}
-                worst = max(worst, _gradient_at(formula, Point(values)), key=lambda m: m.error)
-    return worst
+    data = (("gradient", "orthonormal"), ("labels", "any"))
+    return largest_error(
+        _gradient_at(
+            formula,
+            random_point(
+                rng, queries=2, activation=phi, drive=drive, attention=sigma, embeddings=embeddings
+            ),
+        )
+        for sigma, phi, (drive, embeddings) in product(_ATTENTIONS, reference.PHI, data)
+    )
 
 
 def _gradient_at(formula: Formula, point: Point) -> Measurement:
     """Against rates written once more and, where no node switches, against differences."""
     setting = reference.draw_setting(point, point["attention"], point["embeddings"])
-    rate, own, m = (
-        formula(setting.block, setting.samples, setting.state),
-        reference.rates(setting),
-        0,
-    )
+    rate, own = formula(setting.block, setting.samples, setting.state), reference.rates(setting)
     m, block = setting.samples.tokens, setting.block
     b = reference.attention_scores(setting)
     f, pull = reference.node_gradients(setting, b)
@@ -55,16 +57,13 @@ def _gradient_at(formula: Formula, point: Point) -> Measurement:
     rng = np.random.default_rng([point["draw"], 1])
     toward = rng.normal(size=projected.shape)
     move = reference.Rate(setting.columns @ toward, rng.normal(size=setting.z.shape))
-    h = 1e-4 / max(
-        float(np.max(np.abs(move.w)) / np.max(np.abs(setting.w))),
-        float(np.max(np.abs(move.z)) / block.tau),
-    )
-    h /= max(1.0, size)  # so that no pre-activation changes by more than about 1e-4
+    h = (
+        1e-4 / setting.speed(move) / max(1.0, size)
+    )  # so that no pre-activation changes by more than about 1e-4
     around = [setting.moved(move, s * h) for s in (-2, -1, 1, 2)]
     slopes = [reference.slopes_of(one) for one in (setting, *around)]
     if block.phi.smooth or all(np.array_equal(slopes[0], one) for one in slopes):
-        back_two, back, ahead, ahead_two = (reference.objective(one) for one in around)
-        slope = (8 * (ahead - back) - (ahead_two - back_two)) / (12 * h)
+        slope = five_point((reference.objective(one) for one in around), h)
         by_rates = (
             np.sum(toward * np.concatenate([rate.v, rate.bias])) / block.eta_w
             + np.sum(move.z * rate.z) / block.eta_z
@@ -78,11 +77,10 @@ def _gradient_at(formula: Formula, point: Point) -> Measurement:
 
 
 def _stationarity(formula: Formula, rng: np.random.Generator) -> Measurement:
-    worst = Measurement(0.0, 1.0)
-    for attention in (*POINTWISE, "softmax"):
-        point = random_point(rng, queries=2, attention=attention)
-        worst = max(worst, _stationarity_at(formula, point), key=lambda m: m.error)
-    return worst
+    return largest_error(
+        _stationarity_at(formula, random_point(rng, queries=2, attention=attention))
+        for attention in _ATTENTIONS
+    )
 
 
 def _stationarity_at(formula: Formula, point: Point) -> Measurement:
@@ -100,19 +98,13 @@ def _stationarity_at(formula: Formula, point: Point) -> Measurement:
     rate = reference.rates(setting)
     # So short that no pre-activation changes by more than about 1e-3.
     h = 1e-3 / max(1.0, float(np.max(np.abs(f) @ np.abs(setting.w))))
-    h /= max(
-        float(np.max(np.abs(rate.w)) / np.max(np.abs(setting.w))),
-        float(np.max(np.abs(rate.z)) / setting.block.tau),
-        float(np.max(np.abs(f) @ np.abs(rate.w))),
-        1e-30,
-    )
+    h /= max(setting.speed(rate), float(np.max(np.abs(f) @ np.abs(rate.w))), 1e-30)
     around = [setting.moved(rate, s * h) for s in (-2, -1, 1, 2)]
     if not setting.block.phi.smooth:
         slopes = [reference.slopes_of(one) for one in around]
         if not all(np.array_equal(slopes[0], one) for one in slopes):
             raise JomaError("a node switches within the difference")
-    back_two, back, ahead, ahead_two = (means(one) for one in around)
-    found = (8 * (ahead - back) - (ahead_two - back_two)) / (12 * h)
+    found = five_point((means(one) for one in around), h)
     by_formula = formula(setting.block, setting.samples, setting.state)
     size = 1e-6 * float(np.max(np.abs(found))) + 1e-13 * float(np.max(x)) / h
     return measured(np.abs(found - by_formula), size)
@@ -129,7 +121,7 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_gradient,
         search=Search(
             reference.parameters(
-                attention=Choice(*POINTWISE, "softmax"),
+                attention=Choice(*_ATTENTIONS),
                 embeddings=Choice("orthonormal", "apart", "any"),
             ),
             _gradient_at,
@@ -143,7 +135,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=stationarity.rate,
         measure=_stationarity,
         search=Search(
-            reference.parameters("drive", attention=Choice(*POINTWISE, "softmax")),
+            reference.parameters("drive", attention=Choice(*_ATTENTIONS)),
             _stationarity_at,
         ),
     ),

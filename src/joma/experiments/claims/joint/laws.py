@@ -6,7 +6,13 @@ from typing import Any
 import numpy as np
 
 from joma.experiments.claims.claim import Claim, Measure
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import (
+    Formula,
+    Measurement,
+    largest_error,
+    measured,
+    smallest_error,
+)
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_samples, random_start
 from joma.experiments.claims.search import Choice, Search
@@ -29,15 +35,11 @@ def _drift(quantity: Any) -> Measurement:
 
 
 def _law(*blocks: Block, queries: int = 1, labels: bool = False) -> Measure:
-    """The drift of formula(block, v, z) along the flow of each block; the largest speaks."""
+    """The drift of formula(block, v, z) along the flow of each block."""
 
     def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        worst = Measurement(0.0, 1e-9)
-        for block in blocks:
-            path = _trajectory(block, rng, queries=queries, labels=labels)
-            drift = _drift(formula(block, path.v, path.z))
-            worst = max(worst, drift, key=lambda m: m.error)
-        return worst
+        paths = (_trajectory(block, rng, queries=queries, labels=labels) for block in blocks)
+        return largest_error(_drift(formula(path.block, path.v, path.z)) for path in paths)
 
     return measure
 
@@ -46,7 +48,7 @@ def _each_fails(*measures: Measure) -> Measure:
     """The least drift of several cases, so that all of them must fail."""
 
     def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        return min((one(formula, rng) for one in measures), key=lambda m: m.error)
+        return smallest_error(one(formula, rng) for one in measures)
 
     return measure
 
@@ -63,37 +65,32 @@ def _one_query_law(block: Block) -> Measure:
 
 def _linear_law(block: Block, v: Any, z: Any) -> Any:
     """The law z² - Σ v², as printed for equal rates."""
-    del block
     return z**2 - np.sum(v**2, axis=-1)
 
 
 def _exp_law(block: Block, v: Any, z: Any) -> Any:
     """The law z - ½ Σ v², as printed for equal rates."""
-    del block
     return z - np.sum(v**2, axis=-1) / 2
 
 
 def _sum_of_logits(block: Block, v: Any, z: Any) -> Any:
-    del block, v
     return np.sum(z, axis=-1)
 
 
 def _law_of_embeddings(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Nine tokens in five dimensions, three queries; then two groups of them in ten."""
-    worst = Measurement(0.0, 1e-9)
+    drifts = []
     for attention in POINTWISE:
-        many = {"tokens": 9, "queries": 3, "samples": 20}
-        path = _embedded(attention, rng, 5, groups=1, **many)
-        worst = max(worst, _drift(formula(path.block, path.v, path.z)), key=lambda m: m.error)
-        path = _embedded(attention, rng, 5, groups=2, **many)
-        by_group = formula(path.block, path.v, path.z, groups=np.arange(9) % 2)
-        worst = max(worst, _drift(by_group), key=lambda m: m.error)
-    return worst
+        path = _embedded(attention, rng, groups=1, queries=3)
+        drifts.append(_drift(formula(path.block, path.v, path.z)))
+        path = _embedded(attention, rng, groups=2, queries=3)
+        drifts.append(_drift(formula(path.block, path.v, path.z, groups=np.arange(9) % 2)))
+    return largest_error(drifts)
 
 
 def _law_of_embeddings_along_a_query(formula: Formula, rng: np.random.Generator) -> Measurement:
     """The same where all tokens have a part along the query."""
-    path = _embedded("exp", rng, 5, groups=1, tokens=9, queries=1, samples=20, along=0.3)
+    path = _embedded("exp", rng, groups=1, queries=1, along=0.3)
     assert path.block.embeddings is not None
     without_query = path.block.embeddings.copy()
     without_query[:, 9:] = 0
@@ -101,17 +98,10 @@ def _law_of_embeddings_along_a_query(formula: Formula, rng: np.random.Generator)
 
 
 def _embedded(
-    attention: str,
-    rng: np.random.Generator,
-    dimension: int,
-    *,
-    groups: int,
-    tokens: int,
-    queries: int,
-    samples: int,
-    along: float = 0.0,
+    attention: str, rng: np.random.Generator, *, groups: int, queries: int, along: float = 0.0
 ) -> Trajectory:
-    """A block whose tokens share `dimension` dimensions per group, with a part along queries."""
+    """A block whose nine tokens share five dimensions per group, with a part along queries."""
+    dimension, tokens, samples = 5, 9, 20
     d = groups * dimension + queries
     columns = np.zeros((d, tokens + queries))
     for token in range(tokens):

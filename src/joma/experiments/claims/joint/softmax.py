@@ -1,13 +1,14 @@
 """Theorem 1 for softmax attention: Eqns 17 and 18, the law with memory and its gap."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Claim, Measure
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_point
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, over
@@ -19,17 +20,11 @@ def _mean_scores(setting: reference.Setting) -> Any:
     return np.asarray(setting.samples.probability) @ reference.attention_scores(setting)
 
 
-def _eqn_18(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """How far the order of the error in the motion of z falls short of two, samples alike."""
-    return _order_of_eqn_18(formula, rng, alike=True)
+def _eqn_18(formula: Formula, rng: np.random.Generator, *, alike: bool) -> Measurement:
+    """How far the order of the error in the motion of z falls short of two.
 
-
-def _eqn_18_apart(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """The same where the samples differ, so that the covariance counts."""
-    return _order_of_eqn_18(formula, rng, alike=False)
-
-
-def _order_of_eqn_18(formula: Formula, rng: np.random.Generator, *, alike: bool) -> Measurement:
+    If the samples are not alike, the covariance counts.
+    """
     draw = int(rng.integers(2**32))
     motions, errors = [], []
     for eta_z in (0.01, 0.02, 0.04, 0.08):
@@ -115,11 +110,8 @@ def _softmax_condition_at(formula: Formula, point: Point) -> Measurement:
 
 
 def _softmax_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
-    worst = Measurement(0.0, 1.0)
-    for drive in ("gradient", "labels"):
-        point = random_point(rng, drive=drive)
-        worst = max(worst, _softmax_rate_at(formula, point), key=lambda m: m.error)
-    return worst
+    drives = ("gradient", "labels")
+    return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
 
 
 def _softmax_rate_at(formula: Formula, point: Point) -> Measurement:
@@ -153,18 +145,13 @@ def _remembered(
     return path, (4 * fine[::2] - coarse) / 3
 
 
-def _memory(alike: bool) -> Measure:
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        worst = Measurement(0.0, 1.0)
-        for drive, reach in (("gradient", 2.0), ("labels", 2.0)):
-            point = random_point(rng, drive=drive, reach=reach, alike=alike)
-            worst = max(worst, _memory_at(formula, point, alike=alike), key=lambda m: m.error)
-        return worst
-
-    return measure
+def _memory(formula: Formula, rng: np.random.Generator, *, alike: bool) -> Measurement:
+    drives = ("gradient", "labels")
+    points = (random_point(rng, drive=one, reach=2.0, alike=alike) for one in drives)
+    return largest_error(_memory_of(formula, point, alike=alike) for point in points)
 
 
-def _memory_at(formula: Formula, point: Point, *, alike: bool = True) -> Measurement:
+def _memory_of(formula: Formula, point: Point, *, alike: bool = True) -> Measurement:
     setting = reference.draw_setting(point, "softmax", queries=1, alike=alike)
     path, predicted = _remembered(formula, setting, point["reach"], 5 + int(5 * point["reach"]))
     tolerance = (1 + point["reach"]) * _motion(path) + _rounding(path)
@@ -186,10 +173,8 @@ def _rounding(path: Trajectory) -> float:
 
 def _gap(formula: Formula, rng: np.random.Generator) -> Measurement:
     """By how much z leaves the bound; and how far below it stays where the path is short."""
-    worst = -np.inf
-    for drive, reach in (("gradient", 2.0), ("labels", 2.0)):
-        point = random_point(rng, drive=drive, reach=reach)
-        worst = max(worst, _gap_at(formula, point).error - 1)
+    points = (random_point(rng, drive=drive, reach=2.0) for drive in ("gradient", "labels"))
+    worst = max(_gap_at(formula, point).error - 1 for point in points)
     path, predicted = _remembered(
         memory.logits, reference.draw_setting(random_point(rng), "softmax"), 1e-3, 10
     )
@@ -227,9 +212,9 @@ CLAIMS: tuple[Claim, ...] = (
         source="JoMA preprint, Theorem 1, Eqn 18",
         method="order of the error in the motion of z, which goes from .01 to .1; samples alike",
         derived=invariants.softmax_logits,
-        measure=_eqn_18,
+        measure=partial(_eqn_18, alike=True),
         condition="Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k; b̄ constant to that order",
-        without=_eqn_18_apart,
+        without=partial(_eqn_18, alike=False),
         search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _eqn_18_at),
     ),
     Claim(
@@ -257,10 +242,10 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="Runge-Kutta flow in w in which z moves by up to 3τ",
         derived=memory.logits,
-        measure=_memory(alike=True),
+        measure=partial(_memory, alike=True),
         condition="all samples have the same frequencies",
-        without=_memory(alike=False),
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _memory_at),
+        without=partial(_memory, alike=False),
+        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _memory_of),
     ),
     Claim(
         id="thm1-softmax-gap",
