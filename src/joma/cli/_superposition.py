@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _show, _superposition_print, _work
-from joma.cli._edge import checked_restart, interruptible, same_again, writing_to
+from joma.cli import _show, _superposition_print
+from joma.cli._folders import checked_restart, closing, interruptible, same_again, writing_to
 from joma.cli._options import Device, Json, Model, Out, Seed, Text, Tokenizer, chosen_device, whole
 from joma.cli._progress import Report, reports
 from joma.cli._superposition_print import sentence, verdict
@@ -173,7 +173,7 @@ def _make(
         config = dataclasses.asdict(asked)
         run = Run.create(NAME, config, out=out, device=_device_of(loaded), existing="restart")
         folders.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
+        with run.locked(), closing(run) as outcome:
             found = search(
                 loaded,
                 read,

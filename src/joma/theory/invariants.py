@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory.block import Block, Samples, State, Trajectory, velocity
+from joma.theory._samples import Samples
+from joma.theory.block import Block, State, Trajectory, velocity
 
 
 def conserved(trajectory: Trajectory) -> Array:

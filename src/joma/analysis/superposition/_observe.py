@@ -16,7 +16,7 @@ from joma.analysis.superposition._rows import attention_rows
 from joma.analysis.superposition._settings import Settings
 from joma.models import Loaded, module_at
 from joma.probes.contexts import TopContexts, TopContextsAccumulator
-from joma.probes.watching import AttentionCall, watch_attention
+from joma.probes.tap import AttentionCall, watch_attention
 
 Progress = Callable[[str, int, int], None]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from joma.probes.watching import AttentionCall
+from joma.probes.tap import AttentionCall
 
 
 def attention_rows(call: AttentionCall, sequence: int, positions: Tensor) -> Tensor:

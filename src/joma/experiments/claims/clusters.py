@@ -21,8 +21,8 @@ from joma.experiments.claims.search import (
     Vector,
     over,
 )
+from joma.theory import as_printed as printed
 from joma.theory import clusters, marginals
-from joma.theory.as_printed import clusters as printed
 from joma.theory.marginals import (
     Ball,
     Gaussian,

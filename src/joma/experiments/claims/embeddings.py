@@ -19,8 +19,8 @@ from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point, random_samples
 from joma.experiments.claims.reference.ode import solve
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, Vector, over
+from joma.theory import as_printed as printed
 from joma.theory import embeddings, invariants
-from joma.theory.as_printed import embeddings as printed
 from joma.theory.block import Block, State, simulate
 
 

@@ -12,8 +12,8 @@ from joma.experiments.claims.measurement import Formula, Measurement, difference
 from joma.experiments.claims.reference.eqn6 import Course, flow, slope_at, time_at
 from joma.experiments.claims.reference.ode import follow, integral, solve
 from joma.experiments.claims.search import Point, Real, over
+from joma.theory import as_printed as printed
 from joma.theory import nonlinear
-from joma.theory.as_printed import nonlinear as printed
 
 _SIZE = Real(1e-6, 6, special=(1.872,))
 _Y = Real(1e-6, 1e8, log=True)

@@ -20,8 +20,7 @@ from joma.experiments.claims.search import (
     Vector,
     over,
 )
-from joma.theory import cdag
-from joma.theory.as_printed import cdag as as_printed
+from joma.theory import as_printed, cdag
 
 Array = np.ndarray
 

@@ -19,8 +19,8 @@ from joma.experiments.claims.search import (
     Vector,
     over,
 )
+from joma.theory import as_printed as printed
 from joma.theory import clusters
-from joma.theory.as_printed import clusters as printed
 from joma.theory.marginals import Gaussian, Marginal, Scaled, StudentT
 
 _SMOOTH: dict[str, Any] = {

@@ -10,8 +10,8 @@ from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, measured, monte_carlo
 from joma.experiments.claims.reference import hblt as trees
 from joma.experiments.claims.search import Integer, Point, Real, Search, Simplex, Vector, over
+from joma.theory import as_printed as printed
 from joma.theory import hblt
-from joma.theory.as_printed import hblt as printed
 
 Array = np.ndarray
 

@@ -10,8 +10,8 @@ from joma.experiments.claims.hblt.cooccurrence import height_of
 from joma.experiments.claims.measurement import Formula, Measurement, measured
 from joma.experiments.claims.reference import hblt as trees
 from joma.experiments.claims.search import Integer, Point, Real, Search, over
+from joma.theory import as_printed as printed
 from joma.theory import hblt
-from joma.theory.as_printed import hblt as printed
 
 
 def _pair(height: int, depth: int, epsilon: float, epsilon0: float) -> Any:

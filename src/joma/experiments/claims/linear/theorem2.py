@@ -13,8 +13,8 @@ from joma.experiments.claims.measurement import Formula, Measurement, measured, 
 from joma.experiments.claims.reference.eqn3 import distance, log_own_time
 from joma.experiments.claims.reference.ode import follow, solve
 from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Vector, over
+from joma.theory import as_printed as printed
 from joma.theory import linear
-from joma.theory.as_printed import linear as printed
 from joma.theory.block import Block, Samples, simulate
 from joma.theory.functions import exp_attention
 
