@@ -29,8 +29,7 @@ from typing import Any
 import torch
 
 from joma.experiments import Request
-from joma.experiments.table1._cells import GROUPS, SIZES
-from joma.experiments.table1._train import GroupWork
+from joma.experiments.table1.networks import GROUPS, SIZES, Table1Networks
 from joma.runs import Run
 from joma.train import _checkpointing, fit
 
@@ -86,7 +85,7 @@ def train(group: str, scale: str, device: str, steps: int, every: float) -> dict
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create("bench", {}, out=Path(folder) / "run", device=device)
         request = Request(device=device, options=options)
-        ensemble = GroupWork(run, GROUPS[group], SIZES[scale], request).ensemble
+        ensemble = Table1Networks(run, GROUPS[group], SIZES[scale], request).ensemble
         state = sum(tensor.nbytes for tensor in ensemble.state().values())
         _Counting.saved = 0
         fit(ensemble, run, steps, checkpoint_seconds=every, progress=clock)

@@ -6,10 +6,10 @@ import numpy as np
 
 from benchmarks.adversary._twin import Twin
 from joma.errors import JomaError
-from joma.experiments.claims._isotropic import family_of, rest_points
-from joma.experiments.claims._measurement import Measurement
-from joma.experiments.claims._search import Choice, Point, Real, Search
 from joma.experiments.claims.critical import _satisfies_eqn56
+from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.reference.clusters import family_of, rest_points
+from joma.experiments.claims.search import Choice, Point, Real, Search
 from joma.theory import clusters
 from joma.theory.marginals import Laplace, Marginal, Scaled, StudentT
 

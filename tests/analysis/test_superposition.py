@@ -28,7 +28,7 @@ from joma.analysis.superposition._observe import Observed, attention_rows, obser
 from joma.analysis.superposition._search import _scores
 from joma.analysis.superposition._shuffle import dealt, dealt_to
 from joma.models import NO_SPECIAL_TOKENS, module_at
-from joma.probes.watching import AttentionCall
+from joma.probes.tap import AttentionCall
 
 pytest.importorskip("transformers", reason="needs transformers")
 

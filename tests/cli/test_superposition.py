@@ -10,7 +10,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from joma.cli._edge import OneSentenceGroup, PlainCommand
+from joma.cli._errors import OneSentenceGroup, PlainCommand
 from joma.cli._superposition import line, superposition
 from joma.runs import Run
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.data import BasicEnglish, ByteBPE, Corpus, HuggingFace, corpus, subwords
-from joma.data._pieces import pieces
+from joma.data.corpora import pieces
 
 pytest.importorskip("tokenizers")
 

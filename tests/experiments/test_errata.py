@@ -7,8 +7,7 @@ import pytest
 
 from joma.errors import JomaError
 from joma.experiments.claims import CLAIMS, errata
-from joma.experiments.claims import _errata_examples as examples
-from joma.experiments.claims.errata import CLARIFICATIONS, DOCUMENTS, ERRATA, Erratum
+from joma.experiments.claims.errata import CLARIFICATIONS, DOCUMENTS, ERRATA, Erratum, examples
 from joma.theory import as_printed, cdag, clusters, embeddings, galore, hblt, linear, nonlinear
 from joma.theory.marginals import Gaussian, StudentT
 

@@ -11,9 +11,8 @@ from joma.analysis.probing import Probing, measure
 from joma.data.tokenizing import BYTES
 from joma.errors import JomaError
 from joma.models import load
-from joma.models._fingerprint import kept_fingerprint
 from joma.models.checksums import SUMS, check_checksums
-from joma.models.series import Series, verify
+from joma.models.series import Series, kept_fingerprint, verify
 from joma.train.language._export import export
 from tests.models.tiny import tiny
 

@@ -3,7 +3,7 @@ import torch
 
 from joma.errors import JomaError
 from joma.models import load, load_tokenizer
-from joma.models._gguf_header import read_header
+from joma.models.gguf import read_header
 from tests.models.tiny import CONTEXT, LAYERS, WIDTH, tiny, tokens
 
 pytest.importorskip("gguf", reason="GGUF files are read by the gguf package")

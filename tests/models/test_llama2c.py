@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.models import load
-from joma.models._llama2c_tokenizer import Llama2cTokenizer
+from joma.models.llama2c import Llama2cTokenizer
 from tests.models import llama2c_reference as reference
 
 PIECES = [

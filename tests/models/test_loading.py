@@ -140,7 +140,7 @@ def test_no_weight_is_made_up(folder):
 
 def test_weights_the_configuration_does_not_tell_of(folder):
     _change_config(folder, num_hidden_layers=2)
-    with pytest.raises(ValueError, match=r"does not tell of: model\.layers\.2.* and \d+ more"):
+    with pytest.raises(ValueError, match=r"does not mention: model\.layers\.2.* and \d+ more"):
         load(folder)
 
 
@@ -176,7 +176,7 @@ def test_a_class_that_is_none_gives_the_base_model(tmp_path, named):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("{", "config.json must be a JSON file"),
+        ("{", "config.json is not valid JSON"),
         ("[]", "with a model_type"),
         ('{"model_type": "nobody"}', "transformers knows, got 'nobody'"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json cannot be used"),

@@ -85,7 +85,7 @@ def test_more_blocks_than_the_configuration_tells_of(tmp_path):
     MODELS["t5"]().save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": 1}))
-    with pytest.raises(JomaError, match=r"does not tell of: encoder\.block\.1"):
+    with pytest.raises(JomaError, match=r"does not mention: encoder\.block\.1"):
         load(tmp_path)
 
 

@@ -20,10 +20,19 @@ from torch import nn
 from torch.nn import functional
 
 from joma import models
-from joma.models._fingerprint import SIZE, fingerprint, settings_hashes
-from joma.models._ordering import misplaced
 from joma.models._schedule import inferred
-from joma.models.series import PYTHIA, Checkpoint, Integrity, Series, step_of, verify
+from joma.models.series import (
+    PYTHIA,
+    SKETCH_SIZE,
+    Checkpoint,
+    Integrity,
+    Series,
+    fingerprint,
+    misplaced,
+    settings_hashes,
+    step_of,
+    verify,
+)
 
 few = settings(max_examples=25, deadline=None)
 
@@ -514,7 +523,9 @@ class TestFingerprints:
         assert first.norm == pytest.approx(float(base.norm()), rel=1e-5)
         for number, change in enumerate(changes):
             save(tmp_path / str(number), {"w": base + change})
-            rows = 512 if number < 2 else SIZE  # numbers of the sketch that bear the difference
+            rows = (
+                512 if number < 2 else SKETCH_SIZE
+            )  # numbers of the sketch that bear the difference
             error = 4 / math.sqrt(2 * rows)
             estimate = first.distance(fingerprint(tmp_path / str(number)))
             assert estimate == pytest.approx(float(change.norm()), rel=error)

@@ -160,7 +160,7 @@ def test_no_damaged_header_is_believed(data, tmp_path_factory):
 def test_headers_that_make_no_sense(tmp_path, header):
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(ValueError, match=r"model\.safetensors is not a sound"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is cut short, damaged or not"):
         WeightFiles(path)
 
 
@@ -188,8 +188,8 @@ def test_an_index_that_lies(tmp_path, folder):
     index = tmp_path / "model.safetensors.index.json"
     shutil.copy(folder / "model.safetensors", tmp_path / "part.safetensors")
     for where, told in (
-        ({"a": "../model/model.safetensors"}, "which file beside it"),
-        ({"a": 3}, "which file beside it"),
+        ({"a": "../model/model.safetensors"}, "which file next to it"),
+        ({"a": 3}, "which file next to it"),
         ({"a": "other.safetensors"}, r"other\.safetensors is missing"),
         ({"a": "part.safetensors"}, r"has a in part\.safetensors, which does not hold it"),
     ):
@@ -197,7 +197,7 @@ def test_an_index_that_lies(tmp_path, folder):
         with pytest.raises(ValueError, match=told):
             WeightFiles(tmp_path)
     index.write_text("{")
-    with pytest.raises(ValueError, match="must be a JSON file"):
+    with pytest.raises(ValueError, match="is not valid JSON"):
         WeightFiles(tmp_path)
 
 

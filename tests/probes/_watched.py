@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from joma.probes.watching import AttentionCall
+from joma.probes.tap import AttentionCall
 
 
 def entropy_of(attention: Tensor) -> Tensor:

@@ -123,14 +123,12 @@ def test_numbers_out_of_the_range_of_squares(scale: float):
 @given(seed=st.integers(0, 1000), cut=st.integers(0, 21), offset=st.integers(-100, 100))
 def test_batches_accumulate_to_the_whole(seed: int, cut: int, offset: int):
     values = hidden(seed).reshape(21, 21) + offset
-    first, second = (ActivationStatisticsAccumulator(near=NEAR, top=(0.1,)) for _ in range(2))
-    second.merge(first)
-    first.update(values[:cut])
-    second.update(values[cut:])
-    second.merge(first)
+    parts = ActivationStatisticsAccumulator(near=NEAR, top=(0.1,))
+    parts.update(values[:cut])
+    parts.update(values[cut:])
     whole = activation_statistics(values, near=NEAR, top=(0.1,))
-    assert_equal(second.compute(), plain(values.numpy(), NEAR, 0.1))
-    assert second.compute().top_energy[0.1] == pytest.approx(whole.top_energy[0.1])
+    assert_equal(parts.compute(), plain(values.numpy(), NEAR, 0.1))
+    assert parts.compute().top_energy[0.1] == pytest.approx(whole.top_energy[0.1])
 
 
 @pytest.mark.parametrize(
@@ -164,8 +162,6 @@ def test_accumulators_say_what_does_not_fit():
     accumulator.update(hidden(4))
     with pytest.raises(ValueError, match="as before"):
         accumulator.update(hidden(4, nodes=20))
-    with pytest.raises(ValueError, match="other must have near"):
-        accumulator.merge(ActivationStatisticsAccumulator(near=0.5))
 
 
 def test_a_refused_update_leaves_no_trace(monkeypatch):

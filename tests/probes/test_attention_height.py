@@ -122,13 +122,11 @@ def test_a_member_does_not_see_its_neighbours():
 @given(seed=st.integers(0, 2**32), cut=st.integers(1, 3))
 def test_batches_accumulate_to_the_whole(seed: int, cut: int):
     attention, tokens = batch(seed)
-    first = AttentionByHeightAccumulator(hierarchy(), LEVELS)
-    second = AttentionByHeightAccumulator(hierarchy(), LEVELS)
-    second.merge(first)
-    first.update(attention[:, :cut], tokens[:, :cut])
-    second.update(attention[:, cut:], tokens[:, cut:])
-    first.merge(second)
-    whole, parts = attention_by_height(attention, tokens, hierarchy(), LEVELS), first.compute()
+    accumulator = AttentionByHeightAccumulator(hierarchy(), LEVELS)
+    accumulator.update(attention[:, :cut], tokens[:, :cut])
+    accumulator.update(attention[:, cut:], tokens[:, cut:])
+    whole = attention_by_height(attention, tokens, hierarchy(), LEVELS)
+    parts = accumulator.compute()
     for name in ("mass", "uniform", "uncounted", "queries"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
 

@@ -97,13 +97,6 @@ def test_batches_in_any_order_accumulate_to_the_whole(
     backwards.update(values[cut:], first=cut)
     backwards.update(values[:cut], first=0)
     assert listed(backwards.compute()) == expected
-    one, other, empty = accumulator(), accumulator(), accumulator()
-    one.update(values[:cut])
-    other.update(values[cut:], first=cut)
-    other.merge(one)
-    other.merge(empty)
-    empty.merge(other)
-    assert listed(other.compute()) == listed(empty.compute()) == expected
 
 
 def test_many_nodes_are_taken_in_parts(monkeypatch):
@@ -155,7 +148,3 @@ def test_accumulators_say_what_does_not_fit():
     accumulator.update(hidden(5))
     with pytest.raises(ValueError, match="as before"):
         accumulator.update(hidden(5)[..., :3])
-    other = TopContextsAccumulator(2, nodes=[1, 2])
-    other.update(hidden(5))
-    with pytest.raises(ValueError, match="other must have the same 4 nodes"):
-        accumulator.merge(other)

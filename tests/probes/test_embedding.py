@@ -137,26 +137,22 @@ def test_batches_accumulate_to_the_whole(seed: int, cut: int, keep: int):
 
 @settings(max_examples=15, deadline=None)
 @given(cut=st.integers(1, 29))
-def test_accumulators_that_keep_all_merge_to_the_function(cut: int):
+def test_an_accumulator_that_keeps_all_agrees_with_the_function(cut: int):
     rows = vectors(6, 30)
     rows[4] = 0
-    first, second = (EmbeddingOverlapAccumulator(seed=seed) for seed in (1, 2))
-    first.merge(second)
-    first.update(rows[:cut])
-    second.update(rows[cut:])
-    first.merge(second)
+    parts = EmbeddingOverlapAccumulator(seed=1)
+    parts.update(rows[:cut])
+    parts.update(rows[cut:])
     expected = embedding_overlap(rows)
     for name in FIELDS:
-        assert getattr(first.compute(), name) == pytest.approx(getattr(expected, name))
+        assert getattr(parts.compute(), name) == pytest.approx(getattr(expected, name))
 
 
-def test_merging_keeps_a_sample_of_both():
-    near, far = torch.ones(500, 3), -torch.ones(500, 3)
-    first, second = (EmbeddingOverlapAccumulator(keep=100, seed=seed) for seed in (1, 2))
-    first.update(near)
-    second.update(far)
-    first.merge(second)
-    result = first.compute()
+def test_a_sample_is_kept_of_all_batches():
+    accumulator = EmbeddingOverlapAccumulator(keep=100, seed=1)
+    accumulator.update(torch.ones(500, 3))
+    accumulator.update(-torch.ones(500, 3))
+    result = accumulator.compute()
     assert (result.rows, result.seen) == (100, 1000)
     assert abs(result.signed) < 0.1  # about half of each: cosines of 1 and −1 in equal parts
 

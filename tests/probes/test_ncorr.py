@@ -162,22 +162,11 @@ def test_any_split_accumulates_to_the_same(seed: int, cuts: list[int], offset: f
     activations = activations.double() + offset
     weights = torch.rand(2, 40, generator=torch.Generator().manual_seed(seed)) + 0.01
     edges = [0, *sorted(cuts), 40]
-    parts = [NCorrAccumulator(), NCorrAccumulator()]
-    for index, (start, stop) in enumerate(itertools.pairwise(edges)):
+    parts = NCorrAccumulator()
+    for start, stop in itertools.pairwise(edges):
         piece = slice(start, stop)
-        parts[index % 2].update(latents[:, piece], activations[:, piece], weights[:, piece])
-    parts[0].merge(parts[1])
-    same(parts[0].compute(), ncorr(latents, activations, weights))
-
-
-def test_merge_leaves_the_other_as_it_is_and_takes_empty_ones():
-    latents, activations = rows(11)
-    empty, full = NCorrAccumulator(), NCorrAccumulator()
-    full.update(latents, activations)
-    full.merge(empty)
-    empty.merge(full)
-    empty.update(*rows(12))
-    same(full.compute(), ncorr(latents, activations))
+        parts.update(latents[:, piece], activations[:, piece], weights[:, piece])
+    same(parts.compute(), ncorr(latents, activations, weights))
 
 
 def test_constant_columns_stay_constant_when_accumulated():

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from joma.common.quiet import quietly
 from joma.models import find_weights
 from joma.probes import probe
-from joma.probes.session import _of_weight, probe_weights, unmeasured
+from joma.probes.session import probe_weights, unmeasured
 
 transformers = pytest.importorskip("transformers")
 
@@ -137,9 +137,3 @@ def test_metrics_without_their_parts():
 def test_ranks_of_a_model_on_the_meta_device_are_refused_by_name():
     with pytest.raises(ValueError, match="0 cannot be measured: it is on the meta device"):
         probe_weights(nn.Sequential(nn.Embedding(9, 4)).to("meta"))
-
-
-def test_a_metric_nobody_knows_is_no_effective_rank():
-    weight = find_weights(nn.Embedding(9, 4)).weights[0]
-    with pytest.raises(AssertionError, match="stable_rnk is not measured of a weight"):
-        _of_weight(weight, torch.ones(2, 2), ["stable_rnk"], 1e-3, 0)

@@ -25,7 +25,7 @@ from joma.probes.session import (
     probe,
     probe_weights,
 )
-from joma.probes.watching import AttentionMap
+from joma.probes.tap import AttentionMap
 
 VOCABULARY, LENGTH, LAYERS = 97, 24, 2
 COMMON = {"vocab_size": VOCABULARY, "max_position_embeddings": 32}

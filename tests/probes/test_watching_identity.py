@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from joma.probes.watching import AttentionCall, watch_attention
+from joma.probes.tap import AttentionCall, watch_attention
 from tests.probes._watched import assert_entropies, sharpen
 
 TOKENS = torch.randint(2, 40, (2, 9), generator=torch.Generator().manual_seed(3))

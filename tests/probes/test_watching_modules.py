@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from joma.models.architectures import Part
-from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
+from joma.probes.tap import AttentionCall, AttentionMap, watch_attention
 from tests.probes._watched import assert_entropies, entropy_of, sharpen
 
 

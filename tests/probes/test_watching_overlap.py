@@ -11,8 +11,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-from joma.probes import _watch_hf
-from joma.probes.watching import AttentionCall, watch_attention
+from joma.probes.tap import AttentionCall, watch_attention
+from joma.probes.tap.stack import taps
 
 INPUTS = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 
@@ -84,7 +84,7 @@ def test_overlapping_watches_end_in_any_order(name: str, order: tuple[int, ...])
         assert len(calls) == each * (1 + order.index(number))
         assert all(call.pass_index == 0 for call in calls)
     assert is_untouched(model)
-    assert not _watch_hf._watchers
+    assert not taps
 
 
 @pytest.mark.parametrize("name", MODELS)

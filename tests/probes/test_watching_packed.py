@@ -8,8 +8,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from joma.probes import AttentionAccumulator, _watch_hf
-from joma.probes.watching import AttentionCall, watch_attention
+from joma.probes import AttentionAccumulator
+from joma.probes.tap import AttentionCall, watch_attention
+from joma.probes.tap.huggingface import interface_call
 from tests.probes._watched import entropy_of, sharpen
 from tests.probes.test_watching import GROUPED, SIZES, VOCABULARY
 from tests.probes.test_watching_identity import DECODED, MASK, TOKENS, bart
@@ -70,7 +71,7 @@ def test_flash_attention_of_packed_sequences(name: str, window: int | None):
 
     def call(places: slice, **given: Any) -> AttentionCall:
         q, k = query[:, :, places], key[:, :, places]
-        return _watch_hf._call("a", 0, "flash_attention_2", nn.Module(), q, k, None, given)
+        return interface_call("a", 0, "flash_attention_2", nn.Module(), q, k, k, None, given)
 
     ends = BOUNDS.tolist()
     apart = [

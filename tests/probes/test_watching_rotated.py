@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from joma.probes.watching import AttentionCall, AttentionMap, watch_attention
+from joma.probes.tap import AttentionCall, AttentionMap, watch_attention
 from tests.probes._watched import assert_entropies, sharpen
 
 

@@ -16,6 +16,7 @@ from joma.models.checksums import check_checksums
 from joma.models.hub import folder_if_here
 from joma.models.loading import Loaded, load, outlined
 from joma.models.weight_files import WeightFiles
+from joma.probes.metrics import PROBED
 from joma.probes.session import (
     DEFAULT_METRICS,
     WEIGHT_METRICS,
@@ -26,7 +27,7 @@ from joma.probes.session import (
     probe_weights,
     unmeasured,
 )
-from joma.probes.watching import watch_attention
+from joma.probes.tap import watch_attention
 from joma.runs import Run
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -273,7 +274,7 @@ def _left_out(parts: Found, probing: Probing) -> str | None:
     why = unmeasured(parts, probing.chosen)
     said = [f"Not measured: {metric} ({reason})." for metric, reason in why.items()]
     odd = {module: why for module, why in parts.missing.items() if module not in ROLES}
-    if odd and {"stable_rank", "effective_rank"} & set(probing.chosen):
+    if odd and any(PROBED[metric].needs == "weights" for metric in probing.chosen):
         module, reason = next(iter(odd.items()))
         more = "" if len(odd) == 1 else f"; {len(odd) - 1} more weights are left out as well"
         said.append(f"Not measured: {module} ({reason}{more}).")

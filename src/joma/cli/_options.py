@@ -14,7 +14,7 @@ LARGEST = 2**63 - 1
 
 
 def whole(least: int) -> Callable[[str | int], int]:
-    """A parser of whole numbers from `least` on, whose error says what was given."""
+    """Return a parser of whole numbers from `least` on, whose error says what was given."""
 
     def parse(given: str | int) -> int:
         try:
@@ -31,7 +31,7 @@ def whole(least: int) -> Callable[[str | int], int]:
 
 
 def positive(given: str | float) -> float:
-    """A parser of positive numbers, whose error says what was given."""
+    """Return a positive number; the error of another says what was given."""
     try:
         number = float(given)
     except ValueError:
@@ -42,7 +42,7 @@ def positive(given: str | float) -> float:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser of one of a few words."""
+    """Return a parser of one of a few words."""
 
     def parse(given: str) -> str:
         if given not in choices:
@@ -92,7 +92,7 @@ Device = Annotated[
 
 
 def note_idle(context: typer.Context, names: Iterable[str], why: str) -> None:
-    """Says of those of the options that were given that they change nothing.
+    """Say of those of the options that were given that they change nothing.
 
     Args:
         context: of the command.
@@ -111,7 +111,7 @@ def note_idle(context: typer.Context, names: Iterable[str], why: str) -> None:
 
 
 def chosen_device(asked: str) -> str:
-    """The device that `--device` means on this machine."""
+    """Return the device that `--device` means on this machine."""
     import torch
 
     found = "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _series, _show, _work
-from joma.cli._edge import checked_out, checked_restart, interruptible, same_again, writing_to
+from joma.cli import _series, _show
+from joma.cli._folders import (
+    checked_out,
+    checked_restart,
+    closing,
+    interruptible,
+    same_again,
+    writing_to,
+)
 from joma.cli._options import (
     Device,
     Json,
@@ -26,33 +33,20 @@ from joma.cli._options import (
 from joma.cli._probe_request import ProbeRequest, estimate, show_plan
 from joma.cli._progress import reports
 from joma.errors import JomaError, printable
+from joma.probes.metrics import PROBED
 
 if TYPE_CHECKING:
     from joma.analysis.probing import Probed, Probing
 
 NAME = "probe"
-METRICS = (
-    "attention_entropy, attention_first, mlp_inactive, residual_overlap, embedding_overlap, "
-    "stable_rank; on request attention_last, attention_effective, mlp_zero, mlp_dead, mlp_top1, "
-    "mlp_top10, mlp_kurtosis, effective_rank"
+METRICS = "; on request ".join(
+    ", ".join(name for name, metric in PROBED.items() if metric.by_default == by_default)
+    for by_default in (True, False)
 )
-"""Written down, for the help must not import what measures them."""
 
 _OPTIONS = ("window", "windows", "batch", "metrics", "tokenizer", "dtype", "revision", "schedule")
 _OF_TEXT = ("tokenizer", "text", "window", "windows", "batch", "dtype")
 _OF_SERIES = ("schedule", "jobs")
-_COLUMNS = {
-    "attention_first": "on first token",
-    "attention_last": "on last 16",
-    "attention_effective": "tokens attended",
-    "mlp_inactive": "MLP near 0",
-    "mlp_zero": "MLP zero",
-    "mlp_dead": "MLP dead",
-    "mlp_top1": "MLP top 1%",
-    "mlp_top10": "MLP top 10%",
-    "mlp_kurtosis": "MLP kurtosis",
-    "residual_overlap": "overlap",
-}
 _ROLES = {
     "query": "query",
     "key": "key",
@@ -62,7 +56,6 @@ _ROLES = {
     "mlp_up": "MLP up",
     "mlp_down": "MLP down",
 }
-_RANKS = {"stable_rank": "rank", "effective_rank": "effective rank"}
 
 
 def probe(
@@ -203,11 +196,11 @@ def probe(
 def _probing(*, metrics: str | None, map_file: Path | None, **settings: Any) -> "Probing":
     from joma.analysis.probing import Probing
     from joma.models import load_map
-    from joma.probes.session import METRICS, WEIGHT_METRICS
+    from joma.probes.session import WEIGHT_METRICS
 
     names = None
     if metrics == "all":
-        names = WEIGHT_METRICS if settings["low_memory"] else tuple(METRICS)
+        names = WEIGHT_METRICS if settings["low_memory"] else tuple(PROBED)
     elif metrics is not None:
         names = tuple(name.strip() for name in metrics.split(",") if name.strip())
     architecture = None if map_file is None else load_map(map_file)
@@ -251,7 +244,7 @@ def _one(asked: ProbeRequest, model: str) -> None:
         report("write and draw", 1, 1)
         run = Run.create(NAME, asked.config, out=asked.out, device=asked.device, existing="restart")
         folders.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
+        with run.locked(), closing(run) as outcome:
             probed.log(run)
             _draw(run, probed, asked)
             outcome.update(finding=finding(probed), **probed.facts)
@@ -326,7 +319,8 @@ def _print(probed: "Probed", asked: ProbeRequest, seconds: float) -> None:
     _show.put(title, "")
     rows = by_layer(probed)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    ranks = [name for name in columns if name.startswith(tuple(_RANKS.values()))]
+    of_weights = tuple(it.column for it in PROBED.values() if it.needs == "weights")
+    ranks = [name for name in columns if name.startswith(of_weights)]
     for shown in ([name for name in columns if name not in ranks], ["layer", *ranks]):
         if len(shown) < 2:
             continue
@@ -370,9 +364,9 @@ def by_layer(probed: "Probed") -> list[dict[str, str]]:
 
 
 def _column(metric: str, role: str | None) -> str:
-    if metric in _RANKS:
-        return f"{_RANKS[metric]} {_ROLES.get(role or '', role)}"
-    return {"attention_entropy": "entropy", **_COLUMNS}[metric]
+    column = PROBED[metric].column
+    of_weight = PROBED[metric].needs == "weights"
+    return f"{column} {_ROLES.get(role or '', role)}" if of_weight else column
 
 
 def _of_model(probed: "Probed") -> list[str]:

@@ -75,7 +75,9 @@ def show_plan(
         read = f"{takes['tokens']:,} tokens at most" if takes["tokens"] else "no text"
         lines.append(f"device: {asked.device}; reads {read}")
         gigabytes = takes["about_bytes"] / 2**30
-        lines.append(f"about {duration(takes['about_seconds'])}, memory about {gigabytes:.1f} GB")
+        lines.append(
+            f"about {_show.duration(takes['about_seconds'])}, memory about {gigabytes:.1f} GB"
+        )
     _show.say(f"{next(iter(first.values()))} → {run}")
     for line in lines:
         _show.say(f"  {line}")
@@ -141,10 +143,3 @@ def _speed(device: str) -> float:
         float((matrix @ matrix)[0, 0])  # waits for the device
         best = min(best, time.perf_counter() - start)
     return 2 * _SIZE**3 / best
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _show, _work
-from joma.cli._edge import (
-    OneSentenceGroup,
-    PlainCommand,
+from joma.cli import _show, _workers
+from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._folders import (
     checked_out,
+    closing,
     interruptible,
     same_again,
     same_settings,
@@ -117,8 +117,8 @@ def measure(
     with interruptible(folders, lambda: same_again(asked.out, folders)), writing_to(asked.out):
         run = Run.resume(work.NAME, config, out=asked.out, device=asked.device)
         folders.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
-            with reports("probe") as report, _work.workers(jobs) as submit:
+        with run.locked(), closing(run) as outcome:
+            with reports("probe") as report, _workers.workers(jobs) as submit:
                 ended = work.probe_series(
                     run,
                     series,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _probe_request, _show, _work
-from joma.cli._edge import checked_restart, interruptible, same_again, writing_to
+from joma.cli import _show
+from joma.cli._folders import checked_restart, closing, interruptible, same_again, writing_to
 from joma.cli._options import Device, Json, Model, Out, Seed, Text, Tokenizer, chosen_device, whole
 from joma.cli._progress import Report, reports
 from joma.common.json_files import plain
@@ -173,7 +173,7 @@ def _make(
         config = dataclasses.asdict(asked)
         run = Run.create(NAME, config, out=out, device=_device_of(loaded), existing="restart")
         folders.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
+        with run.locked(), closing(run) as outcome:
             found = search(
                 loaded,
                 read,
@@ -268,7 +268,7 @@ def _plan(asked: _Asked, loaded: "Loaded", read: "Tensor", out: Path | None, jso
     typer.echo(f"{NAME}: {asked.model} → {plan['run']}")
     typer.echo(
         f"  {len(read)} windows of {read.shape[1]} tokens on {plan['device']}: about "
-        f"{_probe_request.duration(seconds)}, memory about {memory / 1e9:.1f} GB"
+        f"{_show.duration(seconds)}, memory about {memory / 1e9:.1f} GB"
     )
 
 

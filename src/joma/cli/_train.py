@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _plan, _show, _work
-from joma.cli._edge import (
-    BAD_INPUT,
-    checked_out,
-    command_line,
-    interruptible,
-    reason,
-    same_settings,
-    writing_to,
-)
+from joma.cli import _show
+from joma.cli._errors import EXIT_BAD_INPUT, command_line, reason
+from joma.cli._folders import checked_out, closing, interruptible, same_settings, writing_to
 from joma.cli._options import Device, Json, Out, chosen_device
 from joma.cli._progress import reports
 from joma.common.signals import exit_code
@@ -153,7 +146,7 @@ def _train(asked: _Asked) -> None:
             _follow(asked, processes)
             return
         asked.begun.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
+        with run.locked(), closing(run) as outcome:
             trained = _lead(asked, run, processes)
             outcome.update(finding=_finding(trained), findings=_headlines(trained))
             if trained.stopped is not None:
@@ -192,7 +185,7 @@ def _quiet_but_for_the_first() -> Iterator[None]:
     except (ValueError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and type(error).__name__ != "FailedElsewhereError":
             raise
-        raise typer.Exit(BAD_INPUT) from None
+        raise typer.Exit(EXIT_BAD_INPUT) from None
 
 
 @contextlib.contextmanager
@@ -339,7 +332,7 @@ def _estimate(asked: _Asked) -> None:
         f"{asked.config.training.steps} steps → {folder}"
     )
     typer.echo(
-        f"  about {_plan._duration(found.seconds)} on {asked.device}, as a few steps went, "
+        f"  about {_show.duration(found.seconds)} on {asked.device}, as a few steps went, "
         f"memory {memory}, disk about {found.disk / 1e9:.2g} GB with {found.exports} models"
     )
     for name, section in asked.config.sections().items():

@@ -29,7 +29,7 @@ class RaiseTerminated:
     Schedulers and wrappers may send several, which must not disturb what is being saved.
 
     Attributes:
-        raised: Whether it came, here or where the signal was held.
+        raised: Whether the signal came, or was delivered after it had been blocked.
     """
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from joma import random
-from joma.data._batch import Batch
-from joma.data._draws import seed_tensor, spread_codes
+from joma.common.checks import check_at_least
+from joma.data._batch import Batch, seed_tensor, spread_codes
 from joma.errors import JomaError
 from joma.theory.hblt import Tree
 
@@ -97,9 +97,7 @@ class HBLT:
             device: where batches are made.
             off: probability that a top latent is not what its class says.
         """
-        for name, value in (("depth", depth), ("branching", branching), ("classes", classes)):
-            if value < 1:
-                raise JomaError(f"{name} must be at least 1, got {value}")
+        check_at_least(1, depth=depth, branching=branching, classes=classes)
         if not 0 <= off <= 1:
             raise JomaError(f"off must be a probability, got {off}")
         rhos = [float(value) for value in np.atleast_1d(np.asarray(rho, dtype=float))]
@@ -122,8 +120,7 @@ class HBLT:
             batch: how many sequences for each member.
             step: see `joma.random.words`.
         """
-        if batch < 1:
-            raise JomaError(f"batch must be at least 1, got {batch}")
+        check_at_least(1, batch=batch)
         labels_EB, levels = self._draw(batch, step)
         *latents, leaves = levels
         one_hot = labels_EB.unsqueeze(-1) == self._labels

@@ -10,7 +10,7 @@ import numpy as np
 
 from joma.common import json_files
 from joma.common.files import write_bytes
-from joma.data._pieces import pieces
+from joma.data.corpora import pieces
 from joma.data.tokenizing import (
     TOKENIZER_FILE,
     checked_tokens,

@@ -1,7 +1,7 @@
 """Text to tokens and back, for training: words, byte pairs, bytes, or what others made.
 
 Every tokenizer is a `TextTokenizer`: it knows how many tokens there are and has a digest, which
-tells what was encoded with it from what was encoded with another.
+identifies what was encoded with it.
 """
 
 import hashlib
@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from joma.common import json_files
-from joma.data._pieces import pieces
-from joma.data.corpora import Corpus
+from joma.data.corpora import Corpus, pieces
 from joma.errors import JomaError
 
 UNKNOWN = "<unk>"
@@ -30,7 +29,7 @@ _SEPARATING = ("<br />", ";", ":")
 
 
 class TextTokenizer(Protocol):
-    """What turns text into tokens, and can be told from any other that does it otherwise."""
+    """What turns text into tokens, identified by a digest."""
 
     @property
     def size(self) -> int:
@@ -192,7 +191,7 @@ def checked_tokens(tokens: Sequence[int] | np.ndarray, size: int) -> list[int]:
 
 
 def write_tokenizer_config(folder: Path, **settings: str) -> None:
-    """Writes what transformers needs beside a tokenizer.json, whole."""
+    """Write what transformers needs next to a tokenizer.json, whole."""
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     json_files.write(folder / "tokenizer_config.json", {**config, **settings})
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from joma.common.quiet import first_line, need_transformers
+from joma.common.quiet import need_transformers
+from joma.common.text import first_line
 from joma.errors import JomaError, printable
 
 WEIGHTS = (

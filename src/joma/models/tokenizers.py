@@ -1,18 +1,19 @@
 """Text to tokens and back, whatever tokenizer a model came with."""
 
+import base64
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from joma.common.json_files import read_json
+from joma.common import json_files
 from joma.common.quiet import need_transformers, quietly, reading
 from joma.errors import JomaError, printable
-from joma.models._gguf_header import GgufHeader, read_header
-from joma.models._llama2c_tokenizer import Llama2cTokenizer
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens, added_special_tokens
-from joma.models._tokenizer_growth import check_growth
+from joma.models.gguf import GgufHeader, read_header
 from joma.models.hub import is_tokenizer_file, local_folder
+from joma.models.llama2c import Llama2cTokenizer
 
 _LARGEST_FILE = 2**28
 _MOST_TOKENS = 2**24
@@ -163,7 +164,7 @@ def _settings(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    settings = read_json(path)
+    settings = json_files.read(path, largest=json_files.LARGEST_JSON)
     if not isinstance(settings, dict):
         raise JomaError(f"{path} must hold settings by name, got a {type(settings).__name__}")
     for name, value in settings.items():
@@ -268,3 +269,70 @@ def _wrapped(what: str, folder: str, **options: str) -> Any:
     if not tokenizer.vocab_size:
         raise JomaError(f"the tokenizer of {what} is empty: files of it are missing; {other}")
     return tokenizer
+
+
+_UNSUSPICIOUS = 64
+"""Up to this possible growth, normalizers are not tried on their own."""
+
+_MOST_GROWTH, _ALWAYS_ALLOWED = 50, 10_000
+"""A text may become so many times longer, and this many letters in any case."""
+
+_LETTERS_AT_ONCE = 1_000_000
+_UNICODE = 18
+"""Letters that a normal form of Unicode, the longest of any, makes of one."""
+
+
+def check_growth(tokenizer: Any, text: str) -> None:
+    """Raise JomaError where the normalizers of a tokenizer would make a text far longer.
+
+    Args:
+        tokenizer: Of transformers; one without normalizers of the tokenizers library passes.
+        text: The text that is about to be encoded.
+    """
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normalizer is None:
+        return
+    parts = list(_parts(normalizer))
+    if math.prod(growth for _, growth in parts) <= _UNSUSPICIOUS:
+        return
+    limit = _ALWAYS_ALLOWED + _MOST_GROWTH * len(text)
+    for part, growth in parts:
+        length = int(_LETTERS_AT_ONCE / growth)
+        if length < 1:
+            raise JomaError(
+                f"the tokenizer has a normalizer that may make {growth:.0f} letters of one"
+            )
+        pieces, total = [], 0
+        for start in range(0, len(text), length):
+            pieces.append(part.normalize_str(text[start : start + length]))
+            total += len(pieces[-1])
+            if total > limit:
+                raise JomaError(
+                    f"the tokenizer's normalizers make a text more than {_MOST_GROWTH} times longer"
+                )
+        text = "".join(pieces)
+
+
+def _parts(normalizer: Any) -> Iterator[tuple[Any, float]]:
+    """Yield the single normalizers, and how many letters each can make of one."""
+    state = json.loads(normalizer.__getstate__())
+    if state["type"] == "Sequence":
+        for index in range(len(state["normalizers"])):
+            yield from _parts(normalizer[index])
+    else:
+        yield normalizer, max(1.0, _growth(state))
+
+
+def _growth(state: dict[str, Any]) -> float:
+    kind = state["type"]
+    if kind == "Replace":
+        replaced = len(state["pattern"].get("String", ""))
+        # A regular expression may match between any two letters.
+        return len(state["content"]) / replaced if replaced else 1 + len(state["content"])
+    if kind == "Prepend":
+        return 1 + len(state["prepend"])
+    if kind == "Precompiled":
+        table = base64.b64decode(state.get("precompiled_charsmap") or "")
+        start = 4 + int.from_bytes(table[:4], "little")
+        return max(map(len, table[start:].split(b"\0")), default=1)
+    return _UNICODE if kind.startswith("NF") else 4

@@ -7,7 +7,8 @@ measuring, and reading a text with a model in order to measure it; nothing here 
 
 - `probe`, `probe_weights`: a model read over a text, or its weights: all measurements in a list.
 - `attention_entropy`, `attention_statistics`, `AttentionAccumulator`: on how many tokens attention
-  rests, from queries and keys alone; `watch_attention` gets them from a model while it runs.
+  rests, from queries and keys alone; `watch_attention` gets them from a model while it runs, and
+  `tap_attention` can replace what attention computes.
 - `stable_rank` and the rest of `joma.probes.spectrum`: spectra of weights, with error bounds.
 - `embedding_overlap`, `activation_statistics`, `top_contexts`, `gradient_rank`: embeddings, MLP
   nodes and gradients.
@@ -16,42 +17,53 @@ measuring, and reading a text with a model in order to measure it; nothing here 
 - `attention_by_height`, `AttentionByHeightAccumulator`: how far up the hierarchy attention reaches.
 """
 
-from joma.probes.activations import (
-    ActivationStatistics,
-    ActivationStatisticsAccumulator,
-    activation_statistics,
-)
-from joma.probes.attention import (
-    AttentionAccumulator,
-    AttentionMeans,
-    AttentionStatistics,
-    attention_entropy,
-    attention_statistics,
-)
-from joma.probes.attention_height import (
-    AttentionByHeight,
-    AttentionByHeightAccumulator,
-    attention_by_height,
-)
-from joma.probes.contexts import TopContexts, TopContextsAccumulator, top_contexts
-from joma.probes.controls import HeldOut, Shuffled, held_out, planted, shuffled
-from joma.probes.embedding import (
-    EmbeddingOverlap,
-    EmbeddingOverlapAccumulator,
-    embedding_overlap,
-)
-from joma.probes.gradient import GradientRank, gradient_rank
-from joma.probes.ncorr import NCorr, NCorrAccumulator, ncorr
-from joma.probes.session import Measurement, probe, probe_weights
-from joma.probes.spectrum import (
-    StableRank,
-    effective_rank,
-    energy,
-    singular_values,
-    stable_rank,
-    stable_ranks,
-)
-from joma.probes.watching import AttentionCall, AttentionMap, Watch, watch_attention
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from joma.probes.activations import (
+        ActivationStatistics,
+        ActivationStatisticsAccumulator,
+        activation_statistics,
+    )
+    from joma.probes.attention import (
+        AttentionAccumulator,
+        AttentionMeans,
+        AttentionStatistics,
+        attention_entropy,
+        attention_statistics,
+    )
+    from joma.probes.attention_height import (
+        AttentionByHeight,
+        AttentionByHeightAccumulator,
+        attention_by_height,
+    )
+    from joma.probes.contexts import TopContexts, TopContextsAccumulator, top_contexts
+    from joma.probes.controls import HeldOut, Shuffled, held_out, planted, shuffled
+    from joma.probes.correlation import NCorr, NCorrAccumulator, ncorr
+    from joma.probes.embedding import (
+        EmbeddingOverlap,
+        EmbeddingOverlapAccumulator,
+        embedding_overlap,
+    )
+    from joma.probes.gradient import GradientRank, gradient_rank
+    from joma.probes.session import Measurement, probe, probe_weights
+    from joma.probes.spectrum import (
+        StableRank,
+        effective_rank,
+        energy,
+        singular_values,
+        stable_rank,
+        stable_ranks,
+    )
+    from joma.probes.tap import (
+        AttentionCall,
+        AttentionMap,
+        Tap,
+        tap_attention,
+        watch_attention,
+    )
 
 __all__ = [
     "ActivationStatistics",
@@ -72,9 +84,9 @@ __all__ = [
     "NCorrAccumulator",
     "Shuffled",
     "StableRank",
+    "Tap",
     "TopContexts",
     "TopContextsAccumulator",
-    "Watch",
     "activation_statistics",
     "attention_by_height",
     "attention_entropy",
@@ -92,6 +104,34 @@ __all__ = [
     "singular_values",
     "stable_rank",
     "stable_ranks",
+    "tap_attention",
     "top_contexts",
     "watch_attention",
 ]
+
+_MODULES = (
+    "activations",
+    "attention",
+    "attention_height",
+    "contexts",
+    "controls",
+    "correlation",
+    "embedding",
+    "gradient",
+    "session",
+    "spectrum",
+    "tap",
+)
+"""Where the names above are; loaded at first use, since `joma.probes.metrics` needs no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Watch":
+        warnings.warn("Watch is deprecated, use Tap", DeprecationWarning, stacklevel=2)
+        name = "Tap"
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(importlib.import_module(f"joma.probes.{module}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module 'joma.probes' has no attribute {name!r}")

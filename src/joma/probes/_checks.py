@@ -4,7 +4,6 @@ The message names the argument, what was given, and what would be right.
 """
 
 import operator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,56 +21,6 @@ _COMPUTABLE = frozenset(
     }
 )
 """Kinds of numbers that torch converts; complex ones are refused by the checks that follow."""
-
-
-class Rows(NamedTuple):
-    """Latents (..., S, N), activations (..., S, H) and weights (..., S) in float64.
-
-    They have one leading shape. Axes are expanded, not copied, so nothing here may be written to.
-    """
-
-    latents: Tensor
-    activations: Tensor
-    weights: Tensor
-
-
-def rows(latents: Tensor, activations: Tensor, weights: Tensor | None) -> Rows:
-    """What every measurement of latents against nodes takes, checked and of one leading shape."""
-    given = {
-        "latents": tensor("latents", latents, 2),
-        "activations": tensor("activations", activations, 2),
-    }
-    if weights is not None:
-        given["weights"] = tensor("weights", weights, 1)
-    one_device(**given)
-    numbers = {name: _numbers(name, value) for name, value in given.items()}
-    latents, activations = numbers["latents"], numbers["activations"]
-    samples = latents.shape[-2]
-    if activations.shape[-2] != samples:
-        raise JomaError(
-            f"activations must have the {samples} rows of latents, got shape "
-            f"{tuple(activations.shape)}"
-        )
-    if 0 in (samples, latents.shape[-1], activations.shape[-1]):
-        raise JomaError(
-            "latents and activations must have at least one row, one latent and one node, got "
-            f"shapes {tuple(latents.shape)} and {tuple(activations.shape)}"
-        )
-    weights = numbers.get("weights", latents.new_ones(samples))
-    if weights.shape[-1] != samples:
-        raise JomaError(f"weights must be {samples}, one per row, got shape {tuple(weights.shape)}")
-    if (weights < 0).any():
-        raise JomaError(f"weights must be ≥ 0, got {weights.min().item():g}")
-    if not (weights.sum(-1) > 0).all():
-        raise JomaError("weights must be > 0 in at least one row, got rows that all count nothing")
-    lead = together(
-        latents=latents.shape[:-2], activations=activations.shape[:-2], weights=weights.shape[:-1]
-    )
-    return Rows(
-        latents.expand(*lead, *latents.shape[-2:]),
-        activations.expand(*lead, *activations.shape[-2:]),
-        weights.expand(*lead, samples),
-    )
 
 
 def tensor(name: str, value: Tensor, axes: int) -> Tensor:
@@ -116,7 +65,7 @@ def _layout(value: Tensor) -> str:
     return "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
 
 
-def _numbers(name: str, value: Tensor) -> Tensor:
+def numbers(name: str, value: Tensor) -> Tensor:
     """`value` as a float64 tensor without NaN or infinity."""
     if value.is_complex():
         raise JomaError(f"{name} must be real numbers, got {value.dtype}")

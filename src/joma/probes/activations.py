@@ -107,17 +107,19 @@ class ActivationStatisticsAccumulator:
         rows = _rows(activations, counted)
         at_once = _AT_ONCE.get(rows.device.type, 2**24) // rows.shape[-1]
         parts = rows.split(max(1, at_once))
-        self._add(functools.reduce(_Sums.with_, (self._measure(part) for part in parts)))
-
-    def merge(self, other: "ActivationStatisticsAccumulator") -> None:
-        """Adds the tokens another accumulator has seen, which itself stays as it is."""
-        if (self._near, self._top) != (other._near, other._top):
+        new = functools.reduce(
+            _Sums.with_, (_measure(part, self._near, self._top) for part in parts)
+        )
+        have = self._sums
+        if have is None:
+            self._sums = new
+            return
+        if have.active.shape != new.active.shape or have.active.device != new.active.device:
             raise JomaError(
-                f"other must have near {self._near:g} and top {self._top}, got {other._near:g} "
-                f"and {other._top}"
+                f"activations must have {len(have.active)} nodes on {have.active.device} as "
+                f"before, got {len(new.active)} on {new.active.device}"
             )
-        if other._sums is not None:
-            self._add(other._sums)
+        self._sums = have.with_(new)
 
     def compute(self) -> ActivationStatistics:
         """The statistics of all tokens so far."""
@@ -141,21 +143,6 @@ class ActivationStatisticsAccumulator:
             silent=sums.silent,
             activity=sums.active.double() / sums.tokens,
         )
-
-    def _measure(self, rows: Tensor) -> "_Sums":
-        return _measure(rows, self._near, self._top)
-
-    def _add(self, new: "_Sums") -> None:
-        have = self._sums
-        if have is None:
-            self._sums = new
-            return
-        if have.active.shape != new.active.shape or have.active.device != new.active.device:
-            raise JomaError(
-                f"activations must have {len(have.active)} nodes on {have.active.device} as "
-                f"before, got {len(new.active)} on {new.active.device}"
-            )
-        self._sums = have.with_(new)
 
 
 @dataclass(frozen=True)

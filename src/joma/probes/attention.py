@@ -216,24 +216,7 @@ class AttentionAccumulator:
 
     def update(self, statistics: AttentionStatistics) -> None:
         """Adds the rows of a batch; heads and masses as in earlier updates."""
-        self._add(_row_sums(statistics))
-
-    def merge(self, other: "AttentionAccumulator") -> None:
-        """Adds the rows another accumulator has seen, which itself stays as it is."""
-        if other._sums:
-            self._add(other._sums)
-
-    def compute(self) -> AttentionMeans:
-        """The means over all rows so far."""
-        if not self._sums:
-            raise JomaError("compute needs rows: call update first")
-        rows = self._sums["rows"]
-        if not (rows > 0).all():
-            raise JomaError("compute needs a row that sees a key in every head, got none so far")
-        means = {name: value / rows for name, value in self._sums.items() if name != "rows"}
-        return AttentionMeans(rows=rows.to(torch.int64), **means)
-
-    def _add(self, new: dict[str, Tensor]) -> None:
+        new = _row_sums(statistics)
         have = self._sums or new
         if have.keys() != new.keys():
             raise JomaError(
@@ -246,6 +229,16 @@ class AttentionAccumulator:
                 f"{shapes[1][0][0]} on {shapes[1][1]}"
             )
         self._sums = {name: have[name] + new[name] for name in have} if self._sums else dict(new)
+
+    def compute(self) -> AttentionMeans:
+        """The means over all rows so far."""
+        if not self._sums:
+            raise JomaError("compute needs rows: call update first")
+        rows = self._sums["rows"]
+        if not (rows > 0).all():
+            raise JomaError("compute needs a row that sees a key in every head, got none so far")
+        means = {name: value / rows for name, value in self._sums.items() if name != "rows"}
+        return AttentionMeans(rows=rows.to(torch.int64), **means)
 
 
 def _row_sums(statistics: AttentionStatistics) -> dict[str, Tensor]:

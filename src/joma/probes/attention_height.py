@@ -79,20 +79,7 @@ class AttentionByHeightAccumulator:
 
     def update(self, attention: Tensor, tokens: Tensor, *, visible: Tensor | None = None) -> None:
         """Adds a batch; arguments as of `attention_by_height`."""
-        self._add(_sums(attention, tokens, self._heights, self._levels, visible))
-
-    def merge(self, other: "AttentionByHeightAccumulator") -> None:
-        """Adds the batches another accumulator has seen, which itself stays as it is."""
-        if other._sums is not None:
-            self._add(other._sums)
-
-    def compute(self) -> AttentionByHeight:
-        """`attention_by_height` of all batches so far."""
-        if self._sums is None:
-            raise JomaError("compute needs batches: call update first")
-        return _mean(self._sums)
-
-    def _add(self, new: "_Sums") -> None:
+        new = _sums(attention, tokens, self._heights, self._levels, visible)
         if self._sums is None:
             self._sums = new
             return
@@ -105,6 +92,12 @@ class AttentionByHeightAccumulator:
         self._sums = _Sums(
             have + given, self._sums.uniform + new.uniform, self._sums.queries + new.queries
         )
+
+    def compute(self) -> AttentionByHeight:
+        """`attention_by_height` of all batches so far."""
+        if self._sums is None:
+            raise JomaError("compute needs batches: call update first")
+        return _mean(self._sums)
 
 
 @dataclass(frozen=True, eq=False)

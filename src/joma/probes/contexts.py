@@ -122,25 +122,6 @@ class TopContextsAccumulator:
         self._hidden = hidden
         self._windows = max(self._windows, first + windows)
 
-    def merge(self, other: "TopContextsAccumulator") -> None:
-        """Adds what another accumulator has seen, which itself stays as it is.
-
-        The two must have seen windows of different numbers, given as `first`.
-        """
-        if other._best is None:
-            return
-        if self._best is None:
-            self._best = _cut(_padded(other._best, self._k), self._k)
-        elif not torch.equal(self._best.nodes, other._best.nodes):
-            raise JomaError(
-                f"other must have the same {len(self._best.nodes)} nodes, got others or "
-                f"{len(other._best.nodes)}"
-            )
-        else:
-            self._best = _best_of(self._best, other._best, self._k)
-        self._hidden = other._hidden
-        self._windows = max(self._windows, other._windows)
-
     def compute(self) -> TopContexts:
         """The top contexts of all windows so far."""
         if self._best is None:

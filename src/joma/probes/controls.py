@@ -18,7 +18,7 @@ from torch import Tensor
 
 from joma.errors import JomaError
 from joma.probes import _checks
-from joma.probes._moments import Moments, against, centre, moments
+from joma.probes.correlation import Moments, against, centre, moments, rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +78,15 @@ def held_out(
         repeats: how many random splits.
         seed: of the splits.
     """
-    rows = _checks.rows(latents, activations, weights)
-    grouping = _Grouping.of(rows.weights, groups)
+    given = rows(latents, activations, weights)
+    grouping = _Grouping.of(given.weights, groups)
     if (grouping.sizes < 2).any():
         raise JomaError("groups must hold at least 2 groups that count, got only 1")
     means, counts = [], []
     for order in grouping.orders(repeats, seed):
         first = (order.argsort(-1) < grouping.sizes.unsqueeze(-1) // 2).gather(-1, grouping.labels)
-        first = first.to(rows.weights.device)
-        halves = [moments(rows._replace(weights=rows.weights * half)) for half in (first, ~first)]
+        first = first.to(given.weights.device)
+        halves = [moments(given._replace(weights=given.weights * half)) for half in (first, ~first)]
         chosen = _correlations_of_the_others_nodes(*halves)
         varying = (halves[0].latents.squares > 0) & (halves[1].latents.squares > 0)
         counted = varying.sum(-1)
@@ -117,21 +117,21 @@ def shuffled(
         repeats: how many random permutations.
         seed: of the permutations.
     """
-    rows = _checks.rows(latents, activations, weights)
-    grouping = _Grouping.of(rows.weights, groups)
-    members = grouping.members.gather(-1, grouping.labels).to(rows.latents.device)
-    alike = (_take(rows.latents, members) == rows.latents).all(-1) | (rows.weights == 0)
+    given = rows(latents, activations, weights)
+    grouping = _Grouping.of(given.weights, groups)
+    members = grouping.members.gather(-1, grouping.labels).to(given.latents.device)
+    alike = (_take(given.latents, members) == given.latents).all(-1) | (given.weights == 0)
     if not alike.all():
         raise JomaError(
             "latents must be equal in all rows of a group to be permuted over groups, got "
             f"{int((~alike).sum())} rows that differ from the first row of their group"
         )
-    columns, spread = centre(rows.activations, rows.weights)
+    columns, spread = centre(given.activations, given.weights)
     means = []
     for order in grouping.orders(repeats, seed):
         source = grouping.members.gather(-1, order.gather(-1, grouping.labels))
-        moved = _take(rows.latents, source.to(rows.latents.device))
-        best = against(moved, rows.weights, columns, spread).correlations().amax(-1)
+        moved = _take(given.latents, source.to(given.latents.device))
+        best = against(moved, given.weights, columns, spread).correlations().amax(-1)
         means.append(best.mean(-1))
     return Shuffled(torch.stack(means, -1))
 
@@ -162,18 +162,18 @@ def planted(
     Returns:
         (..., S, H + N) in float64: the given nodes and one for each latent, in their order.
     """
-    rows = _checks.rows(latents, activations, weights)
+    given = rows(latents, activations, weights)
     if not 0 <= correlation <= 1:
         raise JomaError(f"correlation must lie in [0, 1], got {correlation!r}")
     generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
-    noise = torch.randn(rows.latents.shape[-2:], generator=generator, dtype=torch.float64)
-    noise = noise.to(rows.latents.device).expand_as(rows.latents)
-    signal = _unit(rows.latents, rows.weights)
-    along = (rows.weights.unsqueeze(-1) * signal * noise).sum(-2, keepdim=True)
-    noise = _unit(noise - along * signal, rows.weights)
+    noise = torch.randn(given.latents.shape[-2:], generator=generator, dtype=torch.float64)
+    noise = noise.to(given.latents.device).expand_as(given.latents)
+    signal = _unit(given.latents, given.weights)
+    along = (given.weights.unsqueeze(-1) * signal * noise).sum(-2, keepdim=True)
+    noise = _unit(noise - along * signal, given.weights)
     varies = signal.abs().amax(-2, keepdim=True) > 0
     nodes = correlation * signal + (1 - correlation**2) ** 0.5 * noise
-    return torch.cat([rows.activations, torch.where(varies, nodes, 0.0)], -1)
+    return torch.cat([given.activations, torch.where(varies, nodes, 0.0)], -1)
 
 
 def _unit(columns: Tensor, weights: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class EmbeddingOverlapAccumulator:
     Args:
         keep: most vectors to keep, at least 2.
         quantiles: as of `embedding_overlap`.
-        seed: decides the sample; accumulators that will be merged should have different ones.
+        seed: Seed of the sample.
     """
 
     def __init__(
@@ -150,13 +150,6 @@ class EmbeddingOverlapAccumulator:
         self._add(replace(sample, units=_directions(sample.units)))
         self._seen += len(given)
         self._zeros += len(given) - len(kept)
-
-    def merge(self, other: "EmbeddingOverlapAccumulator") -> None:
-        """Adds the vectors another accumulator has seen, which itself stays as it is."""
-        if other._sample is not None:
-            self._add(other._sample)
-            self._seen += other._seen
-            self._zeros += other._zeros
 
     def compute(self) -> EmbeddingOverlap:
         """The overlap of all vectors so far."""

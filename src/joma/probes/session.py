@@ -1,9 +1,9 @@
-"""A model read once over a text, and its weights: every measurement that was asked for, in a list.
+"""A model measured once on a text, and its weights: every metric that was asked for, in a list.
 
-Attention, the MLPs' activations and the residual stream are looked at while the model computes what
+Attention, the MLPs' activations and the residual stream are measured while the model computes what
 it always computes; nothing of it is changed, and no table as large as an attention matrix exists.
-Weights are looked at one by one, from the model or straight from their files, where no model need
-be built.
+Weights are measured one by one, from the model or straight from their files, where no model need be
+built.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,12 @@ from torch import Tensor, nn
 from joma.errors import JomaError
 from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
-from joma.probes import _checks, spectrum
-from joma.probes._inputs import Inputs, Reader, Windows
-from joma.probes._measurement import (
-    DEFAULT_METRICS,
-    METRICS,
-    PAIRS_COMPARED,
-    TOKENS_LOOKED_AT,
-    WEIGHT_METRICS,
-    Measurement,
-    Progress,
-    checked_metrics,
-    unseen,
-)
-from joma.probes._reading import Reading
-from joma.probes.embedding import embedding_overlap
-from joma.probes.watching import AttentionMap
+from joma.probes import _checks
+from joma.probes.inputs import Inputs, Reader, Windows
+from joma.probes.measurement import Measurement, Progress, no_progress
+from joma.probes.metrics import PROBED, Effort, Metric, checked
+from joma.probes.reading import Reading
+from joma.probes.tap import AttentionMap
 
 __all__ = [
     "DEFAULT_METRICS",
@@ -40,8 +30,30 @@ __all__ = [
     "probe_weights",
 ]
 
+METRICS: Mapping[str, str] = {name: metric.sentence for name, metric in PROBED.items()}
+"""Everything that can be asked for, and what it is."""
 
-_RANKS = {"stable_rank", "effective_rank"}
+DEFAULT_METRICS = tuple(name for name, metric in PROBED.items() if metric.by_default)
+"""What is measured unless something else is asked for."""
+
+WEIGHT_METRICS = tuple(
+    name for name, metric in PROBED.items() if metric.needs in ("weights", "embedding")
+)
+"""Those of the weights alone, which need no text."""
+
+TOKENS_SAMPLED = 1024
+"""Tokens at which MLPs and blocks are measured: little next to forward passes over 10,000."""
+
+
+def checked_metrics(
+    metrics: Sequence[str], available: Sequence[str] = tuple(METRICS)
+) -> tuple[str, ...]:
+    """Return the names of metrics, each once, if there are such.
+
+    Raises:
+        JomaError: There are none, or one is not available.
+    """
+    return tuple(it.name for it in checked(metrics, {name: PROBED[name] for name in available}))
 
 
 def probe(
@@ -56,9 +68,9 @@ def probe(
     attention: AttentionMap | None = None,
     batch: int | None = None,
     tolerance: float = 1e-3,
-    sample: int = TOKENS_LOOKED_AT,
+    sample: int = TOKENS_SAMPLED,
     seed: int = 0,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> list[Measurement]:
     """Measure a model on windows of tokens, or on inputs of any kind.
 
@@ -91,12 +103,12 @@ def probe(
     reader = Reader(windows, inputs, sample, seed)
     if batch is not None:
         batch = _checks.whole("batch", batch, 1)
-    if not all(metric.startswith("attention") for metric in chosen):
+    if any(PROBED[name].needs != "attention" for name in chosen):
         if parts is None:
             parts = find_weights(model, architecture=architecture, run=dummy_forward(model))
         chosen = measurable(chosen, parts, model, roles, asked_for=metrics is not None)
-    of_weights = [metric for metric in chosen if metric in WEIGHT_METRICS]
-    of_text = [metric for metric in chosen if metric not in WEIGHT_METRICS]
+    of_weights = [name for name in chosen if name in WEIGHT_METRICS]
+    of_text = [PROBED[name] for name in chosen if name not in WEIGHT_METRICS]
     found: list[Measurement] = []
     if of_text:
         reading = Reading(model, parts, of_text, sample, seed)
@@ -104,7 +116,7 @@ def probe(
         found += reading.measurements()
     if of_weights:
         assert parts is not None
-        found += _of_weights(model, parts, of_weights, roles, tolerance, seed, progress)
+        found += _of_weights(model, parts, of_weights, roles, Effort(tolerance, seed), progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
 
 
@@ -117,11 +129,11 @@ def probe_weights(
     roles: Sequence[str] = ROLES,
     tolerance: float = 1e-3,
     seed: int = 0,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> list[Measurement]:
     """Measures weights one by one, of a model or as they lie in files.
 
-    From files one tensor at a time is read, looked at and forgotten, so that a model far larger
+    From files one tensor at a time is read, measured and forgotten, so that a model far larger
     than the memory can be measured. Of a model wrapped by peft the effective weights W + scaling·BA
     are measured.
 
@@ -146,7 +158,7 @@ def probe_weights(
     else:
         parts = find_weights(source, architecture=architecture, run=dummy_forward(source))
     chosen = measurable(chosen, parts, source, roles, asked_for=True)
-    found = _of_weights(source, parts, chosen, roles, tolerance, seed, progress)
+    found = _of_weights(source, parts, chosen, roles, Effort(tolerance, seed), progress)
     return sorted(found, key=lambda one: chosen.index(one.metric))
 
 
@@ -161,15 +173,16 @@ def unmeasured(
         roles: whose weights are probed.
     """
     why: dict[str, str] = {}
-    for metric in metrics:
-        if metric in _RANKS and not any(parts.of_roles(roles)):
-            why[metric] = next((parts.missing[it] for it in roles if it in parts.missing), "")
-        elif metric == "embedding_overlap" and not parts.embeddings:
-            why[metric] = parts.missing.get("embedding", "no token embedding was found")
-        elif metric.startswith("mlp") and not parts.mlps:
-            why[metric] = parts.missing.get("mlp_down", "no MLP was found")
-        elif metric == "residual_overlap" and not parts.blocks:
-            why[metric] = "no blocks were found"
+    for name in metrics:
+        needs = PROBED[name].needs
+        if needs == "weights" and not any(parts.of_roles(roles)):
+            why[name] = next((parts.missing[it] for it in roles if it in parts.missing), "")
+        elif needs == "embedding" and not parts.embeddings:
+            why[name] = parts.missing.get("embedding", "no token embedding was found")
+        elif needs == "activations" and not parts.mlps:
+            why[name] = parts.missing.get("mlp_down", "no MLP was found")
+        elif needs == "residual" and not parts.blocks:
+            why[name] = "no blocks were found"
     return why
 
 
@@ -210,30 +223,29 @@ def measurable(
 def _of_weights(
     source: nn.Module | WeightFiles,
     parts: Found,
-    metrics: Sequence[str],
+    names: Sequence[str],
     roles: Sequence[str],
-    tolerance: float,
-    seed: int,
+    effort: Effort,
     progress: Progress,
 ) -> list[Measurement]:
-    wanted = set(roles) if _RANKS & set(metrics) else set()
-    if "embedding_overlap" in metrics:
+    metrics = [PROBED[name] for name in names]
+    wanted = set(roles) if any(metric.needs == "weights" for metric in metrics) else set()
+    if any(metric.needs == "embedding" for metric in metrics):
         wanted.add("embedding")
     together: dict[tuple[str, ...], list[Weight]] = {}  # a fused matrix is read once
     for weight in parts.of_roles(wanted):
         together.setdefault(weight.names, []).append(weight)
     total, done = sum(map(len, together.values())), 0
     found: list[Measurement] = []
-    for names, weights in together.items():
+    for stored, weights in together.items():
         tensors = {}
         if isinstance(source, WeightFiles):
-            tensors = {name: source.read(name) for name in names}
+            tensors = {name: source.read(name) for name in stored}
         for weight in weights:
             progress(f"weigh {weight.module}", done, total)
-            ranks = [m for m in metrics if m == "embedding_overlap" or weight.role in roles]
             try:
                 matrix = _matrix(weight, source, tensors)
-                found += _of_weight(weight, matrix, ranks, tolerance, seed)
+                found += _of_weight(weight, matrix, metrics, roles, effort)
             except ValueError as error:
                 raise JomaError(f"{weight.module} cannot be measured: {error}") from error
             done += 1
@@ -251,22 +263,17 @@ def _matrix(
 
 
 def _of_weight(
-    weight: Weight, matrix: Tensor, metrics: Sequence[str], tolerance: float, seed: int
+    weight: Weight,
+    matrix: Tensor,
+    metrics: Sequence[Metric],
+    roles: Sequence[str],
+    effort: Effort,
 ) -> list[Measurement]:
     found = []
     for metric in metrics:
-        if metric == "embedding_overlap":
-            if weight.role == "embedding":
-                value = embedding_overlap(matrix, pairs=PAIRS_COMPARED, seed=seed).mean
-                found.append(Measurement(metric, weight.module, None, None, value))
-            continue
-        if metric == "stable_rank":
-            estimate = spectrum.stable_rank(matrix, tolerance=tolerance, seed=seed)
-        elif metric == "effective_rank":
-            estimate = spectrum.effective_rank(matrix)
-        else:
-            raise AssertionError(f"{metric} is not measured of a weight")
-        found.append(
-            Measurement(metric, weight.module, weight.layer, None, estimate.value, estimate.bound)
-        )
+        if weight.role in (("embedding",) if metric.needs == "embedding" else roles):
+            assert metric.measure is not None, "probed"
+            estimate = metric.measure(matrix, effort)
+            where = metric.name, weight.module, weight.layer, None
+            found.append(Measurement(*where, estimate.value, estimate.bound))
     return found

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from joma.probes.metrics import METRICS
 from joma.report import figures
 
 ROLE_NAMES = {
@@ -96,7 +97,7 @@ def _draw_entropies(
     figure: Figure, ax: Axes, entropy_LH: NDArray[np.float64], labels: Sequence[str]
 ) -> None:
     image = ax.imshow(entropy_LH, aspect="auto", cmap="viridis", origin="lower", vmin=0)
-    figures.color_bar(figure, image, ax, "nats", pad=0.02)
+    figures.color_bar(figure, image, ax, METRICS["attention_entropy"].unit, pad=0.02)
     ax.set(title="Attention entropy, mean over queries", xlabel="head", ylabel="layer")
     ax.grid(False)
     for axis, count in ((ax.xaxis, entropy_LH.shape[1]), (ax.yaxis, entropy_LH.shape[0])):

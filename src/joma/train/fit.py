@@ -99,8 +99,8 @@ def fit(
     networks after s updates. What is logged is written every few seconds, and in any case when the
     loop ends, also by an error. Checkpoints are written while training continues. Ctrl-C and
     SIGTERM save one and then raise KeyboardInterrupt or its subclass
-    `joma.common.signals.TerminatedError`. A run that was killed and resumed has the same metrics, bit for
-    bit on the CPU, as one that was not. A checkpoint that is damaged is logged as a warning and the
+    `joma.common.signals.TerminatedError`. A run that was killed and resumed has the same metrics,
+    bit for bit on the CPU, as one that was not. A checkpoint that is damaged is logged as a warning and the
     one before it used.
 
     A run without checkpoints begins anew, and what it had logged is forgotten: whoever removes the

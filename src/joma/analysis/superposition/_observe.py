@@ -16,7 +16,7 @@ from joma.analysis.superposition._settings import Settings
 from joma.common.progress import Progress
 from joma.models import Loaded, module_at
 from joma.probes.contexts import TopContexts, TopContextsAccumulator
-from joma.probes.watching import AttentionCall, watch_attention
+from joma.probes.tap import AttentionCall, watch_attention
 
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measurement
-from joma.experiments.claims._isotropic import (
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference.clusters import (
     FAMILY,
     Array,
     TwoHumps,
@@ -21,7 +22,7 @@ from joma.experiments.claims._isotropic import (
     rest_points,
     spread,
 )
-from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real, Search, Vector
+from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Vector
 from joma.theory import as_printed as printed
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Logistic, Marginal, Scaled, StudentT

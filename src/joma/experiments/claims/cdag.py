@@ -6,8 +6,9 @@ from itertools import product
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
-from joma.experiments.claims._search import (
+from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import (
     Choice,
     Integer,
     Matrix,

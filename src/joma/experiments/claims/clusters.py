@@ -7,8 +7,9 @@ import numpy as np
 from scipy import special
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
-from joma.experiments.claims._isotropic import (
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, monte_carlo
+from joma.experiments.claims.reference.clusters import (
     FAMILIES,
     FAMILY,
     Array,
@@ -19,7 +20,7 @@ from joma.experiments.claims._isotropic import (
     spread,
     width_of,
 )
-from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real, Search, Vector
+from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Vector
 from joma.theory import as_printed as printed
 from joma.theory import clusters, marginals
 from joma.theory.marginals import (

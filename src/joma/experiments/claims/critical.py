@@ -6,9 +6,10 @@ import numpy as np
 from scipy import optimize
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measurement
 from joma.experiments.claims._critical_stability import CLAIMS as STABILITY
-from joma.experiments.claims._isotropic import (
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference.clusters import (
     FAMILIES,
     FAMILY,
     Spiked,
@@ -19,7 +20,7 @@ from joma.experiments.claims._isotropic import (
     reference,
     rest_points,
 )
-from joma.experiments.claims._search import Choice, Integer, Point, Real, Search, Vector
+from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Vector
 from joma.theory import clusters
 from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
 

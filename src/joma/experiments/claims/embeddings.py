@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from scipy import integrate, stats
 
-from joma.experiments.claims import _block_reference as reference
-from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
-from joma.experiments.claims._search import Choice, Integer, Point, Real, Search, Seed, Vector
+from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.joint import POINTWISE, random_point, random_samples
+from joma.experiments.claims.measurement import Formula, Measurement, monte_carlo
+from joma.experiments.claims.reference import block as reference
+from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, Vector
 from joma.theory import as_printed as printed
 from joma.theory import embeddings, invariants
 from joma.theory.block import Block, State, simulate

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
-from joma.experiments.claims._search import (
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, monte_carlo
+from joma.experiments.claims.search import (
     Integer,
     Parameter,
     Point,

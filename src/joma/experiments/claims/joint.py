@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims import _block_reference as reference
-from joma.experiments.claims._claim import Claim, Formula, Measure, Measurement
-from joma.experiments.claims._search import Choice, Integer, Point, Real, Search, Seed
+from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference import block as reference
+from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed
 from joma.theory import invariants, memory, stationarity
 from joma.theory.block import Block, Samples, State, Trajectory, simulate, velocity
 

@@ -6,3 +6,9 @@ Here live the setting (`_groups`), the text as the networks read it (`_data`), h
 (`_starts`), the training and what is measured on its way (`_train`), what the numbers say
 (`_summary`), their comparison with recorded curves (`_reference`) and the pictures (`_draw`).
 """
+
+REFERENCE = (
+    "folder with recorded curves, wikitext2_entropy.csv and wikitext2_val_loss.csv, to draw and "
+    "compare with"
+)
+"""What `--reference` takes."""

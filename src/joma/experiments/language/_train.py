@@ -9,7 +9,7 @@ from torch import Tensor
 
 from joma.experiments import _trained
 from joma.experiments._experiment import Request
-from joma.experiments.language._data import Text
+from joma.experiments.language._data import WindowedText
 from joma.experiments.language._groups import GROUPS, LENGTH, WATCHED, Setting
 from joma.experiments.language._starts import begin, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
@@ -29,7 +29,7 @@ _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 
 
 def train_groups(
-    run: Run, names: Sequence[str], text: Text, request: Request, beside: Sequence[str]
+    run: Run, names: Sequence[str], text: WindowedText, request: Request, beside: Sequence[str]
 ) -> None:
     """Trains groups, each in a run folder of its own, unless they are done already.
 
@@ -47,12 +47,12 @@ def train_groups(
     """
     text = text.to(request.device)
     groups = [
-        _trained.Group(
+        _trained.NetworkGroup(
             name,
             text.setting.size.cells(GROUPS[name]),
             lambda own, name=name: GroupWork(own, name, text, request),
             lambda own, name=name: _done_beside(run, own, name, beside),
-            light=_is_light(text.setting, GROUPS[name]),
+            can_share_gpu=_is_light(text.setting, GROUPS[name]),
         )
         for name in names
     ]
@@ -79,7 +79,7 @@ def _done_beside(run: Run, own: Run, name: str, beside: Sequence[str]) -> Run | 
 class GroupWork:
     """The networks of a depth, the text, and what is looked at."""
 
-    def __init__(self, run: Run, name: str, text: Text, request: Request) -> None:
+    def __init__(self, run: Run, name: str, text: WindowedText, request: Request) -> None:
         setting, depth, device = text.setting, GROUPS[name], request.device
         size = setting.size
         cells = size.cells(depth)
@@ -111,7 +111,7 @@ class GroupWork:
             restart_every=setting.updates,
         )
 
-    def look(self, step: int) -> None:
+    def measure(self, step: int) -> None:
         """Measures all networks after `step` updates."""
         one = slice(self.watched, self.watched + 1)
         with self.ensemble.looking() as model:

@@ -90,8 +90,8 @@ def train(
 
     The loss of each step is logged under its number, before the update; what is measured at step s
     is of the model after s updates. Checkpoints are written while training continues. Ctrl-C and
-    SIGTERM save one and then raise KeyboardInterrupt or `joma.common.signals.TerminatedError`. A run that
-    was killed and resumed ends with the same weights and losses, bit for bit on the CPU, as one
+    SIGTERM save one and then raise KeyboardInterrupt or `joma.common.signals.TerminatedError`. A
+    run that was killed and resumed ends with the same weights and losses, bit for bit on the CPU, as one
     that was not. The models of the schedule are in the run's `series/`, each in Hugging Face
     layout. A training that `monitor.stop_on` ends saves a checkpoint, too.
 

@@ -1,0 +1,73 @@
+"""Every metric, one file each: what it needs, how it is measured, and what people call it.
+
+Probes, the monitor, the command line, reports and the docs read this registry; none of them keeps a
+list of names. To add a metric of a kind that is there (see `Needs`), write one file in this folder
+that defines `METRIC`, and its test; `python tools/metrics_table.py` updates the tables of the docs.
+Importing this package imports no torch: a file imports what it measures with when it measures.
+
+- `METRICS`: every `Metric` by name, in their order.
+- `PROBED`, `MONITORED`: those that a probe, and a monitor, can measure.
+- `checked`: names of a user, as metrics.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+
+from joma.errors import JomaError
+from joma.probes.metrics._metric import Cadence, Effort, Estimate, Metric, Needs
+
+__all__ = [
+    "METRICS",
+    "MONITORED",
+    "PROBED",
+    "Cadence",
+    "Effort",
+    "Estimate",
+    "Metric",
+    "Needs",
+    "checked",
+    "collected",
+]
+
+
+def _registered() -> dict[str, Metric]:
+    names = [found.name for found in pkgutil.iter_modules(__path__) if found.name[0] != "_"]
+    metrics = [importlib.import_module(f"{__name__}.{name}").METRIC for name in names]
+    return {metric.name: metric for metric in sorted(metrics, key=lambda it: it.order)}
+
+
+METRICS: Mapping[str, Metric] = _registered()
+"""Every metric by name."""
+
+PROBED = {name: metric for name, metric in METRICS.items() if metric.probed}
+"""Those that a probe of a model can measure."""
+
+MONITORED = {name: metric for name, metric in METRICS.items() if metric.monitored is not None}
+"""Those that a monitor can measure while a model is trained."""
+
+
+def checked(names: Iterable[str], available: Mapping[str, Metric] = PROBED) -> tuple[Metric, ...]:
+    """Return the metrics of these names, each once.
+
+    Raises:
+        JomaError: There are none, or one is not available.
+    """
+    listed = None if isinstance(names, str) else list(names)
+    if not listed:
+        raise JomaError(f"metrics must be a list of {', '.join(available)}, got {names!r}")
+    for name in listed:
+        if name not in available:
+            raise JomaError(f"metrics must be among {', '.join(available)}, got {name!r}")
+    return tuple(available[name] for name in dict.fromkeys(listed))
+
+
+def collected(metrics: Iterable[Metric]) -> dict[str, object]:
+    """Return everything that has to be collected for some metrics; tuples are joined."""
+    found: dict[str, object] = {}
+    for metric in metrics:
+        for name, value in metric.collects.items():
+            before = found.get(name)
+            joined = isinstance(value, tuple) and isinstance(before, tuple)
+            found[name] = (*before, *value) if joined else value  # type: ignore[misc]
+    return found

@@ -1,0 +1,131 @@
+"""One attention computation of a model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from joma.errors import JomaError
+from joma.probes._attention_sight import lowest_seen
+from joma.probes.attention import AttentionStatistics, attention_statistics, with_sinks
+
+HOW = (
+    "say where its queries and keys are made, such as "
+    "names=AttentionMap(query='blocks.{layer}.q', key='blocks.{layer}.k', heads=8)"
+)
+"""What to do about a model whose attention cannot be found."""
+
+_HIDDEN_SCORE = -5000.0
+"""Some models add −10⁴ to the scores of keys a query must not see."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """Queries and keys of one attention module, detached from the graph.
+
+    They are what the softmax was taken of: `statistics` measures exactly that. Dropout is no part.
+    Where only the finished scores are visible, `scores` holds them, and queries and keys have head
+    size 0.
+
+    Attributes:
+        module: Path of the module in the model, "model.layers.3.self_attn".
+        layer: Number of its layer. Several modules may have the same one (self- and cross-attention
+            of a decoder layer, two towers); group by `name`.
+        query: (B, H, T, D), position embeddings applied.
+        key: (B, Hk, S, D).
+        scale: Factor of the products; None for 1/√D.
+        causal: Whether queries see no later key, a mask aside.
+        padding: (B, S), bool, True for real keys.
+        window: Keys are seen at a smaller distance.
+        mask: Bool, True where seen, or numbers added to the scores.
+        softcap: c, where scores are c·tanh(score / c).
+        rows: (B, T), bool, True for real queries; None if all are. Padded queries are in no mean:
+            in `statistics` they see no key.
+        kind: "self" or "cross", after the name of the tower where the model has several: "encoder
+            self", "decoder cross", "vision self".
+        pass_index: 0 for the first time the module runs within one forward pass of the model, 1
+            for the second (a block that several layers share), and so on.
+        sinks: (H,), one more score per head that every query sees and that belongs to no key.
+        scores: (B, H, T, S), the scores themselves, masks included.
+        value: (B, Hk, S, Dv), where it is known: not of `nn.MultiheadAttention` and named modules.
+        result: What the attention computed, in the layout of what computed it: (B, T, H, Dv) for
+            attention functions of Hugging Face, (B, H, T, Dv) for `scaled_dot_product_attention`,
+            the probabilities (B, H, T, S) where a module takes the softmax itself, the output of
+            the module for `nn.MultiheadAttention` and `AttentionMap.output`. None where it is not
+            to be had: in a fused encoder layer, and for named modules without `output`.
+    """
+
+    module: str
+    layer: int
+    query: Tensor
+    key: Tensor
+    scale: float | None = None
+    causal: bool = True
+    padding: Tensor | None = None
+    window: int | None = None
+    mask: Tensor | None = None
+    softcap: float | None = None
+    rows: Tensor | None = None
+    kind: str = "self"
+    pass_index: int = 0
+    sinks: Tensor | None = None
+    scores: Tensor | None = None
+    value: Tensor | None = None
+    result: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """What identifies this attention: its path, and "#1", "#2", … for later passes."""
+        return f"{self.module}#{self.pass_index}" if self.pass_index else self.module
+
+    def statistics(
+        self, *, first: int | None = None, last: int | None = None, received: bool = False
+    ) -> AttentionStatistics:
+        """Return `attention_statistics` of this call; a padded query sees no key.
+
+        A sink counts as one more outcome: it is part of log-sum-exp and entropy, and takes its
+        share from the masses on the keys.
+        """
+        query, key, mask = self.query, self.key, self.mask
+        if self.scores is not None:
+            query, key = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
+            mask = self.scores
+        if received and self.sinks is not None:
+            raise JomaError(f"received is not measured where there are sinks, as in {self.module}")
+        found = attention_statistics(
+            query,
+            key,
+            causal=self.causal,
+            scale=self.scale,
+            padding=self.padding,
+            window=self.window,
+            mask=mask,
+            softcap=self.softcap,
+            rows=self.rows,
+            first=first,
+            last=last,
+            received=received,
+        )
+        return found if self.sinks is None else with_sinks(found, self.sinks)
+
+    def uniform(self) -> "AttentionCall":
+        """Return the same call with all scores alike: rows spread evenly over the keys they see."""
+        if self.scores is not None:
+            query, key = (x.new_zeros(*x.shape[:-1], 1) for x in (self.query, self.key))
+            seen = seen_scores(self.scores)
+            return replace(self, query=query, key=key, scores=None, mask=seen)
+        mask = self.mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = seen_scores(mask)
+        sinks = None if self.sinks is None else torch.zeros_like(self.sinks)
+        return replace(self, query=torch.zeros_like(self.query), mask=mask, sinks=sinks)
+
+
+def seen_scores(scores: Tensor) -> Tensor:
+    """Return where scores, or what a mask adds to them, leave a key visible."""
+    return scores > max(lowest_seen(scores), _HIDDEN_SCORE)
+
+
+Handler = Callable[[AttentionCall], Tensor | None]
+"""Called with each attention; returns a replacement for `AttentionCall.result`, or None."""
