@@ -1,19 +1,19 @@
-"""Adam over a table of which a step sees a few rows, without touching the others.
+"""Adam over a table of which a step reads a few rows, without touching the others.
 
 An embedding has a gradient at the words of a batch alone, but Adam moves every row at every step:
 with gradient 0 its moments decay, and what is left of the first still moves it. That is a
-recurrence without input, so it can be made up for when the row is next looked at, step by step in
+recurrence without input, so it can be made up for when the row is next read, step by step in
 registers, at no traffic. Rows then are as if every step had been made, up to rounding: once an
 update without a gradient is below 10⁻¹¹ of the first one (`replayed_steps`), the rest is left out.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.optim._adam_settings import Settings
 
 LEFT_OUT = 1e-11
 """Share of a row's first update without a gradient from which on further updates are left out."""
@@ -56,19 +56,33 @@ def corrected_steps(betas: tuple[float, float]) -> int:
     return max(LEAST_CORRECTED, math.ceil(-40 / math.log(slowest)) if slowest > 0 else 0)
 
 
+class RowSettings(NamedTuple):
+    """Settings of Adam that rows need.
+
+    Attributes:
+        betas: Decay of the first and of the second moment.
+        epsilon: Added to the root of the second moment.
+        learning_rates: One for each member, (E,).
+    """
+
+    betas: tuple[float, float]
+    epsilon: float
+    learning_rates: Tensor
+
+
 class LazyRows:
     """A table (E, V, D) that Adam moves row by row, as rows are needed.
 
     A step is: `fetch` the rows of the batch, use them, `give` their gradient, `step`.
 
     Args:
-        table: the parameter, in float32 or float64.
-        first: moment, of the same shape.
-        second: moment.
-        settings: of Adam.
+        table: The parameter, in float32 or float64.
+        first: First moment, of the same shape.
+        second: Second moment.
+        settings: Settings of Adam.
     """
 
-    def __init__(self, table: Tensor, first: Tensor, second: Tensor, settings: Settings) -> None:
+    def __init__(self, table: Tensor, first: Tensor, second: Tensor, settings: RowSettings) -> None:
         if max(settings.betas) > _LARGEST_BETA:
             raise JomaError(
                 f"betas must be at most {_LARGEST_BETA} where there are lazy tables, got "
@@ -111,7 +125,7 @@ class LazyRows:
         assert self._fetched.grad is not None, "nothing came back to the rows"
         gradient = self._fetched.grad.flatten(1, -2)[:, self._order]
         if gradient.is_cuda:
-            from joma.optim import _rows_kernel
+            from joma.optim.full_speed import _rows_kernel
 
             self._summed, squares_EN = _rows_kernel.summed(gradient, self._words)
             return squares_EN.sum(1)
@@ -134,7 +148,7 @@ class LazyRows:
         assert self._summed is not None
         assert self._words is not None
         if self.table.is_cuda:
-            from joma.optim import _rows_kernel
+            from joma.optim.full_speed import _rows_kernel
 
             _rows_kernel.moved(self, self._words, self._summed, steps, scales_E)
             return
@@ -150,15 +164,9 @@ class LazyRows:
         """Brings all rows up to the steps made so far."""
         self._settle(torch.arange(len(self.made), device=self.made.device), steps)
 
-    def restart(self) -> None:
-        """Forgets moments and steps; rows must be settled."""
-        self.first.zero_()
-        self.second.zero_()
-        self.made.zero_()
-
     def _settle(self, rows: Tensor, steps: Tensor) -> None:
         if self.table.is_cuda:
-            from joma.optim import _rows_kernel
+            from joma.optim.full_speed import _rows_kernel
 
             _rows_kernel.settled(self, rows, steps)
             return

@@ -1,4 +1,4 @@
-"""Adam over a few rows of a table, for the GPU (Triton); see `joma.optim.lazy_rows`."""
+"""Adam over a few rows of a table, for the GPU (Triton); see `joma.optim.full_speed.lazy_rows`."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
@@ -10,18 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joma.optim._adam_settings import Settings
-
 
 class Table(Protocol):
-    """A table (E, V, D) whose rows Adam moves one by one; `joma.optim.lazy_rows.LazyRows`."""
+    """A table (E, V, D) whose rows Adam moves one by one; `LazyRows`."""
 
     table: Tensor
     first: Tensor
     second: Tensor
     made: Tensor
     corrections: Tensor
-    settings: Settings
+    settings: Any
     replayed: int
 
 

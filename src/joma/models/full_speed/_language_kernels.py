@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joma.models._dropping_kernel import Drop, kept
+from joma.models.full_speed._dropping_kernel import Drop, kept
 
 _ROWS = 8
 """Rows of the residual stream that one program works on."""

@@ -2,9 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class FailedElsewhereError(RuntimeError):
-    """Another process failed and says why; this one has nothing to add."""
+    """Another process failed and reports it; this one has nothing to add."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Processes:
     """This process among those that train together.
 
     Args:
-        rank: of this one, from 0; the first alone writes.
-        size: how many there are.
-        device: of this one.
+        rank: Number of this one, from 0; the first alone writes.
+        size: How many there are.
+        device: Device of this one.
     """
 
     rank: int = 0
@@ -35,32 +35,43 @@ class Processes:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def most(self, *numbers: int) -> list[int]:
-        """The largest over all processes of each number; all must call it."""
+        """Return the largest of each number over all processes; all must call it."""
         if self.size == 1:
             return list(numbers)
-        held = torch.tensor(numbers, device=self.device)
-        dist.all_reduce(held, dist.ReduceOp.MAX)
-        return held.tolist()
+        largest = torch.tensor(numbers, device=self.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest.tolist()
 
     def mean(self, numbers: Tensor) -> Tensor:
-        """The mean over all processes of each number; all must call it."""
+        """Return the mean of each number over all processes; all must call it."""
         if self.size > 1:
             dist.all_reduce(numbers)
             numbers = numbers / self.size
         return numbers
 
-    def from_first(self, tensor: Tensor) -> Tensor:
-        """The first process's tensor, in the place of everybody's own; all must call it."""
-        if self.size > 1:
-            tensor = tensor.to(self.device)
-            dist.broadcast(tensor, 0)
-        return tensor
+    def tensors_from_first(
+        self, tensors: Mapping[str, Tensor], about: Any
+    ) -> tuple[dict[str, Tensor], Any]:
+        """Return the first process's tensors and what is about them; all must call it."""
+        if self.size == 1:
+            return dict(tensors), about
+        shapes = {name: (one.shape, one.dtype) for name, one in tensors.items()}
+        sent: list[Any] = [shapes, about]
+        dist.broadcast_object_list(sent, 0, device=self.device)
+        shapes, about = sent
+        received: dict[str, Tensor] = {}
+        for name, (shape, dtype) in shapes.items():
+            one = tensors[name] if self.rank == 0 else torch.empty(shape, dtype=dtype)
+            one = one.to(self.device)
+            dist.broadcast(one, 0)
+            received[name] = one.cpu()
+        return received, about
 
     def first(self, act: Callable[[], T]) -> T | None:
-        """What `act` gives on the first process, None on the others; all must call it.
+        """Return what `act` returns on the first process, None on the others; all must call it.
 
         Raises:
-            FailedElsewhereError: on the others, when it fails on the first.
+            FailedElsewhereError: On the others, when it fails on the first.
         """
         result, failure = None, None
         if self.rank == 0:
@@ -78,10 +89,10 @@ class Processes:
 
 @contextlib.contextmanager
 def joined(device: str = "cpu") -> Iterator[Processes]:
-    """The processes that torchrun started, or this one alone where it did not.
+    """Join the processes that torchrun started; yield this one alone where it did not.
 
     Args:
-        device: cpu or cuda; of several GPUs each process of a machine takes one.
+        device: "cpu" or "cuda"; of several GPUs each process of a machine takes one.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -99,7 +110,7 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
 
 
 def spread(model: nn.Module, processes: Processes, sharding: str) -> nn.Module:
-    """The module to call in training: the model, with gradients averaged over the processes.
+    """Return the module to call in training, whose gradients are averaged over the processes.
 
     With "fsdp2" the parameters of the model itself are sharded, block by block.
     """
@@ -124,7 +135,7 @@ def spread(model: nn.Module, processes: Processes, sharding: str) -> nn.Module:
 
 @contextlib.contextmanager
 def summing(module: nn.Module, *, last: bool) -> Iterator[None]:
-    """A piece of a batch: gradients go between the processes with the last piece alone."""
+    """Compute a piece of a batch: processes exchange gradients with the last piece alone."""
     if hasattr(module, "set_requires_gradient_sync"):
         module.set_requires_gradient_sync(last)  # type: ignore[operator]
         yield
@@ -136,7 +147,7 @@ def summing(module: nn.Module, *, last: bool) -> Iterator[None]:
 
 
 def shard_again(model: nn.Module) -> None:
-    """Puts back into shards what a forward pass gathered; a backward pass does it by itself."""
+    """Shard again what a forward pass gathered; a backward pass does it by itself."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -145,16 +156,14 @@ def shard_again(model: nn.Module) -> None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor with the parts of it that other processes hold; all must call it."""
+    """Return a tensor with the parts of it that other processes have; all must call it."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-@torch.no_grad()
-def put(tensor: Tensor, value: Tensor) -> None:
-    """Writes a value that every process has whole into a tensor, or its part of it."""
-    if isinstance(tensor, DTensor):
-        value = distribute_tensor(
-            value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None
-        )
-    tensor.copy_(value)
+def sharded_like(value: Tensor, tensor: Tensor | None) -> Tensor:
+    """Return a value that every process has whole, sharded as a tensor of its shape is."""
+    if not isinstance(tensor, DTensor) or value.shape != tensor.shape:
+        return value
+    value = value.to(tensor.device)
+    return distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from joma.common.float32 import float32_is_coarse
-from joma.models._dropping_kernel import Drop, kept
+from joma.models.full_speed._dropping_kernel import Drop, kept
 
 
 class _Attended(torch.autograd.Function):
