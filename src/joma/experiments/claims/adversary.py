@@ -79,8 +79,8 @@ def attack(
 
     Args:
         claim: A claim with a `search`.
-        seconds: Time to search; a slow claim gets up to three times that to reach 1,000 evaluations. A
-            violation ends the search.
+        seconds: Time to search; a slow claim gets up to three times that to reach 1,000
+            evaluations. A violation ends the search.
         seed: Seed of the search.
         formula: Formula to attack instead of the derived one.
 

@@ -172,7 +172,7 @@ def _columns(embeddings: str, m: int, q: int, rng: np.random.Generator) -> Array
 
 
 def attention_scores(setting: Setting) -> Array:
-    """Return Eqn 1, independently of `joma.theory`: b of every sample, shape (N, M)."""
+    """Return Eqn 1: b of every sample, shape (N, M)."""
     block, x = setting.block, np.asarray(setting.samples.x)
     y = setting.z[setting.query] / block.tau
     if block.sigma.name == "softmax":
@@ -222,7 +222,7 @@ def pull_sizes(setting: Setting, pull: Array) -> Array:
 
 
 def objective(setting: Setting) -> float:
-    """Return Eqn 9, independently of `joma.theory`: E[Σ_k g_k h_k], or the mean log-likelihood of the labels."""
+    """Return Eqn 9: E[Σ_k g_k h_k], or the mean log-likelihood of the labels."""
     samples, h = setting.samples, outputs(setting)
     if samples.gradient is not None:
         each = np.sum(np.asarray(samples.gradient) * h, axis=1)
@@ -234,7 +234,7 @@ def objective(setting: Setting) -> float:
 
 
 def rates(setting: Setting, slopes: Array | None = None) -> Rate:
-    """Return Eqn 2, independently of `joma.theory`, in w and sample by sample; with given h′ if there are."""
+    """Return Eqn 2, in w and sample by sample; with given h′ if there are."""
     block, x, m = setting.block, np.asarray(setting.samples.x), setting.samples.tokens
     b = attention_scores(setting)
     f, pull = node_gradients(setting, b, slopes)
