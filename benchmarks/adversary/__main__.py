@@ -81,7 +81,7 @@ def main() -> int:
         description=package.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--topic", help="a file of claims, such as nonlinear")
+    parser.add_argument("--topic", help="a topic of claims, such as nonlinear")
     parser.add_argument("--claim", action="append", help="one claim")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)

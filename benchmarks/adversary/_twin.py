@@ -1,4 +1,4 @@
-"""A wrong statement that looks right."""
+"""A wrong statement that passes plain verification."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,14 @@
-"""Every claim of the papers, one file per topic; `TOPICS` lists them in the papers' order.
+"""Every claim of the papers; `TOPICS` lists them in the papers' order.
 
-To add one, write its formula in `joma.theory` (the printed form, if wrong, in
-`joma.theory.as_printed`), a measurement that does not use the formula, and a `Claim` in the list
-of its file; then break it in `tests/experiments/broken_TOPIC.py`.
+A topic is a module, or a package of modules where one would be long; each has `CLAIMS`. A module
+holds, for each claim: the check `measure(formula, rng)` that `joma verify` runs; next to it the
+search, a measure at one point with the domain that the adversary draws points from (`@over(...)`);
+at the end the `Claim` with its texts. `reference` has the numerics that they compare with.
+
+To add a claim, write its formula in `joma.theory` (the printed form, if wrong, in
+`joma.theory.as_printed`), a measurement that does not use the formula, and a `Claim` in the
+`CLAIMS` of its module, with literal id, title and source; then break it in
+`tests/experiments/broken_TOPIC.py`.
 """
 
 from joma.experiments.claims import (

@@ -27,16 +27,16 @@ _DRAWN = 0.25
 
 @dataclass(frozen=True)
 class Attack:
-    """What an adversary found.
+    """The result of a search for a violation.
 
     Attributes:
         claim: Id of the claim.
         evaluations: Points at which the claim was measured.
         refused: Points that the formula or its reference refused, being outside their domain.
         ratio: The largest error over its tolerance; above 1 is a violation.
-        values: The parameters at which it was.
+        values: The parameters at that point.
         failure: The exception that the formula raised there, or "".
-        seconds: What it took.
+        seconds: Time of the search.
     """
 
     claim: str
@@ -58,7 +58,7 @@ class Attack:
         return self.violated or self.evaluations >= ENOUGH
 
     def as_json(self) -> dict[str, Any]:
-        """The attack as the record that `joma verify --adversary --json` prints."""
+        """Return the attack as the record that `joma verify --adversary --json` prints."""
         return {
             "claim": self.claim,
             "violated": self.violated,
@@ -79,10 +79,10 @@ def attack(
 
     Args:
         claim: A claim with a `search`.
-        seconds: How long; a slow claim gets up to three times that to reach 1,000 evaluations. A
-            violation ends the search.
-        seed: Of the search.
-        formula: Attacked in place of the derived formula.
+        seconds: Time to search; a slow claim gets up to three times that to reach 1,000
+            evaluations. A violation ends the search.
+        seed: Seed of the search.
+        formula: Formula to attack instead of the derived one.
 
     Raises:
         JomaError: The claim has no free parameters.
@@ -189,5 +189,5 @@ def ratio_of(measured: Measurement) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter as JSON has it."""
+    """Return a parameter as a value that JSON can hold."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

@@ -14,7 +14,7 @@ from joma.experiments.claims.measurement import Formula, Measurement
 from joma.experiments.claims.search import Search
 
 Measure = Callable[[Formula, np.random.Generator], Measurement]
-"""Compares a formula with a reference that does not use it."""
+"""A function that compares a formula with a reference that does not use it."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class Claim:
     """One statement of the papers (or ours), checkable by machine.
 
     Attributes:
-        id: what `joma verify --claim` takes.
-        title: the statement in one line.
-        source: where it is printed; "new" when it is ours.
-        method: how the reference was made, in a few words.
-        derived: the formula as derived.
-        measure: compares a formula with the reference.
-        printed: the formula as printed, where it differs; None where print is right or silent.
-            What should be changed in print is said in `errata`.
-        condition: what must hold for the claim to hold, if anything.
-        without: measures the derived formula where the condition does not hold; it must fail.
-        search: the free parameters and a measure at one point, for the adversary.
-        fixed: why there is nothing to search, where there are no free parameters.
+        id: Name that `joma verify --claim` takes.
+        title: The statement in one line.
+        source: Where it is printed; "new" when it is ours.
+        method: How the reference was made, in a few words.
+        derived: The formula as derived.
+        measure: Compares a formula with the reference.
+        printed: The formula as printed, where it differs; None where print is right or silent.
+            `errata` lists the changes that print needs.
+        condition: Condition under which the claim holds, or "".
+        without: Measures the derived formula where the condition does not hold; it must fail.
+        search: The free parameters and a measure at one point, for the adversary.
+        fixed: Reason why there are no free parameters to search, or "".
     """
 
     id: str
@@ -59,15 +59,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was measured of one claim.
+    """The measurements of one claim.
 
     Attributes:
-        claim: the claim.
-        derived: of the formula as derived.
-        printed: of the formula as printed; None for a claim of our own.
-        without: of the formula where the condition does not hold; None without a condition.
-        seconds: what the measurements took.
-        failure: the exception that ended them, or "".
+        claim: The claim.
+        derived: Measurement of the formula as derived.
+        printed: Measurement of the formula as printed; None for a claim of our own.
+        without: Measurement where the condition does not hold; None without a condition.
+        seconds: Time of the measurements.
+        failure: The exception that ended them, or "".
     """
 
     claim: Claim
@@ -78,7 +78,7 @@ class Verdict:
     failure: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict as the record that `joma verify --json` prints."""
+        """Return the verdict as the record that `joma verify --json` prints."""
         record: dict[str, Any] = {
             "claim": self.claim.id,
             "title": self.claim.title,
@@ -108,9 +108,9 @@ class Verdict:
 
 
 def check(claim: Claim, seed: int = 0) -> Verdict:
-    """Measures one claim, derived and printed against the same reference.
+    """Measure one claim, derived and printed against the same reference.
 
-    Every claim draws from its own stream, so a verdict does not depend on what else was checked.
+    Every claim draws from its own stream, so a verdict does not depend on the other claims checked.
     A claim whose formula or measurement raises does not hold.
     """
     start = time.perf_counter()
@@ -135,5 +135,5 @@ def _stream(claim: Claim, seed: int) -> np.random.Generator:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """Return the number, or None for NaN and infinity, which JSON does not have."""
     return float(value) if np.isfinite(value) else None

@@ -11,6 +11,7 @@ from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, measured, monte_carlo
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.reference.clusters import spread
+from joma.experiments.claims.reference.ode import gauss
 from joma.experiments.claims.search import (
     Choice,
     Integer,
@@ -34,7 +35,7 @@ from joma.theory.marginals import (
     Uniform,
 )
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+_NODES, _WEIGHTS = gauss(16)
 
 
 def _moments(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -67,15 +68,6 @@ def _shape(point: Point, dimensions: int) -> Marginal:
         "ball": Ball(dimensions),
     }[point["family"]]
     return Scaled(marginal, point["width"])
-
-
-def _at(
-    positions: Any, s: float, length: float, rng: np.random.Generator
-) -> tuple[isotropic.Array, float]:
-    """A weight of given length, and the bias that puts the first cluster at the distance s."""
-    v = rng.normal(size=len(positions))
-    v *= length / np.linalg.norm(v)
-    return v, float(s * length - positions @ v)
 
 
 _SAMPLED: dict[str, Any] = {
@@ -151,23 +143,10 @@ _CLUSTERS: dict[str, Any] = {
 """Any number of clusters of one family, each with its width, and any node."""
 
 
-def _scene(
-    point: Point,
-) -> tuple[list[Marginal], isotropic.Array, isotropic.Array, isotropic.Array, float]:
-    means = point["means"]
-    family = isotropic.family_of(point)
-    widths = np.resize(point["widths"], len(means))
-    v = np.resize(point["v"], means.shape[1])
-    if np.linalg.norm(v) < 1e-6:
-        raise JomaError("v must have a direction")
-    shapes: list[Marginal] = [Scaled(family, float(width)) for width in widths]
-    return shapes, np.resize(point["gradients"], len(means)), means, v, point["bias"]
-
-
 @over(**_CLUSTERS)
 def _flow_at(formula: Formula, point: Point) -> Measurement:
     """The flow of any clusters, whose integrals come from the density alone."""
-    shapes, a, means, v, bias = _scene(point)
+    shapes, a, means, v, bias = isotropic.scene(point, 1e-6)
     rate = formula(shapes, a, means, v, bias)
     expected = isotropic.flow(shapes, a, means, v, bias)
     size = np.abs(a) @ (np.abs(means).max(axis=1) + _widths(shapes)) + 1e-300
@@ -234,7 +213,7 @@ def _radial(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 @over(**_CLUSTERS)
 def _radial_at(formula: Formula, point: Point) -> Measurement:
-    shapes, a, means, v, bias = _scene(point)
+    shapes, a, means, v, bias = isotropic.scene(point, 1e-6)
     expected = float(v @ isotropic.flow(shapes, a, means, v, bias)[:-1])
     reach = np.abs(means @ v) + abs(bias) + np.linalg.norm(v) * _widths(shapes)
     error = abs(formula(shapes, a, means, v, bias) - expected) / (np.abs(a) @ reach + 1e-300)

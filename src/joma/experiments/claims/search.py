@@ -1,4 +1,4 @@
-"""Where an adversary may look for a case in which a claim fails.
+"""The domains in which an adversary searches for a case in which a claim fails.
 
 A claim with free parameters has a `Search`: its parameters with their whole range, and a measure of
 the claim at one point. Parameters are drawn with the cases in them that formulas break at: ends of
@@ -145,7 +145,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Seed:
-    """The seed of whatever a measure draws by itself, such as a random tree."""
+    """The seed of random parts that a measure draws, such as a tree."""
 
     def draw(self, generator: Generator) -> int:
         """Return a seed."""
@@ -331,9 +331,9 @@ class Point:
     """Values of all parameters.
 
     Attributes:
-        values: By name.
-        seed: Of what the measure samples.
-        effort: By which factor more samples than usual are to be taken.
+        values: Values of the parameters by name.
+        seed: Seed of the samples that the measure draws.
+        effort: Factor by which the measure draws more samples than usual.
     """
 
     values: Mapping[str, Any]
@@ -351,7 +351,7 @@ class Point:
 
 
 PointMeasure = Callable[[Formula, Point], Measurement]
-"""Compares a formula with a reference at one point."""
+"""A function that compares a formula with a reference at one point."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """The backward pass and Theorem 1: the sign of corr(z_β, g_{j→k})."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import (
     Choice,
     Integer,
@@ -118,10 +120,10 @@ def _backward_at(formula: Formula, point: Point) -> Measurement:
         for a, b in zip(found[0][1], found[share][1], strict=True)
     ):
         raise JomaError("a node switches within the difference")
-    difference = 8 * (found[1][0] - found[-1][0]) - (found[2][0] - found[-2][0])
+    by_differences = five_point((found[share][0] for share in (-2, -1, 1, 2)), h)
     size = 1 + float(np.abs(by_weights).sum() * np.max(np.abs(gradients.weights)))
     size += float(np.sum(np.abs(gradients.nodes)))
-    return Measurement(abs(difference / (12 * h) - slope), 1e-7 * size)
+    return Measurement(abs(by_differences - slope), 1e-7 * size)
 
 
 def small_angle_bound(theta_1: Array, theta_2: Array, theta_3: Array) -> Array:
@@ -129,24 +131,22 @@ def small_angle_bound(theta_1: Array, theta_2: Array, theta_3: Array) -> Array:
     return np.cos(theta_1 + theta_2 + theta_3) * np.cos(theta_1 + theta_3)
 
 
-def _random_signals(gradient_rule: bool) -> Measure:
+def _random_signals(
+    formula: Formula, rng: np.random.Generator, *, gradient_rule: bool
+) -> Measurement:
     """The share of signals that break the bound, and of small angles at which it says nothing."""
-
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        failed = total = 0
-        for dimension in (2, 3, 4, 5):
-            cases = cdag.random_cases(20_000, dimension, 0.1, rng)
-            bound = formula(*cases.angles)
-            weight = cdag.corr(cases.f, cases.delta)
-            if not gradient_rule:
-                weight = rng.choice([-1.0, 1.0], weight.shape)
-            # In the plane the bound is often attained, up to rounding of arccos near 0.
-            failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
-            total += bound.size
-        small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
-        return Measurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
-
-    return measure
+    failed = total = 0
+    for dimension in (2, 3, 4, 5):
+        cases = cdag.random_cases(20_000, dimension, 0.1, rng)
+        bound = formula(*cases.angles)
+        weight = cdag.corr(cases.f, cases.delta)
+        if not gradient_rule:
+            weight = rng.choice([-1.0, 1.0], weight.shape)
+        # In the plane the bound is often attained, up to rounding of arccos near 0.
+        failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
+        total += bound.size
+    small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
+    return Measurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
 
 
 @over(vectors=Matrix(Real(-1.0, 1.0), Integer(4, 4), Integer(2, 6)))
@@ -165,13 +165,17 @@ def _signals_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(bound - float((f @ delta) * (z_beta @ delta)), 1e-7)
 
 
+def _components(theta_1: float, theta_3: float, azimuths: Array) -> tuple[Array, Array]:
+    """The components of σ′g along z_β and across it; it lies θ₁ from z_α, in every direction."""
+    up = np.cos(theta_1) * np.cos(theta_3)
+    up = up - np.sin(theta_1) * np.sin(theta_3) * np.cos(azimuths)
+    return up, np.sqrt(np.maximum(1 - up**2, 0))
+
+
 def _least_correlation(theta_1: float, theta_2: float, theta_3: float) -> float:
     """The least corr(z_β, g_{j→k}) over all arrangements of four unit vectors, on a grid."""
     azimuths = np.linspace(0, np.pi, 721)
-    # z_β points up; σ′g lies θ₁ from z_α, and f_k lies θ₂ from z_β, in every direction.
-    up = np.cos(theta_1) * np.cos(theta_3)
-    up = up - np.sin(theta_1) * np.sin(theta_3) * np.cos(azimuths)
-    aside = np.sqrt(np.maximum(1 - up**2, 0))
+    up, aside = _components(theta_1, theta_3, azimuths)
     with_f = np.cos(theta_2) * up[:, None]
     with_f = with_f + np.sin(theta_2) * aside[:, None] * np.cos(azimuths)
     return float(np.min(up[:, None] * with_f))
@@ -179,18 +183,13 @@ def _least_correlation(theta_1: float, theta_2: float, theta_3: float) -> float:
 
 def _least_on_a_line(theta_1: float, theta_2: float, theta_3: float) -> float:
     """The same where f_k is at its worst for each σ′g, in closed form: one azimuth is left."""
-    azimuths = np.linspace(0, np.pi, 4001)
-    up = np.cos(theta_1) * np.cos(theta_3)
-    up = up - np.sin(theta_1) * np.sin(theta_3) * np.cos(azimuths)
-    aside = np.sqrt(np.maximum(1 - up**2, 0))
+    up, aside = _components(theta_1, theta_3, np.linspace(0, np.pi, 4001))
     return float(np.min(np.cos(theta_2) * up**2 - np.sin(theta_2) * np.abs(up) * aside))
 
 
 def _least_arrangement(formula: Formula, rng: np.random.Generator) -> Measurement:
-    worst = 0.0
-    for angles in rng.uniform(0, np.pi, (40, 3)):
-        worst = max(worst, abs(_least_correlation(*angles) - float(formula(*angles))))
-    return Measurement(worst, 1e-4)
+    cases = rng.uniform(0, np.pi, (40, 3))
+    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-4)
 
 
 def _tight_at(formula: Formula, point: Point) -> Measurement:
@@ -198,18 +197,12 @@ def _tight_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-4)
 
 
-def _small_angles(within: bool) -> Measure:
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        shares = rng.dirichlet(np.ones(3), 20)
-        # Where the angles' sum stays below a right angle, or from there to three of them.
-        low, high = (0.0, np.pi / 2) if within else (np.pi / 2, 3 * np.pi / 2)
-        cases = shares * rng.uniform(low, high, (20, 1))
-        worst = 0.0
-        for angles in cases:
-            worst = max(worst, abs(_least_correlation(*angles) - float(formula(*angles))))
-        return Measurement(worst, 1e-9)
-
-    return measure
+def _small_angles(formula: Formula, rng: np.random.Generator, *, within: bool) -> Measurement:
+    shares = rng.dirichlet(np.ones(3), 20)
+    # Where the angles' sum stays below a right angle, or from there to three of them.
+    low, high = (0.0, np.pi / 2) if within else (np.pi / 2, 3 * np.pi / 2)
+    cases = shares * rng.uniform(low, high, (20, 1))
+    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-9)
 
 
 @over(shares=Simplex(Integer(3, 3), zeros=True), sum=Real(0.0, np.pi / 2))
@@ -273,9 +266,9 @@ CLAIMS: tuple[Claim, ...] = (
         method="random unit signals with C₁ = C₂ = C₃ = .1: share that breaks the bound",
         derived=cdag.correlation_bound,
         printed=as_printed.correlation_bound,
-        measure=_random_signals(gradient_rule=True),
+        measure=partial(_random_signals, gradient_rule=True),
         condition="w_jk = corr(f_k, σ′_j g_j), not a weight of any other sign",
-        without=_random_signals(gradient_rule=False),
+        without=partial(_random_signals, gradient_rule=False),
         search=_signals_at,
     ),
     Claim(
@@ -284,9 +277,9 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="least value over all arrangements of the four unit vectors, on a grid",
         derived=small_angle_bound,
-        measure=_small_angles(within=True),
+        measure=partial(_small_angles, within=True),
         condition="θ₁+θ₂+θ₃ < π/2",
-        without=_small_angles(within=False),
+        without=partial(_small_angles, within=False),
         search=_small_angles_at,
     ),
     Claim(

@@ -1,13 +1,14 @@
 """Eqns 2 and 3, the training of one node, and Theorem 1 in a network in training."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.cdag.theorem1 import NONLINEARITIES
-from joma.experiments.claims.claim import Claim, Measure
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, difference, measured
 from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Search, Seed
 from joma.theory import cdag
 from joma.theory.functions import Activation
@@ -66,28 +67,21 @@ def _two_values_at(
     nonlinearity = NONLINEARITIES[point["kind"]]
     own, by_formula = _two_values_of(formula, signals, z, g, nonlinearity)
     if not direction:
-        return measured(np.abs(own - by_formula).max(), 1e-12 * size + 1e-300)
+        return measured(difference(own, by_formula), 1e-12 * size + 1e-300)
     if np.max(np.abs(own)) <= 1e-9 * size:
         raise JomaError("a node that is off for both inputs, or a latent without both values")
     return measured(cdag.angle(own, by_formula), 1e-5)
 
 
-def _flow(centred: bool) -> Measure:
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        flows = _two_values(formula, rng, centred=centred)
-        return Measurement(max(float(np.abs(a - b).max()) for a, b in flows), 1e-12)
-
-    return measure
+def _flow(formula: Formula, rng: np.random.Generator, *, centred: bool) -> Measurement:
+    flows = _two_values(formula, rng, centred=centred)
+    return measured([difference(a, b) for a, b in flows], 1e-12)
 
 
-def _direction(centred: bool) -> Measure:
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        flows = _two_values(formula, rng, centred=centred)
-        # A ReLU that is off for both values of the input has no direction.
-        angles = [float(cdag.angle(a, b)) for a, b in flows if np.any(a != 0)]
-        return Measurement(max(angles), 0.01)
-
-    return measure
+def _direction(formula: Formula, rng: np.random.Generator, *, centred: bool) -> Measurement:
+    flows = _two_values(formula, rng, centred=centred)
+    # A ReLU that is off for both values of the input has no direction.
+    return measured([cdag.angle(a, b) for a, b in flows if np.any(a != 0)], 0.01)
 
 
 def _trained_network(rng: np.random.Generator) -> Iterator[cdag.EdgeCorrelations]:
@@ -135,10 +129,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="CDAG draft note, Eqn 2",
         method="backward pass over the dataset, g_j not centred",
         derived=cdag.two_value_flow,
-        measure=_flow(centred=False),
-        search=Search(
-            _TWO_VALUES, lambda formula, point: _two_values_at(formula, point, centred=False)
-        ),
+        measure=partial(_flow, centred=False),
+        search=Search(_TWO_VALUES, partial(_two_values_at, centred=False)),
     ),
     Claim(
         id="cdag-eqn-3",
@@ -146,13 +138,10 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="angle to the backward pass with a noisy label gradient, P[z_α = 1] = .2",
         derived=cdag.label_flow,
-        measure=_direction(centred=True),
+        measure=partial(_direction, centred=True),
         condition="Σ_i g_j[i] = 0",
-        without=_direction(centred=False),
-        search=Search(
-            _TWO_VALUES,
-            lambda formula, point: _two_values_at(formula, point, centred=True, direction=True),
-        ),
+        without=partial(_direction, centred=False),
+        search=Search(_TWO_VALUES, partial(_two_values_at, centred=True, direction=True)),
     ),
     Claim(
         id="cdag-eqn-3-centred",
@@ -160,12 +149,10 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="backward pass over the dataset with a noisy label gradient, P[z_α = 1] = .2",
         derived=cdag.label_flow,
-        measure=_flow(centred=True),
+        measure=partial(_flow, centred=True),
         condition="Σ_i g_j[i] = 0",
-        without=_flow(centred=False),
-        search=Search(
-            _TWO_VALUES, lambda formula, point: _two_values_at(formula, point, centred=True)
-        ),
+        without=partial(_flow, centred=False),
+        search=Search(_TWO_VALUES, partial(_two_values_at, centred=True)),
     ),
     Claim(
         id="cdag-trained-network",

@@ -6,7 +6,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.critical.stability import CASES, SCENE, scene
+from joma.experiments.claims.critical.stability import CASES, SCENE
 from joma.experiments.claims.measurement import Formula, Measurement, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.reference.clusters import places
@@ -28,7 +28,7 @@ def _potential(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 @over(**SCENE)
 def _potential_at(formula: Formula, point: Point) -> Measurement:
-    shapes, a, means, v, bias = scene(point)
+    shapes, a, means, v, bias = isotropic.scene(point, 1e-2)
     state = np.array([*v, bias])
     rate = isotropic.flow(shapes, a, means, v, bias)
     step = 1e-3 * float(np.linalg.norm(v)) * min(1.0, *point["widths"])

@@ -1,6 +1,8 @@
 """Theorem 3: the Jacobian at a rest point, and whether a node returns to it."""
 
 import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,11 @@ class _Rest:
             self.point.s_minus * self.length,
         )
 
+    def predicted(self, formula: Formula) -> Any:
+        """The prediction of a formula for this point."""
+        shapes = {"negative": self.negative, "positive_gradient": self.gradient}
+        return formula(self.positive, self.point, **shapes, length=self.length)
+
     def size(self) -> float:
         """The size of the terms that the Jacobian is a sum of."""
         plus = isotropic.reference(self.positive, self.point.s_plus)
@@ -103,23 +110,24 @@ def _at(point: Point) -> _Rest:
     return _Rest(family, point["distance"], negative, *where)
 
 
+def _at_all_rests(
+    error: Callable[[Formula, _Rest], float], formula: Formula, rng: np.random.Generator
+) -> Measurement:
+    return measured([error(formula, rest) for rest in _all_rests()], 1e-7)
+
+
+def _at_one_rest(
+    error: Callable[[Formula, _Rest], float], formula: Formula, point: Point
+) -> Measurement:
+    return Measurement(error(formula, _at(point)), 1e-6)
+
+
 def _jacobian_error(formula: Formula, rest: _Rest) -> float:
-    given = formula(
-        rest.positive,
-        rest.point,
-        negative=rest.negative,
-        positive_gradient=rest.gradient,
-        length=rest.length,
-    )
+    given = rest.predicted(formula)
     expected = rest.jacobian[:2, :2]
     return float(
         np.abs(expected - np.diag([given.longitudinal, given.transverse])).max() / rest.size()
     )
-
-
-def _jacobian(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Differences of v̇, whose integrals and rest points come from the density alone."""
-    return Measurement(max(_jacobian_error(formula, rest) for rest in _all_rests()), 1e-7)
 
 
 def _jacobian_with_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -130,30 +138,14 @@ def _jacobian_with_bias(formula: Formula, rng: np.random.Generator) -> Measureme
     return measured(np.min(np.abs(values - predicted)) / rest.size(), 1e-7)
 
 
-def _ray(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """How far the Jacobian moves the predicted direction."""
-    return Measurement(max(_ray_error(formula, rest) for rest in _all_rests()), 1e-7)
-
-
 def _ray_error(formula: Formula, rest: _Rest) -> float:
     direction = formula(rest.point, rest.length)
     moved = rest.jacobian @ direction
     return float(np.linalg.norm(moved) / np.linalg.norm(direction) / rest.size())
 
 
-def _eigenvalues(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """Eigenvalues of the Jacobian in (v, ξ), by differences of the reference flow."""
-    return Measurement(max(_eigenvalue_error(formula, rest) for rest in _all_rests()), 1e-7)
-
-
 def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
-    given = formula(
-        rest.positive,
-        rest.point,
-        negative=rest.negative,
-        positive_gradient=rest.gradient,
-        length=rest.length,
-    )
+    given = rest.predicted(formula)
     jacobian = rest.jacobian
     # v lies along the first axis, so that turning it and shifting the hyperplane do not mix.
     along = np.linalg.eigvals(jacobian[np.ix_([0, 2], [0, 2])]).real
@@ -201,24 +193,9 @@ def _full(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(worst, 1e-7)
 
 
-def scene(
-    point: Point,
-) -> tuple[list[Marginal], isotropic.Array, isotropic.Array, isotropic.Array, float]:
-    """Return the shapes, gradients and means of clusters, and v and ξ of a node."""
-    means = point["means"]
-    shapes: list[Marginal] = [
-        Scaled(isotropic.family_of(point), float(width))
-        for width in np.resize(point["widths"], len(means))
-    ]
-    v = np.resize(point["v"], means.shape[1])
-    if np.linalg.norm(v) < 1e-2:
-        raise JomaError("v must have a direction")
-    return shapes, np.resize(point["gradients"], len(means)), means, v, point["bias"]
-
-
 @over(**SCENE)
 def _full_at(formula: Formula, point: Point) -> Measurement:
-    shapes, a, means, v, bias = scene(point)
+    shapes, a, means, v, bias = isotropic.scene(point, 1e-2)
     length = float(np.linalg.norm(v))
     s = (means @ v + bias) / length
     size = 1e-300
@@ -239,13 +216,10 @@ CLAIMS: tuple[Claim, ...] = (
         method="differences of v̇ at rest points, both by quadrature of the density",
         derived=clusters.jacobian,
         printed=printed.jacobian,
-        measure=_jacobian,
+        measure=partial(_at_all_rests, _jacobian_error),
         condition="ξ held fixed",
         without=_jacobian_with_bias,
-        search=Search(
-            _SMOOTH,
-            lambda formula, point: Measurement(_jacobian_error(formula, _at(point)), 1e-6),
-        ),
+        search=Search(_SMOOTH, partial(_at_one_rest, _jacobian_error)),
     ),
     Claim(
         id="thm3-ray",
@@ -253,10 +227,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="Jacobian in (v, ξ) by quadrature of the density",
         derived=lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
-        measure=_ray,
-        search=Search(
-            _SMOOTH, lambda formula, point: Measurement(_ray_error(formula, _at(point)), 1e-6)
-        ),
+        measure=partial(_at_all_rests, _ray_error),
+        search=Search(_SMOOTH, partial(_at_one_rest, _ray_error)),
     ),
     Claim(
         id="thm3-eigenvalues",
@@ -264,11 +236,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="eigenvalues of the Jacobian in (v, ξ) by quadrature of the density",
         derived=clusters.eigenvalues,
-        measure=_eigenvalues,
-        search=Search(
-            _SMOOTH,
-            lambda formula, point: Measurement(_eigenvalue_error(formula, _at(point)), 1e-6),
-        ),
+        measure=partial(_at_all_rests, _eigenvalue_error),
+        search=Search(_SMOOTH, partial(_at_one_rest, _eigenvalue_error)),
     ),
     Claim(
         id="thm3-stability",

@@ -55,10 +55,7 @@ def _fixed_projection_at(formula: Formula, point: Point) -> Measurement:
     b, c, p, q, _ = problems.coefficients(point)
     inner = problems.operator(*problems.reduced(b, c, p, q))
     largest = float(np.linalg.eigvalsh(inner)[-1])
-    bound = sum(
-        np.linalg.eigvalsh(one)[0] * np.linalg.eigvalsh(other)[0]
-        for one, other in zip(*problems.reduced(b, c, p, q), strict=True)
-    )
+    bound = problems.product_of_least(*problems.reduced(b, c, p, q))
     if largest <= 1e-9:
         raise JomaError("nothing moves")
     step = point["share"] * 2 / (largest + bound)
@@ -147,10 +144,7 @@ def _largest_step(formula: Formula, rng: np.random.Generator) -> Measurement:
     for terms in (1, 2, 3):
         problem, _ = problems.random_problem(terms, 5, 4, rng)
         p, q = problems.orthonormal(5, 2, rng), problems.orthonormal(4, 2, rng)
-        rate = sum(
-            np.linalg.eigvalsh(p.T @ b @ p)[0] * np.linalg.eigvalsh(q.T @ c @ q)[0]
-            for b, c in zip(problem.b, problem.c, strict=True)
-        )
+        rate = problems.product_of_least(*problems.reduced(problem.b, problem.c, p, q))
         # R after one step is linear in R before it; its norm over all R is read off a basis.
         linear = galore.ReversibleGradient(0 * problem.a, problem.b, problem.c)
         basis = np.eye(4).reshape(4, 2, 2)

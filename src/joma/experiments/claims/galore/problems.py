@@ -75,4 +75,5 @@ def reduced(b: Array, c: Array, p: Array, q: Array) -> tuple[Array, Array]:
 
 def product_of_least(b: Array, c: Array) -> float:
     """Return Σ_i λ_min(B_i) λ_min(C_i)."""
-    return float(np.linalg.eigvalsh(b)[:, 0] @ np.linalg.eigvalsh(c)[:, 0])
+    least = (np.linalg.eigvalsh(one)[:, 0] for one in (b, c))
+    return float(sum(of_b * of_c for of_b, of_c in zip(*least, strict=True)))

@@ -1,9 +1,11 @@
 """Where a fixed projection stalls, and the progress of one that is renewed."""
 
+from functools import partial
+
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.galore import problems
 from joma.experiments.claims.galore.problems import operator
 from joma.experiments.claims.measurement import Formula, Measurement, measured
@@ -13,28 +15,25 @@ from joma.theory import galore
 Array = np.ndarray
 
 
-def _stall(definite: bool) -> Measure:
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
-        """How far P formula(G) Qᵀ is from the first move over η, plus the share of R left."""
-        problem, step = problems.random_problem(2, 6, 5, rng)
-        start = rng.standard_normal((6, 5))
-        p, q = galore.svd_projection(problem.gradient(start), 2)
-        if not definite:
-            away = np.eye(6) - np.outer(p[:, 0], p[:, 0])
-            problem = galore.ReversibleGradient(problem.a, away @ problem.b @ away, problem.c)
-        run = galore.descend(
-            problem, start, step=step, steps=2000, rank=2, projection=lambda g, rank: (p, q)
-        )
-        left = problem.gradient(run.w[-1])
-        first = problem.gradient(start)
-        moved = (run.w[1] - start) / step
-        wrong = np.linalg.norm(p @ formula(first, p, q) @ q.T - moved) / np.linalg.norm(moved)
-        within = np.linalg.norm(formula(left, run.p, run.q)) / run.projected_norm[0]
-        # Here most of G stays: a rank of 2 leaves out most directions.
-        stays = run.gradient_norm[-1] > 0.1 * run.gradient_norm[0]
-        return Measurement(float(within + wrong) if stays else np.inf, 1e-8)
-
-    return measure
+def _stall(formula: Formula, rng: np.random.Generator, *, definite: bool) -> Measurement:
+    """How far P formula(G) Qᵀ is from the first move over η, plus the share of R left."""
+    problem, step = problems.random_problem(2, 6, 5, rng)
+    start = rng.standard_normal((6, 5))
+    p, q = galore.svd_projection(problem.gradient(start), 2)
+    if not definite:
+        away = np.eye(6) - np.outer(p[:, 0], p[:, 0])
+        problem = galore.ReversibleGradient(problem.a, away @ problem.b @ away, problem.c)
+    run = galore.descend(
+        problem, start, step=step, steps=2000, rank=2, projection=lambda g, rank: (p, q)
+    )
+    left = problem.gradient(run.w[-1])
+    first = problem.gradient(start)
+    moved = (run.w[1] - start) / step
+    wrong = np.linalg.norm(p @ formula(first, p, q) @ q.T - moved) / np.linalg.norm(moved)
+    within = np.linalg.norm(formula(left, run.p, run.q)) / run.projected_norm[0]
+    # Here most of G stays: a rank of 2 leaves out most directions.
+    stays = run.gradient_norm[-1] > 0.1 * run.gradient_norm[0]
+    return Measurement(float(within + wrong) if stays else np.inf, 1e-8)
 
 
 @over(**problems.COEFFICIENTS)
@@ -163,9 +162,9 @@ CLAIMS: tuple[Claim, ...] = (
         source="talk, GaLore, fixed projection",
         method="2000 steps from a random start: P R Qᵀ is the first move, and R vanishes",
         derived=galore.project,
-        measure=_stall(definite=True),
+        measure=partial(_stall, definite=True),
         condition="Σ Ĉ_i⊗B̂_i positive definite",
-        without=_stall(definite=False),
+        without=partial(_stall, definite=False),
         search=_stall_at,
     ),
     Claim(

@@ -33,7 +33,7 @@ def _gradient(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 def _gradient_at(formula: Formula, point: Point) -> Measurement:
-    """Against rates written once more and, where no node switches, against differences."""
+    """Against rates written independently and, where no node switches, against differences."""
     setting = reference.draw_setting(point, point["attention"], point["embeddings"])
     rate, own = formula(setting.block, setting.samples, setting.state), reference.rates(setting)
     m, block = setting.samples.tokens, setting.block

@@ -1,4 +1,4 @@
-"""Random JoMA blocks in full: weights, explicit embeddings, and rates written once more.
+"""Random JoMA blocks in full: weights, explicit embeddings, and their rates.
 
 The reference of the claims about `joma.theory.block` and its laws. Everything is computed from w in
 the embedding space, sample by sample, and shares no code with what it checks.
@@ -86,7 +86,7 @@ class Setting:
         return zero if given is None else np.asarray(given, dtype=np.int64)
 
     def moved(self, rate: "Rate", by: float) -> "Setting":
-        """The setting after a straight step."""
+        """Return the setting after a straight step."""
         return replace(self, w=self.w + by * rate.w, z=self.z + by * rate.z)
 
     def speed(self, rate: "Rate") -> float:
@@ -172,7 +172,7 @@ def _columns(embeddings: str, m: int, q: int, rng: np.random.Generator) -> Array
 
 
 def attention_scores(setting: Setting) -> Array:
-    """Eqn 1 once more: b of every sample, shape (N, M)."""
+    """Return Eqn 1: b of every sample, shape (N, M)."""
     block, x = setting.block, np.asarray(setting.samples.x)
     y = setting.z[setting.query] / block.tau
     if block.sigma.name == "softmax":
@@ -182,24 +182,24 @@ def attention_scores(setting: Setting) -> Array:
 
 
 def inputs(setting: Setting) -> Array:
-    """Inputs f = U_C b + u_q of every sample, shape (N, d)."""
+    """Return inputs f = U_C b + u_q of every sample, shape (N, d)."""
     m = setting.samples.tokens
     f = attention_scores(setting) @ setting.columns[:, :m].T
     return f + setting.columns[:, m:].T[setting.query]
 
 
 def outputs(setting: Setting) -> Array:
-    """Outputs h of every sample and node, shape (N, K)."""
+    """Return outputs h of every sample and node, shape (N, K)."""
     return PHI[setting.block.phi.name.split("(")[0]][0](inputs(setting) @ setting.w)
 
 
 def slopes_of(setting: Setting) -> Array:
-    """h′ of every sample and node, shape (N, K)."""
+    """Return h′ of every sample and node, shape (N, K)."""
     return PHI[setting.block.phi.name.split("(")[0]][1](inputs(setting) @ setting.w)
 
 
 def node_gradients(setting: Setting, b: Array, slopes: Array | None = None) -> tuple[Array, Array]:
-    """Inputs f, shape (N, d), and the factors P g_k h′_k, shape (N, K)."""
+    """Return inputs f, shape (N, d), and the factors P g_k h′_k, shape (N, K)."""
     m, samples = setting.samples.tokens, setting.samples
     f = b @ setting.columns[:, :m].T + setting.columns[:, m:].T[setting.query]
     value, slope = PHI[setting.block.phi.name.split("(")[0]]
@@ -216,13 +216,13 @@ def node_gradients(setting: Setting, b: Array, slopes: Array | None = None) -> t
 
 
 def pull_sizes(setting: Setting, pull: Array) -> Array:
-    """Sizes of P g_k h′_k, not below what the rounding of g near 0 is worth."""
+    """Return sizes of P g_k h′_k, not below what the rounding of g near 0 is worth."""
     share = np.asarray(setting.samples.probability)[:, None]
     return np.abs(pull) + 1e-5 * share * np.abs(slopes_of(setting))
 
 
 def objective(setting: Setting) -> float:
-    """Eqn 9 once more: E[Σ_k g_k h_k], or the mean log-likelihood of the labels."""
+    """Return Eqn 9: E[Σ_k g_k h_k], or the mean log-likelihood of the labels."""
     samples, h = setting.samples, outputs(setting)
     if samples.gradient is not None:
         each = np.sum(np.asarray(samples.gradient) * h, axis=1)
@@ -234,7 +234,7 @@ def objective(setting: Setting) -> float:
 
 
 def rates(setting: Setting, slopes: Array | None = None) -> Rate:
-    """Eqn 2 once more, in w and sample by sample; with given h′ if there are."""
+    """Return Eqn 2, in w and sample by sample; with given h′ if there are."""
     block, x, m = setting.block, np.asarray(setting.samples.x), setting.samples.tokens
     b = attention_scores(setting)
     f, pull = node_gradients(setting, b, slopes)
@@ -307,7 +307,7 @@ def descend(setting: Setting, step: float, count: int) -> Trajectory:
 
 
 def trajectory(states: list[Setting], t: Array) -> Trajectory:
-    """A training as `joma.theory.block.simulate` returns it."""
+    """Return a training as `joma.theory.block.simulate` returns it."""
     z = np.stack([one.z for one in states])
     first = states[0]
     return Trajectory(
@@ -334,7 +334,7 @@ def law_derivative(law: Callable[[Setting], Any], setting: Setting) -> tuple[Arr
 
 
 def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -> Measurement:
-    """How fast a quantity moves, in units of the sums that must cancel in it.
+    """Return how fast a quantity moves, in units of the sums that must cancel in it.
 
     Args:
         law: The quantity of each token, or one for all.
@@ -348,7 +348,7 @@ def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -
 
 
 def law_sizes(setting: Setting, h: float, *, whole: bool = False) -> Array:
-    """What counts as zero in the rate of a law: 1e-6 of its two sums, and rounding.
+    """Return What counts as zero in the rate of a law: 1e-6 of its two sums, and rounding.
 
     Args:
         setting: Where.
@@ -405,7 +405,7 @@ def law_measure(
 
 
 def parameters(*left_out: str, **added: Parameter) -> dict[str, Parameter]:
-    """`PARAMETERS` without some and with others."""
+    """Return `PARAMETERS` without some and with others."""
     return {**{name: one for name, one in PARAMETERS.items() if name not in left_out}, **added}
 
 

@@ -14,6 +14,7 @@ from scipy import optimize
 
 from joma.errors import JomaError
 from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.reference.ode import five_point, gauss
 from joma.experiments.claims.search import Choice, Integer, Point, Real
 from joma.theory.marginals import (
     Ball,
@@ -46,7 +47,7 @@ _NARROW = _T[np.abs(_T) <= 4]
 _SIGMOID = 1 / (1 + np.exp(-np.pi * np.sinh(_NARROW)))
 _REST = 1 / (1 + np.exp(np.pi * np.sinh(_NARROW)))
 _SIGMOID_WEIGHT = np.pi * np.cosh(_NARROW) * _SIGMOID * _REST / 18
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
+_NODES, _WEIGHTS = gauss(12)
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,18 @@ class TwoHumps(Marginal):
     width: float
 
     def pdf(self, u: Any) -> Array:
-        """p(u)."""
+        """Return p(u)."""
         return np.exp(log_shape(self, np.abs(np.asarray(u, dtype=np.float64)))) / (
             2 * self.width * np.sqrt(2 * np.pi)
         )
 
     def theta1(self, s: Any) -> Array:
-        """θ₁(s)."""
+        """Return θ₁(s)."""
         low, high = self._places(s)
         return (Gaussian().theta1(low) + Gaussian().theta1(high)) / 2
 
     def theta2(self, s: Any) -> Array:
-        """θ₂(s)."""
+        """Return θ₂(s)."""
         low, high = self._places(s)
         normal = Gaussian()
         spread = self.width * (normal.pdf(low) + normal.pdf(high))
@@ -92,19 +93,19 @@ class Spiked(Marginal):
     width: float
 
     def pdf(self, u: Any) -> Array:
-        """p(u)."""
+        """Return p(u)."""
         u = np.asarray(u, dtype=np.float64)
         narrow = Gaussian().pdf(u / self.width) / self.width
         return self.share * narrow + (1 - self.share) * Gaussian().pdf(u)
 
     def theta1(self, s: Any) -> Array:
-        """θ₁(s)."""
+        """Return θ₁(s)."""
         s = np.asarray(s, dtype=np.float64)
         narrow = Gaussian().theta1(s / self.width)
         return self.share * narrow + (1 - self.share) * Gaussian().theta1(s)
 
     def theta2(self, s: Any) -> Array:
-        """θ₂(s)."""
+        """Return θ₂(s)."""
         s = np.asarray(s, dtype=np.float64)
         narrow = self.width * Gaussian().theta2(s / self.width)
         return self.share * narrow + (1 - self.share) * Gaussian().theta2(s)
@@ -170,7 +171,7 @@ class Reference(NamedTuple):
 
 
 def reference(marginal: Marginal, s: Any) -> Reference:
-    """The integrals of a marginal at distances s, from its density alone; NaN outside it."""
+    """Return the integrals of a marginal at distances s, from its density alone; NaN outside it."""
     s = np.asarray(s, dtype=np.float64)
     if isinstance(marginal, Scaled):
         inner = reference(marginal.marginal, s / marginal.width)
@@ -190,7 +191,7 @@ def reference(marginal: Marginal, s: Any) -> Reference:
 
 
 def spread(marginal: Marginal, s: Any) -> Array:
-    """θ₂ at distances s; it is even in s, and θ₂ = F - sθ₁ does not cancel for s < 0."""
+    """Return θ₂ at distances s; it is even in s, and θ₂ = F - sθ₁ does not cancel for s < 0."""
     x = np.abs(np.asarray(s, dtype=np.float64))
     inside = x < marginal.reach
     there = reference(marginal, -np.where(inside, x, 0.0))
@@ -200,12 +201,12 @@ def spread(marginal: Marginal, s: Any) -> Array:
 def flow(
     marginals: Sequence[Marginal], gradients: Any, means: Array, v: Array, bias: float
 ) -> Array:
-    """v̇ and then ξ̇ of a node, from the densities alone."""
+    """Return v̇ and then ξ̇ of a node, from the densities alone."""
     return flows(marginals, gradients, means, np.array([[*v, bias]]))[0]
 
 
 def flows(marginals: Sequence[Marginal], gradients: Any, means: Array, states: Array) -> Array:
-    """The same for many nodes, each a row of v and ξ."""
+    """Return the same for many nodes, each a row of v and ξ."""
     lengths = np.linalg.norm(states[:, :-1], axis=1)
     directions = states[:, :-1] / lengths[:, None]
     total = np.zeros_like(states)
@@ -221,7 +222,7 @@ def flows(marginals: Sequence[Marginal], gradients: Any, means: Array, states: A
 def flow_jacobian(
     marginals: Sequence[Marginal], gradients: Any, means: Array, v: Array, bias: float
 ) -> Array:
-    """∂(v̇, ξ̇)/∂(v, ξ) by differences of `flow`, to about 1e-9 of its size."""
+    """Return ∂(v̇, ξ̇)/∂(v, ξ) by differences of `flow`, to about 1e-9 of its size."""
     at = np.array([*v, bias])
     length = np.linalg.norm(v)
     lever = 1 + np.abs((means @ v + bias) / length).max() + np.abs(means).max()
@@ -232,8 +233,7 @@ def flow_jacobian(
         flows(marginals, gradients, means, at + k * np.concatenate([steps, -steps])) for k in (1, 2)
     )
     count = len(at)
-    ahead = 8 * (near[:count] - near[count:]) - (far[:count] - far[count:])
-    return (ahead / (12 * step)).T
+    return five_point((far[count:], near[count:], near[:count], far[:count]), step).T
 
 
 def _tail(marginal: Marginal, x: Array) -> tuple[Array, Array, Array]:
@@ -322,7 +322,7 @@ def _life_error(marginal: Marginal, s: Array) -> Array:
 
 
 def places(positive: Marginal, distance: float, negative: Marginal) -> Array:
-    """Distances s₋ that cover both clusters, near and far."""
+    """Return distances s₋ that cover both clusters, near and far."""
     widths = [width_of(positive), width_of(negative)]
     far = np.geomspace(0.02 * min(*widths, distance), 1e6 * max(*widths, distance, 1.0), 90)
     near = np.linspace(-2 * distance - 8 * max(widths), 8 * max(widths), 81)
@@ -331,7 +331,7 @@ def places(positive: Marginal, distance: float, negative: Marginal) -> Array:
 
 
 def finest(marginal: Marginal) -> float:
-    """The smallest length over which a density changes."""
+    """Return the smallest length over which a density changes."""
     match marginal:
         case Scaled(inner, width):
             return width * finest(inner)
@@ -342,7 +342,7 @@ def finest(marginal: Marginal) -> float:
 
 
 def width_of(marginal: Marginal) -> float:
-    """The typical width of a cluster."""
+    """Return the typical width of a cluster."""
     match marginal:
         case Scaled(inner, width):
             return width * width_of(inner)
@@ -357,7 +357,7 @@ def width_of(marginal: Marginal) -> float:
 
 
 def draw(marginal: Marginal, n: int, size: int, rng: np.random.Generator) -> Array:
-    """Points of n dimensions whose every projection has the given marginal."""
+    """Return points of n dimensions whose every projection has the given marginal."""
     normal = rng.normal(size=(size, n))
     match marginal:
         case Scaled(inner, width):
@@ -391,9 +391,22 @@ FAMILY: dict[str, Any] = {
 """Parameters that `family_of` turns into a marginal."""
 
 
-def family_of(point: Point, suffix: str = "") -> Marginal:
-    """The marginal that a point of a search names."""
-    match point[f"family{suffix}"]:
+def scene(point: Point, shortest: float) -> tuple[list[Marginal], Array, Array, Array, float]:
+    """Return shapes, gradients and means of the clusters of a point, and v and ξ of its node."""
+    means = point["means"]
+    v = np.resize(point["v"], means.shape[1])
+    if np.linalg.norm(v) < shortest:
+        raise JomaError("v must have a direction")
+    family = family_of(point)
+    shapes: list[Marginal] = [
+        Scaled(family, float(width)) for width in np.resize(point["widths"], len(means))
+    ]
+    return shapes, np.resize(point["gradients"], len(means)), means, v, point["bias"]
+
+
+def family_of(point: Point) -> Marginal:
+    """Return the marginal that a point of a search names."""
+    match point["family"]:
         case "gaussian":
             return Gaussian()
         case "student":
