@@ -247,8 +247,8 @@ def _train(groups: Sequence[tuple[NetworkGroup, Run]], size: Measured, request: 
             networks.ensemble,
             own,
             size.measure_at[-1],
-            look=networks.measure,
-            look_at=size.measure_at,
+            measure=networks.measure,
+            measure_at=size.measure_at,
             progress=report_of(group.name),
         )
         for (group, own), networks in zip(groups, prepared, strict=True)
@@ -391,7 +391,7 @@ def pooled_nodes(
             pooled[-1].append(x.amax(2))
 
     outputs = []
-    with ensemble.looking() as model:
+    with ensemble.evaluating() as model:
         for tokens in batch.tokens.split(chunk or batch.tokens.shape[1], dim=1):
             pooled.append([])
             outputs.append(model(tokens, leading=batch.leading, watch=watch))

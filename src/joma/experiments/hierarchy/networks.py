@@ -214,7 +214,7 @@ class HierarchyNetworks(TransformerGroup):
             if name == "attention":
                 attention[layer] = x.squeeze(2)  # there is one head
 
-        with self.ensemble.looking() as model:
+        with self.ensemble.evaluating() as model:
             outputs = model(tokens, watch=watch)
         self.log(step, "accuracy", (outputs.argmax(-1) == labels).double().mean(-1))
         loss = functional.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")

@@ -236,7 +236,7 @@ class Setting:
         words: of the vocabulary.
         stream: words of one training stream.
         digests: of the texts and the tokenizer.
-        first_seed: from which torch draws the first network; see `_starts`.
+        first_seed: from which torch draws the first network; see `start_as_torch`.
     """
 
     size: Size
