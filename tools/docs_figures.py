@@ -58,7 +58,7 @@ def draw_errata(run: Run) -> list[Path]:
     """Draw how far the printed statements of the errata are off: what README shows."""
     documents = {
         document[0].upper() + document[1:]: [
-            errata_figure.Row(
+            errata_figure.ErratumRow(
                 erratum.title, erratum.quantity, erratum.relative_error(), bool(erratum.root)
             )
             for members in roots.values()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from joma.analysis.superposition import (
     LayerScores,
-    Search,
-    Settings,
+    SearchResult,
+    SearchSettings,
     check,
     estimate,
     examples,
@@ -228,7 +228,7 @@ def test_contexts_and_rows_are_those_of_the_whole_model(kind: str, monkeypatch):
     import joma.analysis.superposition._observe as module
 
     loaded, windows = tiny(1, kind)
-    how = Settings(contexts=6, least=3, skip=4, repeat=2)
+    how = SearchSettings(contexts=6, least=3, skip=4, repeat=2)
     monkeypatch.setitem(module._TOKENS_AT_ONCE, "cpu", 3 * 14)
     seen = observe(loaded, windows, [1, 0], 8, how, 3, unseen)
     assert [of.layer for of in seen] == [1, 0]
@@ -261,7 +261,7 @@ def test_contexts_and_rows_are_those_of_the_whole_model(kind: str, monkeypatch):
         assert torch.equal(positions[of.index], of.positions)
 
 
-def by_hand(activations: Tensor, windows: Tensor, how: Settings) -> list[tuple[int, int]]:
+def by_hand(activations: Tensor, windows: Tensor, how: SearchSettings) -> list[tuple[int, int]]:
     """The best position of each window, best first, without repeated last tokens."""
     best = []
     for window, row in enumerate(activations.tolist()):
@@ -310,7 +310,7 @@ def test_contexts_are_alike_where_they_attend_to_the_same_tokens():
     contexts = [[(window, 9)] for window in range(200)]
     observed = seen_by_hand(tokens, contexts, rows)
     vectors = torch.randn(62, 30, generator=generator)
-    units = describe(observed, tokens, vectors, Settings())
+    units = describe(observed, tokens, vectors, SearchSettings())
     cosine = units @ units.T
     torch.testing.assert_close(cosine.diagonal(), torch.ones(200))
     assert cosine[:20, :20].mean() > 0.6
@@ -375,7 +375,7 @@ def test_a_text_that_repeats_itself_after_a_token_is_no_doing_of_the_node():
     contexts = [[(window, 11) for window in half] for half in halves] + others
     observed = seen_by_hand(tokens, contexts, rows)
     vectors = torch.randn(60, 40, generator=generator)
-    units, pairs, shuffled = _scores(observed, tokens, vectors, Settings(), 0)
+    units, pairs, shuffled = _scores(observed, tokens, vectors, SearchSettings(), 0)
     assert pairs.score[:2].min() > 0.4  # unrelated groups there are
     assert shuffled.view(-1, 22)[:, :2].min() > 0.4  # and so there are with any contexts of token 0
     scores = LayerScores(observed, units, pairs, shuffled, shuffled, shuffled)
@@ -383,11 +383,11 @@ def test_a_text_that_repeats_itself_after_a_token_is_no_doing_of_the_node():
 
 
 @pytest.fixture(scope="module")
-def found() -> Search:
+def found() -> SearchResult:
     return search(_planted.planted(), _planted.text())
 
 
-def test_the_planted_node_is_found_and_beats_both_controls(found: Search):
+def test_the_planted_node_is_found_and_beats_both_controls(found: SearchResult):
     (layer,) = found.layers
     assert layer.observed.left_out == 0
     assert layer.score[_planted.SUPERPOSED] > 0.9
@@ -396,7 +396,7 @@ def test_the_planted_node_is_found_and_beats_both_controls(found: Search):
     assert found.ranked()[0] == (0, _planted.SUPERPOSED)
 
 
-def test_nodes_of_one_pattern_are_not_found(found: Search):
+def test_nodes_of_one_pattern_are_not_found(found: SearchResult):
     (layer,) = found.layers
     others = torch.arange(_planted.NODES) != _planted.SUPERPOSED
     assert layer.score[others].max() < 0.05
@@ -404,13 +404,13 @@ def test_nodes_of_one_pattern_are_not_found(found: Search):
     assert not layer.above_untrained[others].any()
 
 
-def test_one_node_is_no_finding_about_the_model(found: Search):
+def test_one_node_is_no_finding_about_the_model(found: SearchResult):
     assert found.share_above_shuffled == pytest.approx(1 / _planted.NODES)
     assert not found.beats_shuffled
     assert "does not beat its controls" in found.finding
 
 
-def test_the_contexts_told_are_those_planted(found: Search):
+def test_the_contexts_reported_are_those_planted(found: SearchResult):
     (node,) = examples(found, _planted.planted(), _planted.text(), 1)
     assert (node.layer, node.node) == (0, _planted.SUPERPOSED)
     assert node.p_shuffled < 0.05
@@ -434,7 +434,7 @@ def test_the_contexts_told_are_those_planted(found: Search):
     assert record["groups"][0]["contexts"][0]["query"] == node.groups[0].contexts[0].query
 
 
-def test_tables_have_every_score(found: Search):
+def test_tables_have_every_score(found: SearchResult):
     loaded, windows = _planted.planted(), _planted.text()
     made = tables(found, examples(found, loaded, windows, 1))
     assert made["nodes"]["node"] == list(range(_planted.NODES))
@@ -447,7 +447,7 @@ def test_tables_have_every_score(found: Search):
 
 def test_the_seed_decides_every_number():
     loaded, windows = tiny(2)
-    how = Settings(contexts=6, least=3, skip=4)
+    how = SearchSettings(contexts=6, least=3, skip=4)
     one, two, other = (
         search(loaded, windows, nodes=100, settings=how, seed=seed) for seed in (1, 1, 2)
     )
@@ -459,17 +459,17 @@ def test_the_seed_decides_every_number():
 def test_random_weights_do_not_beat_random_weights():
     """An untrained model has nothing that another untrained one has not."""
     loaded, windows = tiny(3)
-    result = search(loaded, windows, settings=Settings(contexts=8, least=3, skip=4))
+    result = search(loaded, windows, settings=SearchSettings(contexts=8, least=3, skip=4))
     assert not result.beats_untrained
     assert not result.beats_shuffled
 
 
-def scored(score: list[float], shuffled: list[float], untrained: list[float]) -> Search:
+def scored(score: list[float], shuffled: list[float], untrained: list[float]) -> SearchResult:
     observed = seen_by_hand(torch.zeros(2, 4, dtype=torch.int64), [[(0, 1)]], torch.rand(2, 4, 4))
     nothing = torch.zeros(len(score))
     pairs = Pairs(torch.tensor(score), nothing, nothing, torch.zeros(len(score), 2, 1).bool())
     of = (torch.tensor(shuffled), torch.tensor(untrained), torch.tensor(untrained))
-    return Search((LayerScores(observed, torch.zeros(1, 1), pairs, *of),), Settings())
+    return SearchResult((LayerScores(observed, torch.zeros(1, 1), pairs, *of),), SearchSettings())
 
 
 def test_what_is_said_follows_from_the_scores():
@@ -560,4 +560,4 @@ def test_bad_input(changes: dict[str, Any], message: str):
 )
 def test_bad_settings(changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(Settings(), **changes)
+        dataclasses.replace(SearchSettings(), **changes)

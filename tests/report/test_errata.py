@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from joma.report import errata, figures
-from joma.report.errata import Row
+from joma.report.errata import ErratumRow
 from joma.runs import Run
 
 
 def test_a_row_per_statement(tmp_path):
     documents = {
-        "Paper": [Row("Theorem 1", "limit", 0.41), Row("Lemma 2", "slope", 3.66, follows=True)],
-        "Talk": [Row("Slide", "rate", 0.024, follows=True)],
+        "Paper": [
+            ErratumRow("Theorem 1", "limit", 0.41),
+            ErratumRow("Lemma 2", "slope", 3.66, follows=True),
+        ],
+        "Talk": [ErratumRow("Slide", "rate", 0.024, follows=True)],
     }
     figure = errata.draw_errata(documents)
     (ax,) = figure.axes

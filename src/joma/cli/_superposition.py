@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text as RichText
     from torch import Tensor
 
-    from joma.analysis.superposition import Found, Search
+    from joma.analysis.superposition import FoundNode, SearchResult
     from joma.models import Loaded
     from joma.runs import Run
 
@@ -192,7 +192,7 @@ def _make(
     return record
 
 
-def _keep(run: "Run", found: "Search", best: "Sequence[Found]") -> None:
+def _keep(run: "Run", found: "SearchResult", best: "Sequence[FoundNode]") -> None:
     """Write the tables and the figures."""
     from joma.analysis.superposition import tables
     from joma.report import figures
@@ -222,7 +222,7 @@ def _keep(run: "Run", found: "Search", best: "Sequence[Found]") -> None:
 
 
 def _record(
-    asked: _Asked, found: "Search", best: "Sequence[Found]", read: "Tensor", run: "Run"
+    asked: _Asked, found: "SearchResult", best: "Sequence[FoundNode]", read: "Tensor", run: "Run"
 ) -> dict[str, Any]:
     return plain(
         {

@@ -16,7 +16,7 @@ _LEFT = 0.007
 
 
 @dataclass(frozen=True)
-class Row:
+class ErratumRow:
     """One printed statement.
 
     Attributes:
@@ -37,7 +37,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.2g}%" if value < 0.1 else f"{100 * value:.0f}%"
 
 
-def draw_errata(documents: Mapping[str, Sequence[Row]], *, width: float = 11.0) -> Figure:
+def draw_errata(documents: Mapping[str, Sequence[ErratumRow]], *, width: float = 11.0) -> Figure:
     """Draw one row per statement on a logarithmic axis, under the name of its document.
 
     Args:
@@ -70,7 +70,7 @@ def draw_errata(documents: Mapping[str, Sequence[Row]], *, width: float = 11.0) 
     return figure
 
 
-def _draw_row(ax: Axes, y: float, row: Row) -> None:
+def _draw_row(ax: Axes, y: float, row: ErratumRow) -> None:
     color = figures.SKY if row.follows else figures.BLUE
     ax.plot([_LEFT, row.relative_error], [y, y], color=color, linewidth=2, zorder=2)
     ax.plot(
@@ -96,7 +96,7 @@ def _draw_row(ax: Axes, y: float, row: Row) -> None:
     figures.row_text(ax, "right", y, row.quantity, 9, color=figures.GREY)
 
 
-def _draw_axis(ax: Axes, height: float, rows: Sequence[Row]) -> None:
+def _draw_axis(ax: Axes, height: float, rows: Sequence[ErratumRow]) -> None:
     ticks = {tick: f"{100 * tick:.0f}%" for tick in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)}
     figures.row_axis(ax, ticks, "relative error of the printed statement")
     right = max(row.relative_error for row in rows)

@@ -5,33 +5,33 @@ to in that layer; a node scores high where two groups are tight and have nothing
 other. A best of many pairs of groups is large by chance alone, so every score is compared with two
 controls that go through the same steps: contexts shuffled among nodes, and an untrained model.
 
-- `search` scores every node of a model, `Search` says what the scores and the controls say.
+- `search` scores every node of a model; `SearchResult` has the scores and what they show.
 - `examples` gives the best nodes with their contexts as text.
 - `tables` makes columns of both, for a run folder.
-- `Settings` says how contexts are taken and grouped, `check` whether a model and a text can be
-  searched, and `estimate` what that takes.
+- `SearchSettings` says how contexts are taken and grouped, `check` whether a model and a text can
+  be searched, and `estimate` what that takes.
 - `spread` chooses windows evenly over a text.
 """
 
-from joma.analysis.superposition._examples import Context, Found, Group, examples, tables
+from joma.analysis.superposition._examples import Context, FoundNode, Group, examples, tables
 from joma.analysis.superposition._observe import spread
 from joma.analysis.superposition._search import (
     LayerScores,
-    Search,
+    SearchResult,
     check,
     estimate,
     quantile,
     search,
 )
-from joma.analysis.superposition._settings import Settings
+from joma.analysis.superposition._settings import SearchSettings
 
 __all__ = [
     "Context",
-    "Found",
+    "FoundNode",
     "Group",
     "LayerScores",
-    "Search",
-    "Settings",
+    "SearchResult",
+    "SearchSettings",
     "check",
     "estimate",
     "examples",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from joma.analysis.superposition._observe import Observed
-from joma.analysis.superposition._settings import Settings
+from joma.analysis.superposition._settings import SearchSettings
 from joma.models import Loaded, weights
 
 RARE = 1e-3
@@ -51,7 +51,9 @@ def _frequency(windows: Tensor, vocabulary: int) -> Tensor:
     return (counts / counts.sum()).float()
 
 
-def describe(observed: Observed, windows: Tensor, vectors: Tensor, settings: Settings) -> Tensor:
+def describe(
+    observed: Observed, windows: Tensor, vectors: Tensor, settings: SearchSettings
+) -> Tensor:
     """Unit vectors of what every row of a layer attends to, (U, r); zero where there is nothing.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from joma.analysis.superposition._clusters import best_pairs, unrelated
 from joma.analysis.superposition._content import counted, rarity
-from joma.analysis.superposition._search import LayerScores, Search, quantile, shares_at_least
+from joma.analysis.superposition._search import LayerScores, SearchResult, quantile, shares_at_least
 from joma.analysis.superposition._shuffle import dealt_to
 from joma.models import Loaded, Tokenizer
 
@@ -68,7 +68,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundNode:
     """A node that answers to unrelated contexts.
 
     Attributes:
@@ -100,19 +100,19 @@ class Found:
 
 
 def examples(
-    search: Search, loaded: Loaded, windows: Tensor, count: int, *, seed: int = 0
-) -> list[Found]:
+    search: SearchResult, loaded: Loaded, windows: Tensor, count: int, *, seed: int = 0
+) -> list[FoundNode]:
     """The best nodes of a search with their contexts.
 
-    They come in the order of `Search.ranked`, but those that the text alone would make (see
-    `Found.p_own`) after the others; so a few more are examined than returned.
+    They come in the order of `SearchResult.ranked`, but those that the text alone would make (see
+    `FoundNode.p_own`) after the others; so a few more are examined than returned.
 
     Args:
         search: what was found.
         loaded: the model, for its tokenizer.
         windows: the windows that were searched.
         count: how many nodes.
-        seed: decides the random contexts of `Found.p_own`.
+        seed: decides the random contexts of `FoundNode.p_own`.
     """
     rare = rarity(windows, int(windows.max()) + 1)
     found = [
@@ -124,14 +124,14 @@ def examples(
 
 
 def _found(
-    search: Search,
+    search: SearchResult,
     layer: LayerScores,
     row: int,
     windows: Tensor,
     rare: Tensor,
     tokenizer: Tokenizer | None,
     seed: int,
-) -> Found:
+) -> FoundNode:
     observed, pairs = layer.observed, layer.pairs
     contexts = layer.units[observed.index[row]]
     least, balance = search.settings.least, search.settings.balance
@@ -151,7 +151,7 @@ def _found(
     p_shuffled, p_untrained, p_own = (
         float(shares_at_least(control, score)) for control in (layer.shuffled, layer.untrained, own)
     )
-    return Found(
+    return FoundNode(
         layer=layer.layer,
         node=int(observed.nodes[row]),
         score=float(score),
@@ -167,7 +167,7 @@ def _found(
 
 
 def _group(
-    search: Search,
+    search: SearchResult,
     layer: LayerScores,
     row: int,
     group: Tensor,
@@ -246,7 +246,7 @@ def _alone(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> list[str]:
     return [tokenizer.decode([token]) for token in tokens]
 
 
-def tables(search: Search, found: Sequence[Found]) -> dict[str, Columns]:
+def tables(search: SearchResult, found: Sequence[FoundNode]) -> dict[str, Columns]:
     """Tables by name; one may be empty.
 
     `nodes` has every node with its score, `controls` every score of the controls, `layers` a line
@@ -260,7 +260,7 @@ def tables(search: Search, found: Sequence[Found]) -> dict[str, Columns]:
     }
 
 
-def _nodes(search: Search) -> Columns:
+def _nodes(search: SearchResult) -> Columns:
     columns: Columns = {}
     for layer in search.layers:
         of_layer = {
@@ -279,7 +279,7 @@ def _nodes(search: Search) -> Columns:
     return columns
 
 
-def _controls(search: Search) -> Columns:
+def _controls(search: SearchResult) -> Columns:
     columns: Columns = {"layer": [], "control": [], "score": []}
     for layer in search.layers:
         for name in ("shuffled", "untrained", "untrained_shuffled"):
@@ -290,7 +290,7 @@ def _controls(search: Search) -> Columns:
     return columns
 
 
-def _contexts(found: Sequence[Found]) -> list[dict[str, Any]]:
+def _contexts(found: Sequence[FoundNode]) -> list[dict[str, Any]]:
     return [
         {
             "layer": node.layer,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from joma.analysis.superposition._settings import Settings
+from joma.analysis.superposition._settings import SearchSettings
 from joma.common.progress import Progress
 from joma.models import Loaded, module_at
 from joma.probes.contexts import TopContexts, TopContextsAccumulator
@@ -60,7 +60,7 @@ def observe(
     windows: Tensor,
     layers: Sequence[int],
     nodes: int | None,
-    settings: Settings,
+    settings: SearchSettings,
     seed: int,
     progress: Progress,
 ) -> list[Observed]:
@@ -102,7 +102,7 @@ def _answers(
     windows: Tensor,
     layers: Sequence[int],
     nodes: int | None,
-    settings: Settings,
+    settings: SearchSettings,
     seed: int,
     progress: Progress,
 ) -> list[TopContexts]:
@@ -280,7 +280,7 @@ def _labels(windows: Tensor, repeat: int) -> Tensor:
     return labels
 
 
-def _distinct(top: TopContexts, labels: Tensor, settings: Settings) -> TopContexts:
+def _distinct(top: TopContexts, labels: Tensor, settings: SearchSettings) -> TopContexts:
     """The nodes with enough contexts that are different and answered to, and these alone."""
     there = top.values > 0
     same = labels[top.windows.clamp(min=0), top.positions.clamp(min=0)]

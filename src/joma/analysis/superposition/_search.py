@@ -12,7 +12,7 @@ from torch import Tensor
 from joma.analysis.superposition._clusters import Pairs, best_pairs
 from joma.analysis.superposition._content import describe, token_vectors
 from joma.analysis.superposition._observe import Observed, batches, observe, run
-from joma.analysis.superposition._settings import Settings
+from joma.analysis.superposition._settings import SearchSettings
 from joma.analysis.superposition._shuffle import dealt
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
@@ -89,7 +89,7 @@ class LayerScores:
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class SearchResult:
     """What was found in a model.
 
     Attributes:
@@ -98,7 +98,7 @@ class Search:
     """
 
     layers: tuple[LayerScores, ...]
-    settings: Settings
+    settings: SearchSettings
 
     @property
     def nodes(self) -> int:
@@ -212,10 +212,10 @@ def search(
     *,
     layers: Sequence[int] | None = None,
     nodes: int | None = None,
-    settings: Settings | None = None,
+    settings: SearchSettings | None = None,
     seed: int = 0,
     progress: Progress = no_progress,
-) -> Search:
+) -> SearchResult:
     """Scores how unrelated the contexts are that each MLP node answers to, with two controls.
 
     The controls go through the same steps. Shuffled: the contexts of a layer's nodes are dealt out
@@ -232,7 +232,7 @@ def search(
         seed: decides the nodes, the shuffles and the untrained weights.
         progress: called with what is being done and how far it is.
     """
-    settings = settings or Settings()
+    settings = settings or SearchSettings()
     layers = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
     vectors = token_vectors(loaded, windows)
 
@@ -251,7 +251,7 @@ def search(
             LayerScores(own, units, pairs, shuffled, untrained_pairs.score, untrained_shuffled)
         )
         progress("scores", number + 1, len(layers))
-    return Search(tuple(found), settings)
+    return SearchResult(tuple(found), settings)
 
 
 def quantile(scores: Tensor) -> float:
@@ -266,7 +266,7 @@ def shares_at_least(control: Tensor, scores: Tensor) -> Tensor:
 
 
 def _scores(
-    observed: Observed, windows: Tensor, vectors: Tensor, settings: Settings, seed: int
+    observed: Observed, windows: Tensor, vectors: Tensor, settings: SearchSettings, seed: int
 ) -> tuple[Tensor, Pairs, Tensor]:
     """What contexts attend to, the nodes' best groups, and the scores of shuffled contexts."""
     if len(observed.nodes) == 0:
@@ -311,10 +311,10 @@ def check(
     *,
     layers: Sequence[int] | None = None,
     nodes: int | None = None,
-    settings: Settings | None = None,
+    settings: SearchSettings | None = None,
 ) -> list[int]:
     """The layers to search, if this can be searched; arguments as of `search`."""
-    settings = settings or Settings()
+    settings = settings or SearchSettings()
     if windows.ndim != 2 or windows.is_floating_point():
         raise JomaError(
             f"windows must be whole numbers of shape (W, T), got {windows.dtype} of shape "
@@ -346,10 +346,10 @@ def estimate(
     *,
     layers: Sequence[int] | None = None,
     nodes: int | None = None,
-    settings: Settings | None = None,
+    settings: SearchSettings | None = None,
 ) -> tuple[float, float]:
     """Return seconds and bytes that `search` will take; one batch is read for it, twice."""
-    settings = settings or Settings()
+    settings = settings or SearchSettings()
     chosen = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
     _, batch = next(batches(loaded, windows))
     run(loaded, batch)

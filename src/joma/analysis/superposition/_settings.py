@@ -6,7 +6,7 @@ from joma.errors import JomaError
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchSettings:
     """How contexts are taken, compared and grouped; the same for the model and its controls.
 
     Attributes:

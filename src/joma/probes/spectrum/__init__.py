@@ -11,7 +11,6 @@ Matrices may lie on a CPU or a GPU, in any floating-point type, whole or sharded
 from joma.probes.spectrum._refresh import Anchor
 from joma.probes.spectrum.stable import (
     FAILURE,
-    Estimate,
     StableRank,
     release,
     stable_rank,
@@ -31,7 +30,6 @@ __all__ = [
     "Anchor",
     "EffectiveRank",
     "Energy",
-    "Estimate",
     "SingularValues",
     "StableRank",
     "effective_rank",

@@ -73,7 +73,7 @@ None is below `_GUARD`: only beyond the top eigenvalue of the projection K grows
 """
 
 
-class Check(NamedTuple):
+class StepBounds(NamedTuple):
     """What is known after some steps.
 
     Attributes:
@@ -231,7 +231,7 @@ class Plan:
         _dither_kernel.launch_dither(matrix, self._half, self._scale, seed)
         return numbers
 
-    def advance(self, matrix: Tensor, stop: int, since: int | None) -> Check:
+    def advance(self, matrix: Tensor, stop: int, since: int | None) -> StepBounds:
         """Run to `STOPS[stop]` applications, from `STOPS[since]` or the start.
 
         Args:
@@ -252,7 +252,7 @@ class Plan:
             length = torch.linalg.vector_norm(image, dtype=torch.float64).unsqueeze(0)
         (numbers,) = self._replay(("bound", *key), lambda: self._excess(last, top))
         here.wait_stream(self._second_stream)
-        return Check(numbers, vector_S, length)
+        return StepBounds(numbers, vector_S, length)
 
     def _replay(self, key: object, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         if key not in self._graphs:

@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,20 +35,6 @@ _STACKED = 1 << 22
 _STEPS = 12
 _MISS = 0.08
 """Share of the tolerance by which the top eigenvalue within the basis may be missed."""
-
-
-class Estimate(Protocol):
-    """A number and how far it can be off: |value − true| ≤ bound."""
-
-    @property
-    def value(self) -> float:
-        """The number."""
-        ...
-
-    @property
-    def bound(self) -> float:
-        """How far it can be off."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory.nonlinear import _flow_table
-from joma.theory.nonlinear._fit_model import Model, sample_posterior
+from joma.theory.nonlinear._fit_model import CurveModel, sample_posterior
 from joma.theory.nonlinear._fit_result import Fit, estimate, summarize
 
 _DRAWS_OF_WEIGHTS = 800
@@ -83,7 +83,7 @@ def _model(
     largest: float,
     spans: tuple[float, float],
     noise: float | None,
-) -> Model:
+) -> CurveModel:
     when = _checks.shape("t", _checks.non_negative("t", t), (None,))
     if when.size < 4:
         raise JomaError(f"t must hold at least 4 times, got {when.size}")
@@ -125,7 +125,7 @@ def _model(
     if not np.any(data):
         raise JomaError(f"{'entropy' if v is None else 'v'} must not be zero throughout")
     between = (float(lasts[0]), float(lasts[1]))
-    return Model(when, data, sharpness, top, between, groups, bool(multiplicity), known)
+    return CurveModel(when, data, sharpness, top, between, groups, bool(multiplicity), known)
 
 
 def _check_reach(v: Array, largest: float) -> None:

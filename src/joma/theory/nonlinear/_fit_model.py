@@ -36,7 +36,7 @@ _TAIL = 5.0  # degrees of freedom of the start's Student distribution
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class CurveModel:
     """Measured values, the curve that explains them, and the prior.
 
     Attributes:
@@ -212,7 +212,7 @@ class Model:
 
 
 def sample_posterior(
-    model: Model, count: int, rng: np.random.Generator
+    model: CurveModel, count: int, rng: np.random.Generator
 ) -> tuple[Draws, NDArray[np.int64]]:
     """Return draws of the posterior from two independent runs, and the run of each."""
     half = count // 2
@@ -265,7 +265,7 @@ def _prior_curves(
     """Draws of the prior with their curves at the measured times, kept for the next fit."""
     rng = np.random.default_rng(20)
     t = np.frombuffer(times)
-    model = Model(t, np.zeros(t.size), scale, largest, spans, groups, multiplicity, None)
+    model = CurveModel(t, np.zeros(t.size), scale, largest, spans, groups, multiplicity, None)
     group = rng.choice(np.array(groups, dtype=np.int64), _PRIOR_DRAWS)
     points = np.zeros((group.size, model.head + max(groups)))
     points[:, 0] = rng.uniform(np.log(spans[0]), np.log(spans[1]), group.size)
@@ -280,7 +280,7 @@ def _prior_curves(
 # The start for v: given the time scale, every component has its own best μ.
 
 
-def _start_at_best(model: Model, rng: np.random.Generator) -> tuple[Draws, Array]:
+def _start_at_best(model: CurveModel, rng: np.random.Generator) -> tuple[Draws, Array]:
     """Draws from a Student distribution at the best fit, mixed with the prior, and ln density."""
     best, covariance = _best(model)
     size = best.size
@@ -314,7 +314,7 @@ def _start_at_best(model: Model, rng: np.random.Generator) -> tuple[Draws, Array
     return Draws(points, group, prior, squares).pick(inside), start[inside]
 
 
-def _best(model: Model) -> tuple[Array, Array]:
+def _best(model: CurveModel) -> tuple[Array, Array]:
     """The best fit (ln s, μ) by least squares from the best node of a grid, and its covariance."""
     count = model.data.shape[1]
     nodes, mu, share = _grid(model.t.tobytes(), model.spans, model.largest)

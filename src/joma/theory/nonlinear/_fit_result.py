@@ -10,7 +10,7 @@ from joma.errors import JomaError
 from joma.theory import _checks, _special
 from joma.theory._checks import Array
 from joma.theory.nonlinear._annealing import Draws
-from joma.theory.nonlinear._fit_model import MULTIPLICITIES, Model
+from joma.theory.nonlinear._fit_model import MULTIPLICITIES, CurveModel
 
 _WIDE = 0.5  # share of the prior's interval from which a quantity counts as not identified
 _CERTAIN = 0.95  # probability of a number of components from which μ is reported
@@ -77,7 +77,7 @@ class Fit:
     misfit: str | None
     not_identified: Mapping[str, str]
     level: float
-    _model: Model = field(repr=False)
+    _model: CurveModel = field(repr=False)
     _draws: Draws = field(repr=False)
     _run: NDArray[np.int64] = field(repr=False)
 
@@ -149,7 +149,7 @@ class Fit:
 
 
 def summarize(
-    model: Model, draws: Draws, run: NDArray[np.int64], level: float, noise: Estimate
+    model: CurveModel, draws: Draws, run: NDArray[np.int64], level: float, noise: Estimate
 ) -> Fit:
     """Return the fit from draws of the posterior and the run that made each."""
     reasons: dict[str, str] = {}
@@ -210,7 +210,7 @@ def summarize(
 
 
 def _mu_of_weights(
-    model: Model,
+    model: CurveModel,
     draws: Draws,
     run: NDArray[np.int64],
     level: float,
@@ -230,7 +230,7 @@ def _mu_of_weights(
 
 
 def _mu_of_entropy(
-    model: Model,
+    model: CurveModel,
     draws: Draws,
     run: NDArray[np.int64],
     level: float,
@@ -264,7 +264,7 @@ def _stacked(each: Sequence[Estimate]) -> Estimate:
     return Estimate(ends[:, 0], ends[:, 1], ends[:, 2])
 
 
-def _number(model: Model, draws: Draws) -> Array:
+def _number(model: CurveModel, draws: Draws) -> Array:
     number = draws.group.astype(np.float64)
     return number * np.exp(draws.points[:, 1]) if model.multiplicity else number
 
