@@ -101,7 +101,7 @@ def _other_version(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("name", "damage", "message"),
     [
         ("tokens.npy", _cut, "tokens.npy is damaged"),
         ("tokens.npy", _flipped, "tokens.npy is damaged"),
@@ -112,18 +112,18 @@ def _other_version(path: Path) -> None:
         ("manifest.json", Path.unlink, None),
     ],
 )
-def test_damage_is_noticed_and_mended(folder, cache, caplog, name, damage, told):
+def test_damage_is_noticed_and_repaired(folder, cache, caplog, name, damage, message):
     tokenizer = Counted()
     whole = encoded(corpus(folder), tokenizer, "train", cache=cache).tokens.tolist()
     damage(next(cache.glob(f"*/{name}")))
     again = encoded(corpus(folder), tokenizer, "train", cache=cache)
     assert tokenizer.asked == 2
     assert again.tokens.tolist() == whole
-    if told is None:  # as where a first encoding was cut short: nothing to warn of
+    if message is None:  # as where a first encoding was cut short: nothing to warn of
         assert caplog.text == ""
     else:
         assert "again: " in caplog.text
-        assert told in caplog.text
+        assert message in caplog.text
     encoded(corpus(folder), tokenizer, "train", cache=cache)
     assert tokenizer.asked == 2
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,42 +52,46 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-Seed = Annotated[
-    int, typer.Option(metavar="N", parser=whole(0), help="Decides every random number.")
-]
+def option(name: str, metavar: str, help: str, **more: Any) -> Any:
+    """Return an option with its name written out: some versions of typer would take the metavar."""
+    return typer.Option(name, metavar=metavar, help=help, **more)
+
+
+Seed = Annotated[int, option("--seed", "N", "Decides every random number.", parser=whole(0))]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Run folder to write; otherwise a new ./runs/NAME-DATE-TIME."),
+    option("--out", "DIR", "Run folder to write; otherwise a new ./runs/NAME-DATE-TIME."),
 ]
 Model = typer.Argument(
     metavar="MODEL", help="A model's folder, hub id, .gguf file or llama2.c checkpoint."
 )
 Tokenizer = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--tokenizer",
-        metavar="PATH",
-        help="Another tokenizer than the model's; bytes takes every byte as a token.",
+        "PATH",
+        "Another tokenizer than the model's; bytes takes every byte as a token.",
     ),
 ]
 Text = Annotated[
     str,
-    typer.Option(
+    option(
         "--text",
-        metavar="TEXT",
-        help="What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
+        "TEXT",
+        "What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
         "or - for standard input.",
     ),
 ]
+
+
+def device_option(help: str) -> Any:
+    """Return the option --device."""
+    return option("--device", "DEVICE", help, parser=one_of("auto", "cpu", "cuda"))
+
+
 Device = Annotated[
-    str,
-    typer.Option(
-        "--device",  # written out: some versions of typer would take the metavar
-        metavar="DEVICE",
-        parser=one_of("auto", "cpu", "cuda"),
-        help="Where it runs: cpu, cuda, or auto, which takes cuda if it is there.",
-    ),
+    str, device_option("Where it runs: cpu, cuda, or auto, which takes cuda if it is there.")
 ]
 
 

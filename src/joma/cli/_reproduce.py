@@ -22,7 +22,7 @@ from joma.cli._folders import (
     same_settings,
     writing_to,
 )
-from joma.cli._options import Json, Out, Seed, chosen_device, one_of, positive, whole
+from joma.cli._options import Json, Out, Seed, chosen_device, device_option, option, positive, whole
 from joma.cli._progress import reports
 from joma.errors import JomaError
 from joma.experiments import Choice, Experiment, Option, Request, Scale
@@ -65,40 +65,30 @@ def reproduce(
     ] = None,
     scale: Annotated[
         str | None,
-        typer.Option(
-            "--scale",  # written out: some versions of typer would take the metavar
-            metavar="SCALE",
-            help=f"Size of what trains networks: {', '.join(_scales())}; "
+        option(
+            "--scale",
+            "SCALE",
+            f"Size of what trains networks: {', '.join(_scales())}; "
             f"{_default_scale()} if not given. --dry-run says what each takes.",
             autocompletion=_scales,
         ),
     ] = None,
     device: Annotated[
         str,
-        typer.Option(
-            "--device",  # written out: some versions of typer would take the metavar
-            metavar="DEVICE",
-            parser=one_of("auto", "cpu", "cuda"),
-            help="Where networks are trained: cpu, cuda, or auto, which takes cuda if it is there.",
+        device_option(
+            "Where networks are trained: cpu, cuda, or auto, which takes cuda if it is there."
         ),
     ] = "auto",
     group: Annotated[
         list[str] | None,
-        typer.Option(
-            "--group",  # written out: some versions of typer would take the metavar
-            metavar="GROUP",
-            help="Do this part of the work alone; may be given several times. "
+        option(
+            "--group",
+            "GROUP",
+            "Do this part of the work alone; may be given several times. "
             "--dry-run says which there are.",
         ),
     ] = None,
-    reference: Annotated[
-        Path | None,
-        typer.Option(
-            "--reference",  # written out: some versions of typer would take the metavar
-            metavar="FOLDER",
-            help=f"{_reference()}.",
-        ),
-    ] = None,
+    reference: Annotated[Path | None, option("--reference", "FOLDER", f"{_reference()}.")] = None,
     out: Out = None,
     seed: Seed = 0,
     json: Json = False,
@@ -154,20 +144,18 @@ def _own_options() -> Iterator[inspect.Parameter]:
     """Yield the experiments' own options: numbers first, and first what most experiments have."""
     found: dict[str, dict[str, Option | Choice]] = {}
     for name, experiment in experiments.EXPERIMENTS.items():
-        for option in experiment.options:
-            found.setdefault(option.name, {})[name] = option
+        for one in experiment.options:
+            found.setdefault(one.name, {})[name] = one
     words = {name: isinstance(next(iter(own.values())), Choice) for name, own in found.items()}
     for name in sorted(found, key=lambda name: (words[name], -len(found[name]))):
         own = found[name]
-        option = next(iter(own.values()))
+        first = next(iter(own.values()))
         kind, metavar, parser = str, "NAME", None
-        if isinstance(option, Option):
-            whole_numbers = option.kind is int
-            kind, metavar = option.kind, "N" if whole_numbers else "X"
+        if isinstance(first, Option):
+            whole_numbers = first.kind is int
+            kind, metavar = first.kind, "N" if whole_numbers else "X"
             parser = whole(1) if whole_numbers else positive
-        what = typer.Option(
-            f"--{name}", metavar=metavar, parser=parser, help=f"{_option_help(own)}."
-        )
+        what = option(f"--{name}", metavar, f"{_option_help(own)}.", parser=parser)
         yield inspect.Parameter(
             name.replace("-", "_"),
             inspect.Parameter.KEYWORD_ONLY,
@@ -179,11 +167,11 @@ def _own_options() -> Iterator[inspect.Parameter]:
 def _option_help(own: Mapping[str, Option | Choice]) -> str:
     """Return what an option is, of which experiments, and which values were published."""
     text = f"Of {_and(own)}: {next(iter(own.values())).help}"
-    for name, option in own.items():
-        if isinstance(option, Option) and option.published:
+    for name, one in own.items():
+        if isinstance(one, Option) and one.published:
             published = _and(
                 f"{value:.0e}".replace("e-0", "e-") if value < 1 else f"{value:g}"
-                for value in option.published
+                for value in one.published
             )
             text += "," if len(own) == 1 else f"; of {name}"
             text += f" published {published}"

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -89,8 +89,8 @@ def put(*renderables: Any) -> None:
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def table(*columns: str) -> "Table":
-    """Return an empty table in the house style; what acts on a terminal is escaped in its cells."""
+def table(*columns: str, justify: Literal["left", "right"] = "left") -> "Table":
+    """Return an empty table in the house style, whose cells escape what acts on a terminal."""
     from rich import box
     from rich.table import Table
 
@@ -101,7 +101,7 @@ def table(*columns: str) -> "Table":
 
     empty = Escaped(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
-        empty.add_column(printable(column), overflow="fold")
+        empty.add_column(printable(column), overflow="fold", justify=justify)
     return empty
 
 

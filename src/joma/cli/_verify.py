@@ -12,7 +12,7 @@ import typer
 from joma.cli import _show
 from joma.cli._errors import PlainCommand, unknown
 from joma.cli._folders import checked_restart, closing, interruptible, same_again, writing_to
-from joma.cli._options import Json, Seed, note_idle, positive
+from joma.cli._options import Json, Seed, note_idle, option, positive
 from joma.cli._progress import progress
 from joma.cli._show import Record
 from joma.cli._verdicts import all_hold, show_attacks, show_verdicts, summary
@@ -59,9 +59,10 @@ def verify(
     context: typer.Context,
     claim: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ID",
-            help="Check this claim alone; may be given several times. See --list.",
+        option(
+            "--claim",
+            "ID",
+            "Check this claim alone; may be given several times. See --list.",
             autocompletion=_claim_ids,
         ),
     ] = None,
@@ -73,8 +74,9 @@ def verify(
     ] = False,
     adversary: Annotated[
         float | None,
-        typer.Option(
-            metavar="[SECONDS]",
+        option(
+            "--adversary",
+            "[SECONDS]",
             parser=_seconds,
             help="Search the whole domain of each claim for a case in which it fails, for about "
             "so long in all; otherwise for 5 seconds of a processor each.",
@@ -84,9 +86,10 @@ def verify(
     seed: Seed = 0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep the verdicts and the picture in this run folder; "
+        option(
+            "--out",
+            "DIR",
+            "Keep the verdicts and the picture in this run folder; "
             "with --plot alone, in a new ./runs/verify-DATE-TIME.",
         ),
     ] = None,

@@ -87,7 +87,7 @@ def encoded(
 
 
 def _folder_name(corpus: Corpus, split: str, tokenizer: str) -> str:
-    """One for a corpus by its name, not by its text: a changed text takes the old one's place."""
+    """Return a name by the corpus, not by its text: a changed text takes the old one's place."""
     part = corpus.parts.get(split)
     place = str(part.resolve()) if isinstance(part, Path) else corpus.name
     readable = re.sub(r"[^\w.-]+", "-", Path(corpus.name).name) or "corpus"
@@ -95,7 +95,7 @@ def _folder_name(corpus: Corpus, split: str, tokenizer: str) -> str:
 
 
 def _opened(folder: Path, source: dict[str, str]) -> tuple[Encoded | None, str | None]:
-    """What is in the cache, or why it cannot be used; None for both where there is nothing."""
+    """Return what is in the cache, or why it cannot be used; None for both where it is empty."""
     if not (folder / _MANIFEST).is_file():
         return None, None
     try:
@@ -134,7 +134,7 @@ def _encode(text: str, tokenizer: TextTokenizer, size: int, where: str) -> np.nd
 
 
 def _kept(tokens: np.ndarray, manifest: dict[str, Any], folder: Path) -> Encoded:
-    """The tokens from the disk, once they are there."""
+    """Return the tokens from the disk, once they are there."""
     path = folder / _ARRAY
     try:
         with replacing(path) as file:

@@ -83,7 +83,7 @@ class HBLT:
         device: torch.device | str = "cpu",
         off: float = 0.05,
     ) -> "HBLT":
-        """Trees whose every latent has equally many children, with as many top latents.
+        """Return trees whose every latent has equally many children, with as many top latents.
 
         A class is drawn uniformly and says of every top latent whether it is likely on or likely
         off: a random code from the member's seed. No code comes twice before all have come once.
@@ -114,7 +114,7 @@ class HBLT:
         return cls(trees, seeds, device)
 
     def sample(self, batch: int, step: int | Tensor) -> Batch:
-        """Sequences drawn from the class down; the same ones for the same seed, batch and step.
+        """Return sequences drawn from the class down; seed, batch size and step decide them.
 
         Args:
             batch: how many sequences for each member.
@@ -127,7 +127,7 @@ class HBLT:
         return Batch(self._sequences(leaves), labels_EB, (*reversed(latents), one_hot))
 
     def _draw(self, batch: int, step: int | Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The classes, and the values of every level from the top down, shape (E, B, nodes)."""
+        """Return the classes, and the values of every level from the top, shape (E, B, nodes)."""
         # One draw for the whole tree: a word for the class, one for low halves, one for each top
         # latent, and one for two of the other nodes. The first of the two compares its word, whose
         # low half is made independent of the second; that one its half above the one for all. So
@@ -153,7 +153,7 @@ class HBLT:
         return labels_EB, levels
 
     def _sequences(self, on_EBN: Tensor) -> Tensor:
-        """Token ids in increasing order after padding, shape (E, B, leaves + 1)."""
+        """Return token ids in increasing order after padding, shape (E, B, leaves + 1)."""
         # A token's place, counted so that the last one comes last. Those that are off all go to
         # place 0, which no other can have and which is made padding again. A sort takes five times
         # as long.

@@ -79,7 +79,7 @@ class LatentHierarchy:
         return tuple((~value.any(1)).sum(-1) for value in self.latent_values[:-1])
 
     def sample(self, batch: int, step: int | Tensor) -> Batch:
-        """Sequences of classes drawn uniformly; the same ones for the same seed, batch and step.
+        """Return sequences of classes drawn uniformly; seed, batch size and step decide them.
 
         Args:
             batch: how many sequences for each member.
@@ -99,7 +99,7 @@ class LatentHierarchy:
         )
 
     def distinct(self, batch: int, step: int | Tensor) -> Batch:
-        """The very batch of `sample`, as its different sequences with their shares as weights.
+        """Return the batch of `sample` as its different sequences with their shares as weights.
 
         Every class comes once, in order, also with weight 0. Sequences are cut on the left to one
         position in front of the longest, which stands for all the paddings cut off (`leading`).
@@ -160,21 +160,21 @@ def _labels(seeds_E: Tensor, classes: int, batch: int, step: int | Tensor) -> Te
 
 
 def _shares(labels_EB: Tensor, classes: int) -> Tensor:
-    """What share of a batch each class has, shape (E, classes)."""
+    """Return what share of a batch each class has, shape (E, classes)."""
     members, batch = labels_EB.shape
     counts = torch.zeros(members, classes, dtype=torch.int64, device=labels_EB.device)
     return counts.scatter_add_(1, labels_EB, torch.ones_like(labels_EB)).double() / batch
 
 
 def _sets(seeds: Sequence[int], level: int, below: int, count: int, children: int) -> Tensor:
-    """Which of the lower ones make each latent of a level, shape (E, count, below), bool."""
+    """Return which of the lower ones make each latent of a level, shape (E, count, below), bool."""
     return torch.stack(
         [distinct_sets(int(seed), f"hierarchy{level}", below, children, count) for seed in seeds]
     )
 
 
 def _sequences(on_ECK: Tensor, length: int, seeds: Sequence[int]) -> tuple[Tensor, int]:
-    """Token ids in increasing order after padding, (E, C, length), and the most of a class."""
+    """Return token ids after padding, (E, C, length), and the most that a class has."""
     counts_EC = on_ECK.sum(-1)
     largest = int(counts_EC.max())
     if largest > length:

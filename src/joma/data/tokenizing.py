@@ -42,16 +42,16 @@ class TextTokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> Sequence[int] | np.ndarray:
-        """The tokens of a text, with none put around it."""
+        """Return the tokens of a text, with none put around it."""
         ...
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         ...
 
 
 def basic_english(text: str) -> list[str]:
-    """The words of a text by torchtext's rules of this name, in lower case.
+    """Return the words of a text by torchtext's rules of this name, in lower case.
 
     An apostrophe, full stop, comma, round bracket, exclamation or question mark is a word of its
     own; colons, semicolons and `<br />` part words; double quotes vanish, and what stood on either
@@ -88,7 +88,7 @@ class BasicEnglish:
 
     @classmethod
     def of(cls, corpus: Corpus) -> "BasicEnglish":
-        """The vocabulary of a corpus's training split, as torchtext builds it.
+        """Return the vocabulary of a corpus's training split, as torchtext builds it.
 
         `<unk>` is first, then come all words, the most frequent first, and those that are equally
         frequent in the order of their characters.
@@ -101,7 +101,7 @@ class BasicEnglish:
 
     @classmethod
     def load(cls, folder: str | Path) -> "BasicEnglish":
-        """What `save` wrote into a folder.
+        """Return what `save` wrote into a folder.
 
         Raises:
             ValueError: there is none, or a tokenizer of another kind.
@@ -117,7 +117,7 @@ class BasicEnglish:
         return cls(words)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the tokenizer into a folder, whole, in the layout of transformers.
+        """Write the tokenizer into a folder, whole, in the layout of transformers.
 
         Transformers then finds the same words but for two corners: a capital sigma at the end of a
         word, and control characters that Python takes for white space.
@@ -136,12 +136,12 @@ class BasicEnglish:
         return digest_of("basic_english", *self.vocabulary)
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text's words, int32."""
+        """Return the numbers of a text's words, int32."""
         number = self._numbers.get
         return np.array([number(word, 0) for word in basic_english(text)], dtype=np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The words of numbers, with a space between two."""
+        """Return the words of numbers, with a space between two."""
         return " ".join([self.vocabulary[token] for token in checked_tokens(tokens, self.size)])
 
     @cached_property
@@ -160,11 +160,11 @@ class Bytes:
         return digest_of("bytes")
 
     def encode(self, text: str) -> np.ndarray:
-        """The bytes of a text, uint8."""
+        """Return the bytes of a text, uint8."""
         return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of bytes; those that are no UTF-8 are replaced."""
+        """Return the text of bytes; those that are no UTF-8 are replaced."""
         return bytes(checked_tokens(tokens, self.size)).decode(errors="replace")
 
 
@@ -173,7 +173,7 @@ BYTES = Bytes()
 
 
 def digest_of(*parts: str) -> str:
-    """A SHA-256 of texts, which tells apart where one ends and the next begins."""
+    """Return a SHA-256 of texts, which tells apart where one ends and the next begins."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode(errors="surrogatepass")
@@ -182,7 +182,7 @@ def digest_of(*parts: str) -> str:
 
 
 def checked_tokens(tokens: Sequence[int] | np.ndarray, size: int) -> list[int]:
-    """Tokens as a list, all of them known."""
+    """Return tokens as a list, all of them known."""
     numbers = np.asarray(tokens, dtype=np.int64)
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < size:
         outside = numbers[(numbers < 0) | (numbers >= size)][0]
@@ -197,7 +197,7 @@ def write_tokenizer_config(folder: Path, **settings: str) -> None:
 
 
 def _word_level(numbers: dict[str, int]) -> dict[str, Any]:
-    """The rules of `basic_english` with a vocabulary, as a tokenizer.json has them."""
+    """Return the rules of `basic_english` with a vocabulary, as a tokenizer.json has them."""
 
     def replace(sign: str, by: str) -> dict[str, Any]:
         return {"type": "Replace", "pattern": {"String": sign}, "content": by}

@@ -1,17 +1,16 @@
-"""The header of a GGUF file, believed only as far as the file's size bears it out.
+"""GGUF files, the format of llama.cpp: a check of the header, and the dequantised weights.
 
 The readers of `gguf` and transformers trust what a file says of itself: lengths of arrays, numbers
-of layers. This one is run before them and allocates nothing but names.
+of layers. So the header is read here first, which allocates nothing but names.
 """
 
-import importlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -218,7 +217,7 @@ def _tensors(
 
 
 def read_gguf(path: Path, header: GgufHeader) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
-    """The configuration and weights of a GGUF file, under the names transformers gives them.
+    """Return the configuration and weights of a GGUF file, under the names transformers gives them.
 
     Args:
         path: The file.
@@ -234,7 +233,8 @@ def read_gguf(path: Path, header: GgufHeader) -> tuple["PreTrainedConfig", dict[
             )
         ),
         quietly(),
-        _no_bar(),
+        # The one progress bar that does not follow the switch of transformers.
+        patch("transformers.modeling_gguf_pytorch_utils.tqdm", lambda items, **_: items),
     ):
         config = AutoConfig.from_pretrained(
             str(path.parent), gguf_file=path.name, local_files_only=True
@@ -252,7 +252,7 @@ def read_gguf(path: Path, header: GgufHeader) -> tuple["PreTrainedConfig", dict[
 class _Named:
     """A model of which only the parameters' names are asked.
 
-    Given a model, transformers asks it and every module in it anew, which takes longer than all
+    Given a model, transformers asks it and every module in it again, which takes longer than all
     the rest and adds nothing: every name is known to the whole.
     """
 
@@ -262,19 +262,3 @@ class _Named:
 
     def named_children(self) -> tuple[()]:
         return ()
-
-
-@contextmanager
-def _no_bar() -> Iterator[None]:
-    """Without the one progress bar that does not listen to transformers' own switch."""
-    module: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    bar = module.tqdm
-
-    def silent(items: Any, **_: Any) -> Any:
-        return items
-
-    module.tqdm = silent
-    try:
-        yield
-    finally:
-        module.tqdm = bar

@@ -28,12 +28,15 @@ _MOST = 1 << 24  # of any one dimension: beyond it is no header
 
 
 class Llama2cTokenizer:
-    """Encodes as SentencePiece does with Llama's vocabulary: a space before the text, bytes last.
+    """SentencePiece's byte pair encoding with Llama's vocabulary: a space first, bytes last.
+
+    It is written by hand as the `tokenizers` library ranks pairs, not the pieces they make: it
+    would merge differently where pairs of equal scores overlap.
 
     Args:
-        pieces: the bytes of every token. The first three are control tokens; where the next 256
+        pieces: The bytes of every token. The first three are control tokens; where the next 256
             are the single bytes, they stand for what no other piece covers.
-        scores: how early a piece is merged; the highest first, the leftmost of equals.
+        scores: How early a piece is merged; the highest first, the leftmost of equals.
     """
 
     def __init__(self, pieces: Sequence[bytes], scores: Sequence[float]) -> None:
@@ -55,7 +58,7 @@ class Llama2cTokenizer:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str) -> "Llama2cTokenizer":
-        """Reads the contents of a tokenizer.bin; `source` is what errors call it."""
+        """Read the contents of a tokenizer.bin; `source` is what errors call it."""
         pieces, scores, at = [], [], 4
         while at < len(data):
             if at + 8 > len(data):
@@ -85,7 +88,7 @@ class Llama2cTokenizer:
         return SpecialTokens((_BOS,), (), ("<s>",))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of a text, the token for its beginning first unless told otherwise."""
+        """Return the tokens of a text, the token for its beginning first if `special`."""
         tokens = [_BOS] if special else []
         for chunk in self._chunks(f" {text}") if text else ():
             merged = self._merged.get(chunk)
@@ -95,7 +98,7 @@ class Llama2cTokenizer:
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; the space put before a text is taken away after its beginning."""
+        """Return the text of tokens, without the space that `encode` puts before a text."""
         data, begins = bytearray(), False
         for token in tokens:
             if not 0 <= token < self.size:
@@ -118,7 +121,7 @@ class Llama2cTokenizer:
         return joined
 
     def _chunks(self, text: str) -> list[str]:
-        """The text cut where no piece reaches across, so that each part can be merged alone."""
+        """Return the text cut where no piece reaches across: each part can be merged alone."""
         joined, start, chunks = self._joined, 0, []
         for at in range(1, len(text)):
             if text[at - 1 : at + 1] not in joined:
@@ -127,7 +130,7 @@ class Llama2cTokenizer:
         return [*chunks, text[start:]]
 
     def _merge(self, text: str) -> list[int]:
-        """Merges the best pair again and again; a heap holds the pairs, a linked list the rest."""
+        """Merge the best pair again and again; a heap holds the pairs, a linked list the rest."""
         pieces = self._pieces
         tokens = [token for character in text for token in self._character(character)]
         after = list(range(1, len(tokens) + 1))
@@ -168,7 +171,7 @@ class Llama2cTokenizer:
 
 
 def _spellings(byte: int) -> tuple[bytes, ...]:
-    """How exporters of different age wrote the token of a single byte."""
+    """Return how exporters of different age wrote the token of a single byte."""
     return b"<0x%02X>" % byte, bytes([byte]), chr(byte).encode()
 
 
@@ -201,7 +204,7 @@ class Header:
         return self.vocab_size > 0
 
     def tables(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The names and shapes of what follows the header, in the order of the file."""
+        """Return the names and shapes of what follows the header, in the order of the file."""
         layers, width, hidden, vocabulary = (
             self.n_layers,
             self.dim,
@@ -231,7 +234,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a checkpoint, once the file's size has borne it out."""
+    """Return the header of a checkpoint, once the file's size has borne it out."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         start = file.read(_HEADER.size)
@@ -257,12 +260,12 @@ def read_header(path: Path) -> Header:
 
 
 def read_weights(path: Path, header: Header) -> dict[str, Tensor]:
-    """The weights under the names and in the layout of a Hugging Face Llama."""
+    """Return the weights under the names and in the layout of a Hugging Face Llama."""
     weights: dict[str, Tensor] = {}
     with open(path, "rb") as file:
         file.seek(_HEADER.size)
         for name, shape in header.tables():
-            if name == "rotary":  # computed anew from the positions
+            if name == "rotary":  # computed from the positions
                 file.seek(4 * math.prod(shape), 1)
                 continue
             values = np.fromfile(file, dtype="<f4", count=math.prod(shape)).reshape(shape)
@@ -280,7 +283,7 @@ def read_weights(path: Path, header: Header) -> dict[str, Tensor]:
 
 
 def llama_config(header: Header) -> "LlamaConfig":
-    """The configuration of the Llama that computes what llama2.c does."""
+    """Return the configuration of the Llama that computes what llama2.c does."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -298,7 +301,7 @@ def llama_config(header: Header) -> "LlamaConfig":
 
 
 def read_tokenizer(path: Path, header: Header) -> Llama2cTokenizer | None:
-    """The tokenizer behind the weights in the same file, or in a tokenizer.bin beside it."""
+    """Return the tokenizer after the weights in the file, or in a tokenizer.bin next to it."""
     size = path.stat().st_size
     if size > header.bytes:
         with open(path, "rb") as file:
@@ -312,8 +315,8 @@ def read_tokenizer(path: Path, header: Header) -> Llama2cTokenizer | None:
                 f"them, and it has {size}: {error}"
             ) from error
     elif (path.parent / "tokenizer.bin").is_file():
-        beside = path.parent / "tokenizer.bin"
-        tokenizer = Llama2cTokenizer.from_bytes(beside.read_bytes(), str(beside))
+        other = path.parent / "tokenizer.bin"
+        tokenizer = Llama2cTokenizer.from_bytes(other.read_bytes(), str(other))
     else:
         return None
     if tokenizer.size != abs(header.vocab_size):
@@ -325,6 +328,6 @@ def read_tokenizer(path: Path, header: Header) -> Llama2cTokenizer | None:
 
 
 def _halves(weight: Tensor, head: int) -> Tensor:
-    """Rows from rotary pairs side by side (llama2.c) to rotary halves (transformers)."""
+    """Return rows from rotary pairs side by side (llama2.c) to rotary halves (transformers)."""
     rows, width = weight.shape
     return weight.reshape(-1, head // 2, 2, width).transpose(1, 2).reshape(rows, width)

@@ -130,7 +130,7 @@ def untrained(loaded: Loaded, seed: int) -> Loaded:
     """Return the same model with fresh random weights, as at the beginning of training.
 
     The weights are drawn on the CPU, so that they depend on the seed alone; the global random
-    numbers go on as if nothing had been drawn.
+    numbers continue as if nothing had been drawn.
     """
     weight = next(loaded.model.parameters())
     config: Any = loaded.model.config

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -73,8 +74,14 @@ class Rows:
                 f"Rows needs 0 <= start < stop <= of, got {self.start}, {self.stop}, {self.of}"
             )
 
+    @classmethod
+    def following(cls, *sizes: int) -> list["Rows"]:
+        """Return the parts of a matrix whose every group consists of parts of these sizes."""
+        ends = list(accumulate(sizes))
+        return [cls(end - size, end, ends[-1]) for size, end in zip(sizes, ends, strict=True)]
+
     def rows(self, matrix: Tensor, heads: int | None = None) -> Tensor:
-        """The rows of an (out, in) matrix; a view where there is one group."""
+        """Return the rows of an (out, in) matrix; a view where there is one group."""
         out, inputs = matrix.shape
         if out % self.of:
             raise JomaError(f"the number of rows must be divisible by {self.of}, got {out}")
@@ -116,7 +123,7 @@ class LowRank:
     transposed: bool = False
 
     def of(self, read: Callable[[str], Tensor]) -> Tensor:
-        """The update, (out, in)."""
+        """Return the update, (out, in)."""
         down, up = _exact(read(self.down)), _exact(read(self.up))
         product = down.T @ up.T if self.transposed else up @ down
         return self.scaling * product
@@ -210,12 +217,12 @@ class Weight:
 
 
 def _exact(tensor: Tensor) -> Tensor:
-    """In float32 at least: a sum of 16-bit numbers would lose a small update."""
+    """Return a tensor in float32 or float64: a sum of 16-bit numbers would lose a small update."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _computed(model: nn.Module, path: str) -> Tensor:
-    """What a module computes its weight to be now, not when it ran last."""
+    """Return what a module computes its weight to be now, not when it ran last."""
     module: Any = model.get_submodule(path)
     for hook in module._forward_pre_hooks.values():
         if getattr(hook, "_tensor_name", getattr(hook, "name", None)) != "weight":
@@ -359,6 +366,6 @@ class Found:
         return self.embeddings + tuple(weight for part in inside for weight in part.weights)
 
     def of_roles(self, roles: Iterable[str]) -> Iterator[Weight]:
-        """The weights of some roles, in the same order."""
+        """Return the weights of some roles, in the same order."""
         wanted = set(roles)
         return (weight for weight in self.weights if weight.role in wanted)

@@ -4,6 +4,7 @@ import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,11 +40,11 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of a text, with the special tokens around it unless told otherwise."""
+        """Return the tokens of a text, with the special tokens around it if `special`."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         ...
 
 
@@ -58,7 +59,7 @@ class ByteTokenizer:
         return list(text.encode(errors="replace"))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of bytes."""
+        """Return the text of bytes."""
         return bytes(tokens).decode(errors="replace")
 
 
@@ -73,7 +74,6 @@ class HuggingFaceTokenizer:
     def __init__(self, tokenizer: Any, special_tokens: SpecialTokens | None = None) -> None:
         self.tokenizer = tokenizer
         self._given = special_tokens
-        self._own: SpecialTokens | None = None
 
     @property
     def size(self) -> int:
@@ -82,12 +82,12 @@ class HuggingFaceTokenizer:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What is put around a text."""
-        if self._given is not None:
-            return self._given
-        if self._own is None:
-            self._own = added_special_tokens(self._encoded, self.name) or NO_SPECIAL_TOKENS
-        return self._own
+        """The special tokens put around a text."""
+        return self._own if self._given is None else self._given
+
+    @cached_property
+    def _own(self) -> SpecialTokens:
+        return added_special_tokens(self._encoded, self.name) or NO_SPECIAL_TOKENS
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text of any length."""
@@ -108,15 +108,19 @@ class HuggingFaceTokenizer:
         return str(self.tokenizer.convert_ids_to_tokens(token))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, special ones included."""
         return self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokenizer:
-    """A tokenizer from a folder, a hub id, a tokenizer.json, a .gguf, a tokenizer.bin, or "bytes".
+    """Return the tokenizer of a source.
+
+    Args:
+        source: A folder, a hub id, a tokenizer.json, a .gguf, a tokenizer.bin, or "bytes".
+        revision: A hub id's branch, tag or commit.
 
     Raises:
-        ValueError: there is none.
+        JomaError: There is none.
     """
     if source == "bytes":
         return ByteTokenizer()
@@ -134,7 +138,7 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
 
 
 def from_folder(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder in Hugging Face layout, None where it has no files of one."""
+    """Return the tokenizer of a folder in Hugging Face layout, None where it has none."""
     # Without its files transformers makes an empty tokenizer up for some models.
     if not any(is_tokenizer_file(path.name) for path in folder.iterdir()):
         return None
@@ -143,8 +147,8 @@ def from_folder(folder: Path) -> Tokenizer | None:
             check_size(path)
     settings = _settings(folder / "tokenizer_config.json")
     tokenizer = _wrapped(str(folder), str(folder))
-    told = _told_by_settings(settings, HuggingFaceTokenizer(tokenizer))
-    return HuggingFaceTokenizer(tokenizer, told)
+    given = _special_by_settings(settings, HuggingFaceTokenizer(tokenizer))
+    return HuggingFaceTokenizer(tokenizer, given)
 
 
 def check_size(path: Path) -> None:
@@ -157,7 +161,7 @@ def check_size(path: Path) -> None:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """The contents of a tokenizer_config.json, empty where there is none.
+    """Return the contents of a tokenizer_config.json, empty where there is none.
 
     Raises:
         JomaError: It asks for more tokens than any model has.
@@ -186,10 +190,10 @@ def note_no_special_tokens(folder: Path) -> None:
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _told_by_settings(
+def _special_by_settings(
     settings: dict[str, Any], tokenizer: HuggingFaceTokenizer
 ) -> SpecialTokens | None:
-    """The special tokens with those that tokenizer_config.json asks for and that are not added."""
+    """Return the special tokens if tokenizer_config.json asks for more than are added."""
     if settings.get(_WITHOUT) is True:
         return NO_SPECIAL_TOKENS
     own = tokenizer.special_tokens
@@ -204,7 +208,7 @@ def _told_by_settings(
 
 
 def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
-    """The tokenizer inside a GGUF file, and the special tokens that the file tells of.
+    """Return the tokenizer inside a GGUF file, and the special tokens that the file tells of.
 
     Args:
         path: The file.
@@ -212,32 +216,34 @@ def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
     """
     header = read_header(path) if header is None else header
     tokenizer = _wrapped(str(path), str(path.parent), gguf_file=path.name)
-    return HuggingFaceTokenizer(tokenizer, _told_by_gguf(header, HuggingFaceTokenizer(tokenizer)))
+    return HuggingFaceTokenizer(
+        tokenizer, _special_by_gguf(header, HuggingFaceTokenizer(tokenizer))
+    )
 
 
-def _told_by_gguf(header: GgufHeader, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
-    """What a GGUF file says is put around a text; None where it leaves that to the tokenizer.
+def _special_by_gguf(header: GgufHeader, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
+    """Return the special tokens a GGUF file asks for; None where it leaves them to the tokenizer.
 
     transformers ignores these entries for some models. Where one is missing, what the tokenizer of
     transformers adds holds.
     """
-    told = {name: header.values.get(f"tokenizer.ggml.{name}") for name in _GGUF_ENTRIES}
-    if all(told[name] is None for name in ("add_bos_token", "add_eos_token", "add_sep_token")):
+    entries = {name: header.values.get(f"tokenizer.ggml.{name}") for name in _GGUF_ENTRIES}
+    if all(entries[name] is None for name in ("add_bos_token", "add_eos_token", "add_sep_token")):
         if header.values.get("tokenizer.ggml.model") != "llama" or tokenizer.special_tokens.count:
             return None
-        told["add_bos_token"] = True  # what llama.cpp does for this kind of vocabulary
+        entries["add_bos_token"] = True  # what llama.cpp does for this kind of vocabulary
     own = tokenizer.special_tokens
     before, after = own.before, own.after
-    if told["add_bos_token"] is not None:
-        before = _ids(told["bos_token_id"], tokenizer) if told["add_bos_token"] else ()
+    if entries["add_bos_token"] is not None:
+        before = _ids(entries["bos_token_id"], tokenizer) if entries["add_bos_token"] else ()
     ends = [
-        _ids(told[f"{end}_token_id"], tokenizer)
+        _ids(entries[f"{end}_token_id"], tokenizer)
         for end in ("sep", "eos")
-        if told[f"add_{end}_token"]
+        if entries[f"add_{end}_token"]
     ]
     if ends:
         after = next((end for end in ends if end), own.after)
-    elif told["add_eos_token"] is not None:
+    elif entries["add_eos_token"] is not None:
         after = ()
     return SpecialTokens(before, after, tuple(map(tokenizer.name, (*before, *after))))
 
@@ -255,7 +261,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _wrapped(what: str, folder: str, **options: str) -> Any:
-    """What `AutoTokenizer` makes of a folder's files or of a GGUF file."""
+    """Return what `AutoTokenizer` makes of a folder's files or of a GGUF file."""
     from transformers import AutoTokenizer
 
     other = "give another with --tokenizer PATH or --tokenizer bytes"

@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class LatestCheckpoint:
     """The result of a search for the latest checkpoint.
 
     Attributes:
@@ -114,7 +114,7 @@ class Checkpoints:
         self._remove_all_but(step, keep)
         return path
 
-    def latest(self) -> Found:
+    def latest(self) -> LatestCheckpoint:
         """Return the newest undamaged checkpoint, and why any newer ones are not used."""
         refused: list[tuple[Path, str]] = []
         checkpoint = None
@@ -130,7 +130,7 @@ class Checkpoints:
                 refused.append((path, f"cannot be read ({error.strerror or error})"))
         then = f"going back to step {checkpoint.step}" if checkpoint else "there is no earlier one"
         sentences = (f"checkpoint {path} {why} and is not used; {then}" for path, why in refused)
-        return Found(checkpoint, tuple(sentences))
+        return LatestCheckpoint(checkpoint, tuple(sentences))
 
     @property
     def steps(self) -> list[int]:

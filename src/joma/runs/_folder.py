@@ -92,10 +92,10 @@ def check_restart(out: Path, name: str) -> bool:
 
     Raise JomaError if it holds one that did, or if no run `name` can be made there.
     """
-    held = check_resumable(out, name)
-    if held and is_finished(out):
+    holds_run = check_resumable(out, name)
+    if holds_run and is_finished(out):
         check_new(out, name)
-    return held
+    return holds_run
 
 
 def is_finished(folder: Path) -> bool:
@@ -136,7 +136,7 @@ def _is_unused(folder: Path) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes the temporary files of writes that were killed; `folder` must be locked."""
+    """Remove the temporary files of writes that were killed; `folder` must be locked."""
     for place in (folder, *(folder / name for name in OWN_FOLDERS)):
         remove_temporaries(place)
 

@@ -13,7 +13,7 @@ from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.runs import _parts
 from joma.runs._manifest import Manifest
-from joma.runs._parts import Part
+from joma.runs._parts import LogPart
 
 _INT64 = int(np.iinfo(np.int64).max)
 
@@ -44,7 +44,7 @@ class _Buffer:
     """
 
     chunks: list[_Chunk] = field(default_factory=list)
-    part: Part | None = None
+    part: LogPart | None = None
 
 
 class Metrics:
@@ -149,7 +149,7 @@ class Metrics:
         if buffer.part is None:
             count, _ = self._counting()
             number = count[-1].last + 1 if count else 0
-            buffer.part = Part.at(self._folder, number, number)
+            buffer.part = LogPart.at(self._folder, number, number)
         buffer.part.write(_table(buffer.chunks))
         self._set_parts(buffer.part.last + 1)
         self._buffer = _Buffer()  # in one stroke: an interrupt finds the rows written, or kept
@@ -192,7 +192,7 @@ class Metrics:
         count, covered = _parts.counting(self._folder) if step == -1 else self._counting()
         _parts.remove(covered)  # first: they would count again if what covers them went
         last = 0  # of the parts that stay
-        emptied: list[Part] = []
+        emptied: list[LogPart] = []
         for number, part in enumerate(count if step >= 0 else (), 1):
             table = part.read()
             kept = _rows(table, table.column("step").to_numpy() <= step)
@@ -218,10 +218,10 @@ class Metrics:
         if len(count) < 2:
             return
         table = _parts.joined([part.read() for part in count])
-        Part.at(self._folder, count[0].first, count[-1].last).write(table)
+        LogPart.at(self._folder, count[0].first, count[-1].last).write(table)
         _parts.remove(count)
 
-    def _counting(self) -> tuple[list[Part], list[Part]]:
+    def _counting(self) -> tuple[list[LogPart], list[LogPart]]:
         """Return the parts that count and those others cover; raise JomaError if one is missing."""
         before = None
         while True:
@@ -233,7 +233,7 @@ class Metrics:
             if missing is None:
                 return found
             if (contents.parts, found) == before:
-                path = Part.at(self._folder, missing, missing).path
+                path = LogPart.at(self._folder, missing, missing).path
                 raise JomaError(f"{path} is missing: the run logged {contents.parts} parts")
             before = contents.parts, found  # the run may be writing: read both again
 
@@ -321,7 +321,7 @@ def _rows(table: Any, chosen: NDArray[np.bool_]) -> Any:
 
 
 def _numbers(what: str, given: ArrayLike) -> NDArray[np.float64]:
-    """Return numbers as an array of our own: the caller may go on using theirs."""
+    """Return numbers as an array of our own: the caller may change theirs."""
     try:
         array = np.asarray(given)
     except ValueError:

@@ -41,7 +41,7 @@ _FORMAT: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class LogPart:
     """A file of the log, and the numbers of the parts whose rows it holds."""
 
     path: Path
@@ -49,7 +49,7 @@ class Part:
     last: int
 
     @classmethod
-    def at(cls, folder: Path, first: int, last: int) -> "Part":
+    def at(cls, folder: Path, first: int, last: int) -> "LogPart":
         """Return the part of `folder` for these numbers; its file need not exist."""
         numbers = f"{first:06d}" if first == last else f"{first:06d}-{last:06d}"
         return cls(folder / f"part-{numbers}.parquet", first, last)
@@ -76,14 +76,14 @@ class Part:
         return table
 
 
-def counting(folder: Path) -> tuple[list[Part], list[Part]]:
+def counting(folder: Path) -> tuple[list[LogPart], list[LogPart]]:
     """Return the parts that count, in their order, and those that others cover."""
-    parts: list[Part] = []
+    parts: list[LogPart] = []
     for name in os.listdir(folder) if folder.is_dir() else []:
         if match := _NAME.fullmatch(name):
-            parts.append(Part(folder / name, int(match[1]), int(match[2] or match[1])))
-    count: list[Part] = []
-    covered: list[Part] = []
+            parts.append(LogPart(folder / name, int(match[1]), int(match[2] or match[1])))
+    count: list[LogPart] = []
+    covered: list[LogPart] = []
     for part in sorted(parts, key=lambda part: (part.first, -part.last)):
         if not count or part.first > count[-1].last:
             count.append(part)
@@ -97,7 +97,7 @@ def counting(folder: Path) -> tuple[list[Part], list[Part]]:
     return count, covered
 
 
-def first_missing(count: Sequence[Part], expected: int) -> int | None:
+def first_missing(count: Sequence[LogPart], expected: int) -> int | None:
     """Return the first of parts 0, …, `expected` - 1 and of those between that no file holds.
 
     Args:
@@ -112,7 +112,7 @@ def first_missing(count: Sequence[Part], expected: int) -> int | None:
     return following if following < expected else None
 
 
-def remove(parts: Sequence[Part]) -> None:
+def remove(parts: Sequence[LogPart]) -> None:
     """Remove the files of parts."""
     for part in parts:
         part.path.unlink(missing_ok=True)

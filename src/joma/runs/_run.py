@@ -277,7 +277,7 @@ class Run:
         return [] if contents is None else sorted(contents.files.keys() - self._own_files())
 
     def _own_files(self) -> set[str]:
-        """Names of the files that a manifest lists."""
+        """Return names of the files that a manifest lists."""
         own = [path.name for path in _visible(self.path, ".json") if path.name != MANIFEST]
         own += [f"tables/{path.name}" for path in _visible(self.path / "tables", ".parquet")]
         own += [f"figures/{path.name}" for path in self.figures]
@@ -320,7 +320,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the repository around the working folder, "-dirty" if files were changed."""
+    """Return the commit of the working folder's repository, "-dirty" if files were changed."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -341,7 +341,7 @@ def _json_file(name: str) -> str:
 
 
 def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as `config.json` has it."""
+    """Return the configuration as `config.json` has it."""
     if config.get("name", name) != name:
         raise JomaError(f"config says name {config['name']!r}, but the run's is {name!r}")
     return json_files.plain({"name": name, **config})
@@ -375,7 +375,7 @@ def _resumed(first: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _visible(folder: Path, suffix: str = "") -> list[Path]:
-    """Whole files of a folder: a write that was killed may leave a hidden one."""
+    """Return the whole files of a folder; those that killed writes left are hidden."""
     if not folder.is_dir():
         return []
     return sorted(

@@ -210,7 +210,7 @@ def correlation(a: ArrayLike, b: ArrayLike, *, centered: bool = False) -> Array:
         a: shape (…, M).
         b: shape (…, M).
         centered: remove the means first. Logits of softmax attention have a constant mean, and so
-            has the whole of Eqn 18, but not its two parts alone: this decides how they look.
+            has the whole of Eqn 18, but not its two parts alone.
     """
     left, right = _checks.at_least_1d("a", a), _checks.at_least_1d("b", b)
     _checks.together(a=left.shape, b=right.shape)

@@ -19,7 +19,7 @@ def weights(
     roles: Sequence[str] = ROLES,
     heads: int | None = None,
 ) -> list[Weight]:
-    """Every weight of the given roles, the embedding first and then block by block.
+    """Return every weight of the given roles, the embedding first and then block by block.
 
     Args:
         names: the parameters' full names, of a model (`named_parameters`) or of a file.
@@ -56,7 +56,7 @@ def weights(
 
 
 def prefix_of(names: Iterable[str], architecture: Architecture) -> str:
-    """What stands before the base model's names in these names."""
+    """Return what stands before the base model's names in these names."""
     names = list(names)
     patterns = [_pattern(place.name) for _, place in architecture.places()]
     for prefix in architecture.prefixes:
@@ -70,7 +70,7 @@ def prefix_of(names: Iterable[str], architecture: Architecture) -> str:
 
 
 def number_of_layers(names: Iterable[str], architecture: Architecture) -> int:
-    """How many blocks the names tell of.
+    """Return how many blocks the names tell of.
 
     Raises:
         ValueError: none, or the numbers of the blocks leave some out.
@@ -98,7 +98,7 @@ def module_at(
     *,
     architecture: Architecture | None = None,
 ) -> nn.Module:
-    """The module at a path of the model's map, such as `architecture.attention`, in block `layer`.
+    """Return the module at a path of the model's map, such as `architecture.attention`.
 
     Args:
         model: the model, with or without a head.
@@ -116,7 +116,7 @@ def module_path(
     *,
     architecture: Architecture | None = None,
 ) -> str:
-    """The full name of the module `module_at` finds, as `named_modules` has it."""
+    """Return the full name of the module `module_at` finds, as `named_modules` has it."""
     if architecture is None:
         architecture = architecture_of(model)
     if (LAYER in path) != (layer is not None):

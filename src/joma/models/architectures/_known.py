@@ -10,7 +10,7 @@ from joma.models.parts import Part, Place
 
 
 def _decoder(name: str, *model_types: str) -> Architecture:
-    """The layout Llama began: separate projections, a gated MLP, grouped keys."""
+    """Return the layout Llama began: separate projections, a gated MLP, grouped keys."""
     return Architecture(
         name=name,
         model_types=model_types,

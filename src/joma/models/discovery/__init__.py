@@ -5,9 +5,10 @@ open. `find_weights` reads a model, `find_stored_weights` the names and shapes i
 """
 
 from joma.models.discovery._dummy import dummy_forward
-from joma.models.discovery._finder import Finder, Tracing, find_weights
+from joma.models.discovery._finder import Finder
 from joma.models.discovery._projections import reader_path
 from joma.models.discovery._stored import find_stored_weights, tree_of
+from joma.models.discovery._tracing import Tracing, find_weights
 
 __all__ = [
     "Finder",

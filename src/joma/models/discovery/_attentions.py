@@ -19,6 +19,7 @@ ConfigOf = Callable[[str], Any]
 """Returns the configuration of the part of a model at a path."""
 
 
+_ROLES = ("query", "key", "value")
 _ALTERNATING = ("query_key_value",)
 """Names of fused modules whose parts alternate by head."""
 _ALTERNATING_CLASSES = ("DisentangledSelfAttention", "DebertaSelfAttention", "GPTBigCodeAttention")
@@ -65,44 +66,24 @@ def layouts(
         return []
     each = heads // key_heads
     queries, keys = heads * width, key_heads * width
-    after = Layout(
-        "one after the other",
-        {
-            "query": Rows(0, queries, out),
-            "key": Rows(queries, queries + keys, out),
-            "value": Rows(queries + keys, out, out),
-        },
-        heads,
-        key_heads,
-    )
-    group = (each + 2) * width
-    by_head = Layout(
-        "by head",
-        {
-            "query": Rows(0, each * width, group),
-            "key": Rows(each * width, (each + 1) * width, group),
-            "value": Rows((each + 1) * width, group, group),
-        },
-        heads,
-        key_heads,
-    )
-    ways = [after] if key_heads == 1 else [after, by_head]  # with one head of keys both are one
+
+    def layout(name: str, rows: list[Rows], roles: tuple[str, ...] = _ROLES) -> Layout:
+        return Layout(name, dict(zip(roles, rows, strict=True)), heads, key_heads)
+
+    ways = [layout("one after the other", Rows.following(queries, keys, keys))]
+    if key_heads > 1:  # with one head of keys both are one
+        ways.append(layout("by head", Rows.following(each * width, width, width)))
     if name.lower() in _ALTERNATING or class_name in _ALTERNATING_CLASSES:
         ways.reverse()
     if heads == key_heads and heads % _CODEGEN_PIECES == 0:
-        piece = queries // _CODEGEN_PIECES
-        pieces = Layout(
-            "in four pieces",
-            {
-                "query": Rows(0, piece, 3 * piece),
-                "value": Rows(piece, 2 * piece, 3 * piece),
-                "key": Rows(2 * piece, 3 * piece, 3 * piece),
-            },
-            heads,
-            key_heads,
-        )
+        rows = Rows.following(*3 * [queries // _CODEGEN_PIECES])
+        pieces = layout("in four pieces", rows, ("query", "value", "key"))
         ways = [pieces, *ways] if class_name == _CODEGEN else [*ways, pieces]
     return ways
+
+
+Parts = dict[str, tuple[Projection, Rows | None]]
+"""By role the projection, and the rows of it where it is fused."""
 
 
 @dataclass
@@ -121,7 +102,7 @@ class FoundAttention:
     """
 
     path: str
-    parts: dict[str, tuple[Projection, Rows | None]]
+    parts: Parts
     heads: int | None = None
     key_heads: int | None = None
     latent: bool = False
@@ -164,24 +145,18 @@ def attention_at(
 def _separate(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
     for names in _names.SEPARATE:
         made = [child_projection(module, path, name) for name in names]
-        query, key, value = made
-        if query is None:
+        # Some models use the keys as values.
+        parts: Parts = {role: (it, None) for role, it in zip(_ROLES, made, strict=True) if it}
+        if "query" not in parts:
             continue
-        parts: dict[str, tuple[Projection, Rows | None]] = {"query": (query, None)}
-        if key is not None:
-            parts["key"] = (key, None)
-        if value is not None:  # some models use the keys as values
-            parts["value"] = (value, None)
-        if key is None and value is None and (both := _key_value(module, path)) is not None:
+        if len(parts) == 1 and (both := _key_value(module, path)) is not None:
             parts |= _halves(both)
-        found = FoundAttention(path, parts)
-        _count_heads(found, module, config_of(path))
-        return found
+        return _with_heads(FoundAttention(path, parts), module, config_of(path))
     return _lone_query(module, path, config_of)
 
 
 def _lone_query(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
-    """Queries made by one module, keys and values by another (GPT-2's cross-attention)."""
+    """Return attention whose keys and values are made by one module (GPT-2's cross-attention)."""
     both = _key_value(module, path)
     if both is None:
         return None
@@ -189,8 +164,7 @@ def _lone_query(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAtten
         query = child_projection(module, path, name)
         if query is not None:
             found = FoundAttention(path, {"query": (query, None), **_halves(both)})
-            _count_heads(found, module, config_of(path))
-            return found
+            return _with_heads(found, module, config_of(path))
     return None
 
 
@@ -202,11 +176,11 @@ def _key_value(module: nn.Module, path: str) -> Projection | None:
     return None
 
 
-def _halves(both: Projection) -> dict[str, tuple[Projection, Rows | None]]:
+def _halves(both: Projection) -> Parts:
     if both.why_not:
         return {"key": (both, None), "value": (both, None)}
-    half = both.out // 2
-    return {"key": (both, Rows(0, half, both.out)), "value": (both, Rows(half, both.out, both.out))}
+    key, value = Rows.following(both.out // 2, both.out // 2)
+    return {"key": (both, key), "value": (both, value)}
 
 
 def _fused(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
@@ -220,46 +194,41 @@ def _fused(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention 
         heads, width = head_count(module, config), head_width(module, config)
         if heads and not width and whole.out % (3 * heads) == 0:
             width = whole.out // (3 * heads)
-        ways = (
-            layouts(whole.out, heads, width, name=name, class_name=_class_name(module, config))
-            if heads and width
-            else []
-        )
-        if not ways:
+        ways = []
+        if heads and width:
+            class_name = _class_name(module, config)
+            ways = layouts(whole.out, heads, width, name=name, class_name=class_name)
+        known = bool(ways)
+        if not known:
             if whole.out != 3 * whole.inputs:
                 return None
+            if name in _ALTERNATING:
+                why = "it is fused by head, and the number of heads is unknown"
+                return FoundAttention(path, {}, notes={whole.path: why})
             ways = layouts(whole.out, 1, whole.inputs, name=name)
-            heads = None
         found = FoundAttention(path, {}, ways=ways)
         read_as(found, ways[0], whole)
-        if heads is None:
+        if not known:
             found.heads = found.key_heads = None
-            if name in ("query_key_value",):
-                return FoundAttention(
-                    path,
-                    {},
-                    notes={whole.path: "it is fused by head, and the number of heads is unknown"},
-                )
         return found
     return None
 
 
 def read_as(found: FoundAttention, way: Layout, whole: Projection) -> None:
-    """Takes the rows of a fused matrix as a layout has them."""
-    for role in ("query", "key", "value"):
-        found.parts[role] = (whole, way.rows[role])
+    """Take the rows of a fused matrix as a layout has them."""
+    found.parts |= {role: (whole, way.rows[role]) for role in _ROLES}
     found.heads, found.key_heads = way.heads, way.key_heads
 
 
 def _latent(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
-    """Multi-head latent attention: keys and values are made from one compressed vector."""
+    """Return latent attention, whose keys and values are made from one compressed vector."""
     both = child_projection(module, path, "kv_b_proj")
     if both is None:
         return None
     query = child_projection(module, path, "q_b_proj") or child_projection(module, path, "q_proj")
     if query is None:
         return None
-    parts: dict[str, tuple[Projection, Rows | None]] = {"query": (query, None)}
+    parts: Parts = {"query": (query, None)}
     notes = {
         name: "in latent attention (MLA) it makes what queries, keys and values are made of"
         for name in ("q_a_proj", "kv_a_proj_with_mqa")
@@ -270,25 +239,24 @@ def _latent(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention
     values = _number(module, "v_head_dim") or _number(config, "v_head_dim")
     heads = head_count(module, config)
     if own and values and heads and not both.why_not and both.out == heads * (own + values):
-        parts["key"] = (both, Rows(0, own, own + values))
-        parts["value"] = (both, Rows(own, own + values, own + values))
+        key, value = Rows.following(own, values)
+        parts |= {"key": (both, key), "value": (both, value)}
     else:
         notes[both.path] = both.why_not or "which of its rows make keys is unknown"
     return FoundAttention(path, parts, heads, heads, latent=True, notes=notes)
 
 
 def _of_torch(module: nn.MultiheadAttention, path: str) -> FoundAttention:
-    parts: dict[str, tuple[Projection, Rows | None]] = {}
+    parts: Parts = {}
     whole = module._parameters.get("in_proj_weight")
     if whole is not None:
         made = parameter_projection(path, "in_proj_weight", whole)
         if made is not None and made.why_not:
             parts = {"query": (made, None)}
         elif made is not None:
-            third = made.out // 3
-            for index, role in enumerate(("query", "key", "value")):
-                parts[role] = (made, Rows(index * third, (index + 1) * third, made.out))
-    for role in ("query", "key", "value"):
+            thirds = Rows.following(*3 * [made.out // 3])
+            parts = {role: (made, rows) for role, rows in zip(_ROLES, thirds, strict=True)}
+    for role in _ROLES:
         name = f"{role[0]}_proj_weight"
         own = module._parameters.get(name)
         made = None if own is None else parameter_projection(path, name, own)
@@ -313,7 +281,7 @@ def _output(
 
 
 def _fits(output: Projection, found: FoundAttention) -> bool:
-    """Whether the output matrix takes what the heads gather, as far as that is known."""
+    """Return whether the output matrix takes what the heads gather, as far as that is known."""
     if output.why_not:
         return True
     value, rows = found.parts.get("value", (None, None))
@@ -325,23 +293,23 @@ def _fits(output: Projection, found: FoundAttention) -> bool:
     return output.inputs == width // found.key_heads * found.heads
 
 
-def _count_heads(found: FoundAttention, module: nn.Module, config: Any) -> None:
-    """Heads from the width of one, checked against the number the configuration has."""
+def _with_heads(found: FoundAttention, module: nn.Module, config: Any) -> FoundAttention:
+    """Set the numbers of heads from the width of one, checked against the configuration."""
     query, _ = found.parts["query"]
     key, rows = found.parts.get("key", (None, None))
     width, said = head_width(module, config), head_count(module, config)
     if query.why_not or (key is not None and key.why_not):
-        return
+        return found
     if not width and said and query.out % said == 0:
         width = query.out // said
     if not width or query.out % width:
-        return
+        return found
     heads = query.out // width
     if said and heads == 2 * said:  # every head has a gate after its query (Qwen3-Next)
         found.parts["query"] = (query, Rows(0, width, 2 * width))
         heads = said
     elif said and heads != said and _number(module, "head_dim") is None:
-        return
+        return found
     found.heads = heads
     if key is not None:
         keys = key.out if rows is None else rows.stop - rows.start
@@ -349,6 +317,7 @@ def _count_heads(found: FoundAttention, module: nn.Module, config: Any) -> None:
             found.key_heads = keys // width
         else:
             found.heads = None
+    return found
 
 
 def head_count(module: nn.Module, config: Any) -> int | None:

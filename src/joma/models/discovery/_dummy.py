@@ -43,7 +43,7 @@ def dummy_forward(model: nn.Module, *, numbers: bool = True) -> Callable[[], obj
 
 @contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; every part and the random numbers as they were after."""
+    """Put the model in evaluation mode; restore every part and the random numbers at the end."""
     training = [module for module in model.modules() if module.training]
     devices = list({it.device.index for it in model.parameters() if it.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
@@ -95,7 +95,7 @@ def _noise(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 
 
 def _entry(config: Any, name: str) -> Any:
-    """An entry of a configuration, or of one of its parts."""
+    """Return an entry of a configuration, or of one of its parts."""
     own = config_entry(config, name)
     if own is not None:
         return own

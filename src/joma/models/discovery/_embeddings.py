@@ -54,7 +54,7 @@ def embeddings_of(
 
 
 def _named_by(module: nn.Module) -> nn.Module | None:
-    """What a Hugging Face model says its input embedding is."""
+    """Return what a Hugging Face model says its input embedding is."""
     get = getattr(type(module), "get_input_embeddings", None)
     if get is None:
         return None

@@ -1,4 +1,4 @@
-"""Finding the weights of any transformer by reading its module tree.
+"""The weights of any transformer, found by reading its module tree.
 
 Names and shapes say what a matrix is: which modules hold queries, keys, values and what follows
 attention, which an MLP, whether several matrices share one parameter, and in which order. One
@@ -6,8 +6,7 @@ forward pass, where one is given, decides what the names leave open. What cannot
 left out and named in `Found.missing`; nothing raises for it.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,86 +15,15 @@ from torch.nn.parameter import is_lazy
 
 from joma.models.architectures import (
     ROLES,
-    Architecture,
     config_entry,
-    found_by_map,
-    registered_for,
 )
 from joma.models.discovery._attentions import FoundAttention, attention_at
 from joma.models.discovery._embeddings import embeddings_of
 from joma.models.discovery._mlps import FoundMlp, experts_at, mlp_at
 from joma.models.discovery._projections import Projection, reader_path
-from joma.models.discovery._traced import Traced
 from joma.models.parts import Attention, Block, Found, Mlp, Rows, Weight
 
 _PARTS_OF_CONFIGS = ("text_config", "language_config", "llm_config", "decoder", "vision_config")
-
-
-def find_weights(
-    model: nn.Module,
-    *,
-    architecture: Architecture | None = None,
-    run: Callable[[], object] | None = None,
-) -> Found:
-    """Return the weights, attentions, MLPs and blocks of a model, and what is missing.
-
-    Works on Hugging Face models (with or without a head, wrapped by peft, checkpointed), on
-    torch's own transformer layers, and on other modules that name their projections in a usual
-    way. Parameters on the meta device are found as well. Wrappers of the whole model
-    (DistributedDataParallel, torch.compile) are to be taken off first.
-
-    Args:
-        model: any module.
-        architecture: a map to go by instead. One that was registered for this kind of model
-            (`joma.models.register`) is used as if it was given.
-        run: runs the model once, such as `lambda: model(tokens)`. What attention is given then
-            decides how a fused matrix is read, and `Attention.checked` says where queries and
-            keys were seen. `joma.models.dummy_forward` makes one for Hugging Face models. Where
-            it fails, names and shapes decide as they do without it.
-
-    Raises:
-        ValueError: the model does not have what the map that was given names.
-    """
-    if architecture is None:
-        architecture = registered_for(model)
-    if architecture is not None:
-        return found_by_map(model, architecture)
-    if run is None:
-        return Finder(model).found()
-    trace = Tracing(model)
-    with contextlib.suppress(Exception), trace:
-        run()
-    return trace.found()
-
-
-class Tracing:
-    """Watches a forward pass and says which weights made the queries and keys seen in it.
-
-        trace = Tracing(model)
-        with trace:
-            model(tokens)
-        found = trace.found()
-
-    Everything is undone at the end, and the model computes what it always computes.
-
-    Args:
-        model: any module, not compiled.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._finder = Finder(model)
-        self._traced = Traced(model, self._finder.attentions)
-
-    def __enter__(self) -> "Tracing":
-        self._traced.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._traced.__exit__(*error)
-
-    def found(self) -> Found:
-        """Return what was found, fused matrices read as the forward pass showed."""
-        return self._finder.found(self._traced)
 
 
 @dataclass(eq=False)
@@ -150,12 +78,9 @@ class Finder:
             config = next(known, config)
         return config
 
-    def found(self, traced: Traced | None = None) -> Found:
-        """Return what was found; what was traced decides how fused matrices are read."""
+    def found(self) -> Found:
+        """Return what was found."""
         missing = dict(self._adapted)
-        if traced is not None:
-            for attention in self.attentions:
-                traced.decide(attention)
         attentions = tuple(self._attention(it, missing) for it in self.attentions)
         mlps = tuple(one for it in self.mlps for one in self._experts(it, missing))
         embeddings = embeddings_of(self.model, self._modules, missing)
@@ -269,7 +194,7 @@ class _Blocks:
 
 
 def _longest_list(modules: Mapping[str, nn.Module]) -> set[str]:
-    """The list of most modules of one class, where nothing in a model was recognised."""
+    """Return the list of most modules of one class, where nothing in a model was recognised."""
     alike = {
         path: len(module)
         for path, module in modules.items()
@@ -279,7 +204,7 @@ def _longest_list(modules: Mapping[str, nn.Module]) -> set[str]:
 
 
 def _above(path: str) -> list[str]:
-    """A path and those above it, the closest first."""
+    """Return a path and those above it, the closest first."""
     found = [path]
     while path:
         path = path.rpartition(".")[0]
@@ -327,7 +252,7 @@ def _unused(path: str) -> bool:
 
 
 def _adapted_stacks(model: nn.Module) -> dict[str, str]:
-    """Experts that peft adapts as stacks of matrices, and why they are left out."""
+    """Return experts that peft adapts as stacks of matrices, and why they are left out."""
     return {
         reader_path(path): "an adapter changes it, and how is not known for stacks of matrices"
         for path, module in model.named_modules()
@@ -337,7 +262,7 @@ def _adapted_stacks(model: nn.Module) -> dict[str, str]:
 
 
 def _not_in_use(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Paths of what peft keeps next to the copies it trains, and of copies that are not active."""
+    """Return paths of what peft keeps next to the copies it trains, and of inactive copies."""
     unused: set[str] = set()
     for path, module in modules.items():
         copies = module._modules.get("modules_to_save")

@@ -95,25 +95,24 @@ def experts_at(module: nn.Module, path: str) -> FoundMlp | None:
 def _plain(
     lower: Projection, down: Projection, concatenated: bool = True
 ) -> dict[str, tuple[Projection, Rows | None]] | None:
-    """Roles of two matrices; the first may hold a gate and its partner."""
+    """Return roles of two matrices; the first may hold a gate and its partner."""
     if lower.why_not or down.why_not or _closes(lower, down):
         return {"mlp_lower": (lower, None), "mlp_down": (down, None)}
     if lower.out == 2 * down.inputs and lower.inputs == down.out:
-        half, both = down.inputs, lower.out
-        gate, up = (Rows(0, half, both), Rows(half, both, both))
-        if not concatenated:  # every gate is followed by its partner (gpt_oss)
-            gate, up = Rows(0, 1, 2), Rows(1, 2, 2)
+        # Where they are not concatenated, every gate is followed by its partner (gpt_oss).
+        half = down.inputs if concatenated else 1
+        gate, up = Rows.following(half, half)
         return {"mlp_lower": (lower, gate), "mlp_up": (lower, up), "mlp_down": (down, None)}
     return None
 
 
 def _closes(lower: Projection, down: Projection) -> bool:
-    """Whether the second matrix leads back to where the first began."""
+    """Return whether the second matrix leads back to where the first began."""
     return lower.out == down.inputs and lower.inputs == down.out
 
 
 def _stack(module: nn.Module, path: str, name: str) -> tuple[str, Tensor] | None:
-    """A stack of matrices: a parameter of the module, or the weight of a part of it."""
+    """Return a stack of matrices: a parameter of the module, or the weight of a part of it."""
     own = module._parameters.get(name)
     where = join(path, name)
     if own is None:

@@ -161,16 +161,16 @@ def _described(module: nn.Module, path: str, name: str, weight: Tensor) -> Proje
 
 
 def _computed(module: nn.Module, path: str) -> Projection | None:
-    """A matrix made from other parameters: weight normalisation, pruning, parametrizations."""
+    """Return a matrix made from other parameters: normalised, pruned or parametrized."""
     if parametrize.is_parametrized(module, "weight"):
         inside: Any = module.parametrizations
-        held = inside["weight"].named_parameters(prefix=join(path, "parametrizations", "weight"))
+        own = inside["weight"].named_parameters(prefix=join(path, "parametrizations", "weight"))
         weight: Tensor | None = getattr(inside["weight"], "original", None)
         if weight is None:
             originals = [getattr(inside["weight"], f"original{i}", None) for i in range(2)]
             shaped = [it for it in originals if isinstance(it, Tensor)]
             weight = max(shaped, key=Tensor.numel, default=None)
-        stored = tuple(name for name, _ in held)
+        stored = tuple(name for name, _ in own)
     else:
         ends = ("_orig", "_v", "_bar")  # pruning and the older weight and spectral normalisation
         named = {f"weight{end}": module._parameters.get(f"weight{end}") for end in ends}
@@ -185,7 +185,7 @@ def _computed(module: nn.Module, path: str) -> Projection | None:
 
 
 def _with_updates(found: Projection, layer: nn.Module, path: str) -> Projection:
-    """A layer of peft: its base and the updates that are active."""
+    """Return a layer of peft: its base and the updates that are active."""
     shown = reader_path(path)
     found = replace(found, path=shown, holder=path)
     transposed = found.transposed or bool(getattr(layer, "fan_in_fan_out", False))
@@ -208,7 +208,7 @@ def _with_updates(found: Projection, layer: nn.Module, path: str) -> Projection:
 
 def _low_rank(layer: nn.Module, adapter: str, path: str) -> LowRank | str | None:
     modules, scaling = layer._modules, getattr(layer, "scaling", None)
-    for down, up, held in (
+    for down, up, template in (
         ("lora_A", "lora_B", "{0}.{1}.weight"),
         ("lora_embedding_A", "lora_embedding_B", "{0}.{1}"),
     ):
@@ -218,10 +218,10 @@ def _low_rank(layer: nn.Module, adapter: str, path: str) -> LowRank | str | None
             return f"its adapter {adapter!r} is DoRA, whose effective weight is not computed"
         if not isinstance(scaling, Mapping) or adapter not in scaling:
             return f"its adapter {adapter!r} does not say how its update is scaled"
-        names = [join(path, held.format(part, adapter)) for part in (down, up)]
+        names = [join(path, template.format(part, adapter)) for part in (down, up)]
         return LowRank(names[0], names[1], float(scaling[adapter]), down != "lora_A")
-    held = any(_holds(inside, adapter) for inside in modules.values())
-    return f"its adapter {adapter!r} is not LoRA" if held else None
+    other = any(_holds(inside, adapter) for inside in modules.values())
+    return f"its adapter {adapter!r} is not LoRA" if other else None
 
 
 def _holds(inside: nn.Module | None, key: str) -> bool:
@@ -239,7 +239,7 @@ def _active(layer: nn.Module) -> tuple[str, ...]:
 
 
 def _trained_copy(module: nn.Module, saved: nn.ModuleDict, path: str) -> Projection | None:
-    """A module of which peft trains a copy: the copy where it is used, else the original."""
+    """Return a module of which peft trains a copy: the copy where it is used, else the original."""
     chosen = next((name for name in _active(module) if name in saved), None)
     if chosen is None or bool(getattr(module, "disable_adapters", False)):
         inside, name = module._modules.get("original_module"), "original_module"

@@ -1,7 +1,7 @@
 """Finding weights by the names and shapes of a file's tensors, where no model is built.
 
-The names are put back into a tree of modules without numbers, in which discovery looks as it does
-in a model. The model of the configuration, built without numbers as well, tells what names and
+The names are put back into a tree of modules without numbers, which discovery reads as it does
+a model. The model of the configuration, built without numbers as well, tells what names and
 shapes do not: which class an attention is of.
 """
 
@@ -52,7 +52,7 @@ def find_stored_weights(files: WeightFiles, *, architecture: Architecture | None
 
 
 def _by_model(files: WeightFiles, config: Any) -> Found | None:
-    """What is found in the model of the configuration, where the files have the same names."""
+    """Return what is found in the model of the configuration, if the files have its names."""
     model = model_without_numbers(config, len(files.tensors))
     if model is None:
         return None
@@ -134,11 +134,11 @@ class Conv1D(nn.Module):
 
 
 def _mark_transposed(root: nn.Module) -> None:
-    """GPT-2's matrices are stored as (in, out): wide where another model's are tall."""
+    """Mark matrices stored as (in, out), as GPT-2's are: wide where another model's are tall."""
     for module in list(root.modules()):
         for first, names in (("c_attn", ("c_attn", "c_proj")), ("c_fc", ("c_fc", "c_proj"))):
-            held = module._modules.get(first)
-            weight = None if held is None else held._parameters.get("weight")
+            inside = module._modules.get(first)
+            weight = None if inside is None else inside._parameters.get("weight")
             if weight is None or weight.ndim != 2 or weight.shape[0] >= weight.shape[1]:
                 continue
             for name in names:
@@ -151,7 +151,7 @@ _TABLE = re.compile(r"embed(?!.*out)|wte|tok|word|shared|^w$", re.IGNORECASE)
 
 
 def _mark_tables(root: nn.Module) -> None:
-    """Takes modules with a matrix for embeddings where they are called so."""
+    """Take modules with a matrix for embeddings where they are called so."""
     for path, module in list(root.named_modules()):
         weight = module._parameters.get("weight")
         if weight is None or weight.ndim != 2 or module._modules or type(module) is not nn.Module:

@@ -56,7 +56,7 @@ class Fingerprint:
         return tuple(sorted(self.files.values()))
 
     def distance(self, other: "Fingerprint") -> float:
-        """‖w − w'‖, estimated."""
+        """Return ‖w − w'‖, estimated."""
         return float(np.linalg.norm(self.sketch - other.sketch))
 
 
@@ -91,7 +91,7 @@ def fingerprint(source: str | Path, *, revision: str | None = None) -> Fingerpri
 
 
 def kept_fingerprint(kept: Path, source: str | Path, revision: str | None = None) -> Fingerprint:
-    """`fingerprint`, from the file `kept` where it is there and of these very files; else into it.
+    """Return `fingerprint`, from the file `kept` if it is of these files; else write it there.
 
     Files are taken to be the same while their sizes and times of change are.
     """
@@ -134,7 +134,7 @@ def _read(kept: Path, stamps: Mapping[str, list[int]]) -> Fingerprint | None:
 def settings_hashes(
     source: str | Path, *, revision: str | None = None, tokenizer: str | Path | None = None
 ) -> dict[str, str]:
-    """Hashes of what else than its weights decides what a checkpoint computes of a text.
+    """Return hashes of what else than its weights decides what a checkpoint computes.
 
     These are its config.json and the files of its tokenizer, or of the one given instead: as
     `joma.models.load_tokenizer` takes it. A file that is not there has no hash.

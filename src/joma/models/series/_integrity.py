@@ -176,7 +176,7 @@ def _missing(
 def _unlike(
     fingerprints: Mapping[int, Fingerprint],
 ) -> tuple[list[Finding], dict[int, Fingerprint]]:
-    """Checkpoints that hold other tensors than most, and the others."""
+    """Return findings on checkpoints with other tensors than most, and the fingerprints of most."""
     kinds: list[tuple[Mapping[str, tuple[int, ...]], list[int]]] = []
     for step, it in sorted(fingerprints.items()):
         like = next((steps for shapes, steps in kinds if shapes == it.shapes), None)
@@ -271,7 +271,7 @@ def _misordered(
 
 
 def _blamed(duplicates: Sequence[Finding], out_of_place: Sequence[Finding]) -> list[Finding]:
-    """Of equal weights the ones out of place are bad; of two places, the one that is repeated."""
+    """Return the findings with fewer bad steps: those out of place, those repeated."""
     repeated = {step for finding in duplicates for step in finding.steps}
     findings = []
     for finding in out_of_place:

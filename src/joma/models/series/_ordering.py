@@ -81,7 +81,7 @@ def misplaced(distances_NN: NDArray[np.float64]) -> list[Misplaced]:
 
 
 def _best(distances_NN: NDArray[np.float64], order: tuple[int, ...]) -> _Change | None:
-    """The change of order that shortens the way most; of equal ones, that of fewest checkpoints."""
+    """Return the change that shortens the way most; of equal ones, that of fewest checkpoints."""
     n = len(order)
     if n < 3:
         return None
@@ -106,7 +106,7 @@ def _best(distances_NN: NDArray[np.float64], order: tuple[int, ...]) -> _Change 
 
 
 def _moving(way: NDArray[np.float64], order: tuple[int, ...], size: int) -> list[_Change]:
-    """The best new places, inside and at the ends, for `size` checkpoints in a row."""
+    """Return the best new places, inside and at the ends, for `size` checkpoints in a row."""
     n = len(order)
     first = np.arange(n - size + 1)
     last, left, right = first + size - 1, first - 1, first + size
@@ -140,7 +140,7 @@ def _moving(way: NDArray[np.float64], order: tuple[int, ...], size: int) -> list
 
 
 def _exchanging(way: NDArray[np.float64], order: tuple[int, ...]) -> list[_Change]:
-    """The best exchanges, inside and at the ends, of two checkpoints that are not neighbours."""
+    """Return the best exchanges, inside and at the ends, of two that are not neighbours."""
     n = len(order)
     i, j = np.triu_indices(n, 2)
     bare = way[i - 1, i + 1] + way[j - 1, j + 1]
@@ -163,7 +163,7 @@ def _picked(
     at_an_end: NDArray[np.bool_],
     limit: float,
 ) -> Iterator[tuple[tuple[int, ...], float, float]]:
-    """Of the changes that leave little enough of the excess, which gain most, with gain and share.
+    """Yield the changes that gain most and leave little of the excess, with gain and share.
 
     One inside and one at an end, where there are such.
     """

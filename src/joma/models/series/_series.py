@@ -219,7 +219,7 @@ def _of_folder(folder: Path, schedule: tuple[int, ...] | None) -> Series:
 
 
 def _meant(path: Path) -> bool:
-    """Whether a folder with a number in its name is a checkpoint: logs-2024 is none."""
+    """Return whether a folder with a number in its name is a checkpoint: logs-2024 is none."""
     named = path.name.isdecimal() or _NAMED.search(path.name.lower()) is not None
     return named or any((path / name).exists() for name in ("config.json", *WEIGHTS))
 

@@ -58,7 +58,7 @@ class Tops(NamedTuple):
         floor: σ₁²/‖A‖_F² is at least this, (L,).
         ceiling: σ₁²/‖A‖_F² is at most this, (L,).
         norm: ‖A‖_F, (L,).
-        vector: unit vectors near the top eigenvectors of A·Aᵀ, (L, S).
+        vector: unit vectors near the top eigenvectors of A·Aᵀ, (L, S), or (L, 0) if not asked for.
     """
 
     floor: Tensor
@@ -104,19 +104,20 @@ def gram_matrix(matrix: Tensor) -> tuple[Tensor, float]:
     return gram_1SS[0], scale
 
 
-def tops(matrices_LMN: Tensor, tolerance: float) -> Tops:
+def tops(matrices_LMN: Tensor, tolerance: float, *, vectors: bool = False) -> Tops:
     """Return bounds of the greatest singular values, by squaring in float64, rounding included.
 
     Args:
         matrices_LMN: of one shape, on one device; NaN and infinity give NaN.
         tolerance: the bounds lie no further apart than this share.
+        vectors: whether to return top vectors, which loads further kernels on a GPU.
     """
     count = max(1, _PIECE // matrices_LMN[0].numel())
-    pieces = [_tops(piece_LMN, tolerance) for piece_LMN in matrices_LMN.split(count)]
+    pieces = [_tops(piece_LMN, tolerance, vectors) for piece_LMN in matrices_LMN.split(count)]
     return Tops(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
 
 
-def _tops(matrices_LMN: Tensor, tolerance: float) -> Tops:
+def _tops(matrices_LMN: Tensor, tolerance: float, vectors: bool) -> Tops:
     power_LSS, scale_L = _grams(matrices_LMN)
     side, inner = power_LSS.shape[-1], max(matrices_LMN.shape[1:])
     total_L = power_LSS.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -137,13 +138,16 @@ def _tops(matrices_LMN: Tensor, tolerance: float) -> Tops:
     # by n·eps, too. |fl(P²) − P²| ≤ s·eps·|P|², of norm s·eps, where λ(P²) ≥ 1/s; the rounding of
     # the j-th squaring counts 2^{−j−1}.
     rounding = (1.1 * inner * (1 + ceiling_L) + ceiling_L * (4 * side * side + 64)) * _EPS
-    best_L = diagonal_LS.argmax(-1)  # the longest column: that power is nearly u·uᵀ
-    vector_LS = power_LSS[torch.arange(len(best_L), device=best_L.device), :, best_L]
+    vector_LS = power_LSS[:, :0, 0]
+    if vectors:  # the power is nearly u·uᵀ: take its longest column
+        best_L = diagonal_LS.argmax(-1)
+        vector_LS = power_LSS[torch.arange(len(best_L), device=best_L.device), :, best_L]
+        vector_LS = torch.nn.functional.normalize(vector_LS, dim=-1)
     return Tops(
         (floor_L - rounding).clamp(min=0) * (total_L > 0),
         (ceiling_L + rounding) * (total_L > 0),
         total_L.sqrt() * scale_L,
-        vector_LS / torch.linalg.vector_norm(vector_LS, dim=-1, keepdim=True).clamp(min=1e-300),
+        vector_LS,
     )
 
 
@@ -152,7 +156,8 @@ def _grams(matrices_LMN: Tensor) -> tuple[Tensor, Tensor]:
 
     A few columns are widened at a time. c is NaN for a matrix that is not finite.
     """
-    low_L, high_L = matrices_LMN.amin((-2, -1)), matrices_LMN.amax((-2, -1))
+    stored = matrices_LMN if matrices_LMN.is_contiguous() else matrices_LMN.mT  # not copied
+    low_L, high_L = torch.aminmax(stored.flatten(1), dim=-1)
     most_L = torch.maximum(high_L.double(), -low_L.double())
     scale_L = power_of_two(most_L.clamp(1e-300, 1.7e308).log2().floor()) + 0 * most_L  # NaN stays
     if matrices_LMN.shape[1] > matrices_LMN.shape[2]:

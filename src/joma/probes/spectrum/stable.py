@@ -136,13 +136,14 @@ def stable_ranks(
         groups.setdefault(key, []).append((i, matrix))
     results: dict[int, StableRank] = {}
     for (squared, _), group in groups.items():
-        places, alike = zip(*group, strict=True)
+        alike = [matrix for _, matrix in group]
         with plain_arithmetic(alike[0].device):
             if squared:
-                solved = _squared(torch.stack(alike), tolerance, keep, seed)
+                stacked = torch.stack(alike) if len(alike) > 1 else alike[0].unsqueeze(0)
+                solved = _squared(stacked, tolerance, keep, seed)
             else:
                 solved = [_solve(matrix, tolerance, method, keep, seed) for matrix in alike]
-        results.update(zip(places, solved, strict=True))
+        results.update(zip((i for i, _ in group), solved, strict=True))
     return [results[i] for i in range(len(results))]
 
 
@@ -274,7 +275,7 @@ def _anchored(found: StableRank, matrix: Tensor, top_S: Tensor, seed: int) -> St
 
 def _squared(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> list[StableRank]:
     """Return stable ranks from certified bounds that a quarter of the tolerance separates."""
-    *bounds, vector_LS = _certificate.tops(stacked, tolerance / 4)
+    *bounds, vector_LS = _certificate.tops(stacked, tolerance / 4, vectors=keep)
     numbers = torch.stack(bounds).tolist()  # one wait for the device
     check_finite(*numbers[2])
     ranks = []

@@ -14,10 +14,10 @@ from joma.theory.nonlinear import _eqn6
 
 _LARGEST_MU = 37.0  # exp(μ²/2) is finite below
 _SMALLEST_LOG_RESIDUAL = 700.0  # δ = e^{-700}, after which no change is a number
-_STATES = 12_000  # about as many pairs of a time and a component are looked at
+_STATES = 12_000  # about as many pairs of a time and a component are evaluated
 _PEAKS, _ROUNDS = 2, 4  # maxima that are followed, and how often the grid around them is refined
 _SAME = 1e-14  # relative difference of two sizes that count as equal
-_FIRST = 8  # largest components whose times are always looked at
+_FIRST = 8  # largest components whose times are always evaluated
 _LARGEST_LOGIT = 1e6  # its rounding error is 1e-10 nats
 _UNDECIDED = 1e-12  # relative difference below which two sides of an inequality count as equal
 
@@ -153,7 +153,7 @@ def _candidates(paths: "_Paths", value: Callable[[Array], Array]) -> Array:
     peaks = np.nonzero((on_grid >= padded[:-2]) & (on_grid >= padded[2:]))[0]
     found: list[float] = []
     highest = peaks[np.argsort(-on_grid[peaks], kind="stable")[:_PEAKS]]
-    # Components of nearly one size put their times close together: look farther as well.
+    # Components of nearly one size put their times close together: search farther as well.
     for at, reach in itertools.product(highest, (1, 2 * len(paths.time) + 2)):
         low, high = float(t[max(at - reach, 0)]), float(t[min(at + reach, t.size - 1)])
         for _ in range(_ROUNDS):

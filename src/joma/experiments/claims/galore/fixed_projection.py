@@ -4,31 +4,17 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.galore.problems import (
-    COEFFICIENTS,
-    coefficients,
-    operator,
-    orthonormal,
-    random_problem,
-    reduced,
-    spectra,
-)
+from joma.experiments.claims.galore import problems
 from joma.experiments.claims.measurement import Formula, Measurement, measured
 from joma.experiments.claims.search import Choice, Point, Real, over
-from joma.theory.galore import (
-    Descent,
-    ReversibleGradient,
-    contraction_rate,
-    descend,
-    project,
-    step_limit,
-    svd_projection,
-)
+from joma.theory import galore
 
 Array = np.ndarray
 
 
-def _excess(formula: Formula, problem: ReversibleGradient, run: Descent, step: float) -> float:
+def _excess(
+    formula: Formula, problem: galore.ReversibleGradient, run: galore.Descent, step: float
+) -> float:
     """How far the slowest step's factor lies above the predicted one."""
     factor = 1 - step * formula(problem.b, problem.c, run.p, run.q)
     norms = run.projected_norm
@@ -41,8 +27,8 @@ def _fixed_projection(formula: Formula, rng: np.random.Generator) -> Measurement
     worst = 0.0
     # With one term the slowest steps come to attain the bound, with three they need not.
     for terms, steps in ((1, 500), (3, 50)):
-        problem, step = random_problem(terms, 6, 5, rng)
-        run = descend(problem, np.zeros((6, 5)), step=step, steps=steps, rank=3)
+        problem, step = problems.random_problem(terms, 6, 5, rng)
+        run = galore.descend(problem, np.zeros((6, 5)), step=step, steps=steps, rank=3)
         excess = _excess(formula, problem, run, step)
         worst = max(worst, excess, abs(excess) - 1e-3 * step if terms == 1 else 0.0)
     return Measurement(worst, 1e-8)
@@ -50,12 +36,12 @@ def _fixed_projection(formula: Formula, rng: np.random.Generator) -> Measurement
 
 def _neither_fixed_nor_slow(formula: Formula, rng: np.random.Generator) -> Measurement:
     """The smaller excess of two runs: P, Q renewed, and a step a tenth above its limit."""
-    problem, step = random_problem(3, 6, 5, rng)
+    problem, step = problems.random_problem(3, 6, 5, rng)
     start = np.zeros((6, 5))
-    renewed = descend(problem, start, step=step, steps=50, rank=3, refresh=10)
-    p, q = svd_projection(problem.gradient(start), 3)
-    long_step = 1.1 * step_limit(problem.b, problem.c, p, q)
-    long_run = descend(problem, start, step=long_step, steps=50, rank=3)
+    renewed = galore.descend(problem, start, step=step, steps=50, rank=3, refresh=10)
+    p, q = galore.svd_projection(problem.gradient(start), 3)
+    long_step = 1.1 * galore.step_limit(problem.b, problem.c, p, q)
+    long_run = galore.descend(problem, start, step=long_step, steps=50, rank=3)
     excess = (
         _excess(formula, problem, renewed, step),
         _excess(formula, problem, long_run, long_step),
@@ -63,15 +49,15 @@ def _neither_fixed_nor_slow(formula: Formula, rng: np.random.Generator) -> Measu
     return Measurement(max(0.0, min(excess)), 1e-8)
 
 
-@over(**COEFFICIENTS, share=Real(0.0, 1.0, special=(1.0,)))
+@over(**problems.COEFFICIENTS, share=Real(0.0, 1.0, special=(1.0,)))
 def _fixed_projection_at(formula: Formula, point: Point) -> Measurement:
     """The norm of one step as a linear map, less 1 − ηM; both sides for one term."""
-    b, c, p, q, _ = coefficients(point)
-    inner = operator(*reduced(b, c, p, q))
+    b, c, p, q, _ = problems.coefficients(point)
+    inner = problems.operator(*problems.reduced(b, c, p, q))
     largest = float(np.linalg.eigvalsh(inner)[-1])
     bound = sum(
         np.linalg.eigvalsh(one)[0] * np.linalg.eigvalsh(other)[0]
-        for one, other in zip(*reduced(b, c, p, q), strict=True)
+        for one, other in zip(*problems.reduced(b, c, p, q), strict=True)
     )
     if largest <= 1e-9:
         raise JomaError("nothing moves")
@@ -83,16 +69,18 @@ def _fixed_projection_at(formula: Formula, point: Point) -> Measurement:
 
 def _attained_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
     # Coefficients with common eigenvectors in one order, started at the least: nothing is lost.
-    left, right = orthonormal(6, 6, rng), orthonormal(5, 5, rng)
+    left, right = problems.orthonormal(6, 6, rng), problems.orthonormal(5, 5, rng)
     spectra_b, spectra_c = (np.sort(rng.uniform(0.2, 2, (3, size)), axis=1) for size in (6, 5))
-    shared = ReversibleGradient(
+    shared = galore.ReversibleGradient(
         np.zeros((3, 6, 5)),
         left * spectra_b[:, None, :] @ left.T,
         right * spectra_c[:, None, :] @ right.T,
     )
     p, q = left[:, 1:4], right[:, 2:4]
     start = np.outer(p[:, 0], q[:, 0])
-    run = descend(shared, start, step=0.02, steps=5, rank=3, projection=lambda g, rank: (p, q))
+    run = galore.descend(
+        shared, start, step=0.02, steps=5, rank=3, projection=lambda g, rank: (p, q)
+    )
     factor = 1 - 0.02 * formula(shared.b, shared.c, p, q)
     slack = np.max(np.abs(run.projected_norm[1:] / run.projected_norm[:-1] - factor))
     return measured(slack, 1e-12)
@@ -102,31 +90,34 @@ def _nothing_shared(formula: Formula, rng: np.random.Generator) -> Measurement:
     """B = diag(1, 2), diag(2, 1) and C = 1: M is 2, and every R contracts at the rate 3."""
     b, c = np.stack([np.diag([1.0, 2.0]), np.diag([2.0, 1.0])]), np.stack([np.eye(2)] * 2)
     start = rng.standard_normal((2, 2))
-    problem = ReversibleGradient(np.zeros((2, 2, 2)), b, c)
-    run = descend(problem, start, step=0.02, steps=5, rank=2)
+    problem = galore.ReversibleGradient(np.zeros((2, 2, 2)), b, c)
+    run = galore.descend(problem, start, step=0.02, steps=5, rank=2)
     factor = 1 - 0.02 * formula(b, c, run.p, run.q)
     slack = np.max(np.abs(run.projected_norm[1:] / run.projected_norm[:-1] - factor))
     return measured(slack, 1e-12)
 
 
-@over(**COEFFICIENTS, shared=Choice(True, False))
+@over(**problems.COEFFICIENTS, shared=Choice(True, False))
 def attained_rate_at(formula: Formula, point: Point) -> Measurement:
     """M less the least eigenvalue: 0 where eigenvectors are shared, else ≤ −their distance.
 
     Σ B_i⊗C_i − M ≥ Σ γ_i(B_i − β_i)⊗1 + Σ β_i 1⊗(C_i − γ_i), β_i and γ_i the least eigenvalues.
     """
-    b, c, p, q, rng = coefficients(point)
+    b, c, p, q, rng = problems.coefficients(point)
     if point["shared"]:
-        left, right = orthonormal(p.shape[1], p.shape[1], rng), orthonormal(len(q), len(q), rng)
-        spectra_b = np.sort(spectra(point, p.shape[1], rng), axis=1)
-        spectra_c = np.sort(spectra(point, len(q), rng), axis=1)
+        left, right = (
+            problems.orthonormal(p.shape[1], p.shape[1], rng),
+            problems.orthonormal(len(q), len(q), rng),
+        )
+        spectra_b = np.sort(problems.spectra(point, p.shape[1], rng), axis=1)
+        spectra_c = np.sort(problems.spectra(point, len(q), rng), axis=1)
         b, c = left * spectra_b[:, None] @ left.T, right * spectra_c[:, None] @ right.T
         # Only the least eigenvectors are shared; the others turn with every term.
         b, c = _turn_others(b, left, rng), _turn_others(c, right, rng)
         p, q = np.eye(p.shape[1]), np.eye(len(q))
-    inner_b, inner_c = reduced(b, c, p, q)
+    inner_b, inner_c = problems.reduced(b, c, p, q)
     least_b, least_c = (np.linalg.eigvalsh(inner)[:, 0] for inner in (inner_b, inner_c))
-    exact = float(np.linalg.eigvalsh(operator(inner_b, inner_c))[0])
+    exact = float(np.linalg.eigvalsh(problems.operator(inner_b, inner_c))[0])
     excess_b = inner_b - least_b[:, None, None] * np.eye(inner_b.shape[-1])
     excess_c = inner_c - least_c[:, None, None] * np.eye(inner_c.shape[-1])
     distance = float(
@@ -145,7 +136,7 @@ def _turn_others(matrices: Array, vectors: Array, rng: np.random.Generator) -> A
     for matrix in matrices:
         turn = np.eye(size)
         if size > 1:
-            turn[1:, 1:] = orthonormal(size - 1, size - 1, rng)
+            turn[1:, 1:] = problems.orthonormal(size - 1, size - 1, rng)
         change = vectors @ turn @ vectors.T
         turned.append(change @ matrix @ change.T)
     return np.stack(turned)
@@ -154,16 +145,16 @@ def _turn_others(matrices: Array, vectors: Array, rng: np.random.Generator) -> A
 def _largest_step(formula: Formula, rng: np.random.Generator) -> Measurement:
     worst = 0.0
     for terms in (1, 2, 3):
-        problem, _ = random_problem(terms, 5, 4, rng)
-        p, q = orthonormal(5, 2, rng), orthonormal(4, 2, rng)
+        problem, _ = problems.random_problem(terms, 5, 4, rng)
+        p, q = problems.orthonormal(5, 2, rng), problems.orthonormal(4, 2, rng)
         rate = sum(
             np.linalg.eigvalsh(p.T @ b @ p)[0] * np.linalg.eigvalsh(q.T @ c @ q)[0]
             for b, c in zip(problem.b, problem.c, strict=True)
         )
         # R after one step is linear in R before it; its norm over all R is read off a basis.
-        linear = ReversibleGradient(0 * problem.a, problem.b, problem.c)
+        linear = galore.ReversibleGradient(0 * problem.a, problem.b, problem.c)
         basis = np.eye(4).reshape(4, 2, 2)
-        change = project(linear.gradient(p @ basis @ q.T), p, q).reshape(4, 4).T
+        change = galore.project(linear.gradient(p @ basis @ q.T), p, q).reshape(4, 4).T
         low, high = 0.0, 1e3
         for _ in range(60):
             step = (low + high) / 2
@@ -175,12 +166,12 @@ def _largest_step(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(worst, 1e-9)
 
 
-@over(**COEFFICIENTS)
+@over(**problems.COEFFICIENTS)
 def _largest_step_at(formula: Formula, point: Point) -> Measurement:
     """By how much ‖1 − ηH‖ exceeds 1 − ηM at the limit, or falls short of it just above."""
-    b, c, p, q, _ = coefficients(point)
-    inner_b, inner_c = reduced(b, c, p, q)
-    inner = operator(inner_b, inner_c)
+    b, c, p, q, _ = problems.coefficients(point)
+    inner_b, inner_c = problems.reduced(b, c, p, q)
+    inner = problems.operator(inner_b, inner_c)
     rate = float(np.linalg.eigvalsh(inner_b)[:, 0] @ np.linalg.eigvalsh(inner_c)[:, 0])
     step = formula(b, c, p, q)
     if not np.isfinite(step):
@@ -200,7 +191,7 @@ CLAIMS: tuple[Claim, ...] = (
         " positive semidefinite B_i, C_i",
         source="talk, GaLore, fixed projection",
         method="50 and 500 steps with random coefficients: excess, if any, of the slowest",
-        derived=contraction_rate,
+        derived=galore.contraction_rate,
         measure=_fixed_projection,
         condition="fixed P, Q; η ≤ 2/(λ_max + M)",
         without=_neither_fixed_nor_slow,
@@ -212,7 +203,7 @@ CLAIMS: tuple[Claim, ...] = (
         " Ĉ_i one of theirs; for positive definite ones only there",
         source="new",
         method="five steps from the least eigenvectors",
-        derived=contraction_rate,
+        derived=galore.contraction_rate,
         measure=_attained_rate,
         condition="least eigenvectors are shared",
         without=_nothing_shared,
@@ -223,7 +214,7 @@ CLAIMS: tuple[Claim, ...] = (
         title="the bound holds for every R exactly up to η = 2/(λ_max(Σ Ĉ_i⊗B̂_i) + M)",
         source="new",
         method="bisection on the norm of one step as a linear map",
-        derived=step_limit,
+        derived=galore.step_limit,
         measure=_largest_step,
         search=_largest_step_at,
     ),

@@ -10,7 +10,7 @@ from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.galore.problems import SIZES, orthonormal
 from joma.experiments.claims.measurement import Formula, Measurement, largest_error, smallest_error
 from joma.experiments.claims.search import Integer, Point, Real, over
-from joma.theory.galore import ReversibleGradient, descend, noise_floor, noise_stall, svd_projection
+from joma.theory import galore
 
 Array = np.ndarray
 
@@ -92,7 +92,7 @@ def _worst_pair(
 
 def _change(g: Array, noise: Array, rank: int, kappa: float) -> float:
     """The gain of a step per η, where all curvatures are L: ⟨G, D⟩ − (κ/2)‖D‖²."""
-    p, q = svd_projection(g + noise, rank)
+    p, q = galore.svd_projection(g + noise, rank)
     moved = p @ (p.T @ (g + noise) @ q) @ q.T
     return float(np.sum(g * moved) - kappa / 2 * np.sum(moved * moved))
 
@@ -130,7 +130,7 @@ def _noise_stall_of(
     pattern = size / np.sqrt(rank) * u[:, :rank] @ v[:, :rank].T
     start = np.r_[np.zeros(rank), rng.uniform(1.2, 2.0, side - rank) * size / np.sqrt(rank)]
     b = np.eye(m) - (1 - curvature) * u[:, :rank] @ u[:, :rank].T
-    problem = ReversibleGradient((u * start @ v.T)[None], b[None], np.eye(n)[None])
+    problem = galore.ReversibleGradient((u * start @ v.T)[None], b[None], np.eye(n)[None])
     noisy = _Noisy(problem, lambda: pattern * rng.choice([-1.0, 1.0]))
 
     def anywhere(g: Array, r: int) -> tuple[Array, Array]:
@@ -138,14 +138,14 @@ def _noise_stall_of(
 
     longer = independent or curvature > 0
     steps = round(4 * m * n / rank / step) if longer else round(1.5 * side / rank / step)
-    run = descend(
+    run = galore.descend(
         noisy,
         np.zeros((m, n)),
         step=step,
         steps=steps,
         rank=rank,
         refresh=1,
-        projection=anywhere if independent else svd_projection,
+        projection=anywhere if independent else galore.svd_projection,
     )
     left = u[:, rank:].T @ problem.gradient(run.w[-1]) @ v[:, rank:]
     predicted = formula(size, rank=rank, rows=m, columns=n)
@@ -167,7 +167,7 @@ CLAIMS: tuple[Claim, ...] = (
         "k = min(m, n), small η; no lower floor will do",
         source="new",
         method="one step at the worst pairs of G and N, and at random ones, ηL from 0 to 1.9",
-        derived=noise_floor,
+        derived=galore.noise_floor,
         measure=_noise_floor,
         search=_noise_floor_at,
     ),
@@ -177,7 +177,7 @@ CLAIMS: tuple[Claim, ...] = (
         " for ever at ‖G‖ up to ‖N‖√(k/r − 1), k = min(m, n)",
         source="new",
         method="runs with noise ±UVᵀ, P and Q renewed in every step",
-        derived=noise_stall,
+        derived=galore.noise_stall,
         measure=_noise_stall,
         condition="P, Q from the SVD of G + N, not drawn independently of it; G has no curvature"
         " along U and V",

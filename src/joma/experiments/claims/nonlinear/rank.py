@@ -13,13 +13,7 @@ from joma.experiments.claims.measurement import (
     measured,
     smallest_error,
 )
-from joma.experiments.claims.reference.eqn6 import (
-    courses,
-    flow,
-    minimum,
-    refuse_near_ties,
-    velocity,
-)
+from joma.experiments.claims.reference import eqn6 as reference
 from joma.experiments.claims.reference.ode import follow
 from joma.experiments.claims.search import Integer, Matrix, Point, Real, Vector, over
 from joma.theory import nonlinear, spectra
@@ -39,21 +33,21 @@ def _targets(rng: np.random.Generator) -> Any:
 
 def _nodes(formula: Formula, rng: np.random.Generator) -> Measurement:
     mu, t = _targets(rng), np.array([0.1, 0.6, 2.0])
-    return measured(difference(formula(mu, t), flow(mu, t)), 1e-7)
+    return measured(difference(formula(mu, t), reference.flow(mu, t)), 1e-7)
 
 
 @over(mu=_ROWS, time=Real(1e-3, 30, log=True))
 def _nodes_at(formula: Formula, point: Point) -> Measurement:
     """The matrix equation by LSODA, every component on its own."""
     mu, t = point["mu"], point["time"]
-    v = follow(lambda v: velocity(v, mu), np.zeros_like(mu), t, 1e-9)
+    v = follow(lambda v: reference.velocity(v, mu), np.zeros_like(mu), t, 1e-9)
     return measured(difference(formula(mu, t), v), 1e-4)
 
 
 def _rank(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Whether the rank of the matrix flow is ever below that of its targets."""
     mu = _targets(rng)
-    path = flow(mu, np.geomspace(1e-2, 30, 40), 1e-9, "LSODA")
+    path = reference.flow(mu, np.geomspace(1e-2, 30, 40), 1e-9, "LSODA")
     drops = bool(np.any(spectra.rank(path) < spectra.rank(mu)))
     return Measurement(float(formula(mu) != drops), 0.0)
 
@@ -64,7 +58,7 @@ def _rank_at(formula: Formula, point: Point) -> Measurement:
     mu = np.round(point["mu"])
     if not mu.any():
         raise JomaError("nothing moves")
-    v = follow(lambda v: velocity(v, mu), np.zeros_like(mu), point["time"], 1e-9)
+    v = follow(lambda v: reference.velocity(v, mu), np.zeros_like(mu), point["time"], 1e-9)
     # Relative to the entries of the whole: early on V is small in all of them.
     drops = bool(spectra.rank(v, tolerance=1e-5) < spectra.rank(mu, tolerance=1e-9))
     return Measurement(float(bool(formula(mu)) != drops), 0.0)
@@ -82,7 +76,9 @@ def _bounce_of_others(formula: Formula, rng: np.random.Generator) -> Measurement
 
 
 def _bounce_of(formula: Formula, mu: Any) -> Measurement:
-    change = nonlinear.drop_and_rebound(spectra.stable_rank(flow(mu, _TIMES, 1e-9, "LSODA")))
+    change = nonlinear.drop_and_rebound(
+        spectra.stable_rank(reference.flow(mu, _TIMES, 1e-9, "LSODA"))
+    )
     fate = formula(mu)
     error = max(abs(fate.drop - change.drop), abs(fate.drop - change.rebound))
     bounces = min(float(change.drop), float(change.rebound)) > 0.2
@@ -96,10 +92,10 @@ def _bounce_at(formula: Formula, point: Point) -> Measurement:
     if np.ptp(length) < 1e-3 * np.max(length):
         raise JomaError("rows of one length")
     mu = np.diag(length)[:, ::-1]  # rows along the axes have exactly these lengths
-    refuse_near_ties(length)
+    reference.refuse_near_ties(length)
     fate = formula(mu)
     sizes, place = np.unique(length, return_inverse=True)
-    every, t = courses(sizes)
+    every, t = reference.courses(sizes)
 
     def ranks(when: Any) -> Any:
         shares = np.stack([-np.expm1(-one.at(when)) for one in every], axis=-1)[:, place]
@@ -108,8 +104,8 @@ def _bounce_at(formula: Formula, point: Point) -> Measurement:
 
     t = t[1:]  # at t = 0 there is no matrix yet
     ends = float(spectra.stable_rank(mu))
-    low = minimum(ranks, t, 2 * sizes.size + 2)
-    high = -minimum(lambda when: -ranks(when), t, 2 * sizes.size + 2)
+    low = reference.minimum(ranks, t, 2 * sizes.size + 2)
+    high = -reference.minimum(lambda when: -ranks(when), t, 2 * sizes.size + 2)
     errors = [
         abs(fate.ends - ends) / 1e-5,
         abs(fate.drop - max(ends - low, 0.0)) / 1e-5,
@@ -123,7 +119,7 @@ def _turns(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Ends, drop, rise and both signs against the matrix flow, for targets of every kind."""
     errors = []
     for mu in (_HEAVY, _targets(rng), np.diag([2.0, 1.0, 1.0]), rng.normal(size=(5, 3))):
-        path = spectra.stable_rank(flow(mu, _TIMES, 1e-9, "LSODA"))
+        path = spectra.stable_rank(reference.flow(mu, _TIMES, 1e-9, "LSODA"))
         fate = formula(mu)
         errors += [abs(path[0] - fate.ends), abs(path[-1] - fate.ends)]
         errors += [abs(fate.ends - path.min() - fate.drop), abs(path.max() - fate.ends - fate.rise)]

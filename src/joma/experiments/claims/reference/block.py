@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Seed
 from joma.theory.block import Block, Samples, State, Trajectory
 
@@ -32,6 +33,8 @@ PHI: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda y: np.where(y > 0, 1.0, 0.01),
     ),
 }
+
+POINTWISE = ("linear", "exp", "sigmoid")
 
 PARAMETERS: Mapping[str, Parameter] = {
     "tokens": Integer(1, 8),
@@ -85,6 +88,11 @@ class Setting:
     def moved(self, rate: "Rate", by: float) -> "Setting":
         """The setting after a straight step."""
         return replace(self, w=self.w + by * rate.w, z=self.z + by * rate.z)
+
+    def speed(self, rate: "Rate") -> float:
+        """Return how fast the largest weight and logit change, relative to w and to τ."""
+        weights = np.max(np.abs(rate.w)) / np.max(np.abs(self.w))
+        return max(float(weights), float(np.max(np.abs(rate.z)) / self.block.tau))
 
     def logits(self) -> Array:
         """The logits in the shape that laws take: (1, M) for one query, (1, queries, M) else."""
@@ -321,11 +329,8 @@ def law_derivative(law: Callable[[Setting], Any], setting: Setting) -> tuple[Arr
         np.max(np.abs(rate.z)) / setting.block.tau,
     ]
     h = 1e-3 / max(*speeds, 1e-30)
-    one, two = (
-        np.asarray(law(setting.moved(rate, s * h))) - np.asarray(law(setting.moved(rate, -s * h)))
-        for s in (1, 2)
-    )
-    return np.ravel((8 * one - two) / (12 * h)), h
+    around = (np.asarray(law(setting.moved(rate, s * h))) for s in (-2, -1, 1, 2))
+    return np.ravel(five_point(around, h)), h
 
 
 def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -> Measurement:
@@ -402,3 +407,28 @@ def law_measure(
 def parameters(*left_out: str, **added: Parameter) -> dict[str, Parameter]:
     """`PARAMETERS` without some and with others."""
     return {**{name: one for name, one in PARAMETERS.items() if name not in left_out}, **added}
+
+
+def random_samples(rng: np.random.Generator, *, queries: int = 1, nodes: int = 3) -> Samples:
+    """Return forty samples of six tokens, with random gradients for each node."""
+    x = rng.dirichlet(np.ones(6), size=40)
+    query = None if queries == 1 else rng.permutation(np.arange(40) % queries)
+    return Samples(x, gradient=rng.normal(size=(40, nodes)), query=query)
+
+
+def random_start(samples: Samples, rng: np.random.Generator, logit: float = 0.0) -> State:
+    """Return a random state for the samples, its logits about a given value."""
+    m, k, q = samples.tokens, samples.nodes, samples.queries
+    return State(
+        0.3 * rng.normal(size=(m, k)),
+        logit + 0.3 * rng.normal(size=(q, m)),
+        0.1 * rng.normal(size=(q, k)),
+    )
+
+
+def random_point(rng: np.random.Generator, **given: Any) -> Point:
+    """Return a block of moderate size at moderate rates, as a point of a search."""
+    sizes = {"tokens": 5, "nodes": 3, "queries": 1, "samples": 9}
+    data = {"weights": 0.5, "logits": 0.5, "absent": 0.2, "drive": "gradient"}
+    block = {"eta_w": 0.7, "eta_z": 1.3, "tau": 0.6, "activation": "tanh"}
+    return Point({**sizes, **data, **block, "draw": int(rng.integers(2**32)), **given})

@@ -14,7 +14,7 @@ from scipy import optimize
 
 from joma.errors import JomaError
 from joma.experiments.claims.measurement import Measurement
-from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real
+from joma.experiments.claims.search import Choice, Integer, Point, Real
 from joma.theory.marginals import (
     Ball,
     Gaussian,
@@ -383,7 +383,7 @@ def decide(wrong: bool, border: float) -> Measurement:
     return Measurement(2.0 if wrong else 0.1 * float(np.exp(-abs(border))), 1.0)
 
 
-FAMILY: dict[str, Parameter] = {
+FAMILY: dict[str, Any] = {
     "family": Choice("gaussian", "student", "laplace", "logistic", "ball"),
     "df": Real(1.1, 100.0, log=True, special=(2.0, 3.0)),
     "n": Integer(1, 50, log=True),

@@ -1,7 +1,7 @@
 """Reference solutions of differential equations, and quadrature."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,7 @@ def integral(
     return total
 
 
-def five_point(two_back: Any, back: Any, ahead: Any, two_ahead: Any, step: float) -> Any:
-    """Return a derivative from values at -2, -1, 1 and 2 steps."""
+def five_point(values: Iterable[Any], step: float) -> Any:
+    """Return a derivative from the values at -2, -1, 1 and 2 steps."""
+    two_back, back, ahead, two_ahead = values
     return (8 * (ahead - back) - (two_ahead - two_back)) / (12 * step)

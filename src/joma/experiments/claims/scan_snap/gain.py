@@ -17,26 +17,14 @@ from joma.experiments.claims.measurement import (
 )
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.reference.scan_snap import Alike
-from joma.experiments.claims.scan_snap.corpora import (
-    ALIKE,
-    ALIKE_RUN,
-    ANY_CORPUS,
-    ANY_STATE,
-    FALLING,
-    alike,
-    any_corpus,
-    any_state,
-    one_query,
-    random_corpus,
-    rates,
-)
+from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, over
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Corpus
 
 Array = np.ndarray
 
-_UNLIKE = one_query(
+_UNLIKE = corpora.one_query(
     [[0.12, 0.88 * 0.75, 0.88 * 0.25, 0.00, 0.00], [0.85, 0.00, 0.00, 0.10, 0.05]], [0.5, 0.5]
 )
 """Classes that differ: at η_Y = .17 η_Z, B and ln χ of the second fall below 0."""
@@ -69,7 +57,7 @@ def _relative_gain(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 def _relative_gain_full(formula: Formula, rng: np.random.Generator) -> Measurement:
     """The formula's d ln r/dB, integrated over the B of the full flow."""
-    corpus = random_corpus(rng, 3, 3, 3, mass=0.2)
+    corpus = corpora.random_corpus(rng, 3, 3, 3, mass=0.2)
     t = np.concatenate([[0.0], np.geomspace(0.01, 1e5, 300)])
     run = scan_snap.evolve(corpus, t, eta_y=100.0, eta_z=1.0)
     often, *_, seldom = corpus.distinct_of(0)
@@ -125,7 +113,7 @@ def _gain_bounds(formula: Formula, rng: np.random.Generator) -> Measurement:
     return largest_error(_gain_bounds_at(formula, point) for point in points())
 
 
-@over(**ALIKE, b=Real(1e-4, 0.9e3, log=True))
+@over(**corpora.ALIKE, b=Real(1e-4, 0.9e3, log=True))
 def _gain_bounds_at(formula: Formula, point: Point) -> Measurement:
     """By how much ln χ leaves its bounds, relative to 2B, with g = γf imposed.
 
@@ -201,14 +189,14 @@ def _log_gain(flow: Alike, z: Array, token: int, other: int) -> float:
     return float(np.log1p(np.expm1(move) / -np.expm1(-start)))
 
 
-@over(**ALIKE, **ALIKE_RUN)
+@over(**corpora.ALIKE, **corpora.ALIKE_RUN)
 def _gain_full_at(formula: Formula, point: Point) -> Measurement:
     """By how much ln χ leaves its bounds on the flow, which must meet at B = 0."""
-    flow = alike(point)
+    flow = corpora.alike(point)
     first, *others = np.argsort(-flow.distinct, kind="stable").tolist()
     if not others or flow.distinct[first] < 1.02 * flow.distinct[others[0]]:
         raise JomaError("there must be a dominant token")
-    state = flow.path(np.array([point["time"]]), **rates(point), rtol=1e-8)[0]
+    state = flow.path(np.array([point["time"]]), **corpora.rates(point), rtol=1e-8)[0]
     b = float(state[-1])
     if b < 1e-5:
         raise JomaError("nothing has moved yet")
@@ -238,10 +226,10 @@ def _gain_at_equal_rates(formula: Formula, rng: np.random.Generator) -> Measurem
     return Measurement(abs(_log_gain(flow, state, 0, 1) - ours) / (b * b), 0.02)
 
 
-@over(**ALIKE, time=Real(1e-1, 1e4, log=True))
+@over(**corpora.ALIKE, time=Real(1e-1, 1e4, log=True))
 def _gain_early_at(formula: Formula, point: Point) -> Measurement:
     """How far ln χ/(2f²B) − 1 is from the formula's cB, relative to (1 + |c|)B."""
-    flow = alike(point)
+    flow = corpora.alike(point)
     order = np.argsort(-flow.distinct, kind="stable")
     pair = [int(order[0]), int(order[-1])]
     if order.size < 2 or flow.distinct[pair[0]] < 1.1 * flow.distinct[pair[1]]:
@@ -262,13 +250,11 @@ def _gain_early_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(off / (1 + abs(bend)), 0.02)
 
 
-def _b_rises_on(
-    formula: Formula, corpora: Iterable[Corpus], eta_y: float, end: float
-) -> Measurement:
+def _b_rises_on(formula: Formula, cases: Iterable[Corpus], eta_y: float, end: float) -> Measurement:
     """The relative error of Ḃ, plus the share of times and classes where it falls."""
     eta_z, step = 1.3, 1e-5
     error, falls = 0.0, []
-    for corpus in corpora:
+    for corpus in cases:
         t = np.concatenate([[0.0], np.geomspace(0.1, end, 20)])
         run = scan_snap.evolve(corpus, t, eta_y=eta_y * eta_z, eta_z=eta_z)
         rate = formula(corpus, run.z, run.y, eta_z=eta_z)
@@ -293,24 +279,32 @@ def _b_rises_on(
 
 def _b_rises(formula: Formula, rng: np.random.Generator) -> Measurement:
     distinct = np.array([0.3, 0.2])
-    corpora = [Alike(k, 0.5 * rng.dirichlet(np.full(2, 3.0)), distinct).corpus for k in (2, 4)]
-    return largest_error(_b_rises_on(formula, corpora, eta_y, 1e4) for eta_y in (0.1, 100.0))
+    cases = [Alike(k, 0.5 * rng.dirichlet(np.full(2, 3.0)), distinct).corpus for k in (2, 4)]
+    return largest_error(_b_rises_on(formula, cases, eta_y, 1e4) for eta_y in (0.1, 100.0))
 
 
 def _b_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
-    return smallest_error(_b_rises_on(formula, [one], eta_y, end) for one, eta_y, end in FALLING)
+    return smallest_error(
+        _b_rises_on(formula, [one], eta_y, end) for one, eta_y, end in corpora.FALLING
+    )
 
 
-@over(**ALIKE, **ALIKE_RUN, **ANY_CORPUS, **ANY_STATE, kind=Choice("alike", "any"))
+@over(
+    **corpora.ALIKE,
+    **corpora.ALIKE_RUN,
+    **corpora.ANY_CORPUS,
+    **corpora.ANY_STATE,
+    kind=Choice("alike", "any"),
+)
 def _b_rises_at(formula: Formula, point: Point) -> Measurement:
     """The distance of Ḃ from Σż/F at any state; or where classes are alike 1 if B falls."""
     if point["kind"] == "alike":
-        flow, of = alike(point), rates(point)
+        flow, of = corpora.alike(point), corpora.rates(point)
         state = flow.path(np.array([point["time"]]), **of, rtol=1e-7)[0]
         rate = formula(*flow.full_state(state), eta_z=of["eta_z"])[0]
         return Measurement(float(rate <= 0), 0.5)
-    corpus = any_corpus(point)
-    z, y = any_state(point, corpus)
+    corpus = corpora.any_corpus(point)
+    z, y = corpora.any_state(point, corpus)
     ours = formula(corpus, z, y, eta_z=1.3)
     by_z, _ = reference.gradient(corpus, z, y)
     error = 0.0

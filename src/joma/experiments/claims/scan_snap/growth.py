@@ -9,17 +9,8 @@ from scipy import integrate, special
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, difference, measured
 from joma.experiments.claims.reference.scan_snap import frozen
-from joma.experiments.claims.scan_snap.corpora import (
-    BALANCED,
-    BALANCED_RUN,
-    DECODER,
-    balanced,
-    balanced_corpora,
-    flow,
-    gram_of_classes_alike,
-    rates,
-    share_at_start,
-)
+from joma.experiments.claims.scan_snap import corpora
+from joma.experiments.claims.scan_snap.corpora import balanced
 from joma.experiments.claims.search import Integer, Point, Real, over
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
@@ -35,7 +26,7 @@ def _random_rates(rng: np.random.Generator, largest_y: float, largest_z: float) 
 def _balanced_law(formula: Formula, rng: np.random.Generator) -> Measurement:
     errors = []
     t = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 20)])
-    for corpus in balanced_corpora(rng, (2, 1, 1), (3, 2, 4), (4, 5, 2)):
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), (4, 5, 2)):
         of = _random_rates(rng, 5, 5)
         run = scan_snap.evolve(corpus.corpus, t, **of)
         first = corpus.common
@@ -45,11 +36,11 @@ def _balanced_law(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(errors, 1e-5)
 
 
-@over(**BALANCED, **BALANCED_RUN)
+@over(**corpora.BALANCED, **corpora.BALANCED_RUN)
 def _balanced_law_at(formula: Formula, point: Point) -> Measurement:
     """The drift of the conserved quantity, relative to its largest term."""
-    corpus, of = balanced(point), rates(point)
-    state = flow(corpus).path(np.array([point["time"]]), **of)[0]
+    corpus, of = balanced(point), corpora.rates(point)
+    state = corpora.flow(corpus).path(np.array([point["time"]]), **of)[0]
     separation, decoder = state[1] - state[0], state[2]
     start = formula(corpus, 0.0, 0.0, **of)
     end = formula(corpus, separation, decoder, **of)
@@ -63,19 +54,19 @@ def _balanced_law_at(formula: Formula, point: Point) -> Measurement:
 def _balanced_b(formula: Formula, rng: np.random.Generator) -> Measurement:
     errors = []
     t = np.concatenate([[0.0], np.geomspace(0.1, 1e8, 25)])
-    for corpus in balanced_corpora(rng, (2, 1, 1), (4, 2, 3)):
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3)):
         of = _random_rates(rng, 20, 2)
         b = scan_snap.evolve(corpus.corpus, t, **of).b[:, 0]
         errors.append(difference(formula(corpus, t, **of), b) / b[-1])
     return measured(errors, 1e-7)
 
 
-@over(**BALANCED, **BALANCED_RUN)
+@over(**corpora.BALANCED, **corpora.BALANCED_RUN)
 def _balanced_b_at(formula: Formula, point: Point) -> Measurement:
     """The distance of B(t) from the flow's, relative."""
-    corpus, of = balanced(point), rates(point)
+    corpus, of = balanced(point), corpora.rates(point)
     t = np.array([point["time"]])
-    b = float(flow(corpus).path(t, **of)[0, -1])
+    b = float(corpora.flow(corpus).path(t, **of)[0, -1])
     return Measurement(abs(float(formula(corpus, t, **of)[0]) - b) / (b + 1e-6), 1e-5)
 
 
@@ -91,42 +82,42 @@ def _scanning(formula: Formula, rng: np.random.Generator) -> Measurement:
     """By how much the steepest dB/d ln t, over all rates, exceeds the formula."""
     errors = [
         _steepest(corpus, eta_z) / formula(corpus) - 1
-        for corpus in balanced_corpora(rng, (2, 1, 1), (6, 3, 2))
+        for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (6, 3, 2))
         for eta_z in (0.01, 1.0, 1e3, 1e6)
     ]
     return measured([0.0, *errors], 0.0)
 
 
-@over(**BALANCED, **BALANCED_RUN)
+@over(**corpora.BALANCED, **corpora.BALANCED_RUN)
 def _scanning_at(formula: Formula, point: Point) -> Measurement:
     """By how much dB/d ln t exceeds its limit, relative, at any time and rates."""
-    corpus, of = balanced(point), rates(point)
-    state = flow(corpus).path(np.array([point["time"]]), rtol=1e-8, **of)[0]
-    slope = point["time"] * flow(corpus).rate(state, **of)[-1]
+    corpus, of = balanced(point), corpora.rates(point)
+    state = corpora.flow(corpus).path(np.array([point["time"]]), rtol=1e-8, **of)[0]
+    slope = point["time"] * corpora.flow(corpus).rate(state, **of)[-1]
     return measured(slope / formula(corpus) - 1, 1e-5)
 
 
 def _scanning_limit(formula: Formula, rng: np.random.Generator) -> Measurement:
-    corpora = balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (6, 3, 2))
-    errors = [abs(_steepest(one, 1e8, end=1.0) / formula(one) - 1) for one in corpora]
+    cases = corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (6, 3, 2))
+    errors = [abs(_steepest(one, 1e8, end=1.0) / formula(one) - 1) for one in cases]
     return measured(errors, 0.005)
 
 
 def _scanning_at_equal_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
-    (corpus,) = balanced_corpora(rng, (2, 1, 1))
+    (corpus,) = corpora.balanced_corpora(rng, (2, 1, 1))
     return measured(abs(_steepest(corpus, 1.0) / formula(corpus) - 1), 0.005)
 
 
-@over(**BALANCED)
+@over(**corpora.BALANCED)
 def _scanning_limit_at(formula: Formula, point: Point) -> Measurement:
     """How far the steepest dB/d ln t at η_Z/η_Y = 1e18 is from the limit, relative."""
     corpus = balanced(point)
     steepest, low, high = 0.0, 1e-11, 1e-2
     for _ in range(2):  # a second grid between the neighbours of the steepest point
         t = np.geomspace(low, high, 100)
-        path = flow(corpus).path(t, 1.0, 1e18, rtol=1e-8)
+        path = corpora.flow(corpus).path(t, 1.0, 1e18, rtol=1e-8)
         slopes = [
-            now * flow(corpus).rate(state, 1.0, 1e18)[-1]
+            now * corpora.flow(corpus).rate(state, 1.0, 1e18)[-1]
             for state, now in zip(path, t, strict=True)
         ]
         at = int(np.argmax(slopes))
@@ -136,7 +127,7 @@ def _scanning_limit_at(formula: Formula, point: Point) -> Measurement:
 
 
 def _of(corpus: Balanced, eta_y: float) -> dict[str, float]:
-    share = share_at_start(corpus.corpus)
+    share = corpora.share_at_start(corpus.corpus)
     return {"classes": corpus.classes, "distinct_share": share, "eta_y": eta_y}
 
 
@@ -147,13 +138,13 @@ def _decoder(point: Point) -> dict[str, float]:
 
 def _frozen_scores(point: Point, t: float) -> Array:
     classes = point["classes"]
-    gram = gram_of_classes_alike(classes, point["share"])
+    gram = corpora.gram_of_classes_alike(classes, point["share"])
     return frozen(gram, np.full(classes, 1 / classes), np.array([t]), point["eta_y"])[0][0, 0]
 
 
 def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Measurement:
     errors = []
-    for corpus in balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (8, 3, 1)):
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (8, 3, 1)):
         eta_y = float(rng.uniform(0.5, 5))
         margin = np.sort([0.1, 0.5, 1.0, np.log(corpus.classes), 4.0, 8.0])
         t = formula(margin, **_of(corpus, eta_y))
@@ -163,7 +154,7 @@ def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Meas
     return measured(errors, 1e-3)
 
 
-@over(**DECODER, margin=Real(1e-3, 30.0, log=True))
+@over(**corpora.DECODER, margin=Real(1e-3, 30.0, log=True))
 def _margin_at(formula: Formula, point: Point) -> Measurement:
     """The distance of the margin at the predicted time, relative."""
     wanted = point["margin"]
@@ -174,7 +165,7 @@ def _margin_at(formula: Formula, point: Point) -> Measurement:
 def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Measurement:
     """How far the right class's probability is from ½ at the predicted time."""
     errors = []
-    for corpus in balanced_corpora(rng, (3, 1, 1), (5, 4, 2), (12, 1, 1)):
+    for corpus in corpora.balanced_corpora(rng, (3, 1, 1), (5, 4, 2), (12, 1, 1)):
         eta_y = float(rng.uniform(0.5, 5))
         t = formula(**_of(corpus, eta_y))
         run = scan_snap.evolve(corpus.corpus, [t], eta_y=eta_y, eta_z=eta_z * eta_y)
@@ -183,7 +174,7 @@ def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) 
     return measured(errors, 1e-4)
 
 
-@over(**DECODER)
+@over(**corpora.DECODER)
 def _deciding_time_at(formula: Formula, point: Point) -> Measurement:
     """How far the right class's probability is from ½ at the predicted time."""
     right = special.softmax(_frozen_scores(point, formula(**_decoder(point))))[0]
@@ -222,7 +213,7 @@ def _snapping(formula: Formula, rng: np.random.Generator) -> Measurement:
     errors = []
     of: dict[str, Any] = {"eta_y": 2.0, "eta_z": 2.0}
     start, *late = 1e10, 1e30, 1e100
-    for corpus in balanced_corpora(rng, (2, 1, 1), (3, 2, 4), spread=0.05):
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), spread=0.05):
         b = scan_snap.evolve(corpus.corpus, [start, *late], **of, rtol=1e-8).b[:, 0]
         ours = formula(np.array(late), corpus, anchor=(start, b[0]), **of)
         errors += [np.max(np.abs(ours - b[1:]) / (b[1:] - b[0]))]
@@ -230,7 +221,7 @@ def _snapping(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(
-    **BALANCED,
+    **corpora.BALANCED,
     eta_z=Real(1e-3, 1e6, log=True),
     start=Real(20.0, 400.0),
     later=Real(1.1, 20.0, log=True),
@@ -241,7 +232,7 @@ def _snapping_at(formula: Formula, point: Point) -> Measurement:
     start = float(np.exp(point["start"]))
     end = float(np.exp(min(point["start"] * point["later"], 560.0)))
     formula(np.array([start]), corpus, anchor=(start, 1.0), eta_y=1.0, eta_z=eta_z)  # refuses early
-    b = flow(corpus).path(np.array([start, end]), 1.0, eta_z, rtol=1e-8)[:, -1]
+    b = corpora.flow(corpus).path(np.array([start, end]), 1.0, eta_z, rtol=1e-8)[:, -1]
     ours = float(formula(np.array([end]), corpus, anchor=(start, b[0]), eta_y=1.0, eta_z=eta_z)[0])
     error = abs(ours - b[1]) / (b[1] - b[0])
     # The law leaves out terms of the order (1 + ln K)/ln(η_Y t), and of the order

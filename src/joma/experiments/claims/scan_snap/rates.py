@@ -8,18 +8,8 @@ from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, measured
 from joma.experiments.claims.reference.scan_snap import frozen
-from joma.experiments.claims.scan_snap.corpora import (
-    BALANCED,
-    BALANCED_RUN,
-    DECODER,
-    balanced,
-    balanced_corpora,
-    flow,
-    gram_of_classes_alike,
-    random_corpus,
-    rates,
-    share_at_start,
-)
+from joma.experiments.claims.scan_snap import corpora
+from joma.experiments.claims.scan_snap.corpora import balanced
 from joma.experiments.claims.search import Point, Real, over
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
@@ -30,7 +20,7 @@ _STEP = 0.05
 
 def _both_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
     """The relative error of B and z at larger rates."""
-    corpus = random_corpus(rng, 3, 3, 2, equal=False)
+    corpus = corpora.random_corpus(rng, 3, 3, 2, equal=False)
     factor, t = float(rng.uniform(3, 10)), np.array([0.3, 3.0, 30.0])
     fast = scan_snap.evolve(corpus, t, eta_y=2 * factor, eta_z=factor)
     same = scan_snap.evolve(corpus, formula(t, factor), eta_y=2.0, eta_z=1.0)
@@ -38,10 +28,10 @@ def _both_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured([np.max(np.abs(same.b / fast.b - 1)), of_z], 1e-5)
 
 
-@over(**BALANCED, **BALANCED_RUN, factor=Real(1e-3, 1e3, log=True))
+@over(**corpora.BALANCED, **corpora.BALANCED_RUN, factor=Real(1e-3, 1e3, log=True))
 def _both_rates_at(formula: Formula, point: Point) -> Measurement:
     """The distance of the state at larger rates from that at the rescaled time."""
-    even, of, factor = flow(balanced(point)), rates(point), point["factor"]
+    even, of, factor = corpora.flow(balanced(point)), corpora.rates(point), point["factor"]
     fast = even.path(np.array([point["time"]]), factor * of["eta_y"], factor * of["eta_z"])
     same = even.path(np.atleast_1d(formula(point["time"], factor)), **of)
     return measured(np.abs(fast - same) / (np.abs(fast) + 1e-4), 1e-4)
@@ -65,7 +55,7 @@ def _densest(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(max(worst, 0.0), 0.0)
 
 
-@over(**BALANCED, separation=Real(0.0, 12.0))
+@over(**corpora.BALANCED, separation=Real(0.0, 12.0))
 def _densest_at(formula: Formula, point: Point) -> Measurement:
     """1 if entropy does not rise before the predicted separation and fall after it."""
     corpus = balanced(point)
@@ -120,7 +110,7 @@ def _decoder_rate_early(formula: Formula, rng: np.random.Generator) -> Measureme
 
 
 @over(
-    **BALANCED,
+    **corpora.BALANCED,
     eta_z=Real(1e-3, 1e6, log=True),
     start=Real(20.0, 400.0),
     later=Real(1.0, 1.0),
@@ -131,7 +121,7 @@ def _decoder_rate_at(formula: Formula, point: Point) -> Measurement:
     t = np.array([np.exp(point["start"])])
     effect = float(formula(t, corpus, eta_y=1.0, eta_z=eta_z)[0])
     more, less = (
-        flow(corpus).path(t, eta_y, eta_z, rtol=1e-10)[0, -1]
+        corpora.flow(corpus).path(t, eta_y, eta_z, rtol=1e-10)[0, -1]
         for eta_y in (np.exp(_STEP), np.exp(-_STEP))
     )
     change = float(more - less) / (2 * _STEP)
@@ -144,8 +134,8 @@ def _decoder_rate_at(formula: Formula, point: Point) -> Measurement:
 
 def _turn(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Measurement:
     errors, step = [], 0.01
-    for corpus in balanced_corpora(rng, (2, 1, 1), (3, 6, 1), (8, 3, 2), spread=0.1):
-        eta_y, share = float(rng.uniform(0.5, 5)), share_at_start(corpus.corpus)
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 6, 1), (8, 3, 2), spread=0.1):
+        eta_y, share = float(rng.uniform(0.5, 5)), corpora.share_at_start(corpus.corpus)
         turn = formula(classes=corpus.classes, distinct_share=share, eta_y=eta_y)
         t = turn * np.linspace(0.8, 1.2, 41)
         more, less = (
@@ -159,7 +149,7 @@ def _turn(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Measur
     return measured(errors, 0.005)
 
 
-@over(**DECODER)
+@over(**corpora.DECODER)
 def _turn_at(formula: Formula, point: Point) -> Measurement:
     """D ln B/d ln t − 1 at the predicted time: there ∂B/∂η_Y is 0, B being b(η_Y t)/η_Y."""
     classes, share, eta_y = point["classes"], point["share"], point["eta_y"]
@@ -167,7 +157,9 @@ def _turn_at(formula: Formula, point: Point) -> Measurement:
         raise JomaError("without common tokens nothing moves")
     t = formula(classes=classes, distinct_share=share, eta_y=eta_y)
     joint = np.full(classes, 1 / classes)
-    _, b, b_rate = frozen(gram_of_classes_alike(classes, share), joint, np.array([t]), eta_y)
+    _, b, b_rate = frozen(
+        corpora.gram_of_classes_alike(classes, share), joint, np.array([t]), eta_y
+    )
     return measured(abs(float(t * b_rate[0, 0] / b[0, 0]) - 1), 1e-6 / share)
 
 

@@ -8,29 +8,18 @@ from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import Formula, Measurement, difference, measured, relative
 from joma.experiments.claims.reference import scan_snap as reference
-from joma.experiments.claims.scan_snap.corpora import (
-    ALIKE,
-    ALIKE_RUN,
-    ANY_CORPUS,
-    ANY_STATE,
-    FALLING,
-    PULLED_DOWN,
-    UNEVEN,
-    any_corpus,
-    any_state,
-    one_query,
-    random_corpus,
-    rates,
-)
+from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, Vector, over
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Corpus
 
-_IN_BETWEEN = one_query(
+_IN_BETWEEN = corpora.one_query(
     [[0.25, 0.25, 0.30, 0.00, 0.20], [0.25, 0.02, 0.00, 0.53, 0.20]], [0.5, 0.5]
 )
 """Its second token is in both classes, with P = .25 and .02."""
-_FREQUENT_FALLS = one_query([[0.25, 0.75, 0.00, 0.00], [0.85, 0.00, 0.10, 0.05]], [0.5, 0.5])
+_FREQUENT_FALLS = corpora.one_query(
+    [[0.25, 0.75, 0.00, 0.00], [0.85, 0.00, 0.10, 0.05]], [0.5, 0.5]
+)
 """Its last two tokens are distinct; at η_Y = 5 η_Z the more frequent one ends lower."""
 
 
@@ -55,11 +44,11 @@ def _gradient(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(errors, 1e-7)
 
 
-@over(**ANY_CORPUS, **ANY_STATE)
+@over(**corpora.ANY_CORPUS, **corpora.ANY_STATE)
 def _gradient_at(formula: Formula, point: Point) -> Measurement:
     """The distance to the log-likelihood's derivatives, relative to the largest g."""
-    corpus = any_corpus(point)
-    z, y = any_state(point, corpus)
+    corpus = corpora.any_corpus(point)
+    z, y = corpora.any_state(point, corpus)
     z_rate, y_rate = formula(corpus, z, y, eta_y=0.7, eta_z=1.3)
     by_z, by_y = reference.gradient(corpus, z, y)
     error = difference(z_rate, 1.3 * by_z) / (1 + np.max(np.abs(y)))
@@ -74,8 +63,8 @@ def _common_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
     for class_ in range(3):
         own = slice(1 + 2 * class_, 3 + 2 * class_)
         one[class_, own] = (1 - one[class_, 0]) * rng.dirichlet(np.ones(2))
-    single = one_query(one, rng.dirichlet(np.full(3, 4.0)))
-    for corpus in [single, *(random_corpus(rng, k, 3, 2, equal=False) for k in (2, 4))]:
+    single = corpora.one_query(one, rng.dirichlet(np.full(3, 4.0)))
+    for corpus in [single, *(corpora.random_corpus(rng, k, 3, 2, equal=False) for k in (2, 4))]:
         fate = formula(corpus)[0, corpus.shared]
         flow = scan_snap.evolve(corpus, [0.0, 1e3], eta_y=10.0, eta_z=1.0)
         sampled = scan_snap.train_on_samples(
@@ -94,8 +83,8 @@ def _in_between_rises(formula: Formula, rng: np.random.Generator) -> Measurement
 
 
 @over(
-    **ALIKE,
-    **ALIKE_RUN,
+    **corpora.ALIKE,
+    **corpora.ALIKE_RUN,
     kind=Choice("one", "equally", "flow"),
     one=Vector(Real(1e-4, 0.9999), Integer(2, 4)),
     joint=Simplex(Integer(2, 4), least=1e-3),
@@ -110,7 +99,7 @@ def _common_falls_at(formula: Formula, point: Point) -> Measurement:
     """
     if point["kind"] == "flow":
         two = reference.TwoClasses((point["one"][0], point["one"][-1]), float(point["joint"][0]))
-        z = two.path(np.array([point["time"]]), **rates(point), rtol=1e-8)[0, :3]
+        z = two.path(np.array([point["time"]]), **corpora.rates(point), rtol=1e-8)[0, :3]
         if np.max(np.abs(z)) < 1e-8:
             raise JomaError("nothing has moved yet")
         falls = formula(two.corpus)[0, 0] == -1
@@ -146,8 +135,8 @@ def _common_and_distinct(point: Point) -> Corpus:
 
 def _distinct_rise(formula: Formula, rng: np.random.Generator) -> Measurement:
     worst, half = 0.0, 0.05
-    drawn = (random_corpus(rng, classes, 2, 3, equal=False) for classes in (2, 3))
-    for corpus in (PULLED_DOWN, UNEVEN, *drawn):
+    drawn = (corpora.random_corpus(rng, classes, 2, 3, equal=False) for classes in (2, 3))
+    for corpus in (corpora.PULLED_DOWN, corpora.UNEVEN, *drawn):
         pull = formula(corpus)[0, corpus.distinct]
         run = scan_snap.evolve(corpus, [0.0, half, 2 * half], eta_y=2.0, eta_z=1.0)
         z = run.z[:, 0][:, corpus.distinct]
@@ -160,17 +149,17 @@ def _distinct_rise(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 def _distinct_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
     wrong = []
-    for corpus, eta_y, end in FALLING:
+    for corpus, eta_y, end in corpora.FALLING:
         run = scan_snap.evolve(corpus, [0.0, end], eta_y=eta_y, eta_z=1.0)
         sign = np.sign(formula(corpus)[0, corpus.distinct])
         wrong.append(float(np.mean(run.fate[0, corpus.distinct] != sign)))
     return Measurement(min(wrong), 0.0)
 
 
-@over(**ANY_CORPUS)
+@over(**corpora.ANY_CORPUS)
 def _distinct_rise_at(formula: Formula, point: Point) -> Measurement:
     """The distance to z̈(0), relative, plus 1 if a distinct token is not pulled up."""
-    corpus = any_corpus(point)
+    corpus = corpora.any_corpus(point)
     pull, expected = formula(corpus), reference.initial_acceleration(corpus)
     error = difference(pull, expected) / max(float(np.max(np.abs(expected))), 1e-6)
     for class_ in range(corpus.classes):
@@ -182,7 +171,7 @@ def _distinct_rise_at(formula: Formula, point: Point) -> Measurement:
 
 def _frequent_first(formula: Formula, rng: np.random.Generator) -> Measurement:
     """The relative error of the ratio of two logits at a small time; on sequences their order."""
-    corpus = random_corpus(rng, 3, 2, 4)
+    corpus = corpora.random_corpus(rng, 3, 2, 4)
     early = scan_snap.evolve(corpus, [0.05], eta_y=3.0, eta_z=1.0).z[0, 0]
     sampled = scan_snap.train_on_samples(
         corpus, 400, 150, 128, eta_y=2.0, eta_z=1.0, rng=rng, every=150
@@ -203,10 +192,10 @@ def _frequent_late(formula: Formula, rng: np.random.Generator) -> Measurement:
     return Measurement(float((formula(_FREQUENT_FALLS, 1, 2, 3) > 1) != (late[2] > late[3])), 0.0)
 
 
-@over(**ANY_CORPUS)
+@over(**corpora.ANY_CORPUS)
 def _frequent_first_at(formula: Formula, point: Point) -> Measurement:
     """The distance of z_l/z_l' at t → 0 from the formula, relative."""
-    corpus = any_corpus(point)
+    corpus = corpora.any_corpus(point)
     expected = reference.initial_acceleration(corpus)
     error, found = 0.0, False
     for class_ in range(corpus.classes):

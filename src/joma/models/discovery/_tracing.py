@@ -6,8 +6,10 @@ turn nothing, so that what attention is given there is what the projection made,
 a normalisation.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from joma.models.architectures import Architecture, found_by_map, registered_for
 from joma.models.discovery._attentions import FoundAttention, layouts, read_as
+from joma.models.discovery._finder import Finder
 from joma.models.discovery._projections import Projection
-from joma.models.parts import Rows
+from joma.models.parts import Found, Rows
 
 _SEEN = 0.7
 """Mean cosine of what was made and what was seen from which on they are the same vectors; a
@@ -55,45 +59,87 @@ def _leave_out_fused(attention: FoundAttention) -> None:
         del attention.parts[role]
 
 
-class Traced:
-    """A context in which attentions of a model are watched.
+def find_weights(
+    model: nn.Module,
+    *,
+    architecture: Architecture | None = None,
+    run: Callable[[], object] | None = None,
+) -> Found:
+    """Return the weights, attentions, MLPs and blocks of a model, and what is missing.
+
+    Works on Hugging Face models (with or without a head, wrapped by peft, checkpointed), on
+    torch's own transformer layers, and on other modules that name their projections in a usual
+    way. Parameters on the meta device are found as well. Wrappers of the whole model
+    (DistributedDataParallel, torch.compile) are to be taken off first.
 
     Args:
         model: any module.
-        attentions: those found in it.
+        architecture: a map to go by instead. One that was registered for this kind of model
+            (`joma.models.register`) is used as if it was given.
+        run: runs the model once, such as `lambda: model(tokens)`. What attention is given then
+            decides how a fused matrix is read, and `Attention.checked` says where queries and
+            keys were seen. `joma.models.dummy_forward` makes one for Hugging Face models. Where
+            it fails, names and shapes decide as they do without it.
+
+    Raises:
+        ValueError: the model does not have what the map that was given names.
+    """
+    if architecture is None:
+        architecture = registered_for(model)
+    if architecture is not None:
+        return found_by_map(model, architecture)
+    if run is None:
+        return Finder(model).found()
+    trace = Tracing(model)
+    with contextlib.suppress(Exception), trace:
+        run()
+    return trace.found()
+
+
+class Tracing:
+    """Watch a forward pass and find which weights made the queries and keys seen in it.
+
+        trace = Tracing(model)
+        with trace:
+            model(tokens)
+        found = trace.found()
+
+    Everything is undone at the end, and the model computes what it always computes.
+
+    Args:
+        model: Any module, not compiled.
     """
 
-    def __init__(self, model: nn.Module, attentions: Iterable[FoundAttention]) -> None:
-        self._model, self._attentions = model, list(attentions)
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._finder = model, Finder(model)
         self._open: list[tuple[str, _Frame]] = []
         self._scores: dict[str, dict[str, float]] = {}
-        self._handles: list[Any] = []
-        self._mode: TorchFunctionMode | None = None
+        self._undo = contextlib.ExitStack()
 
-    def __enter__(self) -> None:
-        for attention in self._attentions:
+    def __enter__(self) -> "Tracing":
+        watch = self._undo.enter_context
+        for attention in self._finder.attentions:
             module = self._model.get_submodule(attention.path)
-            self._handles.append(module.register_forward_pre_hook(self._opening(attention)))
-            self._handles.append(
-                module.register_forward_hook(self._closing(attention), always_call=True)
-            )
-            holders = {it.holder for it, _ in attention.parts.values() if it.holder}
-            for holder in holders:
+            watch(module.register_forward_pre_hook(partial(self._begin, attention)))
+            watch(module.register_forward_hook(partial(self._end, attention), always_call=True))
+            for holder in {it.holder for it, _ in attention.parts.values() if it.holder}:
                 projection = self._model.get_submodule(holder)
-                self._handles.append(projection.register_forward_hook(self._making(holder)))
-        self._mode = _Products(self._see_product)
-        self._mode.__enter__()
+                watch(projection.register_forward_hook(partial(self._keep, holder)))
+        watch(_Products(self._see_product))
+        return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._mode is not None
-        self._mode.__exit__(*error)
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._undo.close()
         self._open.clear()
 
-    def decide(self, attention: FoundAttention) -> None:
-        """Reads the fused matrix of an attention as it was seen, and says whether it was seen."""
+    def found(self) -> Found:
+        """Return what was found, fused matrices read as the forward pass showed."""
+        for attention in self._finder.attentions:
+            self._decide(attention)
+        return self._finder.found()
+
+    def _decide(self, attention: FoundAttention) -> None:
+        """Read the fused matrix of an attention as it was seen, and note whether it was seen."""
         scores = self._scores.get(attention.path)
         if not scores:
             return
@@ -110,38 +156,29 @@ class Traced:
                 read_as(attention, way, whole)
         attention.checked = True
 
-    def _opening(self, attention: FoundAttention) -> Callable[..., None]:
-        def open_frame(module: nn.Module, inputs: Any) -> None:
-            self._open.append((attention.path, _Frame()))
+    def _begin(self, attention: FoundAttention, module: nn.Module, inputs: Any) -> None:
+        self._open.append((attention.path, _Frame()))
 
-        return open_frame
-
-    def _making(self, holder: str) -> Callable[..., None]:
-        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-            if self._open and isinstance(output, Tensor):
-                self._open[-1][1].made.setdefault(holder, output.detach())
-
-        return keep
+    def _keep(self, holder: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._open and isinstance(output, Tensor):
+            self._open[-1][1].made.setdefault(holder, output.detach())
 
     def _see_product(self, left: Tensor, right: Tensor) -> None:
         if self._open and len(self._open[-1][1].products) < _MOST_PRODUCTS:
             self._open[-1][1].products.append((left.detach(), right.detach()))
 
-    def _closing(self, attention: FoundAttention) -> Callable[..., None]:
-        def close_frame(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not self._open or self._open[-1][0] != attention.path:
-                return
-            _, frame = self._open.pop()
-            if attention.path not in self._scores and frame.products:
-                _count_heads(attention, frame)
-                with torch.no_grad():
-                    self._scores[attention.path] = dict(_judged(attention, frame))
-
-        return close_frame
+    def _end(self, attention: FoundAttention, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not self._open or self._open[-1][0] != attention.path:
+            return
+        _, frame = self._open.pop()
+        if attention.path not in self._scores and frame.products:
+            _count_heads(attention, frame)
+            with torch.no_grad():
+                self._scores[attention.path] = dict(_judged(attention, frame))
 
 
 def _count_heads(attention: FoundAttention, frame: _Frame) -> None:
-    """Takes the number of heads of a fused matrix from what was seen, where nothing says it."""
+    """Take the number of heads of a fused matrix from what was seen, where nothing says it."""
     whole, rows = attention.parts.get("query", (None, None))
     if attention.heads is not None or whole is None or rows is None or not attention.ways:
         return
@@ -153,7 +190,7 @@ def _count_heads(attention: FoundAttention, frame: _Frame) -> None:
 
 
 def _judged(attention: FoundAttention, frame: _Frame) -> Iterator[tuple[str, float]]:
-    """How well each way to read the matrices explains what was seen, from 0 to 1."""
+    """Return how well each way to read the matrices explains what was seen, from 0 to 1."""
     ways = {way.name: (way.rows, way.heads, way.key_heads) for way in attention.ways}
     if not ways:
         rows = {role: part[1] for role, part in attention.parts.items()}
@@ -174,7 +211,7 @@ def _judged(attention: FoundAttention, frame: _Frame) -> Iterator[tuple[str, flo
 def _first_vectors(
     projection: Projection, rows: Rows | None, heads: int | None, frame: _Frame
 ) -> Tensor | None:
-    """What a projection made at the first position of the first sequence, (heads, width)."""
+    """Return what a projection made at the first position of the first sequence, (heads, width)."""
     output = frame.made.get(projection.holder)
     if output is None or output.shape[-1] != projection.out or not heads:
         return None
@@ -187,7 +224,7 @@ def _first_vectors(
 
 
 def _explained(made: list[Tensor], product: tuple[Tensor, Tensor]) -> float:
-    """The smallest cosine among queries and keys with the operands of one product."""
+    """Return the smallest cosine among queries and keys with the operands of one product."""
     found = [0.0 for _ in made]
     for at, (vectors, operand) in enumerate(zip(made, product, strict=False)):
         width = vectors.shape[-1]
@@ -197,7 +234,7 @@ def _explained(made: list[Tensor], product: tuple[Tensor, Tensor]) -> float:
 
 
 def _first_seen(operand: Tensor, width: int) -> Iterator[Tensor]:
-    """Vectors of all heads at the first position, in each way an operand may be laid out."""
+    """Yield vectors of all heads at the first position, for each layout of an operand."""
     for laid in (operand, operand.mT if operand.ndim > 1 else operand):
         if laid.ndim < 3 or laid.shape[-1] != width:
             continue
@@ -216,7 +253,7 @@ def _on_host(vectors: Tensor) -> Tensor:
 
 
 def _cosine(vectors: Tensor, seen: Tensor) -> float:
-    """Mean cosine head by head; keys that several queries share may be repeated."""
+    """Return the mean cosine over heads; keys that several queries share may be repeated."""
     heads, there = len(vectors), len(seen)
     if there < heads:
         return 0.0
