@@ -212,6 +212,6 @@ def test_small_run(tmp_path, name: str):
 
 
 def test_which_networks_leave_a_gpu_idle():
-    assert [_train._is_light(FULL, depth) for depth in DEPTHS] == [True, True, False, True]
+    assert [_train._can_share_gpu(FULL, depth) for depth in DEPTHS] == [True, True, False, True]
     wide = dataclasses.replace(FULL, words=226_000)
-    assert not any(_train._is_light(wide, depth) for depth in DEPTHS)
+    assert not any(_train._can_share_gpu(wide, depth) for depth in DEPTHS)
