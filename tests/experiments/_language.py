@@ -36,7 +36,7 @@ def curves(
     start: float = 2.5,
 ) -> Curves:
     """Entropy that falls from `start` to `low` at the third look and ends at `end`."""
-    steps = FULL.counted
+    steps = FULL.published_steps
     fall = np.interp(steps, [0, 2000, 20_000, 58_000], [start, low, end, end])
     entropy = np.tile(fall[None, :, None], (depth, 1, seeds)) + 0.01 * np.arange(seeds)
     best = np.tile(np.interp(steps, [0, 50_000, 58_000], [10, loss, loss + 0.1])[:, None], seeds)

@@ -33,7 +33,7 @@ def test_tiny_run_of_both(tmp_path):
     assert [path.name for path in every[0].figures] == ["fig6.png", "fig6.svg"]
     columns = every[0].read_table("curves")
     setting = _data.load(SIZES["tiny"]).setting
-    assert set(columns["step"]) == set(setting.counted)
+    assert set(columns["step"]) == set(setting.published_steps)
     assert set(columns["depth"]) == set(DEPTHS)
     assert set(columns["learning_rate"]) == {setting.size.learning_rate}
     for name in ("attention_entropy", "attention_entropy_mean"):
@@ -88,7 +88,7 @@ def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_numbers(tmp_path, smalles
     text = _data.load(smallest)
     request = fig6.EXPERIMENT.request(scale="tiny")
     runs = [Run.create("fig6", {}, out=tmp_path / name) for name in ("one", "two")]
-    measure = _train.GroupWork.measure
+    measure = _train.LanguageNetworks.measure
 
     def stop(self, step: int) -> None:
         measure(self, step)
@@ -96,7 +96,7 @@ def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_numbers(tmp_path, smalles
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(_train.GroupWork, "measure", stop)
+        stopped.setattr(_train.LanguageNetworks, "measure", stop)
         with pytest.raises(KeyboardInterrupt):
             _train.train_groups(runs[0], ["depth-2"], text, request, ())
     assert not collect(runs[0], text.setting, ["depth-2"])
@@ -212,6 +212,6 @@ def test_small_run(tmp_path, name: str):
 
 
 def test_which_networks_leave_a_gpu_idle():
-    assert [_train._is_light(FULL, depth) for depth in DEPTHS] == [True, True, False, True]
+    assert [_train._can_share_gpu(FULL, depth) for depth in DEPTHS] == [True, True, False, True]
     wide = dataclasses.replace(FULL, words=226_000)
-    assert not any(_train._is_light(wide, depth) for depth in DEPTHS)
+    assert not any(_train._can_share_gpu(wide, depth) for depth in DEPTHS)

@@ -25,9 +25,9 @@ def own_cache(tmp_path, monkeypatch):
 
 class TestSetting:
     def test_wikitext_2_has_the_known_epochs_and_looks(self):
-        assert (FULL.whole, FULL.updates) == (2928, 2929)
-        assert len(FULL.counted) == 59
-        assert FULL.counted[-1] == 58_000
+        assert (FULL.windows_per_epoch, FULL.updates_per_epoch) == (2928, 2929)
+        assert len(FULL.published_steps) == 59
+        assert FULL.published_steps[-1] == 58_000
         # Nineteen epochs have passed, each with a short window that is trained on and not counted.
         assert FULL.measure_at[-1] == 58_000 + 58_000 // 2928
         assert FULL.measure_at[:4] == (0, 1000, 2000, 3001)
@@ -39,13 +39,17 @@ class TestSetting:
         counted = updates = 0
         while counted < steps:
             updates += 1
-            window = (updates - 1) % setting.updates
+            window = (updates - 1) % setting.updates_per_epoch
             counted += (window + 1) * LENGTH <= stream - 1  # a short one does not count
         # The short window that ends an epoch is trained on before the next one's first is counted.
-        while setting.update(steps) > updates:
-            assert updates % setting.updates == setting.whole < setting.updates
+        while setting.updates_at(steps) > updates:
+            assert (
+                updates % setting.updates_per_epoch
+                == setting.windows_per_epoch
+                < setting.updates_per_epoch
+            )
             updates += 1
-        assert setting.update(steps) == updates
+        assert setting.updates_at(steps) == updates
 
     def test_a_text_shorter_than_a_window_is_refused(self):
         with pytest.raises(ValueError, match="stream must be longer than a window of 35 words"):
@@ -126,11 +130,13 @@ def watched_by(model, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Te
         return model(tokens, watch=watch), seen
 
 
-class TestGroupWork:
+class TestLanguageNetworks:
     @pytest.fixture
-    def work(self, tmp_path) -> _train.GroupWork:
+    def work(self, tmp_path) -> _train.LanguageNetworks:
         text = _data.load(SIZE)
-        return _train.GroupWork(Run.create("x", {}, out=tmp_path / "x"), "depth-5", text, Request())
+        return _train.LanguageNetworks(
+            Run.create("x", {}, out=tmp_path / "x"), "depth-5", text, Request()
+        )
 
     def test_every_rate_has_the_same_seeds(self, work):
         rates = work.ensemble.optimizer.learning_rates.tolist()

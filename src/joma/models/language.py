@@ -31,13 +31,13 @@ class LanguageConfig:
     """What a language model is made of; the defaults are those of Fig. 6.
 
     Attributes:
-        vocabulary: words there are.
-        layers: blocks of attention and MLP.
-        width: of the residual stream.
-        hidden: nodes of each MLP.
-        heads: of each attention; they divide the width.
-        length: the longest sequence.
-        dropout: share of the numbers that are set to 0 in training.
+        vocabulary: Number of words.
+        layers: Number of blocks of attention and MLP.
+        width: Width of the residual stream.
+        hidden: Number of nodes of each MLP.
+        heads: Number of heads of each attention; they divide the width.
+        length: The longest sequence.
+        dropout: Share of the numbers that are set to 0 in training.
     """
 
     vocabulary: int
@@ -50,7 +50,7 @@ class LanguageConfig:
 
     @property
     def columns(self) -> int:
-        """Columns of the output layer: the words, and some that stay 0 for alignment."""
+        """Return the columns of the output layer: the words, and some that stay 0 for alignment."""
         return self.vocabulary if self.vocabulary < 1024 else -(-self.vocabulary // 128) * 128
 
     def __post_init__(self) -> None:
@@ -68,9 +68,9 @@ class Dropout:
     """Which numbers of a step are dropped: decided by seed, place in the network, step and index.
 
     Args:
-        seeds_E: of the members.
-        step: of the training, an int or a tensor that counts on the device.
-        share: of the numbers, dropped.
+        seeds_E: Seeds of the members.
+        step: Step of the training, an int or a tensor that counts on the device.
+        share: Share of the numbers that is dropped.
     """
 
     def __init__(self, seeds_E: Tensor, step: int | Tensor, share: float) -> None:
@@ -84,7 +84,7 @@ class Dropout:
                 self.seeds_S, self.of_E = own_S, of_E
 
     def __call__(self, x: Tensor, place: str) -> Tensor:
-        """x, (E, ...), with some of it 0 and the rest scaled up to the same mean."""
+        """Return x, (E, ...), with some of it 0 and the rest scaled up to the same mean."""
         if self.share == 0:
             return x
         width = x.shape[-1]
@@ -99,7 +99,7 @@ class Dropout:
 
 
 def keep_all(x: Tensor, place: str) -> Tensor:
-    """What takes the place of dropout outside training."""
+    """Return x: what takes the place of dropout outside training."""
     del place
     return x
 
@@ -108,8 +108,8 @@ class LanguageBlock(nn.Module):
     """Attention and MLP, each with dropout, a residual sum and layer norm after it.
 
     Args:
-        config: of the network.
-        members: E.
+        config: Configuration of the network.
+        members: Number of networks, E.
     """
 
     def __init__(self, config: LanguageConfig, members: int) -> None:
@@ -126,7 +126,7 @@ class LanguageBlock(nn.Module):
     def forward(
         self, x: Tensor, drop: Callable[[Tensor, str], Tensor], layer: int, watch: Watch | None
     ) -> Tensor:
-        """Maps (E, B, T, width) to the same shape."""
+        """Return the same shape as given, (E, B, T, width)."""
         added = drop(self.projection(self._attended(x, drop, layer, watch)), f"{layer}.attended")
         x = self.norm_attention(x + added)
         hidden = functional.relu(self.lower(x))
@@ -150,7 +150,7 @@ class LanguageBlock(nn.Module):
 
     @torch.no_grad()
     def draw(self, seeds_E: Tensor) -> None:
-        """Torch's own: Xavier for queries, keys and values together, 0 for attention's biases."""
+        """Draw torch's own values: Xavier for queries, keys and values, 0 for their biases."""
         for name, layer in self.named_children():
             if isinstance(layer, Linear | LayerNorm):
                 layer.draw(f"block.{name}", seeds_E)
@@ -165,16 +165,16 @@ class LanguageModel(nn.Module):
     """E language models of one shape, each with its own parameters.
 
     Initial values are those of `nn.TransformerEncoderLayer`, the same in every layer, and uniform
-    on ±.1 for embeddings and output weights, whose biases are 0.
+    on ±0.1 for embeddings and output weights, whose biases are 0.
 
     Args:
-        config: what each is made of.
-        seeds: one for each member; decides its initial parameters and what it drops.
-        device: where the parameters are.
-        dtype: of the parameters.
+        config: What each is made of.
+        seeds: One for each member; decides its initial parameters and what it drops.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
 
     Attributes:
-        compute: the precision that activations and products have, if not that of the parameters.
+        compute: Precision of activations and products, if not that of the parameters.
     """
 
     sinusoids_TD: Tensor
@@ -245,14 +245,14 @@ class LanguageModel(nn.Module):
         step: int | Tensor | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
-        """Cross-entropy of each member, mean over the words, (E,).
+        """Return the cross-entropy of each member, mean over the words, (E,).
 
         Args:
-            tokens_BT: words, (B, T).
-            targets_BT: the word after each.
-            weights_BT: how much each counts, together 1; all the same where None.
-            step: as of `forward`.
-            watch: as of `forward`.
+            tokens_BT: Words, (B, T).
+            targets_BT: The word after each.
+            weights_BT: How much each counts, together 1; all the same where None.
+            step: As of `forward`.
+            watch: As of `forward`.
         """
         return self._losses(self(tokens_BT, step=step, watch=watch), targets_BT, weights_BT)
 
@@ -312,12 +312,12 @@ class LanguageModel(nn.Module):
 
 
 def bias_of(linear: Linear) -> Tensor:
-    """The bias of a layer that has one."""
+    """Return the bias of a layer that has one."""
     assert linear.bias is not None
     return linear.bias
 
 
 def draw_uniform(parameter: Tensor, stream: str, seeds_E: Tensor, bound: float) -> None:
-    """Fills a parameter (E, ...) uniformly on ± bound."""
+    """Fill a parameter (E, ...) uniformly on ± bound."""
     drawn = random.uniform(seeds_E, stream, 0, parameter[0].numel(), dtype=parameter.dtype)
     parameter.copy_(drawn.view(parameter.shape).mul_(2).sub_(1).mul_(bound))

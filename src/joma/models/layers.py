@@ -21,10 +21,10 @@ class Linear(nn.Module):
     """E linear maps: y = x·weight + bias.
 
     Args:
-        members: E.
-        inputs: width of x.
-        outputs: width of y.
-        bias: whether there is one.
+        members: Number of networks, E.
+        inputs: Width of x.
+        outputs: Width of y.
+        bias: Whether there is one.
     """
 
     def __init__(self, members: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
@@ -35,7 +35,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, 1, outputs)) if bias else None
 
     def forward(self, x_ENI: Tensor) -> Tensor:
-        """Maps (E, ..., in) to (E, ..., out)."""
+        """Return (E, ..., out) for (E, ..., in)."""
         rows, kind = x_ENI.flatten(1, -2), x_ENI.dtype
         if self.bias is None:
             y = torch.bmm(rows, self.weight.to(kind))
@@ -44,13 +44,13 @@ class Linear(nn.Module):
         return y.unflatten(1, x_ENI.shape[1:-1])
 
     def product(self, x_ENI: Tensor) -> Tensor:
-        """Maps (E, ..., in) to (E, ..., out) without the bias."""
+        """Return (E, ..., out) for (E, ..., in) without the bias."""
         y = torch.bmm(x_ENI.flatten(1, -2), self.weight.to(x_ENI.dtype))
         return y.unflatten(1, x_ENI.shape[1:-1])
 
     @torch.no_grad()
     def draw(self, name: str, seeds: Tensor) -> None:
-        """Torch's default for linear layers: U(−1/√in, 1/√in) for weight and bias."""
+        """Draw torch's default for linear layers: U(−1/√in, 1/√in) for weight and bias."""
         bound = 1 / math.sqrt(self.weight.shape[1])
         for kind, parameter in self.named_parameters():
             _fill(parameter, random.uniform, f"{name}.{kind}", seeds).mul_(2).sub_(1).mul_(bound)
@@ -60,9 +60,9 @@ class Embedding(nn.Module):
     """E tables of token vectors, N(0, 1) at the start.
 
     Args:
-        members: E.
-        tokens: how many.
-        width: of a vector.
+        members: Number of networks, E.
+        tokens: Number of tokens.
+        width: Width of a vector.
     """
 
     def __init__(self, members: int, tokens: int, width: int) -> None:
@@ -70,9 +70,9 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(members, tokens, width))
 
     def forward(self, tokens_EN: Tensor) -> Tensor:
-        """Looks up (E, ...) tokens: (E, ..., width)."""
+        """Return the vectors of (E, ...) tokens: (E, ..., width)."""
         members, tokens, width = self.weight.shape
-        # On a GPU a look at the values would wait for it, and could not be captured.
+        # On a GPU reading the values would wait for it, and could not be captured.
         if (
             not tokens_EN.is_cuda
             and tokens_EN.numel()
@@ -88,7 +88,7 @@ class Embedding(nn.Module):
 
     @torch.no_grad()
     def draw(self, name: str, seeds: Tensor) -> None:
-        """Torch's default for embeddings: N(0, 1)."""
+        """Draw torch's default for embeddings: N(0, 1)."""
         _fill(self.weight, random.normal, f"{name}.weight", seeds)
 
 
@@ -96,8 +96,8 @@ class LayerNorm(nn.Module):
     """E layer norms, each with its own scale and shift.
 
     Args:
-        members: E.
-        width: of what is normalised.
+        members: Number of networks, E.
+        width: Width of what is normalised.
     """
 
     def __init__(self, members: int, width: int) -> None:
@@ -106,7 +106,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(members, width))
 
     def forward(self, x_END: Tensor) -> Tensor:
-        """Normalises the last axis of (E, ..., width)."""
+        """Normalise the last axis of (E, ..., width)."""
         members, width = self.weight.shape
         each = (members, *[1] * (x_END.ndim - 2), width)
         normal = functional.layer_norm(x_END, (width,))
@@ -115,14 +115,14 @@ class LayerNorm(nn.Module):
 
     @torch.no_grad()
     def draw(self, name: str, seeds: Tensor) -> None:
-        """Torch's default for layer norms: scale 1, shift 0."""
+        """Set torch's default for layer norms: scale 1, shift 0."""
         del name, seeds
         self.weight.fill_(1)
         self.bias.fill_(0)
 
 
 def _fill(parameter: Tensor, draw: Callable[..., Tensor], stream: str, seeds: Tensor) -> Tensor:
-    """Fills a parameter with numbers that each member's seed and the stream's name decide."""
+    """Fill a parameter with numbers that each member's seed and the stream's name decide."""
     each = parameter[0].numel()
     parameter.copy_(draw(seeds, stream, 0, each, dtype=parameter.dtype).view_as(parameter))
     return parameter

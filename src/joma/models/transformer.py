@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 Watch = Callable[[str, int, Tensor], None]
-"""Is told ("attention" or "hidden", layer, tensor) as the forward pass makes them."""
+"""Function that the forward pass calls with "attention" or "hidden", the layer and the tensor."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class TransformerConfig:
     """What a network is made of; the defaults are those of Table 1.
 
     Attributes:
-        vocabulary: tokens there are, padding included.
-        outputs: what is told apart: classes, or tokens.
-        layers: blocks of attention and MLP.
-        width: of the residual stream.
-        hidden: nodes of each MLP.
-        heads: of each attention; they divide the width.
+        vocabulary: Number of tokens, padding included.
+        outputs: Number of classes, or of tokens.
+        layers: Number of blocks of attention and MLP.
+        width: Width of the residual stream.
+        hidden: Number of nodes of each MLP.
+        heads: Number of heads of each attention; they divide the width.
         attention: "softmax"; "exp" and "linear" are the unnormalised ones of the theory.
-        norm: layer norm after each residual sum ("post"), before each branch ("pre"), or none.
-        positions: what is added to the embeddings.
-        length: the longest sequence; needed for learned and sinusoidal positions.
-        activation: of the MLP.
-        causal: whether a position sees only itself and what is before it.
-        projection: whether a linear map follows the attention.
-        readout: whether the output is of the last position or of all.
+        norm: Layer norm after each residual sum ("post"), before each branch ("pre"), or none.
+        positions: What is added to the embeddings.
+        length: The longest sequence; needed for learned and sinusoidal positions.
+        activation: Activation function of the MLP.
+        causal: Whether a position attends only to itself and what is before it.
+        projection: Whether a linear map follows the attention.
+        readout: Whether the output is of the last position or of all.
     """
 
     vocabulary: int
@@ -99,16 +99,16 @@ class Transformer(nn.Module):
     """E transformers of one shape, each with its own parameters.
 
     Args:
-        config: what each is made of.
-        seeds: one for each member; decides its initial parameters.
-        depths: how many of the layers each member has, if not all; the others are the identity
+        config: What each is made of.
+        seeds: One for each member; decides its initial parameters.
+        depths: How many of the layers each member has, if not all; the others are the identity
             for it and get no gradient.
-        device: where the parameters are.
-        dtype: of the parameters.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
 
     Attributes:
-        compute: the precision that activations and products have, if not that of the parameters;
-            the output layer keeps theirs.
+        compute: Precision of activations and products, if not that of the parameters; the output
+            layer keeps theirs.
     """
 
     has_LE111: Tensor
@@ -162,15 +162,15 @@ class Transformer(nn.Module):
         leading: int = 1,
         watch: Watch | None = None,
     ) -> Tensor:
-        """The outputs, (E, B, outputs), or (E, B, T, outputs) where all positions are read out.
+        """Return outputs, (E, B, outputs), or (E, B, T, outputs) where all positions are read out.
 
         Args:
-            tokens_EBT: tokens, shape (E, B, T).
-            leading: how many equal tokens the first position stands for. It is exact for softmax
+            tokens_EBT: Tokens, shape (E, B, T).
+            leading: How many equal tokens the first position stands for. It is exact for softmax
                 attention without positions: equal leading tokens see only one another, so they
                 are one token that counts as many.
-            watch: is told the attention (E, B, heads, T, T) and the hidden activations
-                (E, B, T, hidden) of every layer.
+            watch: Function that is called with the attention (E, B, heads, T, T) and the hidden
+                activations (E, B, T, hidden) of every layer.
         """
         x = self._embedded(tokens_EBT, leading)
         x = x if self.compute is None else x.to(self.compute)
@@ -178,7 +178,7 @@ class Transformer(nn.Module):
         top = self.config.layers - 1
         last_alone = self.config.readout == "last" and watch is None and self.depths is None
         for layer, block in enumerate(self.blocks):
-            # Nobody looks at the other positions of the top layer unless they are watched.
+            # The other positions of the top layer are not needed unless they are watched.
             y = block(x, seen, last_alone and layer == top, watch and _for_layer(watch, layer))
             x = y if self.depths is None else torch.where(self.has_LE111[layer], y, x)
         if self.config.readout == "last":
@@ -187,11 +187,11 @@ class Transformer(nn.Module):
         return self.output(x if self.final_norm is None else self.final_norm(x))
 
     def products(self) -> list[str]:
-        """Names of the parameters of the blocks that activations are multiplied with."""
+        """Return the names of the parameters of the blocks that activations are multiplied with."""
         return [name for name, p in self.blocks.named_parameters("blocks") if p.ndim > 2]
 
     def settings(self) -> dict[str, Any]:
-        """What the networks are made of."""
+        """Return what the networks are made of."""
         depths = None if self.depths is None else list(self.depths)
         return {"depths": depths, **asdict(self.config)}
 
@@ -225,8 +225,8 @@ class Block(nn.Module):
     """Attention and MLP, each with a residual sum.
 
     Args:
-        config: of the network.
-        members: E.
+        config: Configuration of the network.
+        members: Number of networks, E.
     """
 
     def __init__(self, config: TransformerConfig, members: int) -> None:
@@ -239,7 +239,7 @@ class Block(nn.Module):
             self.norm_mlp = LayerNorm(members, config.width)
 
     def forward(self, x: Tensor, seen: "_Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
-        """Maps (E, B, T, width) to the same shape, or to (E, B, 1, width) if only `last` counts."""
+        """Return (E, B, T, width), or (E, B, 1, width) if only the last position counts."""
         residual = x[:, :, -1:] if last else x
         if self.placement == "pre":
             x = residual + self.attention(self.norm_attention(x), seen, last, watch)
@@ -255,8 +255,8 @@ class Attention(nn.Module):
     """Scores q·k/√d, turned into weights by softmax, exp or nothing; queries see what is `seen`.
 
     Args:
-        config: of the network.
-        members: E.
+        config: Configuration of the network.
+        members: Number of networks, E.
     """
 
     def __init__(self, config: TransformerConfig, members: int) -> None:
@@ -270,7 +270,7 @@ class Attention(nn.Module):
         self.projection = Linear(members, width, width) if config.projection else None
 
     def forward(self, x: Tensor, seen: "_Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
-        """Maps (E, B, T, width) to the same shape, or to (E, B, 1, width) for the last query."""
+        """Return (E, B, T, width), or (E, B, 1, width) for the last query."""
         q = self._split(self.query(x[:, :, -1:] if last else x))
         k, v = self._split(self.key(x)), self._split(self.value(x))
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -281,7 +281,7 @@ class Attention(nn.Module):
         return y if self.projection is None else self.projection(y)
 
     def _split(self, x: Tensor) -> Tensor:
-        """(E, B, T, width) as (E, B, heads, T, width of a head)."""
+        """Return (E, B, T, width) as (E, B, heads, T, width of a head)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(2, 3)
 
 
@@ -289,8 +289,8 @@ class MLP(nn.Module):
     """One hidden layer, whose nodes are what Table 1 correlates with the latents.
 
     Args:
-        config: of the network.
-        members: E.
+        config: Configuration of the network.
+        members: Number of networks, E.
     """
 
     def __init__(self, config: TransformerConfig, members: int) -> None:
@@ -300,7 +300,7 @@ class MLP(nn.Module):
         self.upper = Linear(members, config.hidden, config.width)
 
     def forward(self, x: Tensor, watch: "_LayerWatch | None") -> Tensor:
-        """Maps (E, ..., width) to the same shape."""
+        """Return the same shape as given, (E, ..., width)."""
         hidden = self.activation(self.lower(x))
         if watch is not None:
             watch("hidden", hidden)
@@ -325,7 +325,7 @@ class _Seen:
         self.bias_TT = bias.masked_fill_(self.hidden_TT, -math.inf)
 
     def weights(self, scores: Tensor, kind: AttentionKind) -> Tensor:
-        """Attention weights of the last queries, of which `scores` may have fewer than T."""
+        """Return attention weights of the last queries, of which `scores` may have fewer than T."""
         queries = scores.shape[-2]
         if kind == "softmax":
             return torch.softmax(scores + self.bias_TT[-queries:], dim=-1)
@@ -335,7 +335,7 @@ class _Seen:
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Sine and cosine of the position at geometric wavelengths, interleaved."""
+    """Return sine and cosine of the position at geometric wavelengths, interleaved."""
     rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000.0) / width))
     angle = torch.arange(length, dtype=torch.float64)[:, None] * rate
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)

@@ -34,7 +34,7 @@ class _Mover:
     the thread that trains: a CUDA graph that is being captured forbids allocations to all others.
 
     Args:
-        device: The GPU.
+        device: The GPU to move from.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,7 +45,7 @@ class _Mover:
         self._device = device
 
     def follow(self) -> None:
-        """Wait, on its stream, for what the current stream was given to do."""
+        """Wait, on its stream, for the work of the current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def moved(self, tensor: Tensor) -> Tensor:
@@ -67,8 +67,8 @@ class Snapshot:
     """Copies of tensors, some of them still on a GPU.
 
     Attributes:
-        tensors: By name.
-        movers: What moves those on a GPU to the host.
+        tensors: The copies by name.
+        movers: What moves those on a GPU to the host, by device.
     """
 
     tensors: dict[str, Tensor]

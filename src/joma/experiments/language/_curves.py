@@ -171,4 +171,4 @@ def _read(own: Run, depth: int, setting: Setting) -> Iterable[Curves]:
         setting.size.cells(depth), by_layer, read("validation_loss"), trained, strict=True
     ):
         apart = share_apart(losses)
-        yield Curves(depth, cell.rate, setting.counted, entropy, loss, mean, rank, apart)
+        yield Curves(depth, cell.rate, setting.published_steps, entropy, loss, mean, rank, apart)

@@ -1,4 +1,4 @@
-"""Which networks are trained, how large the experiment is made, and when they are looked at."""
+"""Which networks are trained, how large the experiment is, and when they are measured."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ UNIFORM = math.lgamma(LENGTH + 1) / LENGTH
 FIRST_SEED = 3
 """Torch's seed of the first recorded network; the second and third have the next two.
 
-Told from the record: of the networks that torch draws from a seed below 60, those of 3, 4 and 5
+Found from the record: of the networks that torch draws from a seed below 60, those of 3, 4 and 5
 have the recorded attention entropies before training, to all four digits.
 """
 
@@ -39,7 +39,7 @@ class Published:
     Attributes:
         title: its name in a sentence.
         loss: best validation loss by depth, mean over three seeds.
-        last: the counted step with which its curves end.
+        last: The published step with which its curves end.
         words: of its vocabulary.
         tokens: of its training text.
     """
@@ -118,8 +118,8 @@ class Size:
         seeds: networks of one depth and learning rate.
         learning_rate: at every depth.
         learning_rates: of the depth that is swept; the other one is among them.
-        every: counted steps between two looks.
-        last: the counted step of the last look, where training ends.
+        every: Published steps between two measurements.
+        last: The published step of the last measurement, where training ends.
     """
 
     corpus: str
@@ -228,8 +228,8 @@ GROUPS = {f"depth-{depth}": depth for depth in DEPTHS}
 class Setting:
     """A size and the text it is trained on: all that decides the numbers but the seeds.
 
-    Steps are counted as the authors do: an epoch is as many as it has whole windows, though the
-    short last one is trained on too. So the counted step runs behind the updates by one an epoch.
+    A *published step* is one as the authors count: an epoch has as many as it has whole windows,
+    though the short last one is trained on too. So it falls behind the updates by one an epoch.
 
     Attributes:
         size: of the experiment.
@@ -259,31 +259,31 @@ class Setting:
         return TEXTS.get(corpus) if self.size == sized("full", corpus) else None
 
     @property
-    def whole(self) -> int:
-        """Whole windows in an epoch."""
+    def windows_per_epoch(self) -> int:
+        """Return the number of whole windows in an epoch."""
         return (self.stream - 1) // LENGTH
 
     @property
-    def updates(self) -> int:
-        """Updates in an epoch: its windows, the short last one included."""
+    def updates_per_epoch(self) -> int:
+        """Return the number of windows in an epoch, the short last one included."""
         return -(-(self.stream - 1) // LENGTH)
 
     @property
-    def counted(self) -> tuple[int, ...]:
-        """The steps of the looks as they are counted."""
+    def published_steps(self) -> tuple[int, ...]:
+        """Return the published steps of the measurements."""
         return tuple(range(0, self.size.last + 1, self.size.every))
 
     @property
     def measure_at(self) -> tuple[int, ...]:
-        """The updates after which those looks come."""
-        return tuple(self.update(step) for step in self.counted)
+        """Return the numbers of updates after which to measure."""
+        return tuple(self.updates_at(step) for step in self.published_steps)
 
     @property
     def seeds(self) -> int:
-        """How many networks each cell has."""
+        """Return how many networks each cell has."""
         return self.size.seeds
 
-    def update(self, step: int) -> int:
-        """How many updates were made when the counted step is `step`."""
-        epochs, rest = divmod(step, self.whole)
-        return epochs * self.updates + rest
+    def updates_at(self, published_step: int) -> int:
+        """Return how many updates were made at a published step."""
+        epochs, rest = divmod(published_step, self.windows_per_epoch)
+        return epochs * self.updates_per_epoch + rest

@@ -21,29 +21,29 @@ from joma.train import Ensemble
 
 _TABLE = "embedding.weight"
 CLIP = 0.5
-"""The greatest norm of a gradient."""
+"""The largest norm of a gradient."""
 
-_LIGHT = 100_000
-"""Words over which networks that train together may choose, those of all added up, to be light."""
+_MAX_SHARED_LOGITS = 100_000
+"""Logits per position of all networks of a group, up to which it may share a GPU with others."""
 _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
 
 
 def train_groups(
-    run: Run, names: Sequence[str], text: WindowedText, request: Request, beside: Sequence[str]
+    run: Run, names: Sequence[str], text: WindowedText, request: Request, others: Sequence[str]
 ) -> None:
-    """Trains groups, each in a run folder of its own, unless they are done already.
+    """Train groups, each in a run folder of its own, unless they are done already.
 
-    Their metrics hold each member's loss at every update and, at the looks, under the number of
-    updates before them: `validation_loss`; by layer `attention_entropy` of one validation window,
+    Their metrics have each member's loss at every update and, at each measurement, under the number
+    of updates before it: `validation_loss`; by layer `attention_entropy` of one validation window,
     `attention_entropy_mean` of all, and `stable_rank` of the lower layer of the MLP.
 
     Args:
-        run: of the experiment.
-        names: of the groups.
-        text: to train on.
-        request: what was asked of the experiment.
-        beside: experiments with the same groups; what a run of theirs in a folder beside this one
+        run: Run of the experiment.
+        names: Names of the groups.
+        text: Text to train on.
+        request: What was asked of the experiment.
+        others: Experiments with the same groups; what a run of theirs in a folder next to this one
             has done is not done again.
     """
     text = text.to(request.device)
@@ -51,23 +51,23 @@ def train_groups(
         _trained.NetworkGroup(
             name,
             text.setting.size.cells(GROUPS[name]),
-            lambda own, name=name: GroupWork(own, name, text, request),
-            lambda own, name=name: _done_beside(run, own, name, beside),
-            can_share_gpu=_is_light(text.setting, GROUPS[name]),
+            lambda own, name=name: LanguageNetworks(own, name, text, request),
+            lambda own, name=name: _find_done(run, own, name, others),
+            can_share_gpu=_can_share_gpu(text.setting, GROUPS[name]),
         )
         for name in names
     ]
     _trained.train_groups(run, groups, text.setting, request)
 
 
-def _is_light(setting: Setting, depth: int) -> bool:
-    """Whether the networks of a depth do not fill a GPU: their outputs are most of their work."""
-    return len(setting.size.cells(depth)) * setting.seeds * setting.words <= _LIGHT
+def _can_share_gpu(setting: Setting, depth: int) -> bool:
+    """Return whether a depth leaves a GPU partly idle: logits are most of the work."""
+    return len(setting.size.cells(depth)) * setting.seeds * setting.words <= _MAX_SHARED_LOGITS
 
 
-def _done_beside(run: Run, own: Run, name: str, beside: Sequence[str]) -> Run | None:
-    """The same group in a run beside this one, if it is done there with the same settings."""
-    for experiment in beside:
+def _find_done(run: Run, own: Run, name: str, others: Sequence[str]) -> Run | None:
+    """Return the same group in a run next to this one, if it is done with the same settings."""
+    for experiment in others:
         for folder in sorted(run.path.absolute().parent.glob(f"{experiment}*")):
             with contextlib.suppress(ValueError, OSError):
                 if is_run(folder) and _trained.is_done(found := Run.open(folder), name):
@@ -77,8 +77,8 @@ def _done_beside(run: Run, own: Run, name: str, beside: Sequence[str]) -> Run | 
     return None
 
 
-class GroupWork:
-    """The networks of a depth, the text, and what is looked at."""
+class LanguageNetworks:
+    """The networks of a depth, the text, and what is measured."""
 
     def __init__(self, run: Run, name: str, text: WindowedText, request: Request) -> None:
         setting, depth, device = text.setting, GROUPS[name], request.device
@@ -109,11 +109,11 @@ class GroupWork:
             text.train.at,
             loss=training_loss(optimizer),
             precision="bfloat16" if device == "cuda" else "float32",
-            restart_every=setting.updates,
+            restart_every=setting.updates_per_epoch,
         )
 
     def measure(self, step: int) -> None:
-        """Measures all networks after `step` updates."""
+        """Measure all networks after `step` updates."""
         one = slice(self.watched, self.watched + 1)
         with self.ensemble.evaluating() as model:
             loss_E, mean_LE = self._validate(model)
@@ -129,7 +129,7 @@ class GroupWork:
             log(step, "attention_entropy_mean", mean_E, layer=layer)
 
     def _validate(self, model: FastLanguageModel) -> tuple[Tensor, Tensor]:
-        """Loss (E,) and entropies (layers, E), means over all words of the validation text."""
+        """Return loss (E,) and entropies (layers, E), means over all words of the validation."""
         rows = self._rows(model, model.config.vocabulary)
         parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
         found = [model.evaluate(*part) for part in zip(*parts, strict=True)]
@@ -148,17 +148,17 @@ class GroupWork:
             self.run.metrics.append(step, "stable_rank", values, layer=layer, bound=bounds)
 
     def _rows(self, model: FastLanguageModel, numbers: int) -> int:
-        """How many rows of words fit at a time, where each word takes so many numbers."""
+        """Return how many rows of words fit at a time, if each word takes so many numbers."""
         each = len(model.seeds) * LENGTH * numbers
         return max(self.numbers // each, 1)
 
 
 Window = tuple[Tensor, Tensor, Tensor]
-"""Tokens, the words after them, and how much each counts, all (B, T)."""
+"""Tokens, the words after them, and the weight of each, all (B, T)."""
 
 
 def training_loss(optimizer: LazyAdam) -> Callable[[FastLanguageModel, Window, Tensor], Tensor]:
-    """Cross-entropy of each member on a window, mean over the words that are there, (E,)."""
+    """Return the training loss: cross-entropy of each member on a window, (E,)."""
     rows = optimizer.rows.get(_TABLE)
 
     def fetch(tokens_BT: Tensor) -> Tensor:
