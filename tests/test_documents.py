@@ -16,7 +16,7 @@ from joma import theory
 from joma.experiments import EXPERIMENTS, cooccurrence
 from joma.experiments.claims import CLAIMS, errata
 from joma.experiments.claims.errata import ERRATA
-from joma.train.findings._kinds import KINDS
+from joma.train.findings import KINDS
 from joma.train.monitor import METRICS
 
 ROOT = Path(__file__).parent.parent

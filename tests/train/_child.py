@@ -57,7 +57,7 @@ def train(
                     looked(step)
         run.metrics.append(step, "scale", model.output.weight.std().item(), module="output")
 
-    settings = {"look": look, "look_at": LOOKS, "checkpoint_seconds": 0.0, "keep_last": True}
+    settings = {"measure": look, "look_at": LOOKS, "checkpoint_seconds": 0.0, "keep_last": True}
     return fit(networks, run, steps, **{**settings, **options})
 
 

@@ -24,8 +24,8 @@ Needs = Literal[
   `ActivationStatistics`.
 - "residual": outputs of blocks. `measure(overlap)` takes `EmbeddingOverlap`.
 - "embedding", "weights": the token embedding, or any weight matrix. `measure(matrix, effort)` takes
-  a tensor and an `Effort`, and returns something with `value` and `bound`, or None where a quick
-  measurement is not possible.
+  a tensor and an `Effort`, and returns something with `value` and `bound`. It raises JomaError
+  where a quick measurement is not possible.
 - "gradients": `measure(found)` takes `GradientRank` and returns estimates by the name that they are
   recorded under.
 - "norms", "step", "updates", "theorem1": of a training alone; `joma.train.monitor` measures them.
