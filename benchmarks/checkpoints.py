@@ -16,7 +16,6 @@ SHA-256 at 0.5 GB/s make about 2 s for a GB, under 1% for the small networks tha
 """
 
 import argparse
-import importlib
 import json
 import platform
 import statistics
@@ -29,10 +28,9 @@ from typing import Any
 import torch
 
 from joma.experiments import Request
-from joma.experiments.table1._cells import GROUPS, SIZES
-from joma.experiments.table1._train import GroupWork
+from joma.experiments.table1.networks import GROUPS, SIZES, Table1Networks
 from joma.runs import Run
-from joma.train import _checkpointing, fit
+from joma.train import _checkpointing, fit, loop
 
 NEVER = 1e9
 FIRST = 32
@@ -86,8 +84,8 @@ def train(group: str, scale: str, device: str, steps: int, every: float) -> dict
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create("bench", {}, out=Path(folder) / "run", device=device)
         request = Request(device=device, options=options)
-        ensemble = GroupWork(run, GROUPS[group], SIZES[scale], request).ensemble
-        state = sum(tensor.nbytes for tensor in ensemble.state().values())
+        ensemble = Table1Networks(run, GROUPS[group], SIZES[scale], request).ensemble
+        state = sum(tensor.nbytes for _, tensor in ensemble.state())
         _Counting.saved = 0
         fit(ensemble, run, steps, checkpoint_seconds=every, progress=clock)
     seconds = clock.ended - clock.started
@@ -108,8 +106,7 @@ def main() -> None:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     scale = options.scale or ("full" if device == "cuda" else "tiny")
-    # The room's `fit` is the function; this is the module it is in.
-    importlib.import_module("joma.train.fit").CheckpointWriter = _Counting  # type: ignore[attr-defined]
+    loop.CheckpointWriter = _Counting  # type: ignore[misc]
     sides = {"without": (NEVER, False), "thread": (options.every, False)}
     sides["waiting"] = (options.every, True)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}

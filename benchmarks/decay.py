@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from joma.experiments import Request
-from joma.experiments.table1._cells import CELLS, SIZES
-from joma.experiments.table1._train import GroupWork
+from joma.experiments.table1.networks import CELLS, SIZES, Table1Networks
 from joma.runs import Run
 
 
@@ -31,12 +30,12 @@ def main() -> None:
         size = replace(SIZES["small"], seeds=options.seeds, steps=options.steps, weight_decay=decay)
         with tempfile.TemporaryDirectory() as folder:
             run = Run.create("decay", {}, out=Path(folder) / "run")
-            work = GroupWork(run, [cell], size, Request())
+            work = Table1Networks(run, [cell], size, Request())
             for step in looks:
                 while work.ensemble.step < step:
                     work.ensemble.advance(min(50, step - work.ensemble.step))
                     work.ensemble.losses()
-                work.look(step)
+                work.measure(step)
             run.metrics.flush()
             log = run.metrics.read()
         for name in ("ncorr", "shuffled_classes"):

@@ -19,8 +19,7 @@ import torch
 
 from joma.experiments import Request
 from joma.experiments._trained import PLANTED, planted_name
-from joma.experiments.table1._cells import CELLS, SIZES
-from joma.experiments.table1._train import GroupWork
+from joma.experiments.table1.networks import CELLS, SIZES, Table1Networks
 from joma.runs import Run
 
 NAMES = {"none": "held_out_classes", **{f"{known:g}": planted_name(known) for known in PLANTED}}
@@ -50,13 +49,13 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             run = Run.create("power", {}, out=Path(folder) / "run", device=device)
-            work = GroupWork(run, [cell], size, Request(seed=options.seed, device=device))
-            work.look(0)
+            work = Table1Networks(run, [cell], size, Request(seed=options.seed, device=device))
+            work.measure(0)
             for step in range(0, options.steps, 50):
                 work.ensemble.advance(min(50, options.steps - step))
                 work.ensemble.losses()
             if options.steps:
-                work.look(options.steps)
+                work.measure(options.steps)
             del work
             run.metrics.flush()
             log = run.metrics.read()

@@ -22,8 +22,7 @@ import torch
 
 from benchmarks import plain
 from joma.experiments import Request
-from joma.experiments.table1._cells import GROUPS, SIZES, Size
-from joma.experiments.table1._train import GroupWork
+from joma.experiments.table1.networks import GROUPS, SIZES, Table1Networks, Table1Size
 from joma.runs import Run
 
 COPY, PRODUCTS = 4.3e12, 790e12
@@ -36,7 +35,7 @@ PRODUCT_BYTES = 2 + 2 + 2
 """For each parameter: read forward and backward, and its gradient written."""
 
 
-def floor(work: GroupWork) -> dict[str, float]:
+def floor(work: Table1Networks) -> dict[str, float]:
     """Operations and bytes of one step of a group, and the seconds they need at least."""
     config, batch = work.ensemble.model.config, work.data.distinct(128, 0)
     members, sequences, length = batch.tokens.shape
@@ -56,7 +55,7 @@ def floor(work: GroupWork) -> dict[str, float]:
     }
 
 
-def ours(group: str, size: Size, device: str, steps: int) -> dict[str, Any]:
+def ours(group: str, size: Table1Size, device: str, steps: int) -> dict[str, Any]:
     """Times the steps of a group's ensemble, after they were captured."""
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -64,7 +63,7 @@ def ours(group: str, size: Size, device: str, steps: int) -> dict[str, Any]:
     options = {"learning-rate": None, "hidden": None}
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create("bench", {}, out=Path(folder) / "run", device=device)
-        work = GroupWork(run, GROUPS[group], size, Request(device=device, options=options))
+        work = Table1Networks(run, GROUPS[group], size, Request(device=device, options=options))
         work.ensemble.advance(2)
         work.ensemble.losses()
         start = time.perf_counter()
@@ -72,7 +71,7 @@ def ours(group: str, size: Size, device: str, steps: int) -> dict[str, Any]:
         work.ensemble.losses()
         step = (time.perf_counter() - start) / steps
         start = time.perf_counter()
-        work.look(0)
+        work.measure(0)
         _wait(device)
         look = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else math.nan

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from joma.experiments import Request
-from joma.experiments.table1._cells import CELLS, SIZES
-from joma.experiments.table1._train import GroupWork, largest_possible
+from joma.experiments.table1.networks import CELLS, SIZES, Table1Networks, largest_possible
 from joma.runs import Run
 
 COLUMNS = (
@@ -52,10 +51,10 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             run = Run.create("untrained", {}, out=Path(folder) / "run", device=device)
-            work = GroupWork(run, [cell], size, Request(seed=options.seed, device=device))
-            work.look(0)
+            work = Table1Networks(run, [cell], size, Request(seed=options.seed, device=device))
+            work.measure(0)
             work.ensemble.advance(1)
-            work.look(1)
+            work.measure(1)
             del work
             run.metrics.flush()
             log = run.metrics.read()

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from joma import theory
-from joma.experiments import EXPERIMENTS, cooccurrence
+from joma.experiments import EXPERIMENTS
 from joma.experiments.claims import CLAIMS, errata
 from joma.experiments.claims.errata import ERRATA
+from joma.experiments.cooccurrence import figure as cooccurrence
 from joma.train.findings import KINDS
 from joma.train.monitor import METRICS
 

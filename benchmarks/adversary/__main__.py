@@ -15,9 +15,9 @@ import benchmarks.adversary as package
 from benchmarks.adversary._twin import Twin
 from joma.errors import JomaError
 from joma.experiments.claims import CLAIMS, Claim
-from joma.experiments.claims._claim import check
-from joma.experiments.claims._search import Point
 from joma.experiments.claims.adversary import attack, ratio_of
+from joma.experiments.claims.claim import check
+from joma.experiments.claims.search import Point
 
 DRAWS = 400
 """Points by which the share of the domain on which a twin is wrong is estimated."""

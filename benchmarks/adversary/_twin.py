@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from joma.experiments.claims._claim import Claim
-from joma.experiments.claims._measurement import Formula
-from joma.experiments.claims._search import Search
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula
+from joma.experiments.claims.search import Search
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims import _scan_snap_phases_search as phases
-from joma.experiments.claims import _scan_snap_reference as reference
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._scan_snap_reference import TwoClasses
-from joma.experiments.claims._search import Integer, Matrix, Point, Real, Search, Simplex, Vector
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.reference import scan_snap as reference
+from joma.experiments.claims.reference.scan_snap import TwoClasses
+from joma.experiments.claims.scan_snap import corpora
+from joma.experiments.claims.search import Integer, Matrix, Point, Real, Search, Simplex, Vector
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, Corpus
 
@@ -146,9 +146,9 @@ def _half_at_snapping_time(formula: Formula, point: Point) -> Measurement:
 
 def _larger_rates_sparser(formula: Formula, point: Point) -> Measurement:
     """By how much the entropy at both rates times a factor is above that at the rates."""
-    corpus = phases.balanced(point)
+    corpus = corpora.balanced(point)
     times = np.array([point["time"], float(formula(point["time"], point["factor"]))])
-    state = phases.flow(corpus).path(times, point["ratio"], 1.0, rtol=1e-8)
+    state = corpora.flow(corpus).path(times, point["ratio"], 1.0, rtol=1e-8)
     common, distinct = corpus.common, corpus.distinct
     weight = (
         corpus.common_mass * np.exp(state[:, 0]),
@@ -160,11 +160,11 @@ def _larger_rates_sparser(formula: Formula, point: Point) -> Measurement:
 
 
 def _any_time_effect(formula: Formula, point: Point) -> Measurement:
-    corpus = phases.balanced(point)
+    corpus = corpora.balanced(point)
     t, step = np.array([np.exp(point["start"])]), 0.05
     effect = float(formula(t, corpus, eta_y=1.0, eta_z=point["eta_z"])[0])
     more, less = (
-        phases.flow(corpus).path(t, eta_y, point["eta_z"], rtol=1e-9)[0, -1]
+        corpora.flow(corpus).path(t, eta_y, point["eta_z"], rtol=1e-9)[0, -1]
         for eta_y in (np.exp(step), np.exp(-step))
     )
     return Measurement(abs(float(more - less) / (2 * step) / effect - 1), 0.05)
@@ -227,10 +227,9 @@ HALF_AT_SNAPPING_TIME = Search(
     },
     _half_at_snapping_time,
 )
-_BALANCED = {name: phases.SNAPPING.parameters[name] for name in phases.SCANNING_LIMIT.parameters}
 LARGER_RATES_SPARSER = Search(
     {
-        **_BALANCED,
+        **corpora.BALANCED,
         "ratio": Real(0.1, 100.0, log=True),
         "time": Real(0.1, 1e4, log=True),
         "factor": Real(1.1, 10.0),
@@ -238,7 +237,7 @@ LARGER_RATES_SPARSER = Search(
     _larger_rates_sparser,
 )
 ANY_TIME_EFFECT = Search(
-    {**_BALANCED, "eta_z": Real(1e-3, 1e3, log=True), "start": Real(10.0, 100.0)},
+    {**corpora.BALANCED, "eta_z": Real(1e-3, 1e3, log=True), "start": Real(10.0, 100.0)},
     _any_time_effect,
 )
 SHORT_SEQUENCES = Search(

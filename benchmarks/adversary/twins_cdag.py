@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary import Twin
-from joma.experiments.claims.cdag import small_angle_bound
+from joma.experiments.claims.cdag.theorem1 import small_angle_bound
 from joma.theory import cdag
 
 

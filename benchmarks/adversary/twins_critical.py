@@ -6,10 +6,10 @@ import numpy as np
 
 from benchmarks.adversary._twin import Twin
 from joma.errors import JomaError
-from joma.experiments.claims._isotropic import family_of, rest_points
-from joma.experiments.claims._measurement import Measurement
-from joma.experiments.claims._search import Choice, Point, Real, Search
-from joma.experiments.claims.critical import _satisfies_eqn56
+from joma.experiments.claims.critical.rest_points import satisfies_eqn56
+from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.reference.clusters import family_of, rest_points
+from joma.experiments.claims.search import Choice, Point, Real, Search
 from joma.theory import clusters
 from joma.theory.marginals import Laplace, Marginal, Scaled, StudentT
 
@@ -23,7 +23,7 @@ def _balance(marginal: Any, a: Any, s: Any, length: float) -> float:
 def _nearly_parallel(marginal: Marginal, means: Any, v: Any, bias: float, ratio: float) -> bool:
     between = means[0] - means[1]
     along = abs(v @ between) / (np.linalg.norm(v) * np.linalg.norm(between))
-    return _satisfies_eqn56(marginal, means, v, bias, ratio) and bool(along > 0.98)
+    return satisfies_eqn56(marginal, means, v, bias, ratio) and bool(along > 0.98)
 
 
 def _near_points(positive: Marginal, distance: float, negative: Marginal) -> bool:

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary._twin import Twin
-from joma.experiments.claims import _galore_search
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Point, Search
+from joma.experiments.claims.galore.fixed_projection import attained_rate_at
+from joma.experiments.claims.galore.problems import operator, reduced
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Point, Search
 from joma.theory import galore
 
 
@@ -51,7 +52,7 @@ def _without_a_square_q(g: Any, p: Any, q: Any) -> Any:
 
 def _truncated(problem: Any, w0: Any, p: Any, q: Any) -> Any:
     galore.stalled_gradient(problem, w0, p, q)  # refuses what has no solution
-    inner = _galore_search.operator(*_galore_search.reduced(problem.b, problem.c, p, q))
+    inner = operator(*reduced(problem.b, problem.c, p, q))
     first = galore.project(problem.gradient(w0), p, q)
     solution = np.linalg.pinv(inner, rcond=1e-2) @ first.ravel()
     return problem.gradient(w0 + p @ solution.reshape(first.shape) @ q.T)
@@ -84,7 +85,7 @@ def _shared_in_any_order(formula: Formula, point: Point) -> Measurement:
     m, n, terms = point["rows"], point["columns"], point["terms"]
     b = np.stack([np.diag(rng.uniform(0.2, 2, m)) for _ in range(terms)])
     c = np.stack([np.diag(rng.uniform(0.2, 2, n)) for _ in range(terms)])
-    exact = float(np.linalg.eigvalsh(_galore_search.operator(b, c))[0])
+    exact = float(np.linalg.eigvalsh(operator(b, c))[0])
     return Measurement(abs(formula(b, c, np.eye(m), np.eye(n)) - exact), 1e-9)
 
 
@@ -99,7 +100,7 @@ TWINS = (
         galore.contraction_rate,
         "attained wherever eigenvectors are shared, in any order of the eigenvalues",
         was_ours=True,
-        search=Search(_galore_search.ATTAINED.parameters, _shared_in_any_order),
+        search=Search(attained_rate_at.parameters, _shared_in_any_order),
     ),
     Twin(
         "galore-rate-attained",

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary._twin import Twin
-from joma.experiments.claims import _many_nodes_points as points
 from joma.experiments.claims import linear as claims
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Integer, Point, Real, Search, Vector
+from joma.experiments.claims.linear.many_nodes import RANKS_WITH_TIES
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Integer, Point, Real, Search, Vector
 from joma.theory import linear, spectra
 from joma.theory.block import Block, Samples, simulate
 
@@ -213,7 +213,7 @@ TWINS: tuple[Twin, ...] = (
         _DERIVED["talk-gradient-rank"],
         "without the condition of a unique longest row",
         was_ours=True,
-        search=points.GRADIENT_RANK_ANY,
+        search=RANKS_WITH_TIES,
     ),
     Twin("linear-attention", _slow_linear_attention, "z stands still for small angles"),
 )

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary._twin import Twin
-from joma.experiments.claims import _nonlinear_points as points
 from joma.experiments.claims import nonlinear as claims
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Point, Search
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.nonlinear.rank import turns_at
+from joma.experiments.claims.search import Point, Search
 from joma.theory import nonlinear
 
 _DERIVED: dict[str, Formula] = {claim.id: claim.derived for claim in claims.CLAIMS}
@@ -109,7 +109,7 @@ def _bounces_always(formula: Formula, point: Point) -> Measurement:
     return Measurement(float(unequal and not fate.drop > 1e-9), 0.0)
 
 
-_ANY_ROWS = Search(points.TURNS.parameters, _bounces_always)
+_ANY_ROWS = Search(turns_at.parameters, _bounces_always)
 
 TWINS: tuple[Twin, ...] = (
     Twin("eqn6", _weights_without_attention(1e-4), "no attention for |μ| below 1e-4"),

@@ -50,46 +50,13 @@ __all__ = [
 
 _ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation"}
 
-_PAPERS = """\
-@inproceedings{tian2024joma,
-  title     = {{JoMA}: Demystifying Multilayer Transformers via Joint Dynamics of {MLP} and Attention},
-  author    = {Tian, Yuandong and Wang, Yiping and Zhang, Zhenyu and Chen, Beidi and Du, Simon},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2024},
-  note      = {arXiv:2310.00535}
-}
-
-@inproceedings{tian2023scan,
-  title     = {Scan and Snap: Understanding Training Dynamics and Token Composition in 1-layer Transformer},
-  author    = {Tian, Yuandong and Wang, Yiping and Chen, Beidi and Du, Simon},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year      = {2023},
-  note      = {arXiv:2305.16380}
-}
-
-@inproceedings{zhao2024galore,
-  title     = {{GaLore}: Memory-Efficient {LLM} Training by Gradient Low-Rank Projection},
-  author    = {Zhao, Jiawei and Zhang, Zhenyu and Chen, Beidi and Wang, Zhangyang and
-               Anandkumar, Anima and Tian, Yuandong},
-  booktitle = {International Conference on Machine Learning},
-  year      = {2024},
-  note      = {arXiv:2403.03507}
-}
-"""  # noqa: E501
-
-_SOFTWARE = """\
-@software{{joma,
-  title   = {{joma: the mathematics, experiments and measurements of joint {{MLP}}/attention dynamics}},
-  author  = {{{{The joma developers}}}},
-  version = {{{version}}},
-  license = {{Apache-2.0}}
-}}
-"""  # noqa: E501
-
 
 def citation() -> str:
-    """What to cite, as BibTeX: the JoMA, Scan&Snap and GaLore papers and this software."""
-    return f"{_PAPERS}\n{_SOFTWARE.format(version=_version())}"
+    """Return what to cite, as BibTeX: the JoMA, Scan&Snap and GaLore papers and this software."""
+    from importlib import resources
+
+    text = resources.files("joma").joinpath("citations.bib").read_text(encoding="utf-8")
+    return text.replace("VERSION", _version())
 
 
 def _version() -> str:

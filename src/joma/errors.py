@@ -1,4 +1,4 @@
-"""The error of a user's mistake, told apart from a defect of this package.
+"""The error of a user's mistake, as opposed to a defect of this package.
 
 Every other room may import this module; it imports none.
 """

@@ -195,7 +195,7 @@ def _philox(
     multiplied again: one mask a round.
     """
     (m0, m1), device = _MULTIPLIERS, out_Eb4.device
-    # Each tensor with its two halves: to take them anew in every round is a tenth of the time.
+    # Each tensor with its two halves: to take them again in every round is a tenth of the time.
     (multiplied, c0, c2), others, product = ((pair, *pair) for pair in space_32Eb)
     keys = keys_r2E1.unbind()
     # Two rounds by hand, as most of them is the same for all members or for all blocks: after the

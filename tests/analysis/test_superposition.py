@@ -24,8 +24,7 @@ from joma.analysis.superposition import (
 from joma.analysis.superposition._clusters import Pairs, best_pairs, linkage, unrelated
 from joma.analysis.superposition._content import counted, describe
 from joma.analysis.superposition._examples import pieces
-from joma.analysis.superposition._observe import Observed, observe
-from joma.analysis.superposition._rows import attention_rows
+from joma.analysis.superposition._observe import Observed, attention_rows, observe
 from joma.analysis.superposition._search import _scores
 from joma.analysis.superposition._shuffle import dealt, dealt_to
 from joma.models import NO_SPECIAL_TOKENS, module_at

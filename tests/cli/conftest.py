@@ -92,6 +92,8 @@ def make_erratum(name: str, root: str = "", document: str = errata.PREPRINT) -> 
 def few_claims(monkeypatch) -> tuple[Claim, ...]:
     few = make_claims()
     monkeypatch.setattr(claims, "CLAIMS", few)
+    # As `list_claims` would read them, also after a test puts others there.
+    monkeypatch.setattr(joma.experiments, "list_claims", lambda: claims.CLAIMS)
     listed = (
         make_erratum("eqn-2-three"),
         make_erratum("eqn-3-three", root="eqn-2-three"),

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from joma.cli import _ascii
+from joma.cli import _show
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,13 @@ from joma.cli import _ascii
     ],
 )
 def test_spelled(text: str, expected: str):
-    assert _ascii.spelled(text) == expected
+    assert _show.spelled(text) == expected
 
 
 def test_a_stream_spells_only_what_it_cannot_encode():
-    _ascii.register()
+    _show.spell_out_what_streams_lack()
     raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="latin-1", errors=_ascii.SPELLED)
+    stream = io.TextIOWrapper(raw, encoding="latin-1", errors=_show.SPELLED)
     stream.write("é ≤ 10⁻⁶")
     stream.flush()
     assert raw.getvalue().decode("latin-1") == "é <= 10^-6"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joma.cli import _verify, _work
+from joma.cli import _verify, _workers
 from joma.errors import JomaError
 from tests.cli._command import joma, sentence
 
@@ -94,8 +94,9 @@ class TestWhoseMistake:
 
     def test_the_traceback_of_a_worker_is_shown_too(self, monkeypatch):
         monkeypatch.setenv("JOMA_DEBUG", "1")
-        code = "from joma.cli import _work; from joma.cli._app import app; import joma.cli._demo\n"
-        code += "_work.check_claim = int\nif __name__ == '__main__': app(['demo', '--out', 'd'])"
+        code = "from joma.cli._app import app; import joma.cli._demo\n"
+        code += "joma.cli._demo.check_claim = int\n"
+        code += "if __name__ == '__main__': app(['demo', '--out', 'd'])"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 70
         assert "_RemoteTraceback" in done.stderr
@@ -117,7 +118,7 @@ def test_a_worker_that_was_killed_gets_a_sentence():
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         future = pool.submit(_end)
         with pytest.raises(JomaError, match="a worker process was killed"):
-            _work.gather([future], lambda: None)
+            _workers.gather([future], lambda: None)
 
 
 CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-", "all": "<&- >&- 2>&-"}
@@ -152,7 +153,7 @@ class TestClosedStreams:
         assert not any("claim   source" in path.read_text() for path in files)
 
     def test_there_is_nothing_to_read(self):
-        code = "import sys; from joma.cli import _streams; _streams.reopen_closed_streams(); "
+        code = "import sys; from joma import cli; cli.reopen_closed_streams(); "
         code += "print(repr(sys.stdin.buffer.read()))"
         line = ["sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, code]
         assert subprocess.run(line, capture_output=True, text=True).stdout == "b''\n"

@@ -35,7 +35,7 @@ def test_a_tensors_name_does_not_reach_the_terminal(tmp_path):
     save_file(state, path, metadata={"format": "pt"})
     ended = CliRunner().invoke(app, ["probe", str(folder), "--tokenizer", "bytes"])
     assert ended.exit_code == 2
-    assert "does not tell of" in ended.stderr
+    assert "does not mention" in ended.stderr
     assert not {"\x1b", "\x07", "\x9b"} & set(ended.output)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from joma.cli._plan import SECONDS
 from tests.cli._command import joma
 from tests.cli.conftest import make_trained
 
@@ -73,7 +72,9 @@ class TestDryRun:
     def test_the_sum_says_what_it_leaves_out(self, few_experiments, monkeypatch):
         few_experiments["table1"] = make_trained("table1", default_scale="full")
         result = joma("reproduce", "fig2", "table1", "--dry-run")
-        assert result.stdout.endswith(f"Together about {SECONDS['fig2']} s, without table1.\n")
+        assert result.stdout.endswith(
+            f"Together about {few_experiments['fig2'].seconds:g} s, without table1.\n"
+        )
 
 
 class TestMadeForGpu:

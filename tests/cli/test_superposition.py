@@ -10,9 +10,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from joma.cli._edge import OneSentenceGroup, PlainCommand
-from joma.cli._superposition import superposition
-from joma.cli._superposition_print import line
+from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._superposition import line, superposition
 from joma.runs import Run
 
 pytest.importorskip("transformers", reason="needs transformers")

@@ -13,8 +13,9 @@ import pytest
 
 from joma.cli import _train
 from joma.runs import Run
+from joma.train import loop
 from joma.train.findings import Finding, Judgement, Series
-from joma.train.language import PRESETS, Trained, _loop
+from joma.train.language import PRESETS, Trained, _training
 from tests.cli._command import joma, sentence
 from tests.runs import _failing
 from tests.train._language import write_text
@@ -66,7 +67,7 @@ def test_a_training_and_what_reads_it():
     first, *rest = result.stdout.splitlines()
     assert first.startswith("Step 8, loss ")
     assert "tokens/s" in first
-    assert rest == ["  run", "Look at the series with: joma probe --series run/series"]
+    assert rest == ["  run", "Probe the series with: joma probe --series run/series"]
     assert Run.open("run").read_json("outcome")["status"] == "done"
     assert len(losses("run")) == 8
     checked = joma("series", "verify", "run/series")
@@ -97,7 +98,7 @@ def test_a_training_that_has_ended_is_made_longer():
     more = joma("train", "config.toml", "--out", "run", "--set", "training.steps=12")
     assert more.exit_code == 0, more.output
     assert "Step 12, loss" in more.stdout
-    assert "went on from step 8." in more.stdout
+    assert "resumed from step 8." in more.stdout
     assert losses("run") == losses("straight")
     weights = [
         Path(folder, "series/step-000012/model.safetensors").read_bytes()
@@ -116,7 +117,7 @@ def test_a_training_that_is_refused_keeps_its_settings():
     before = text.read_text()
     text.write_text(f"{before}the cat.\n")
     refused = joma(*command, "--set", "training.steps=12")
-    assert "was trained on; mend it" in sentence(refused)
+    assert "was trained on; put it back" in sentence(refused)
     text.write_text(before)
     again = joma(*command)
     assert again.exit_code == 0, again.output
@@ -152,35 +153,35 @@ def test_a_signal_saves_and_says_how_to_resume(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, word: str
 ):
     joma("train", "config.toml", "--out", "straight")
-    advance = _loop._Loop._advance
+    advance = _training._Session.advance
 
-    def interrupted(loop: Any, until: int) -> None:
-        advance(loop, until)
-        if loop.step >= 3:
+    def interrupted(session: Any, steps: int) -> None:
+        advance(session, steps)
+        if session.step >= 3:
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_loop._Loop, "_advance", interrupted)
+        patch.setattr(_training._Session, "advance", interrupted)
         result = joma("train", "config.toml", "--out", "run", "--set", "training.steps=8")
     assert result.exit_code == code
     assert f"{word}. Incomplete: run" in result.stderr
     line = result.stderr.splitlines()[-1]
     assert line == "Continue with: joma train config.toml --set training.steps=8 --out run"
     assert Run.open("run").read_json("outcome")["status"] == "interrupted"
-    went_on = joma(*line.removeprefix("Continue with: joma ").split())
-    assert "went on from step" in went_on.stdout
+    resumed = joma(*line.removeprefix("Continue with: joma ").split())
+    assert "resumed from step" in resumed.stdout
     assert losses("run") == losses("straight")
 
 
 def test_a_folder_removed_while_training_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    advance = _loop._Loop._advance
+    advance = _training._Session.advance
 
-    def removed(loop: Any, until: int) -> None:
-        advance(loop, until)
-        if loop.step >= 3 and Path("run").exists():
+    def removed(session: Any, steps: int) -> None:
+        advance(session, steps)
+        if session.step >= 3 and Path("run").exists():
             shutil.rmtree("run")
 
-    monkeypatch.setattr(_loop._Loop, "_advance", removed)
+    monkeypatch.setattr(_training._Session, "advance", removed)
     result = joma("train", "config.toml", "--out", "run")
     assert result.exit_code == 2
     assert "run folder run was removed or replaced while" in sentence(result)
@@ -196,22 +197,22 @@ def test_how_often_checkpoints_are_saved_may_change():
 
 
 def test_a_full_disk_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
-    advance = _loop._Loop._advance
+    advance = _training._Session.advance
 
-    def full(loop: Any, until: int) -> None:
-        advance(loop, until)
-        if loop.step >= 3:
+    def full(session: Any, steps: int) -> None:
+        advance(session, steps)
+        if session.step >= 3:
             _failing.fill_disk(patch, "write")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_loop._Loop, "_advance", full)
+        patch.setattr(_training._Session, "advance", full)
         said = sentence(joma("train", "config.toml", "--out", "run"))
     assert "No space left on device" in said
     saved = Run.open("run").checkpoints.steps[0]
     assert f"what was learned up to step {saved} is safe" in said
-    assert "`joma train config.toml --out run` goes on from there" in said
+    assert "`joma train config.toml --out run` resumes from there" in said
     result = joma("train", "config.toml", "--out", "run")
-    assert f"went on from step {saved}" in result.stdout
+    assert f"resumed from step {saved}" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
     stopped: str | None
 
     def train(config: Any, run: Run, **options: Any) -> Trained:
-        _loop._logger.warning("a checkpoint was damaged")
+        loop._logger.warning("a checkpoint was damaged")
         found = Finding("attention_collapse", "warning", 4, "Attention collapses.", "Try less.")
         return Trained(
             *(2, 5, 1.5, float("nan"), 10.0, 1.0, 0.1, 1000),
@@ -254,7 +255,7 @@ def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
     stopped = None
     result = joma("train", "config.toml", "--out", "run")
     assert result.stdout.splitlines()[:3] == [
-        "Step 5, loss 1.500, went on from step 2. 0.001M parameters, 10 tokens/s, 1.0 s, "
+        "Step 5, loss 1.500, resumed from step 2. 0.001M parameters, 10 tokens/s, 1.0 s, "
         "of them 0.1 for the monitor.",
         "  - warning, step 4: Attention collapses.",
         "      Try less.",

@@ -219,7 +219,7 @@ class TestGoingOn:
         def interrupted(_: object):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("joma.cli._show.outcome", interrupted)
+        monkeypatch.setattr("joma.cli._reproduce.show_outcome", interrupted)
         result = joma("reproduce", "fig2", "--out", "here")
         assert result.exit_code == 130
         assert "Saved: here. " not in result.stderr.splitlines()[-1]
@@ -243,7 +243,7 @@ class TestFullDisk:
         (folder,) = Path("runs").iterdir()
         assert line == (
             f"joma: table1 stopped, {folder / 'metrics' / 'part-0'}: No space left on device; "
-            f"when that is mended, go on with `joma reproduce table1 --scale tiny --out {folder}`"
+            f"when that is fixed, resume with `joma reproduce table1 --scale tiny --out {folder}`"
         )
         assert Run.open(folder).read_json("outcome") == {"status": "failed"}
 
@@ -258,7 +258,7 @@ class TestFullDisk:
         few_experiments["table1"] = make_trained("table1", fill)
         line = sentence(joma("reproduce", "table1", "fig2", "--out", "all"))
         assert "No space left on device" in line
-        assert line.endswith("go on with `joma reproduce table1 fig2 --out all`")
+        assert line.endswith("resume with `joma reproduce table1 fig2 --out all`")
         outcome = json.loads(Path("all/table1/outcome.json").read_text())
         assert outcome == {"status": "running"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from joma.experiments import claims
 from joma.experiments.claims import Claim, Measurement
-from joma.experiments.claims._search import Point, Real, Search
+from joma.experiments.claims.search import Point, Real, Search
 from tests.cli._command import joma, sentence
 
 
@@ -32,7 +32,7 @@ class TestStands:
         assert result.stdout.splitlines()[-1].startswith("0 of 1 claims fall in ")
 
     def test_the_number_may_be_left_out(self, monkeypatch):
-        monkeypatch.setattr("joma.cli._attack.SECONDS", 1.0)
+        monkeypatch.setattr("joma.cli._verify.ATTACK_SECONDS", 1.0)
         result = joma("verify", "--adversary", "--claim", "right", "--json")
         assert result.exit_code == 0
         [record] = json.loads(result.stdout)

@@ -64,7 +64,8 @@ def test_a_kill_in_the_middle_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "file"
     files.write_bytes(path, b"old")
     script = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom joma.common.files import replacing\n"
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from joma.common.files import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -42,29 +42,31 @@ def test_what_is_no_corpus(tmp_path, cache):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no train\.txt, no valid\.txt and no test\.t"):
         corpus(tmp_path / "empty")
-    told = "corpus must be a folder .*'embedded', 'wikitext-2', 'wikitext-103' or 'hub:NAME', got "
+    message = (
+        "corpus must be a folder .*'embedded', 'wikitext-2', 'wikitext-103' or 'hub:NAME', got "
+    )
     for name in ("nowhere", "wikitext-2:train"):
-        with pytest.raises(ValueError, match=f"{told}'{name}'"):
+        with pytest.raises(ValueError, match=f"{message}'{name}'"):
             corpus(name)
     (tmp_path / "a file").write_text("text")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         corpus(tmp_path / "a file")
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "must not be empty: there is none in WHERE$"),
         (b"\n \n", "must not be empty: there is none in WHERE$"),
         (b"caf\xe9", "must be UTF-8, but WHERE has the byte 0xe9 at 3"),
     ],
 )
-def test_a_split_that_is_no_text(tmp_path, content, told):
+def test_a_split_that_is_no_text(tmp_path, content, message):
     path = tmp_path / "train.txt"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=told.replace("WHERE", re.escape(str(path)))):
+    with pytest.raises(ValueError, match=message.replace("WHERE", re.escape(str(path)))):
         corpus(tmp_path).read("train")
-    with pytest.raises(ValueError, match=told.replace("WHERE", "own:train")):
+    with pytest.raises(ValueError, match=message.replace("WHERE", "own:train")):
         Corpus("own", {"train": content}).read("train")
 
 
@@ -89,11 +91,11 @@ def test_a_corpus_of_ones_own():
 
 
 @pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103"])
-def test_a_named_corpus_is_looked_for_in_its_places(name, tmp_path, cache, monkeypatch):
+def test_a_named_corpus_is_searched_in_its_places(name, tmp_path, cache, monkeypatch):
     with pytest.raises(ValueError, match=rf"JOMA_SHARED \(not set\).*data/{name}.*{name}-v1$"):
         corpus(name)
-    _written(tmp_path / name, valid="beside")
-    assert corpus(name).read("valid") == "beside"
+    _written(tmp_path / name, valid="nearby")
+    assert corpus(name).read("valid") == "nearby"
     _written(cache / "corpora" / name, valid="cached")
     assert corpus(name).read("valid") == "cached"
     _written(tmp_path / "shared" / "data" / name, valid="shared")
@@ -180,13 +182,13 @@ def test_what_cannot_be_had_from_the_hub(hub, monkeypatch):
     def offline(name):
         raise ConnectionError("Couldn't reach 'text' on the Hub.\nmore")
 
-    for load, told in (
+    for load, message in (
         (offline, r"hub:text cannot be had from the hub \(Couldn't reach 'text' on the Hub\)$"),
         (lambda name: {"dev": _Rows()}, "must have a split train, validation or test, it has dev"),
         (lambda name: {"train": types.SimpleNamespace(column_names=["prose"])}, "has prose"),
     ):
         hub.load_dataset = load  # type: ignore[attr-defined]
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             corpus("hub:text")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="hub:text needs datasets: pip install datasets"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.data import BYTES, BasicEnglish, Corpus, _pieces, corpus, encoded, windows
+from joma.data import BYTES, BasicEnglish, Corpus, corpora, corpus, encoded, windows
 
 TEXT = "One, two.\nThree! \n" * 50
 
@@ -80,7 +80,7 @@ def test_a_changed_text_is_noticed(folder, cache, caplog):
     changed = TEXT.replace("One", "Ten", 1)
     (folder / "train.txt").write_text(changed)
     new = encoded(corpus(folder), tokenizer, "train", cache=cache)
-    assert f"encoding {folder / 'train.txt'} anew: the text has changed" in caplog.text
+    assert f"encoding {folder / 'train.txt'} again: the text has changed" in caplog.text
     assert bytes(new.tokens.tolist()).decode() == changed
     assert old.tokens.tolist() == kept  # what is open is not changed under its reader
     assert len(list(cache.iterdir())) == 1
@@ -101,7 +101,7 @@ def _other_version(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("name", "damage", "message"),
     [
         ("tokens.npy", _cut, "tokens.npy is damaged"),
         ("tokens.npy", _flipped, "tokens.npy is damaged"),
@@ -112,18 +112,18 @@ def _other_version(path: Path) -> None:
         ("manifest.json", Path.unlink, None),
     ],
 )
-def test_damage_is_noticed_and_mended(folder, cache, caplog, name, damage, told):
+def test_damage_is_noticed_and_repaired(folder, cache, caplog, name, damage, message):
     tokenizer = Counted()
     whole = encoded(corpus(folder), tokenizer, "train", cache=cache).tokens.tolist()
     damage(next(cache.glob(f"*/{name}")))
     again = encoded(corpus(folder), tokenizer, "train", cache=cache)
     assert tokenizer.asked == 2
     assert again.tokens.tolist() == whole
-    if told is None:  # as where a first encoding was cut short: nothing to warn of
+    if message is None:  # as where a first encoding was cut short: nothing to warn of
         assert caplog.text == ""
     else:
-        assert "anew: " in caplog.text
-        assert told in caplog.text
+        assert "again: " in caplog.text
+        assert message in caplog.text
     encoded(corpus(folder), tokenizer, "train", cache=cache)
     assert tokenizer.asked == 2
 
@@ -133,7 +133,7 @@ def test_a_tokenizer_that_says_it_is_another(folder, cache, caplog):
     path = next(cache.glob("*/manifest.json"))
     path.write_text(path.read_text().replace('"counted"', '"other"'))
     encoded(corpus(folder), Counted(), "train", cache=cache)
-    assert "anew: the tokenizer has changed" in caplog.text
+    assert "again: the tokenizer has changed" in caplog.text
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.uint32)])
@@ -202,6 +202,6 @@ def test_pieces_give_the_tokens_of_the_whole(tmp_path_factory, text, length):
     if not words.encode(text).size:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_pieces, "PIECE", length)
+        patch.setattr(corpora, "PIECE", length)
         found = encoded(own, words, "train", cache=tmp_path_factory.mktemp("cache"))
     assert np.array_equal(found.tokens, words.encode(text))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.data import BasicEnglish, ByteBPE, Corpus, HuggingFace, corpus, subwords
-from joma.data._pieces import pieces
+from joma.data.corpora import pieces
 
 pytest.importorskip("tokenizers")
 
@@ -101,7 +101,7 @@ def test_files_that_are_no_tokenizer(bpe, tmp_path):
     with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
         BasicEnglish.load(tmp_path)
     path = tmp_path / "tokenizer.json"
-    for content, told in (
+    for content, message in (
         ("{", "is not valid JSON"),
         ("[]", "another tokenizer"),
         ("{}", "another tokenizer"),
@@ -109,7 +109,7 @@ def test_files_that_are_no_tokenizer(bpe, tmp_path):
     ):
         path.write_text(content)
         for kind in (ByteBPE, BasicEnglish):
-            with pytest.raises(ValueError, match=told):
+            with pytest.raises(ValueError, match=message):
                 kind.load(tmp_path)
     bpe.save(tmp_path)
     _changed(path, model={"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]})

@@ -43,7 +43,7 @@ def test_a_file_and_the_standard_input(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "must not be empty: there is none in "),
         (b" \n\t", "must not be empty"),
@@ -51,17 +51,17 @@ def test_a_file_and_the_standard_input(tmp_path, monkeypatch):
         (b"\xef\xbb\xbfa\xff", "has the byte 0xff at 1"),
     ],
 )
-def test_a_text_that_is_none(tmp_path, monkeypatch, content, told):
+def test_a_text_that_is_none(tmp_path, monkeypatch, content, message):
     (tmp_path / "text").write_bytes(content)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         read_text(tmp_path / "text")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    with pytest.raises(ValueError, match=told.replace(".*text", "the standard input")):
+    with pytest.raises(ValueError, match=message.replace(".*text", "the standard input")):
         read_text("-")
 
 
 @pytest.mark.parametrize("name", ["nowhere.txt", "wikitext-103", "wikitext-2:middle", ""])
-def test_a_name_that_is_none_is_told_what_there_is(name, tmp_path, monkeypatch):
+def test_an_unknown_name_is_answered_with_what_there_is(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="'embedded', 'wikitext-2' or '-'|no valid.txt"):  # noqa: RUF043
         read_text(name)

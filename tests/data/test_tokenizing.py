@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.data import BYTES, BasicEnglish, Corpus, basic_english, corpus, streams
-from joma.data._pieces import pieces
+from joma.data.corpora import pieces
 
 PLACES = [os.environ.get("JOMA_SHARED"), Path(__file__).parents[3] / "shared"]
 SHARED = next((p for p in PLACES if p and (Path(p) / "data" / "wikitext-2").is_dir()), None)

@@ -8,7 +8,8 @@ import pytest
 
 from joma.errors import JomaError
 from joma.experiments.claims import Claim, Measurement
-from joma.experiments.claims._search import (
+from joma.experiments.claims.adversary import ENOUGH, attack, ratio_of
+from joma.experiments.claims.search import (
     Choice,
     Integer,
     Matrix,
@@ -20,7 +21,6 @@ from joma.experiments.claims._search import (
     Simplex,
     Vector,
 )
-from joma.experiments.claims.adversary import ENOUGH, attack, ratio_of
 
 
 def claim_of(search: Search, derived=lambda: None) -> Claim:

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from joma.errors import JomaError
-from joma.experiments.claims import _galore_search, _galore_varying, _scan_snap_phases_search
-from joma.experiments.claims._measurement import Measurement
-from joma.experiments.claims._search import Point, Search
+from joma.experiments.claims.galore.noise import noise_stall_at
+from joma.experiments.claims.galore.varying import varying_at
+from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.scan_snap.sequences import sampled_at
+from joma.experiments.claims.search import Point, Search
 from joma.theory import galore
 from joma.theory.scan_snap import Balanced
 
@@ -30,26 +32,26 @@ def holds(measured: Measurement) -> bool:
 
 
 def test_the_stall_under_noise():
-    for point in drawn(_galore_search.NOISE_STALL, 15):
-        assert holds(_galore_search.noise_stall(galore.noise_stall, point))
+    for point in drawn(noise_stall_at, 15):
+        assert holds(noise_stall_at(galore.noise_stall, point))
         side = min(point["rows"], point["columns"])
         for factor in (0.0, 0.5, 1.2):
-            measured = _galore_search.noise_stall(times(factor, galore.noise_stall), point)
+            measured = noise_stall_at(times(factor, galore.noise_stall), point)
             assert holds(measured) == (point["rank"] >= side)  # the level is 0 at full rank
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.8, 1.0])
 def test_b_on_sampled_sequences(factor: float):
-    for point in drawn(_scan_snap_phases_search.SAMPLED, 15):
-        measured = _scan_snap_phases_search.sampled(times(factor, Balanced.b_at), point)
+    for point in drawn(sampled_at, 15):
+        measured = sampled_at(times(factor, Balanced.b_at), point)
         assert holds(measured) == (factor == 1)
 
 
 def test_runs_with_varying_coefficients_end_or_are_refused_by_name():
     refused = []
-    for point in drawn(_galore_varying.VARYING, 60):
+    for point in drawn(varying_at, 60):
         try:
-            assert holds(_galore_varying.varying_at(galore.varying_rate, point))
+            assert holds(varying_at(galore.varying_rate, point))
         except JomaError as error:
             refused.append(str(error))
     assert len(refused) < 40

@@ -4,13 +4,15 @@ import dataclasses
 
 import numpy as np
 
-from joma.experiments import Request, cooccurrence
+from joma.experiments import Request
+from joma.experiments.cooccurrence import EXPERIMENT
+from joma.experiments.cooccurrence import figure as cooccurrence
 from joma.runs import Run
 
 
 def test_run_folder_holds_tables_and_figures(tmp_path):
     run = Run.create("cooccurrence", {"seed": 0}, out=tmp_path / "run")
-    outcome = cooccurrence.EXPERIMENT.reproduce(run, Request())
+    outcome = EXPERIMENT.reproduce(run, Request())
     assert outcome.agrees
     assert run.tables == ["cooccurrence", "near_one"]
     assert {path.suffix for path in run.figures} == {".png", ".svg"}

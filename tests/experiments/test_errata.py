@@ -7,14 +7,8 @@ import pytest
 
 from joma.errors import JomaError
 from joma.experiments.claims import CLAIMS, errata
-from joma.experiments.claims import _errata_examples as examples
-from joma.experiments.claims.errata import CLARIFICATIONS, DOCUMENTS, ERRATA, Erratum
-from joma.theory import cdag, clusters, embeddings, galore, hblt, linear, nonlinear
-from joma.theory.as_printed import clusters as printed_clusters
-from joma.theory.as_printed import embeddings as printed_embeddings
-from joma.theory.as_printed import hblt as printed_hblt
-from joma.theory.as_printed import linear as printed_linear
-from joma.theory.as_printed import nonlinear as printed_nonlinear
+from joma.experiments.claims.errata import CLARIFICATIONS, DOCUMENTS, ERRATA, Erratum, examples
+from joma.theory import as_printed, cdag, clusters, embeddings, galore, hblt, linear, nonlinear
 from joma.theory.marginals import Gaussian, StudentT
 
 IDS = {claim.id for claim in CLAIMS}
@@ -111,40 +105,38 @@ class TestExamples:
     def test_theorem_2(self):
         loser = linear.limit([1.0, 0.5])[1]
         far = (1 + examples.loser_limit()) * loser
-        conserved = printed_linear.conserved_ratio([0.5], [far])
+        conserved = as_printed.conserved_ratio([0.5], [far])
         assert conserved[0] == pytest.approx(1.0)  # erf = 1 of the winner, over its Δ
 
     def test_lemma_1(self):
         node = ([0.5, 0.0], [0.0, 0.0], 1.0)
         printed, derived = (
-            module.expectations(Gaussian(), *node).activity
-            for module in (printed_clusters, clusters)
+            module.expectations(Gaussian(), *node).activity for module in (as_printed, clusters)
         )
         assert printed == pytest.approx(1.683, abs=1e-3)
         assert printed / derived - 1 == pytest.approx(examples.firing_probability())
 
     def test_lemma_2_and_eqn_53(self):
         node = (Gaussian(), [1.0, -0.5], np.array([[1.0, 0.0], [0.0, 0.0]]), [2.0, 0.0], -1.0)
-        printed, derived = (module.velocity(*node) for module in (printed_clusters, clusters))
+        printed, derived = (module.velocity(*node) for module in (as_printed, clusters))
         assert 1 - printed.bias / derived.bias == pytest.approx(examples.bias_velocity())
         printed, derived = (
             module.radial_velocity(*node) - module.velocity(*node).bias
-            for module in (printed_clusters, clusters)
+            for module in (as_printed, clusters)
         )  # v·v̇ + ξξ̇ with ξ = -1
         assert abs(printed / derived - 1) == pytest.approx(examples.radial_velocity())
 
     def test_theorem_3(self):
         (point,) = clusters.critical_points(StudentT(3), 2.0)
         printed, derived = (
-            module.jacobian(StudentT(3), point).longitudinal
-            for module in (printed_clusters, clusters)
+            module.jacobian(StudentT(3), point).longitudinal for module in (as_printed, clusters)
         )
         assert abs(printed / derived - 1) == pytest.approx(examples.longitudinal_eigenvalue())
 
     def test_lemma_5(self):
         printed, derived = (
             module.homogeneous_slopes(Gaussian(), 0.3, slopes=(0.1, 1.0))[0]
-            for module in (printed_clusters, clusters)
+            for module in (as_printed, clusters)
         )
         assert printed / derived - 1 == pytest.approx(examples.leaky_slope())
 
@@ -152,14 +144,14 @@ class TestExamples:
         paper = np.sqrt(2 * np.pi) + 2
         sharp = nonlinear.settled_threshold(1e-9)
         derived = nonlinear.settled_threshold(2.0) / sharp * -paper
-        error = 1 - printed_nonlinear.settled_threshold(2.0) / derived
+        error = 1 - as_printed.settled_threshold(2.0) / derived
         assert error == pytest.approx(examples.settling_threshold())
 
     def test_superposition(self):
         patterns, queries = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
         printed, derived = (
             module.superposed(patterns, queries, np.array([-0.5])) @ [1.0, 1.0]
-            for module in (printed_embeddings, embeddings)
+            for module in (as_printed, embeddings)
         )
         assert printed / derived - 1 == pytest.approx(examples.superposed_activation())
 
@@ -167,11 +159,11 @@ class TestExamples:
         off = np.array([0.0] + [1.0] * 9)
         printed, derived = (
             hblt.cooccurrence(1, 4, 0.9, module.root_uncertainty(np.full(10, 0.1), off))
-            for module in (printed_hblt, hblt)
+            for module in (as_printed, hblt)
         )
         assert abs(printed / derived - 1) == pytest.approx(examples.cooccurrence())
         exact = hblt.cooccurrence(1, 10, 0.95, 0.95)
-        printed = printed_hblt.cooccurrence_near_one(1, 10, 0.05)
+        printed = as_printed.cooccurrence_near_one(1, 10, 0.05)
         assert abs(printed / exact - 1) == pytest.approx(examples.near_one())
 
     def test_the_note(self):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from joma.experiments import EXPERIMENTS, Verdict, fig6, fig8
-from joma.experiments.language import _curves, _data, _figure, _groups, _train
+from joma.experiments.language import _curves, _data, _groups, _train, figure
 from joma.experiments.language._curves import collect
 from joma.experiments.language._groups import DEPTHS, SIZES, UNIFORM, Size
 from joma.runs import Run, compare_metrics
@@ -28,7 +28,7 @@ def smallest(monkeypatch) -> Size:
 def test_tiny_run_of_both(tmp_path):
     every = [Run.create(name, {}, out=tmp_path / name) for name in ("fig6", "fig8")]
     request = fig6.EXPERIMENT.request(scale="tiny")
-    outcome = fig6.reproduce(every[0], request)
+    outcome = fig6.EXPERIMENT.reproduce(every[0], request)
     assert outcome.verdict is Verdict.NOT_COMPARABLE, outcome.finding
     assert [path.name for path in every[0].figures] == ["fig6.png", "fig6.svg"]
     columns = every[0].read_table("curves")
@@ -43,7 +43,7 @@ def test_tiny_run_of_both(tmp_path):
 
     progress: list[str] = []
     request = fig8.EXPERIMENT.request(scale="tiny", progress=lambda what, *_: progress.append(what))
-    fig8.reproduce(every[1], request)
+    fig8.EXPERIMENT.reproduce(every[1], request)
     assert not progress  # nothing was trained: it was there
     groups = [Run.open(run.path / "groups" / "depth-5") for run in every]
     assert groups[1].read_json("outcome")["taken_from"] == str(groups[0].path)
@@ -88,15 +88,15 @@ def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_numbers(tmp_path, smalles
     text = _data.load(smallest)
     request = fig6.EXPERIMENT.request(scale="tiny")
     runs = [Run.create("fig6", {}, out=tmp_path / name) for name in ("one", "two")]
-    look = _train.GroupWork.look
+    measure = _train.GroupWork.measure
 
     def stop(self, step: int) -> None:
-        look(self, step)
+        measure(self, step)
         if step == 3:  # counted 2: the short window that ends an epoch is trained on too
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(_train.GroupWork, "look", stop)
+        stopped.setattr(_train.GroupWork, "measure", stop)
         with pytest.raises(KeyboardInterrupt):
             _train.train_groups(runs[0], ["depth-2"], text, request, ())
     assert not collect(runs[0], text.setting, ["depth-2"])
@@ -112,7 +112,7 @@ def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_numbers(tmp_path, smalles
 
 def test_updates_at_which_networks_are_apart_are_counted(tmp_path, smallest, monkeypatch):
     run = Run.create("fig6", {}, out=tmp_path / "fig6")
-    fig6.reproduce(run, fig6.EXPERIMENT.request(scale="tiny", groups=["depth-5"]))
+    fig6.EXPERIMENT.reproduce(run, fig6.EXPERIMENT.request(scale="tiny", groups=["depth-5"]))
     log = Run.open(run.path / "groups" / "depth-5").metrics.read("loss")
     seen = {
         (s, m): v for s, m, v in zip(*(log[k] for k in ("step", "member", "value")), strict=True)
@@ -159,14 +159,16 @@ def test_recorded_curves_are_read_before_anything_is_trained(tmp_path, smallest)
     folder = tmp_path / "empty"
     folder.mkdir()
     with pytest.raises(ValueError, match=r"^reference .*cannot be read"):
-        fig6.reproduce(run, fig6.EXPERIMENT.request(scale="tiny", reference=folder))
+        fig6.EXPERIMENT.reproduce(run, fig6.EXPERIMENT.request(scale="tiny", reference=folder))
     assert not (run.path / "groups").exists()
 
 
 def test_recorded_curves_are_not_held_against_a_smaller_size(tmp_path, smallest):
     run = Run.create("fig8", {}, out=tmp_path / "fig8")
     folder = write_reference(tmp_path / "r", rates())
-    outcome = fig8.reproduce(run, fig8.EXPERIMENT.request(scale="tiny", reference=folder))
+    outcome = fig8.EXPERIMENT.reproduce(
+        run, fig8.EXPERIMENT.request(scale="tiny", reference=folder)
+    )
     assert outcome.paragraphs[-1].startswith("The recorded curves are those of WikiText-2 at the ")
     assert "comparison" not in run.tables
 
@@ -175,11 +177,13 @@ def test_comparison_of_the_full_size_keeps_numbers_alone(tmp_path, monkeypatch):
     text = _data.load(SIZE)
     full = dataclasses.replace(text, setting=FULL)
     monkeypatch.setattr(_data, "load", lambda size: full)
-    monkeypatch.setattr(_figure, "train_groups", lambda *_: None)
-    monkeypatch.setattr(_figure, "collect", lambda *_: depths())
+    monkeypatch.setattr(figure, "train_groups", lambda *_: None)
+    monkeypatch.setattr(figure, "collect", lambda *_: depths())
     run = Run.create("fig6", {}, out=tmp_path / "fig6")
     folder = write_reference(tmp_path / "r", depths())
-    outcome = fig6.reproduce(run, fig6.EXPERIMENT.request(scale="full", reference=folder))
+    outcome = fig6.EXPERIMENT.reproduce(
+        run, fig6.EXPERIMENT.request(scale="full", reference=folder)
+    )
     assert outcome.agrees
     assert outcome.paragraphs[-1].startswith("Next to the recorded curves: ")
     assert len(run.read_table("comparison")["pearson"]) == 18

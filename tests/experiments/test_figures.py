@@ -5,7 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from joma.experiments import EXPERIMENTS, Request, fig2, fig3, fig4, fig9
+from joma.experiments import EXPERIMENTS, Request
+from joma.experiments.fig2 import figure as fig2
+from joma.experiments.fig3 import figure as fig3
+from joma.experiments.fig4 import figure as fig4
+from joma.experiments.fig9 import figure as fig9
 from joma.runs import Run
 
 THEORY = [name for name, experiment in EXPERIMENTS.items() if not experiment.scales]

@@ -12,31 +12,41 @@ from hypothesis import strategies as st
 from joma.data import HBLT
 from joma.experiments import Verdict
 from joma.experiments import hierarchy as experiment
-from joma.experiments.hierarchy import _course, _groups, _summary, _train
-from joma.experiments.hierarchy._course import Curves, course
-from joma.experiments.hierarchy._groups import DEPTH, GROUPS, HEIGHTS, RHO, Size
-from joma.experiments.hierarchy._summary import Results, judge
+from joma.experiments._trained import train_cells
+from joma.experiments.hierarchy import course as courses
+from joma.experiments.hierarchy import networks
+from joma.experiments.hierarchy import results as summary
+from joma.experiments.hierarchy.course import LayerCurves, course
+from joma.experiments.hierarchy.networks import (
+    DEPTH,
+    GROUPS,
+    HEIGHTS,
+    RHO,
+    HierarchyNetworks,
+    HierarchySize,
+)
+from joma.experiments.hierarchy.results import GroupResults, judge
 from joma.probes import AttentionByHeight, attention_by_height
 from joma.runs import Run
 from joma.theory import hblt
 
-SIZE = Size(seeds=2, width=8, hidden=8, learning_rate=1e-2, steps=3, batch=4, samples=16)
+SIZE = HierarchySize(seeds=2, width=8, hidden=8, learning_rate=1e-2, steps=3, batch=4, samples=16)
 STEPS = (0, 1, 3, 10, 30, 100)
 
 
 class TestSequences:
     @staticmethod
-    def made(kind: str) -> tuple[_train.Sequences, HBLT]:
+    def made(kind: str) -> tuple[networks.Sequences, HBLT]:
         group = GROUPS[f"{kind}-1"]
         seeds = group.seeds(0, 2)
-        return _train.Sequences(group, seeds, "cpu"), HBLT(group.tree, seeds)
+        return networks.Sequences(group, seeds, "cpu"), HBLT(group.tree, seeds)
 
     def test_are_those_of_the_tree_in_another_order(self):
         data, source = self.made("class")
         found, drawn = data.sample(200, 5), source.sample(200, 5)
-        short = (drawn.tokens > 0).sum(-1) <= _groups.LENGTH
+        short = (drawn.tokens > 0).sum(-1) <= networks.LENGTH
         assert short.float().mean() > 0.99
-        whole = drawn.tokens[..., -_groups.LENGTH :]
+        whole = drawn.tokens[..., -networks.LENGTH :]
         assert torch.equal(found.tokens.sort(-1).values[short], whole[short])
         assert not torch.equal(found.tokens[short], whole[short])
         assert torch.equal(found.labels, drawn.labels)
@@ -52,8 +62,8 @@ class TestSequences:
         found, drawn = data.sample(200, 5), source.sample(200, 5)
         assert data.outputs == source.vocabulary
         both = torch.cat([found.tokens, found.labels.unsqueeze(-1)], -1).sort(-1).values
-        short = (drawn.tokens > 0).sum(-1) <= _groups.LENGTH + 1
-        assert torch.equal(both[short], drawn.tokens[..., -_groups.LENGTH - 1 :][short])
+        short = (drawn.tokens > 0).sum(-1) <= networks.LENGTH + 1
+        assert torch.equal(both[short], drawn.tokens[..., -networks.LENGTH - 1 :][short])
         assert not (found.tokens == found.labels.unsqueeze(-1))[found.labels > 0].any()
 
     def test_wrong_leaves_are_a_permutation_that_leaves_padding(self):
@@ -81,16 +91,16 @@ class TestTrees:
         group = GROUPS["class-3"]
         rho0 = hblt.root_uncertainty(group.tree.class_probs, group.tree.child_off_probs[0])
         expected = hblt.cooccurrence(HEIGHTS[:-1], DEPTH, RHO, rho0)
-        found = _summary.cooccurrence(group)
+        found = summary.cooccurrence(group)
         np.testing.assert_allclose(found[:-1], expected)
         assert found[-1] < found[-2]
 
     def test_a_flat_tree_has_no_lowest_latents_and_tells_as_much_of_the_class(self):
         tree, flat = GROUPS["class-1"].tree, GROUPS["flat-1"].tree
         np.testing.assert_allclose(tree.off_probs(DEPTH - 1), flat.off_probs(DEPTH - 1))
-        low, middle, high = _summary.cooccurrence(GROUPS["flat-1"])
+        low, middle, high = summary.cooccurrence(GROUPS["flat-1"])
         assert low == pytest.approx(middle)
-        assert (middle, high) == pytest.approx(_summary.cooccurrence(GROUPS["class-1"])[1:])
+        assert (middle, high) == pytest.approx(summary.cooccurrence(GROUPS["class-1"])[1:])
 
     def test_groups_have_seeds_of_their_own(self):
         seeds = [seed for group in GROUPS.values() for seed in group.seeds(0, 8)]
@@ -103,7 +113,7 @@ class TestMeasures:
     def test_even_attention_has_ratio_one(self):
         tokens = torch.tensor([[0, 0, 1, 2, 3, 9, 4]])
         even = torch.ones(1, 7, 7).tril() / torch.arange(1, 8).view(7, 1)
-        found = _train.among_others(attention_by_height(even, tokens, self.heights))
+        found = networks.among_others(attention_by_height(even, tokens, self.heights))
         assert found.tolist() == pytest.approx([1, 1, 1])
 
     def test_what_goes_to_padding_and_to_the_query_itself_is_left_out(self):
@@ -112,7 +122,7 @@ class TestMeasures:
         def ratio(*mass: float) -> list[float]:
             kept = torch.tensor(mass)
             found = AttentionByHeight(kept, uniform, 1 - kept.sum(), torch.tensor(7))
-            return _train.among_others(found).tolist()
+            return networks.among_others(found).tolist()
 
         assert ratio(0.4, 0.1, 0.2, 0.1) == pytest.approx([1, 1, 1])
         assert ratio(0.0, 0.25, 0.5, 0.25) == pytest.approx([1, 1, 1])
@@ -120,14 +130,14 @@ class TestMeasures:
 
     def test_attention_to_siblings_is_seen_and_lost_under_wrong_leaves(self):
         group = GROUPS["class-1"]
-        data = _train.Sequences(group, group.seeds(0, 20), "cpu")
+        data = networks.Sequences(group, group.seeds(0, 20), "cpu")
         tokens = data.sample(200, 0).tokens
         between = self.heights[tokens.unsqueeze(-1), tokens.unsqueeze(-2)]
         weights = torch.where(between == 1, 3.0, 1.0).tril()
         weights /= weights.sum(-1, keepdim=True)
         renamed = data.shuffled_EV.gather(1, tokens.flatten(1)).view_as(tokens)
         right, wrong = (
-            _train.among_others(attention_by_height(weights, leaves, self.heights)).mean(0)
+            networks.among_others(attention_by_height(weights, leaves, self.heights)).mean(0)
             for leaves in (tokens, renamed)
         )
         assert right[0] > 1.8
@@ -137,11 +147,13 @@ class TestMeasures:
     def test_entropy_of_even_rows(self):
         tokens = torch.tensor([[[0, 0, 3, 4]]])
         even = torch.ones(1, 1, 4, 4).tril() / torch.arange(1, 5).view(4, 1)
-        found = _train.entropy(even, tokens)
+        found = networks.entropy(even, tokens)
         assert found.tolist() == pytest.approx([(math.log(3) + math.log(4)) / 2])
 
 
-def curves(*changes: list[float], seeds: int = 10, noise: float = 0.005, entropy=None) -> Curves:
+def curves(
+    *changes: list[float], seeds: int = 10, noise: float = 0.005, entropy=None
+) -> LayerCurves:
     """Curves with these mean changes of ln ratio by height at `STEPS`, from seeds that differ."""
     rng = np.random.default_rng(0)
     start = rng.normal(0, 0.05, (len(HEIGHTS), 1, seeds))
@@ -149,7 +161,7 @@ def curves(*changes: list[float], seeds: int = 10, noise: float = 0.005, entropy
     drawn -= drawn.mean(-1, keepdims=True)  # the means are those that are given
     drawn[:, 0] = 0
     level = np.array(entropy or [2.5, 2.4, 1.5, 1.4, 1.8, 2.0])
-    return Curves(
+    return LayerCurves(
         STEPS,
         np.exp(start + drawn + np.array(changes)[..., None]),
         np.exp(start + 0.1 * drawn),
@@ -225,14 +237,14 @@ class TestCourse:
             assert course(moved) == course(given_curves)
 
     def test_the_mark_is_a_tenth(self):
-        assert np.exp(_course.MARK) == pytest.approx(1.1)
+        assert np.exp(courses.MARK) == pytest.approx(1.1)
 
 
-def results(lowest: Curves, upper: Curves = STILL) -> dict[str, Results]:
+def results(lowest: LayerCurves, upper: LayerCurves = STILL) -> dict[str, GroupResults]:
     seeds = lowest.entropy.shape[1]
     accuracy = np.full((len(STEPS), seeds), 0.5)
     return {
-        name: Results(
+        name: GroupResults(
             group,
             (lowest, *[upper] * (group.layers - 1))
             if group.kind == "class"
@@ -271,7 +283,7 @@ class TestVerdict:
             (STILL, "no height is taken up in 100 steps"),
         ],
     )
-    def test_does_not_agree_otherwise(self, lowest: Curves, words: str):
+    def test_does_not_agree_otherwise(self, lowest: LayerCurves, words: str):
         found = judge(results(lowest), comparable=True)
         assert not found.agrees
         assert words in found.finding
@@ -281,7 +293,7 @@ class TestVerdict:
 
     def test_says_what_is_missing(self):
         some = results(AS_PUBLISHED)
-        del some[_groups.DECIDES]
+        del some[networks.DECIDES]
         found = judge(some, comparable=True)
         assert found.verdict is Verdict.INCOMPLETE
         assert "train group class-3" in found.finding
@@ -327,11 +339,11 @@ class TestRun:
     def test_masses_and_padding_are_all_of_the_attention(self, run: Run):
         own = Run.open(run.path / "groups" / "class-3")
         log = own.metrics.read("attention_mass")
-        steps = len(_groups.SIZES["tiny"].looks)
+        steps = len(networks.SIZES["tiny"].measure_at)
         assert log["value"].sum() == pytest.approx(3 * 5 * steps)
 
-    def test_what_is_done_is_not_done_again(self, run: Run, monkeypatch):
-        def refuse(*_: object) -> None:
+    def test_what_is_done_is_not_done_again(self, run: Run):
+        def refuse(*_: object):
             raise AssertionError
 
         files = [path for path in (run.path / "groups").rglob("*") if path.is_file()]
@@ -339,15 +351,14 @@ class TestRun:
         opened = ("environment.json", "manifest.json")
         before = {p: p.read_bytes() for p in files if p.name not in opened}
         assert len(before) >= 3 * len(GROUPS)
-        monkeypatch.setattr(_train, "GroupWork", refuse)
         request = experiment.EXPERIMENT.request(scale="tiny")
-        for name in GROUPS:
-            _train.train_group(run, name, _groups.SIZES["tiny"], request)
+        groups = {name: [group] for name, group in GROUPS.items()}
+        train_cells(run, groups, refuse, networks.SIZES["tiny"], request)
         assert before == {p: p.read_bytes() for p in before}
 
 
 def test_one_group_can_be_done_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+    monkeypatch.setitem(networks.SIZES, "tiny", SIZE)
     run = Run.create("hierarchy", {}, out=tmp_path / "run")
     request = experiment.EXPERIMENT.request(scale="tiny", groups=["class-1"])
     outcome = experiment.EXPERIMENT.reproduce(run, request)
@@ -357,12 +368,15 @@ def test_one_group_can_be_done_alone(tmp_path, monkeypatch):
 
 
 def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
-    monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
+    monkeypatch.setitem(networks.SIZES, "tiny", SIZE)
     run = Run.create("hierarchy", {}, out=tmp_path / "run")
     asked = {"scale": "tiny", "groups": ["class-1"], "options": {"optimizer": "sgd"}}
     request = experiment.EXPERIMENT.request(**asked)
     size = SIZE.with_options(request.options)
-    assert (size.learning_rate, size.steps) == (_groups.SGD_RATE, _groups.SGD_STEPS * SIZE.steps)
+    assert (size.learning_rate, size.steps) == (
+        networks.SGD_RATE,
+        experiment.SGD_STEPS * SIZE.steps,
+    )
     assert SIZE.with_options({"optimizer": "adam", "learning-rate": None}) == SIZE
     experiment.EXPERIMENT.reproduce(run, request)
     group = Run.open(run.path / "groups" / "class-1")
@@ -370,29 +384,30 @@ def test_gradient_descent_in_place_of_adam(tmp_path, monkeypatch):
     loss = group.metrics.read("loss")["value"]
     assert np.isfinite(loss).all()
     takes = experiment.EXPERIMENT.takes(request)["small"]
-    assert takes.seconds == _groups.SGD_STEPS * experiment.SCALES["small"].seconds
+    assert takes.seconds == experiment.SGD_STEPS * experiment.SCALES["small"].seconds
     with pytest.raises(ValueError, match="optimizer must be one of adam, sgd"):
         experiment.EXPERIMENT.request(scale="tiny", options={"optimizer": "lion"})
 
 
-def test_a_group_that_was_stopped_goes_on(tmp_path, monkeypatch):
+def test_a_group_that_was_stopped_resumes(tmp_path, monkeypatch):
     request = experiment.EXPERIMENT.request(scale="tiny")
-    look = _train.GroupWork.look
+    measure = HierarchyNetworks.measure
+    token = {"token-1": [GROUPS["token-1"]]}
 
-    def stop(self: _train.GroupWork, step: int) -> None:
+    def stop(self: HierarchyNetworks, step: int) -> None:
         if step == 2:
             raise KeyboardInterrupt
-        look(self, step)
+        measure(self, step)
 
     runs = [Run.create("hierarchy", {}, out=tmp_path / name) for name in ("one", "two")]
     with monkeypatch.context() as stopped:
-        stopped.setattr(_train.GroupWork, "look", stop)
+        stopped.setattr(HierarchyNetworks, "measure", stop)
         with pytest.raises(KeyboardInterrupt):
-            _train.train_group(runs[0], "token-1", SIZE, request)
-    assert not _summary.collect(runs[0], SIZE)
+            train_cells(runs[0], token, HierarchyNetworks, SIZE, request)
+    assert not summary.collect(runs[0], SIZE)
     for run in runs:
-        _train.train_group(run, "token-1", SIZE, request)
-    one, two = (_summary.collect(run, SIZE)["token-1"] for run in runs)
+        train_cells(run, token, HierarchyNetworks, SIZE, request)
+    one, two = (summary.collect(run, SIZE)["token-1"] for run in runs)
     assert np.array_equal(one.layers[0].ratio, two.layers[0].ratio)
     assert np.array_equal(one.accuracy, two.accuracy)
     assert np.isnan(one.best_accuracy)
@@ -400,17 +415,17 @@ def test_a_group_that_was_stopped_goes_on(tmp_path, monkeypatch):
 
 def test_the_learning_rate_is_the_scales_own_unless_given():
     request = experiment.EXPERIMENT.request(scale="small", options={"learning-rate": 0.5})
-    assert _groups.SIZES["small"].with_options(request.options).learning_rate == 0.5
+    assert networks.SIZES["small"].with_options(request.options).learning_rate == 0.5
     plain = experiment.EXPERIMENT.request(scale="small")
-    assert _groups.SIZES["small"].with_options(plain.options) == _groups.SIZES["small"]
+    assert networks.SIZES["small"].with_options(plain.options) == networks.SIZES["small"]
 
 
-def test_looks_are_dense_enough():
-    for size in _groups.SIZES.values():
-        looks = size.looks
-        assert (looks[0], looks[-1]) == (0, size.steps)
-        assert list(looks) == sorted(set(looks))
-    assert len(_groups.SIZES["small"].looks) >= 35
+def test_measurements_are_dense_enough():
+    for size in networks.SIZES.values():
+        steps = size.measure_at
+        assert (steps[0], steps[-1]) == (0, size.steps)
+        assert list(steps) == sorted(set(steps))
+    assert len(networks.SIZES["small"].measure_at) >= 35
 
 
 @pytest.mark.parametrize(
@@ -423,11 +438,11 @@ def test_looks_are_dense_enough():
     ],
 )
 def test_the_largest_fall(curve, fall):
-    assert _course._largest_fall(np.array(curve, dtype=float)) == fall
+    assert courses._largest_fall(np.array(curve, dtype=float)) == fall
 
 
 @pytest.mark.parametrize(
     ("gain", "text"), [(0.12, "+12%"), (-0.04, "−4%"), (0.004, "+0%"), (-0.004, "+0%")]
 )
 def test_a_gain_of_zero_has_one_sign(gain, text):
-    assert _summary._gain(np.log1p(gain)) == text
+    assert summary._gain(np.log1p(gain)) == text

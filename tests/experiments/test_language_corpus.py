@@ -9,7 +9,8 @@ import pytest
 
 from joma.data.corpora import NAMED
 from joma.experiments import Verdict, fig6, fig8
-from joma.experiments.language import _data, _draw, _figure, _groups, _summary
+from joma.experiments.language import _data, _groups, _summary
+from joma.experiments.language import figure as figures
 from joma.experiments.language._curves import Curves
 from joma.experiments.language._groups import (
     SIZES,
@@ -52,11 +53,11 @@ class TestSize:
         for scale, size in SIZES.items():
             request = fig6.EXPERIMENT.request(scale=scale)
             assert request.options == {"corpus": size.corpus}
-            assert _figure.size_of(request) == size
-        assert _figure.size_of(asked("wikitext-2", "full")) == SIZES["full"]
+            assert figures.size_of(request) == size
+        assert figures.size_of(asked("wikitext-2", "full")) == SIZES["full"]
 
     def test_another_text_is_trained_on_at_one_learning_rate(self):
-        size = _figure.size_of(asked("wikitext-103", "full"))
+        size = figures.size_of(asked("wikitext-103", "full"))
         assert size == dataclasses.replace(
             SIZES["full"], corpus="wikitext-103", learning_rates=(1e-4,), last=200_000
         )
@@ -97,7 +98,7 @@ class TestVerdict:
     def test_long_curves_have_few_ticks(self):
         own = curves(1)
         long = Curves(1, 1e-4, tuple(4 * step for step in own.steps), *(own.entropy, own.loss))
-        figure = _draw.draw_depths({(1, 1e-4): long}, {})
+        figure = figures.draw_depths({(1, 1e-4): long}, {})
         assert figure is not None
         labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
         assert labels == ["0", "50k", "100k", "150k", "200k"]
@@ -108,7 +109,7 @@ class TestTexts:
         monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
         run = Run.create("fig6", {}, out=tmp_path / "fig6")
         recorded = write_reference(tmp_path / "r", depths())
-        outcome = fig6.reproduce(run, asked(texts, reference=recorded))
+        outcome = fig6.EXPERIMENT.reproduce(run, asked(texts, reference=recorded))
         assert outcome.verdict is Verdict.NOT_COMPARABLE, outcome.finding
         assert "nothing was published of this text (4 steps on " in outcome.finding
         assert "11 different words" in outcome.finding
@@ -121,8 +122,8 @@ class TestTexts:
     def test_fig_8_takes_nothing_over_from_another_text(self, texts, tmp_path, monkeypatch):
         monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
         six, eight = (Run.create(name, {}, out=tmp_path / name) for name in ("fig6", "fig8"))
-        fig6.reproduce(six, asked(texts, groups=["depth-5"]))
-        fig8.reproduce(eight, fig8.EXPERIMENT.request(scale="tiny"))
+        fig6.EXPERIMENT.reproduce(six, asked(texts, groups=["depth-5"]))
+        fig8.EXPERIMENT.reproduce(eight, fig8.EXPERIMENT.request(scale="tiny"))
         outcome = Run.open(eight.path / "groups" / "depth-5").read_json("outcome")
         assert "taken_from" not in outcome
 
@@ -157,21 +158,21 @@ class TestTexts:
         monkeypatch.setenv("JOMA_SHARED", str(tmp_path / "shared"))
         places = rf"JOMA_SHARED .*/shared'.*data/{name} .*cache/corpora/{name}; or .*{NAMED[name]}"
         with pytest.raises(ValueError, match=rf"^text {name} needs .*{places}"):
-            fig6.needs(asked(name))
+            fig6.EXPERIMENT.check_needs(asked(name))
         folder = tmp_path / "shared" / "data" / name
         folder.mkdir(parents=True)
         (folder / "valid.txt").write_text("a b c\n")
         with pytest.raises(ValueError, match=rf"^text .*data/{name} has no train.txt in it"):
-            fig6.needs(asked(name))
+            fig6.EXPERIMENT.check_needs(asked(name))
         (folder / "train.txt").write_text("a b c\n")
-        fig6.needs(asked(name))
+        fig6.EXPERIMENT.check_needs(asked(name))
 
     def test_fig_8_needs_its_text_too(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("JOMA_SHARED", raising=False)
         with pytest.raises(ValueError, match=r"^text wikitext-2 needs"):
-            fig8.needs(fig8.EXPERIMENT.request(scale="full"))
-        fig8.needs(fig8.EXPERIMENT.request(scale="tiny"))
+            fig8.EXPERIMENT.check_needs(fig8.EXPERIMENT.request(scale="full"))
+        fig8.EXPERIMENT.check_needs(fig8.EXPERIMENT.request(scale="tiny"))
 
 
 class TestTakes:
@@ -201,15 +202,15 @@ class TestTakes:
 def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
     monkeypatch.setenv("JOMA_SHARED", str(SHARED))
     monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
-    setting = _data.load(_figure.size_of(asked("wikitext-2"))).setting
+    setting = _data.load(figures.size_of(asked("wikitext-2"))).setting
     assert setting.words == SIZE.vocabulary
 
 
 def test_groups_of_two_texts_make_no_figure(tmp_path, texts) -> None:
     run = Run.create("fig6", {}, out=tmp_path / "fig6")
-    fig6.reproduce(run, asked(texts, groups=["depth-1"]))
+    fig6.EXPERIMENT.reproduce(run, asked(texts, groups=["depth-1"]))
     with open(texts / "train.txt", "a") as file:
         file.write("a b c\n")
     with pytest.raises(ValueError, match="depth-1 was trained on another text"):
-        fig6.reproduce(run, asked(texts, groups=["depth-2"]))
+        fig6.EXPERIMENT.reproduce(run, asked(texts, groups=["depth-2"]))
     assert not (run.path / "groups" / "depth-2").exists()

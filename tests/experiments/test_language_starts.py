@@ -11,8 +11,9 @@ from torch import nn
 
 from joma.experiments.language import _data, _reference
 from joma.experiments.language._groups import DEPTHS, SIZES, WATCHED
-from joma.experiments.language._starts import begin, torch_seeds
+from joma.experiments.language._train import start_as_torch, torch_seeds
 from joma.models import LanguageConfig, LanguageModel
+from joma.models.full_speed import FastLanguageModel
 
 SHARED = Path(os.environ.get("JOMA_SHARED") or Path(__file__).parents[3] / "shared")
 
@@ -25,16 +26,16 @@ def test_seeds_of_a_request() -> None:
 def test_seeds_without_end_are_torchs_too() -> None:
     (seed,) = torch_seeds(2**63 - 1, 1)
     config = LanguageConfig(vocabulary=9, layers=1, width=8, hidden=8, length=4)
-    begin(LanguageModel(config, (0,)), [seed])
+    start_as_torch(LanguageModel(config, (0,)), [seed])
 
 
 def test_what_is_drawn_does_not_follow_torchs_defaults() -> None:
     config = LanguageConfig(vocabulary=9, layers=1, width=8, hidden=8, length=4)
     models = [LanguageModel(config, (0,)) for _ in range(2)]
-    begin(models[0], [3])
+    start_as_torch(models[0], [3])
     torch.set_default_dtype(torch.float64)
     try:
-        begin(models[1], [3])
+        start_as_torch(models[1], [3])
     finally:
         torch.set_default_dtype(torch.float32)
     for one, two in zip(*(model.parameters() for model in models), strict=True):
@@ -45,7 +46,7 @@ def test_members_are_what_a_script_has_after_its_seed() -> None:
     config = LanguageConfig(vocabulary=50, layers=2, width=16, hidden=24, length=9)
     model = LanguageModel(config, (0, 1, 2))
     before = torch.get_rng_state()
-    begin(model, [7, 8, 7])
+    start_as_torch(model, [7, 8, 7])
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(8)
     layer = nn.TransformerEncoderLayer(16, 1, 24, batch_first=True)
@@ -75,9 +76,9 @@ def test_they_begin_as_the_recorded_networks(tmp_path, monkeypatch) -> None:
     tokens, targets, weights = text.valid.at(WATCHED)
     one = slice(0, 1)  # the first stream
     for depth in DEPTHS:
-        model = LanguageModel(LanguageConfig(text.setting.words, depth), range(size.seeds))
-        begin(model, torch_seeds(0, size.seeds))
-        _, sums_LE = model.measured(tokens[one], targets[one], weights[one])
+        model = FastLanguageModel(LanguageConfig(text.setting.words, depth), range(size.seeds))
+        start_as_torch(model, torch_seeds(0, size.seeds))
+        _, sums_LE = model.evaluate(tokens[one], targets[one], weights[one])
         found_LE = sums_LE / weights[one].sum()
         begun_LE = recorded[depth, 1e-4].entropy[:, 0]
         np.testing.assert_allclose(found_LE.numpy(), begun_LE, atol=6e-5)  # four digits

@@ -29,8 +29,8 @@ class TestSetting:
         assert len(FULL.counted) == 59
         assert FULL.counted[-1] == 58_000
         # Nineteen epochs have passed, each with a short window that is trained on and not counted.
-        assert FULL.looks[-1] == 58_000 + 58_000 // 2928
-        assert FULL.looks[:4] == (0, 1000, 2000, 3001)
+        assert FULL.measure_at[-1] == 58_000 + 58_000 // 2928
+        assert FULL.measure_at[:4] == (0, 1000, 2000, 3001)
 
     @settings(max_examples=50, deadline=None)
     @given(stream=st.integers(36, 500), steps=st.integers(0, 60))
@@ -161,7 +161,7 @@ class TestGroupWork:
     def test_looks_against_a_plain_loop(self, work, at_once: int):
         work.numbers = at_once
         work.ensemble.advance(3)
-        work.look(3)
+        work.measure(3)
         work.run.metrics.flush()
         model, windows = work.ensemble.model, _data.load(SIZE).valid
         stream_SN = windows.streams_SN
@@ -196,11 +196,11 @@ class TestGroupWork:
     def test_a_network_that_diverged_does_not_end_the_others(self, work):
         with torch.no_grad():
             work.ensemble.model.blocks[3].lower.weight[1] = math.nan
-        work.look(0)
+        work.measure(0)
         with torch.no_grad():
             for block in work.ensemble.model.blocks:
                 block.lower.weight[:] = math.nan
-        work.look(1)  # nor does it matter when none is left
+        work.measure(1)  # nor does it matter when none is left
         work.run.metrics.flush()
         log = work.run.metrics.read("stable_rank")
         assert np.isnan(log["value"][log["step"] == 1]).all()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from joma.experiments import Verdict
-from joma.experiments.language import _draw, _reference, _summary
+from joma.experiments.language import _reference, _summary
+from joma.experiments.language import figure as figures
 from joma.experiments.language._curves import Curves
 from joma.experiments.language._groups import DEPTHS, RATES
 from tests.experiments._language import FULL, curves, depths, rates, write_reference
@@ -108,7 +109,7 @@ class TestVerdict:
         words = _summary.judge_depths(depths(), FULL).paragraphs[1]
         assert words.startswith("Bounces by threshold, at 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5 nats")
         assert "1 layer 3 3 3 3 " in words
-        table = _summary.bounce_table([own])
+        table = _summary.tables([own])["bounces"]
         assert len(table["bounces"]) == 2 * len(_summary.THRESHOLDS)
 
     def test_ranks_that_bounce_back_are_counted(self):
@@ -177,7 +178,7 @@ class TestReference:
         assert (pair.lowest, pair.recorded_lowest) == pytest.approx((1.41, 1.51))
         assert (pair.end, pair.recorded_end) == pytest.approx((2.26, 2.21))
         assert pair.begins == 0
-        assert (pair.depth, pair.layer, pair.looks) == (1, 0, 59)
+        assert (pair.depth, pair.layer, pair.measurements) == (1, 0, 59)
 
     def test_only_common_steps_of_the_same_networks_are_compared(self):
         recorded = curves(1)
@@ -233,7 +234,7 @@ def shown_with_ranks(recorded: dict) -> dict:
 
 class TestFigures:
     def test_a_panel_for_each_depth_above_its_ranks(self):
-        figure = _draw.draw_depths(depths(), depths())
+        figure = figures.draw_depths(depths(), depths())
         assert figure is not None
         assert len(figure.axes) == 8
         titles = [ax.get_title().splitlines()[0] for ax in figure.axes[:4]]
@@ -241,16 +242,16 @@ class TestFigures:
         # Each layer's mean, the recorded ones, and even attention.
         assert [len(ax.lines) for ax in figure.axes[:4]] == [3, 5, 11, 21]
         assert [len(ax.lines) for ax in figure.axes[4:]] == [1, 2, 5, 10]
-        alone = _draw.draw_depths(depths(), {})
+        alone = figures.draw_depths(depths(), {})
         assert alone is not None
         assert [len(ax.lines) for ax in alone.axes[:4]] == [2, 3, 6, 11]
-        assert _draw.draw_depths({}, {}) is None
+        assert figures.draw_depths({}, {}) is None
 
     def test_a_panel_for_each_rate_and_one_of_losses(self):
-        figure = _draw.draw_rates(rates(), rates())
+        figure = figures.draw_rates(rates(), rates())
         assert figure is not None
         titles = [ax.get_title() for ax in figure.axes]
         assert titles[:2] == ["learning rate 1e-6", "learning rate 5e-6"]
         assert titles[-1] == "best validation loss"
         assert len(titles) == 8
-        assert _draw.draw_rates({}, {}) is None
+        assert figures.draw_rates({}, {}) is None

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from joma.data import LatentHierarchy
 from joma.experiments import EXPERIMENTS, Verdict, _trained
-from joma.experiments.table1 import _summary, _train
-from joma.experiments.table1._cells import CELLS, GROUPS, LEVELS, SIZES, Cell
-from joma.experiments.table1._summary import MEASURES, Results
+from joma.experiments.table1 import networks
+from joma.experiments.table1 import results as summary
+from joma.experiments.table1.networks import CELLS, GROUPS, LEVELS, SIZES, Table1Cell
+from joma.experiments.table1.results import MEASURES, Table1Results
 from joma.runs import Run
 from tests.cli._command import joma
 
@@ -30,7 +32,7 @@ def run(tmp_path_factory) -> Run:
 
 
 def read(run: Run, measure: str, step: int) -> np.ndarray:
-    results = _summary.collect(run, TINY, np.ones((12, LEVELS, 2)))
+    results = summary.collect(run, TINY, 0)
     return results.at(measure, step)
 
 
@@ -50,7 +52,7 @@ def test_the_published_setting():
     full = SIZES["full"]
     assert (full.seeds, full.width, full.hidden) == (5, 1024, 4096)
     assert (full.learning_rate, full.steps) == (1e-5, 10_000)
-    assert {0, 1, 1000, 2000, 10_000} <= set(full.looks)
+    assert {0, 1, 1000, 2000, 10_000} <= set(full.measure_at)
     options = {"hidden": 400, "learning-rate": 1e-4}
     assert full.with_options(options) == dataclasses.replace(full, hidden=400, learning_rate=1e-4)
 
@@ -86,7 +88,7 @@ def test_it_learns_and_the_controls_are_what_they_are_called(run: Run):
     assert shuffled.max() < 0.3
     assert read(run, "shuffled_classes", 0)[:, :2].mean() > shuffled.mean() + 0.1
     assert np.isnan(read(run, "held_out_classes", 0)[:, 2]).all()  # a class is in one half alone
-    results = _summary.collect(run, TINY, np.ones((12, LEVELS, 2)))
+    results = summary.collect(run, TINY, 0)
     assert results.accuracy[:, -1].mean() > 0.5 > 3 * results.accuracy[:, 0].mean()
 
 
@@ -95,7 +97,7 @@ def test_a_network_is_measured_as_by_hand(run: Run):
     import torch
 
     cell = GROUPS["C20-N2"][0]
-    work = _train.GroupWork(run, GROUPS["C20-N2"], TINY, EXPERIMENT.request(scale="tiny"))
+    work = networks.Table1Networks(run, GROUPS["C20-N2"], TINY, EXPERIMENT.request(scale="tiny"))
     hierarchy = work.hierarchies[0]
     batch = hierarchy.sample(TINY.samples, 2**40)
     nodes: dict[int, torch.Tensor] = {}
@@ -145,7 +147,9 @@ def test_one_group_alone(tmp_path, monkeypatch):
     assert not Path("here/groups/C20-N3").exists()
 
 
-def made_up(trained: float, untrained: float, kept: float, chosen=lambda cell: cell) -> Results:
+def made_up(
+    trained: float, untrained: float, kept: float, chosen=lambda cell: cell
+) -> Table1Results:
     """Results in which every cell reads the published numbers plus something."""
     cells = tuple(CELLS)
     published = np.array([[*cell.published, 0.5] for cell in cells])[:, :, None, None]
@@ -155,20 +159,22 @@ def made_up(trained: float, untrained: float, kept: float, chosen=lambda cell: c
     values["ncorr"] = np.broadcast_to(published, shape) + noise
     values["ncorr"] = values["ncorr"] + np.array([untrained, untrained, trained])[:, None]
     values["held_out_classes"] = values["held_out_classes"] + np.array([0, 0, kept])[:, None]
-    return Results(cells, (0, 1, 100), values, np.full((12, 3, 5), 0.9), np.ones((12, LEVELS, 5)))
+    return Table1Results(
+        cells, (0, 1, 100), values, np.full((12, 3, 5), 0.9), np.ones((12, LEVELS, 5))
+    )
 
 
 def test_the_verdict_can_turn():
-    same = _summary.judge(made_up(0.02, 0.02, 0.0), published_size=True)
+    same = summary.judge(made_up(0.02, 0.02, 0.0), published_size=True)
     assert same.agrees
     assert "24 of 24 numbers of trained networks" in same.finding
     assert "and 24 of untrained ones" in same.finding
     assert "training adds +0.00 and +0.00" in same.finding
-    off = _summary.judge(made_up(0.08, 0.08, 0.0), published_size=True)
+    off = summary.judge(made_up(0.08, 0.08, 0.0), published_size=True)
     assert off.verdict is Verdict.DIFFERS
     assert "0 of 24" in off.finding
     for shift in (0.02, 0.08):
-        other = _summary.judge(made_up(shift, shift, 0.0), published_size=False)
+        other = summary.judge(made_up(shift, shift, 0.0), published_size=False)
         assert other.verdict is Verdict.NOT_COMPARABLE
 
 
@@ -181,28 +187,28 @@ def test_some_cells_alone_are_incomplete():
         accuracy=whole.accuracy[:2],
         bounds=whole.bounds[:2],
     )
-    assert _summary.judge(part, published_size=True).verdict is Verdict.INCOMPLETE
+    assert summary.judge(part, published_size=True).verdict is Verdict.INCOMPLETE
 
 
 def test_changes_in_single_cells_are_named_with_their_error():
     moved = made_up(0.0, 0.0, 0.0)
     moved.values["ncorr"][11, 1, -1] -= np.linspace(0.08, 0.1, 5)
-    words = " ".join(_summary.judge(moved, True).paragraphs)
+    words = " ".join(summary.judge(moved, True).paragraphs)
     assert "in 1 of 24: C50-N3-20-30 -0.09 at s = 1 (" in words
-    still = " ".join(_summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
+    still = " ".join(summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
     assert "In no cell is the change more than 3 standard errors." in still
 
 
 def test_the_power_of_the_control_is_said():
-    words = " ".join(_summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
+    words = " ".join(summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
     assert "C = 20: s = 0 0.30 of 0.7, 0.30 of 0.8" in words
     assert words.count("0.30 of 0.95") == 6
 
 
 def test_the_words_follow_the_numbers():
-    nothing = " ".join(_summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
+    nothing = " ".join(summary.judge(made_up(0.0, 0.0, 0.0), True).paragraphs)
     assert nothing.count("less than 0.05") == 4
-    much = " ".join(_summary.judge(made_up(0.0, -0.3, 0.4), True).paragraphs)
+    much = " ".join(summary.judge(made_up(0.0, -0.3, 0.4), True).paragraphs)
     assert "less than 0.05" not in much
     assert "NCorr by +0.30 at s = 0 and +0.30 at s = 1" in much
     assert "correlation by +0.40 at s = 0" in much
@@ -210,16 +216,16 @@ def test_the_words_follow_the_numbers():
 
 def test_what_these_hierarchies_cannot_read_is_said():
     results = dataclasses.replace(made_up(0.0, 0.0, 0.0), bounds=np.full((12, LEVELS, 5), 0.78))
-    words = " ".join(_summary.judge(results, True).paragraphs)
+    words = " ".join(summary.judge(results, True).paragraphs)
     assert "C20-N2-10-20 at s = 1 (0.81 against at most 0.78)" in words
     assert "C20-N3-10-20 at s = 1" not in words
 
 
 def test_bounds_count_what_no_class_uses():
-    cell = Cell((20, 30), 20, 2, (0.97, 0.80))
-    bounds = _train.largest_possible([cell], TINY, 0)
+    cell = Table1Cell((20, 30), 20, 2, (0.97, 0.80))
+    bounds = networks.largest_possible([cell], TINY, 0)
     for member, seed in enumerate(cell.seeds(0, TINY.seeds)):
-        hierarchy = _train.LatentHierarchy(20, 2, (20, 30), seeds=[seed])
+        hierarchy = LatentHierarchy(20, 2, (20, 30), seeds=[seed])
         for s, count in enumerate((20, 30)):
             used = hierarchy.latent_values[s][0].any(0).sum()
             assert bounds[0, s, member] == pytest.approx(float(used) / count)

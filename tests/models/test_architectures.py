@@ -17,7 +17,6 @@ from joma.models import (
     Part,
     Place,
     architecture_of,
-    architectures,
     module_at,
     module_path,
     number_of_layers,
@@ -31,7 +30,7 @@ SEEN = []
 
 def _seeing(module, query, key, value, *arguments, **options):
     SEEN.append((query, key))
-    options.pop("softcap", None)  # what attention makes of them is not looked at
+    options.pop("softcap", None)  # what attention makes of them is not read
     return sdpa_attention_forward(module, query, key, value, *arguments, **options)
 
 
@@ -212,7 +211,7 @@ def _small(query: Place) -> Architecture:
     )
 
 
-def test_mistakes_are_told():
+def test_mistakes_are_reported():
     query = Place("b.{layer}.q", Part(0, 3, by_head=True))
     small = _small(query)
     with pytest.raises(ValueError, match="roles must be among"):
@@ -239,7 +238,7 @@ def test_mistakes_are_told():
 
 @pytest.fixture
 def own_maps(monkeypatch):
-    monkeypatch.setattr(architectures, "_ARCHITECTURES", list(architectures._ARCHITECTURES))
+    monkeypatch.setattr("joma.models.architectures._known._registered", [])
 
 
 class Block(nn.Module):

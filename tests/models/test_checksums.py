@@ -11,9 +11,8 @@ from joma.analysis.probing import Probing, measure
 from joma.data.tokenizing import BYTES
 from joma.errors import JomaError
 from joma.models import load
-from joma.models._fingerprint import kept_fingerprint
 from joma.models.checksums import SUMS, check_checksums
-from joma.models.series import Series, verify
+from joma.models.series import Series, kept_fingerprint, verify
 from joma.train.language._export import export
 from tests.models.tiny import tiny
 
@@ -79,11 +78,11 @@ def test_a_series_without_checksums_opens_unverified(exported, tmp_path):
 
 def test_other_tools_read_the_checksums(exported):
     folder = exported / "step-000000"
-    told = subprocess.run(
+    ended = subprocess.run(
         ["sha256sum", "-c", "--strict", SUMS], cwd=folder, capture_output=True, text=True
     )
-    assert told.returncode == 0
-    assert "model.safetensors: OK" in told.stdout
+    assert ended.returncode == 0
+    assert "model.safetensors: OK" in ended.stdout
 
 
 @pytest.mark.parametrize("low_memory", [False, True])

@@ -142,7 +142,7 @@ def test_ranks_are_those_of_the_right_rows():
 
 
 def _rows_seen_of_last(model: nn.Module, path: str, out: int) -> tuple[list[int], list[int]]:
-    """The same of the second layer: the first layer's output is not looked at."""
+    """The same of the second layer: the first layer's output is not read."""
     return _rows_seen(model, model.get_submodule(path.replace("h.1", "h.0")), out)
 
 
@@ -150,7 +150,7 @@ def _names(found: Found, role: str) -> list[str]:
     return [weight.name for weight in found.weights if weight.role == role]
 
 
-def test_encoder_and_decoder_are_told_apart():
+def test_encoder_and_decoder_are_distinguished():
     settings = {"vocab_size": 61, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2}
     model = _built("t5", **settings, num_heads=4, decoder_start_token_id=0)
     found = find_weights(model, run=dummy_forward(model))

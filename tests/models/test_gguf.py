@@ -3,7 +3,7 @@ import torch
 
 from joma.errors import JomaError
 from joma.models import load, load_tokenizer
-from joma.models._gguf_header import read_header
+from joma.models.gguf import read_header
 from tests.models.tiny import CONTEXT, LAYERS, WIDTH, tiny, tokens
 
 pytest.importorskip("gguf", reason="GGUF files are read by the gguf package")
@@ -39,7 +39,7 @@ def test_a_gguf_file_cut_short_is_named(path, share):
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("entries", "expected"),
     [
         ({"add_bos_token": True, "bos_token_id": 1}, [1, 29]),
         ({"add_bos_token": False, "bos_token_id": 1}, [29]),
@@ -49,8 +49,8 @@ def test_a_gguf_file_cut_short_is_named(path, share):
         ),
     ],
 )
-def test_the_file_says_which_special_tokens_are_added(tmp_path, told, expected):
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "model.gguf", **told))
+def test_the_file_says_which_special_tokens_are_added(tmp_path, entries, expected):
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "model.gguf", **entries))
     assert tokenizer.encode("ab") == expected
     assert tokenizer.special_tokens.count == len(expected) - 1
 
@@ -64,16 +64,16 @@ def test_the_header_is_read_without_the_tensors(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("llama.block_count", 2**31, "block_count must be at most"),
         ("llama.context_length", 2**31, "context_length must be at most"),
         ("llama.feed_forward_length", 2**31, "feed_forward_length must be at most"),
     ],
 )
-def test_sizes_that_no_model_has_are_refused(path, name, value, told):
+def test_sizes_that_no_model_has_are_refused(path, name, value, message):
     data = path.read_bytes()
     at = data.index(name.encode()) + len(name) + 4
     path.write_bytes(data[:at] + value.to_bytes(4, "little") + data[at + 4 :])
-    with pytest.raises(JomaError, match=told):
+    with pytest.raises(JomaError, match=message):
         load(path)

@@ -93,8 +93,8 @@ def run(case: Case, place: Path) -> dict[str, Any]:
         if time.monotonic() - start > 10 * SECONDS:  # of a machine that may have much to do
             os.kill(child, signal.SIGKILL)
         time.sleep(0.005)
-    with os.fdopen(reader, "rb") as told:
-        if content := told.read():
+    with os.fdopen(reader, "rb") as message:
+        if content := message.read():
             ended = json.loads(content)
     return {**ended, "name": case.name, "seconds": used.ru_utime + used.ru_stime}
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joma.models import LanguageConfig, LanguageModel
+from joma.models.full_speed import FastLanguageModel
 from joma.models.language import Dropout, LanguageBlock
 
 CONFIG = LanguageConfig(vocabulary=50, layers=3, width=12, hidden=16, heads=2, length=9)
@@ -165,8 +166,10 @@ def test_sequences_that_are_too_long_are_refused() -> None:
         make()(words(1, 10))
 
 
-def test_measured_is_what_losses_and_attention_are() -> None:
+def test_evaluate_returns_what_losses_and_attention_are() -> None:
     model, tokens, targets = make(), words(4, 9), words(4, 9).flip(0)
+    fast = FastLanguageModel(CONFIG, (3, 4), dtype=torch.float64)
+    fast.load_state_dict(model.state_dict())
     weights = torch.rand(4, 9, dtype=torch.float64)
     rows = []
 
@@ -175,9 +178,9 @@ def test_measured_is_what_losses_and_attention_are() -> None:
             rows.append(-(x * x.clamp(min=1e-300).log()).sum(-1).mean(2))
 
     expected = model.losses(tokens, targets, weights_BT=weights, watch=watch)
-    losses, entropies = model.measured(tokens, targets, weights)
+    losses, entropies = fast.evaluate(tokens, targets, weights)
     torch.testing.assert_close(losses, expected.detach())
     for layer, own in enumerate(rows):
         torch.testing.assert_close(entropies[layer], (own.detach() * weights).sum((1, 2)))
     with pytest.raises(ValueError, match="at most"):
-        model.measured(words(2, 99), words(2, 99), torch.ones(2, 99))
+        fast.evaluate(words(2, 99), words(2, 99), torch.ones(2, 99))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.models import load
-from joma.models._llama2c_tokenizer import Llama2cTokenizer
+from joma.models.llama2c import Llama2cTokenizer
 from tests.models import llama2c_reference as reference
 
 PIECES = [
@@ -47,7 +47,7 @@ def test_the_same_scores_as_llama2c(tmp_path, tied, heads, keys):
     assert load(path, tokenizer="bytes").encode("az") == [97, 122]
 
 
-def test_a_tokenizer_behind_or_beside_the_weights_or_given(tmp_path):
+def test_a_tokenizer_after_or_next_to_the_weights_or_given(tmp_path):
     path = tmp_path / "model.bin"
     reference.write(path, vocabulary=259 + len(PIECES))
     behind = reference.tokenizer_bytes(*reference.vocabulary(PIECES))
@@ -78,7 +78,7 @@ def test_a_tokenizer_of_another_model_is_noticed(tmp_path, pieces):
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "message"),
     [
         ((24, 20, 2, 4, 2, 300, 16), r"cut short or no llama2\.c checkpoint: .* should have \d+"),
         ((2**31 - 1,) * 7, "dim cannot be"),
@@ -90,11 +90,11 @@ def test_a_tokenizer_of_another_model_is_noticed(tmp_path, pieces):
         ((0x616B3432, 1, 0, 0, 0, 0, 0), "version 1"),
     ],
 )
-def test_a_header_is_not_believed_before_the_file_bears_it_out(tmp_path, header, told):
+def test_a_header_is_not_believed_before_the_file_bears_it_out(tmp_path, header, message):
     path = tmp_path / "model.bin"
     path.write_bytes(struct.pack("<7i", *header) + bytes(1000))
     tracemalloc.start()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         load(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -110,7 +110,7 @@ def test_pytorch_files_load_and_payloads_do_not(tmp_path, folder):
     assert not (tmp_path / "caught").exists()
 
 
-def test_files_beside_the_weights_are_not_unpickled(tmp_path, folder):
+def test_files_next_to_the_weights_are_not_unpickled(tmp_path, folder):
     """Layouts that transformers knows and that hold pickles: they are not looked at."""
     poison = pickle.dumps(Trap(tmp_path / "caught"))
     for name in (".metadata", "__0_0.distcp", "training_args.bin", "adapter_model.bin"):
@@ -140,7 +140,7 @@ def test_no_weight_is_made_up(folder):
 
 def test_weights_the_configuration_does_not_tell_of(folder):
     _change_config(folder, num_hidden_layers=2)
-    with pytest.raises(ValueError, match=r"does not tell of: model\.layers\.2.* and \d+ more"):
+    with pytest.raises(ValueError, match=r"does not mention: model\.layers\.2.* and \d+ more"):
         load(folder)
 
 
@@ -174,18 +174,18 @@ def test_a_class_that_is_none_gives_the_base_model(tmp_path, named):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
-        ("{", "config.json must be a JSON file"),
+        ("{", "config.json is not valid JSON"),
         ("[]", "with a model_type"),
         ('{"model_type": "nobody"}', "transformers knows, got 'nobody'"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json cannot be used"),
         ('{"model_type": "llama", "quantization_config": {}}', "holds quantized weights"),
     ],
 )
-def test_configurations_that_cannot_be_used(folder, content, told):
+def test_configurations_that_cannot_be_used(folder, content, message):
     (folder / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         load(folder)
 
 
@@ -258,7 +258,7 @@ def test_a_revision_downloaded_before_is_found(tmp_path, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     [
         ("GatedRepoError", "some/one at revision step1 is gated: log in"),
         ("RevisionNotFoundError", "some/one has no revision 'step1'"),
@@ -266,7 +266,7 @@ def test_a_revision_downloaded_before_is_found(tmp_path, folder, monkeypatch):
         ("HfHubHTTPError", r"cannot be asked \(it said no\)"),
     ],
 )
-def test_what_the_hub_answers_is_told(tmp_path, monkeypatch, kind, told):
+def test_what_the_hub_answers_is_reported(tmp_path, monkeypatch, kind, message):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
 
     def answer(*arguments, **options):
@@ -274,7 +274,7 @@ def test_what_the_hub_answers_is_told(tmp_path, monkeypatch, kind, told):
         raise getattr(huggingface_hub.errors, kind)("it said no", response=response)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", answer)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         load("some/one", revision="step1")
 
 
@@ -417,8 +417,8 @@ def test_real_models_are_read():
     loaded = load(os.path.join(MODELS, "stories", "stories15M.bin"))
     assert loaded.encode("Once upon a time, there was")[1:5] == [9038, 2501, 263, 931]
     with torch.no_grad():
-        told = loaded.model.generate(  # type: ignore[operator]
+        message = loaded.model.generate(  # type: ignore[operator]
             torch.tensor([loaded.encode("Once upon a time")]), max_new_tokens=12, do_sample=False
         )
     assert loaded.tokenizer is not None
-    assert "there was a little girl named Lily" in loaded.tokenizer.decode(told[0].tolist())
+    assert "there was a little girl named Lily" in loaded.tokenizer.decode(message[0].tolist())

@@ -85,7 +85,7 @@ def test_more_blocks_than_the_configuration_tells_of(tmp_path):
     MODELS["t5"]().save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": 1}))
-    with pytest.raises(JomaError, match=r"does not tell of: encoder\.block\.1"):
+    with pytest.raises(JomaError, match=r"does not mention: encoder\.block\.1"):
         load(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_a_configuration_without_a_model_is_named():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"num_hidden_layers": 10**9}, r"num_hidden_layers above 2048, got 1000000000"),
         ({"num_labels": 10**9}, "num_labels above"),
@@ -116,15 +116,15 @@ def test_a_configuration_without_a_model_is_named():
     ],
 )
 def test_what_a_configuration_asks_for_is_compared_before_it_is_built(
-    tmp_path, monkeypatch, change, told
+    tmp_path, monkeypatch, change, message
 ):
     tiny("llama").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     monkeypatch.setattr(tr.LlamaForCausalLM, "from_pretrained", _never)
-    with pytest.raises(JomaError, match=told):
+    with pytest.raises(JomaError, match=message):
         load(tmp_path)
-    with pytest.raises(JomaError, match=told):
+    with pytest.raises(JomaError, match=message):
         check_source(tmp_path, reads_text=False)
 
 

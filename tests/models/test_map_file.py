@@ -99,7 +99,7 @@ def test_a_map_finds_what_reading_the_tree_does_not(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"querry": "x"}, "entries among .*got 'querry'"),
         ({"query": None}, "query must be a name or a table"),
@@ -126,16 +126,18 @@ def test_a_map_finds_what_reading_the_tree_does_not(tmp_path: Path):
         ({"mlp_down": 2}, "mlp_down must be a name"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(change: dict[str, Any], told: str, tmp_path: Path):
+def test_mistakes_are_reported_in_one_sentence(
+    change: dict[str, Any], message: str, tmp_path: Path
+):
     path = _written(tmp_path, MAP | change)
-    with pytest.raises(JomaError, match=told) as refused:
+    with pytest.raises(JomaError, match=message) as refused:
         load_map(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "contents", "told"),
+    ("name", "contents", "message"),
     [
         ("map.json", "{", "must be a JSON file"),
         ("map.json", "[1]", "must hold a table of entries, got a list"),
@@ -145,8 +147,8 @@ def test_mistakes_are_told_in_one_sentence(change: dict[str, Any], told: str, tm
         ("map.json", "{}", "must have embedding, query, key, mlp_lower, layer, attention"),
     ],
 )
-def test_files_that_hold_no_map(name: str, contents: str, told: str, tmp_path: Path):
-    with pytest.raises(JomaError, match=told) as refused:
+def test_files_that_hold_no_map(name: str, contents: str, message: str, tmp_path: Path):
+    with pytest.raises(JomaError, match=message) as refused:
         load_map(_written(tmp_path, contents, name))
     assert "\n" not in str(refused.value)
 

@@ -20,10 +20,19 @@ from torch import nn
 from torch.nn import functional
 
 from joma import models
-from joma.models._fingerprint import SIZE, fingerprint, settings_hashes
-from joma.models._ordering import misplaced
 from joma.models._schedule import inferred
-from joma.models.series import PYTHIA, Checkpoint, Integrity, Series, step_of, verify
+from joma.models.series import (
+    PYTHIA,
+    SKETCH_SIZE,
+    Checkpoint,
+    Integrity,
+    Series,
+    fingerprint,
+    misplaced,
+    settings_hashes,
+    step_of,
+    verify,
+)
 
 few = settings(max_examples=25, deadline=None)
 
@@ -83,7 +92,7 @@ class TestSeries:
         assert PYTHIA[-1] == 143_000
 
     @pytest.mark.parametrize(
-        ("source", "options", "told"),
+        ("source", "options", "message"),
         [
             ("nowhere", {}, "nowhere is no folder"),
             ("some/model@main", {}, "got 'main'"),
@@ -95,12 +104,12 @@ class TestSeries:
             ("some/model@step0", {"schedule": [-1]}, "from 0 on"),
         ],
     )
-    def test_what_is_none(self, source, options, told: str):
+    def test_what_is_none(self, source, options, message: str):
         with pytest.raises(
             ValueError, match=r"series|revisions|folder|checkpoints|schedule"
         ) as bad:
             Series.of(source, **options)
-        assert told in str(bad.value)
+        assert message in str(bad.value)
 
     def test_folders_that_are_none(self, tmp_path):
         (tmp_path / "data").mkdir()
@@ -257,16 +266,16 @@ class TestOrder:
 
     def test_exchanged(self, name: str):
         count, random = len(distances(name)), np.random.default_rng(0)
-        told = []
+        noticed = []
         for _ in range(30):
-            # Not the last two: noise that a falling learning rate takes away looks like that.
+            # Not the last two: noise that a falling learning rate takes away has the same effect.
             one, two = sorted(random.choice(count - 2, 2, replace=False))
-            told.append(out_of_place(name, exchanged(count, one, two)) == {one, two})
+            noticed.append(out_of_place(name, exchanged(count, one, two)) == {one, two})
         if "forgetful" in name:  # nothing but noise is left between two of its checkpoints
-            assert np.mean(told) > 0.3
+            assert np.mean(noticed) > 0.3
         else:
             equal = np.diag(distances(name), 1) == 0  # before a learning rate that begins at 0
-            assert np.mean(told) >= 1 - 0.1 * equal.any()
+            assert np.mean(noticed) >= 1 - 0.1 * equal.any()
 
     def test_early_ones_with_weights_from_the_end(self, name: str):
         count = len(distances(name))
@@ -352,13 +361,13 @@ class TestVerify:
         (files,) = {tuple(files) for files in integrity.hashes.values()}
         assert files == ("model.safetensors",)
 
-    def test_two_looks_say_the_same(self, series):
+    def test_two_verifications_agree(self, series):
         shutil.rmtree(series / "step100")
         shutil.copytree(series / "step500", series / "step8", dirs_exist_ok=True)
-        looks = [verify(Series.of(series)).as_json() for _ in range(2)]
-        assert looks[0] == looks[1]
-        assert json.loads(json.dumps(looks[0])) == looks[0]
-        assert looks[0]["bad_steps"] == [8, 100]
+        records = [verify(Series.of(series)).as_json() for _ in range(2)]
+        assert records[0] == records[1]
+        assert json.loads(json.dumps(records[0])) == records[0]
+        assert records[0]["bad_steps"] == [8, 100]
 
     def test_exchanged(self, series):
         (series / "step100").rename(series / "aside")
@@ -401,7 +410,7 @@ class TestVerify:
         (finding,) = verify(Series.of(series)).findings
         assert finding.sentence == "steps 200 and 250 hold equal weights in different files."
 
-    def test_a_first_step_that_changed_nothing_is_told_with_the_reason(self, series):
+    def test_a_first_step_that_changed_nothing_is_reported_with_the_reason(self, series):
         shutil.copytree(series / "step0", series / "step1", dirs_exist_ok=True)
         (finding,) = verify(Series.of(series)).findings
         assert "a learning rate that begins at zero" in finding.sentence
@@ -514,7 +523,9 @@ class TestFingerprints:
         assert first.norm == pytest.approx(float(base.norm()), rel=1e-5)
         for number, change in enumerate(changes):
             save(tmp_path / str(number), {"w": base + change})
-            rows = 512 if number < 2 else SIZE  # numbers of the sketch that bear the difference
+            rows = (
+                512 if number < 2 else SKETCH_SIZE
+            )  # numbers of the sketch that bear the difference
             error = 4 / math.sqrt(2 * rows)
             estimate = first.distance(fingerprint(tmp_path / str(number)))
             assert estimate == pytest.approx(float(change.norm()), rel=error)
@@ -523,6 +534,6 @@ class TestFingerprints:
     def test_other_types_and_masks(self, tmp_path, dtype: torch.dtype):
         mask = torch.ones(3, dtype=torch.bool)
         save(tmp_path / "a", {"w": torch.tensor([3.0, 4.0], dtype=dtype), "mask": mask})
-        look = fingerprint(tmp_path / "a")
-        assert look.norm == 5
-        assert look.shapes == {"w": (2,), "mask": (3,)}
+        made = fingerprint(tmp_path / "a")
+        assert made.norm == 5
+        assert made.shapes == {"w": (2,), "mask": (3,)}

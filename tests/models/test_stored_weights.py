@@ -10,8 +10,7 @@ from torch import nn
 
 from joma.common.quiet import quietly
 from joma.models import WeightFiles, dummy_forward, find_stored_weights, find_weights
-from joma.models._stored import tree_of
-from joma.models.discovery import Finder
+from joma.models.discovery import Finder, tree_of
 from joma.probes.session import probe_weights
 
 transformers = pytest.importorskip("transformers")

@@ -41,7 +41,7 @@ def _same(files, state):
         assert torch.equal(files.mapped()[name], tensor)
 
 
-def test_every_tensor_is_told_and_read(folder):
+def test_every_tensor_is_listed_and_read(folder):
     files = WeightFiles(folder)
     _same(files, tiny("llama").state_dict())
     assert files.bytes == sum(tensor.bytes for tensor in files.tensors.values())
@@ -134,11 +134,11 @@ def test_no_damaged_header_is_believed(data, tmp_path_factory):
     try:
         files = WeightFiles(folder)
     except ValueError as error:
-        told = str(error)
+        message = str(error)
     else:
-        told = str(path)
+        message = str(path)
         assert sum(files.read(name).nbytes for name in files.names) == 85 * 4
-    assert str(path) in told
+    assert str(path) in message
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_no_damaged_header_is_believed(data, tmp_path_factory):
 def test_headers_that_make_no_sense(tmp_path, header):
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(ValueError, match=r"model\.safetensors is not a sound"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is cut short, damaged or not"):
         WeightFiles(path)
 
 
@@ -187,17 +187,17 @@ def test_what_is_missing_or_misnamed(tmp_path, folder):
 def test_an_index_that_lies(tmp_path, folder):
     index = tmp_path / "model.safetensors.index.json"
     shutil.copy(folder / "model.safetensors", tmp_path / "part.safetensors")
-    for where, told in (
-        ({"a": "../model/model.safetensors"}, "which file beside it"),
-        ({"a": 3}, "which file beside it"),
+    for where, message in (
+        ({"a": "../model/model.safetensors"}, "which file next to it"),
+        ({"a": 3}, "which file next to it"),
         ({"a": "other.safetensors"}, r"other\.safetensors is missing"),
         ({"a": "part.safetensors"}, r"has a in part\.safetensors, which does not hold it"),
     ):
         index.write_text(json.dumps({"weight_map": where}))
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             WeightFiles(tmp_path)
     index.write_text("{")
-    with pytest.raises(ValueError, match="must be a JSON file"):
+    with pytest.raises(ValueError, match="is not valid JSON"):
         WeightFiles(tmp_path)
 
 
@@ -217,7 +217,7 @@ def test_reading_one_by_one_takes_the_memory_of_one(tmp_path):
     largest = 16 * 1024 * 1024
     state = {str(index): torch.zeros(largest // 4) for index in range(10)}
     save_file(state, tmp_path / "model.safetensors")
-    told = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert int(told.stdout) * 1024 < 2 * largest
+    assert int(message.stdout) * 1024 < 2 * largest

@@ -42,8 +42,8 @@ def _pairs(matrix, heads):
     return matrix.reshape(heads, 2, -1, matrix.shape[1]).swapaxes(1, 2).reshape(matrix.shape)
 
 
-def write_gguf(path: Path, **told: int | bool) -> Path:
-    """Writes the file; `told` are entries of its tokenizer, such as add_bos_token."""
+def write_gguf(path: Path, **entries: int | bool) -> Path:
+    """Writes the file; `entries` are entries of its tokenizer, such as add_bos_token."""
     model = tiny("llama")
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(CONTEXT)
@@ -62,7 +62,7 @@ def write_gguf(path: Path, **told: int | bool) -> Path:
     writer.add_token_list(words)
     writer.add_token_types([1] * len(words))
     writer.add_token_merges(["a b"])
-    for name, value in told.items():
+    for name, value in entries.items():
         if isinstance(value, bool):
             writer.add_bool(f"tokenizer.ggml.{name}", value)
         else:

@@ -25,9 +25,9 @@ def gradients(like: torch.Tensor, step: int) -> torch.Tensor:
     return (grad * 10.0 ** torch.randint(-6, 4, (), generator=generator) * (grad > -1)).to(like)
 
 
-def trained(ours: dict[str, nn.Parameter], steps: int = 30, halved=()) -> StackedAdam:
+def trained(ours: dict[str, nn.Parameter], steps: int = 30, rounded=()) -> StackedAdam:
     optimizer = StackedAdam(ours.items(), RATES, DECAYS, betas=(0.8, 0.95), epsilon=1e-6)
-    optimizer.halve(halved)
+    optimizer.to_bfloat16_with_master_weights(rounded)
     for step in range(steps):
         optimizer.zero_grad()
         for name in ("matrix", "vector"):
@@ -83,39 +83,39 @@ def test_what_has_no_gradient_stays():
     assert torch.equal(ours["unused"], parameters()["unused"])
 
 
-def test_what_is_halved_moves_in_float32():
-    """Under the same, rounded, gradients the original moves as if nothing were halved."""
-    whole, halved = parameters(dtype=torch.float32), parameters(dtype=torch.float32)
+def test_what_is_rounded_moves_in_float32():
+    """Under the same, rounded, gradients the master weights move as if nothing were rounded."""
+    whole, rounded = parameters(dtype=torch.float32), parameters(dtype=torch.float32)
     optimizers = []
-    for ours, names in ((whole, ()), (halved, ("matrix",))):
+    for ours, names in ((whole, ()), (rounded, ("matrix",))):
         optimizer = StackedAdam(ours.items(), RATES, DECAYS)
-        optimizer.halve(names)
+        optimizer.to_bfloat16_with_master_weights(names)
         for step in range(30):
             for name in ("matrix", "vector"):
-                rounded = gradients(whole[name], step).bfloat16()
-                ours[name].grad = rounded.to(ours[name].dtype)
+                gradient = gradients(whole[name], step).bfloat16()
+                ours[name].grad = gradient.to(ours[name].dtype)
             optimizer.step()
         optimizers.append(optimizer)
-    assert halved["matrix"].dtype == torch.bfloat16
-    originals = optimizers[1].originals()
+    assert rounded["matrix"].dtype == torch.bfloat16
+    masters = optimizers[1].master_weights()
     for name, parameter in whole.items():
-        assert torch.equal(originals[name], parameter)
-    assert torch.equal(halved["matrix"].data, whole["matrix"].data.bfloat16())
-    with optimizers[1].whole():
-        assert torch.equal(halved["matrix"], whole["matrix"])
-    assert halved["matrix"].dtype == torch.bfloat16
+        assert torch.equal(masters[name], parameter)
+    assert torch.equal(rounded["matrix"].data, whole["matrix"].data.bfloat16())
+    with optimizers[1].using_master_weights():
+        assert torch.equal(rounded["matrix"], whole["matrix"])
+    assert rounded["matrix"].dtype == torch.bfloat16
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("halved", [(), ("matrix", "vector")])
-def test_the_fused_step_is_the_plain_one(halved):
+@pytest.mark.parametrize("rounded", [(), ("matrix", "vector")])
+def test_the_fused_step_is_the_plain_one(rounded):
     on_cpu, on_gpu = parameters(dtype=torch.float32), parameters("cuda", torch.float32)
-    plain, fused = trained(on_cpu, halved=halved), trained(on_gpu, halved=halved)
-    for name, original in plain.originals().items():
-        ours = fused.originals()[name].cpu()
+    plain, fused = trained(on_cpu, rounded=rounded), trained(on_gpu, rounded=rounded)
+    for name, original in plain.master_weights().items():
+        ours = fused.master_weights()[name].cpu()
         torch.testing.assert_close(ours, original, rtol=2e-5, atol=2e-6)
-    for name in halved:
-        assert torch.equal(on_gpu[name].data, fused.originals()[name].bfloat16())
+    for name in rounded:
+        assert torch.equal(on_gpu[name].data, fused.master_weights()[name].bfloat16())
 
 
 @pytest.mark.parametrize(

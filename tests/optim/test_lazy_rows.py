@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from joma.models import LanguageConfig, LanguageModel
-from joma.optim import StackedAdam
-from joma.optim.lazy_rows import LEAST_REPLAYED, corrected_steps, replayed_steps
+from joma.models import LanguageConfig
+from joma.models.full_speed import FastLanguageModel
+from joma.optim.full_speed import LazyAdam
+from joma.optim.full_speed.lazy_rows import LEAST_REPLAYED, corrected_steps, replayed_steps
 from joma.train import Ensemble
 
 RATES, HEIGHT, STEPS = (1e-2, 0.1), 40, 2 * LEAST_REPLAYED + 90
@@ -35,7 +36,7 @@ def table() -> Tensor:
 @pytest.mark.parametrize("restart", [None, 150])
 def test_rows_are_as_if_every_step_had_moved_them(clip: float | None, restart: int | None) -> None:
     ours = nn.Parameter(table())
-    optimizer = StackedAdam([("table", ours)], RATES, clip=clip, lazy=["table"])
+    optimizer = LazyAdam([("table", ours)], RATES, clip=clip, lazy=["table"])
     theirs = [nn.Parameter(member.clone()) for member in table()]
 
     def adams() -> list[torch.optim.Adam]:
@@ -58,22 +59,22 @@ def test_rows_are_as_if_every_step_had_moved_them(clip: float | None, restart: i
             adam.step()
         pull(rows, step).backward()
         optimizer.step()
-    settled = optimizer.originals()["table"]
+    settled = optimizer.master_weights()["table"]
     for member, parameter in enumerate(theirs):
         torch.testing.assert_close(settled[member], parameter.data, rtol=0, atol=1e-10)
 
 
-def test_an_ensemble_with_lazy_embeddings_learns_and_goes_on_as_without() -> None:
+def test_an_ensemble_with_lazy_embeddings_learns_and_resumes_as_without() -> None:
     config = LanguageConfig(vocabulary=60, layers=1, width=8, hidden=8, length=5)
     streams = torch.randint(60, (3, 101), generator=torch.Generator().manual_seed(0))
 
     def make(lazy: bool) -> Ensemble:
-        model = LanguageModel(config, (1, 2), dtype=torch.float64)
+        model = FastLanguageModel(config, (1, 2), dtype=torch.float64)
         names = ["embedding.weight"] if lazy else []
-        optimizer = StackedAdam(model.named_parameters(), RATES, clip=0.5, lazy=names)
+        optimizer = LazyAdam(model.named_parameters(), RATES, clip=0.5, lazy=names)
         rows = optimizer.rows.get("embedding.weight")
 
-        def loss(model: LanguageModel, start: int, step: Tensor) -> Tensor:
+        def loss(model: FastLanguageModel, start: int, step: Tensor) -> Tensor:
             window = streams[:, start : start + 6]
             weights = torch.full((3, 5), 1 / 15, dtype=torch.float64)
 
@@ -82,7 +83,7 @@ def test_an_ensemble_with_lazy_embeddings_learns_and_goes_on_as_without() -> Non
                 return rows.fetch(words, optimizer.steps)
 
             pair = window[:, :-1], window[:, 1:]
-            return model.descend(*pair, weights, step, fetch if lazy else None)
+            return model.loss_and_backward(*pair, weights, step, fetch if lazy else None)
 
         return Ensemble(
             model,
@@ -97,20 +98,20 @@ def test_an_ensemble_with_lazy_embeddings_learns_and_goes_on_as_without() -> Non
     for ensemble in (plain, lazy):
         ensemble.advance(33)
     again = make(True)
-    again.load({name: part.clone() for name, part in lazy.state().items()})
+    again.load_state(33, {name: part.clone() for name, part in lazy.state()}, lazy.about())
     for ensemble in (plain, lazy, again):
         ensemble.advance(30)
     curves = [ensemble.losses()[1] for ensemble in (plain, lazy, again)]
     torch.testing.assert_close(curves[1], curves[0])
     torch.testing.assert_close(curves[2], curves[0][33:])
-    with plain.looking() as one, lazy.looking() as other:
+    with plain.evaluating() as one, lazy.evaluating() as other:
         # Adam makes steps of the learning rate of a gradient that is rounding alone.
         torch.testing.assert_close(other.embedding.weight, one.embedding.weight, atol=1e-4, rtol=0)
 
 
 def test_weight_decay_and_lazy_tables_do_not_go_together() -> None:
     with pytest.raises(ValueError, match="weight_decays must be 0"):
-        StackedAdam([("table", nn.Parameter(table()))], RATES, 0.1, lazy=["table"])
+        LazyAdam([("table", nn.Parameter(table()))], RATES, weight_decays=0.1, lazy=["table"])
 
 
 BETAS = [(0.9, 0.999), (0.99, 0.999), (0.95, 0.99), (0.5, 0.9999), (0.99, 0.9), (0.0, 0.0)]
@@ -122,7 +123,7 @@ def test_a_row_that_waited_long_is_where_adam_would_have_it(
     betas: tuple[float, float], gap: int
 ) -> None:
     ours = nn.Parameter(torch.zeros(1, 2, 3, dtype=torch.float64))
-    optimizer = StackedAdam([("table", ours)], 0.1, betas=betas, lazy=["table"])
+    optimizer = LazyAdam([("table", ours)], 0.1, betas=betas, lazy=["table"])
     theirs = nn.Parameter(ours.data[0].clone())
     adam = torch.optim.Adam([theirs], 0.1, betas=betas, foreach=False)
     word = torch.tensor([0])
@@ -136,7 +137,7 @@ def test_a_row_that_waited_long_is_where_adam_would_have_it(
     for _ in range(gap):
         adam.step()
     optimizer.steps += gap
-    settled = optimizer.originals()["table"][0]
+    settled = optimizer.master_weights()["table"][0]
     torch.testing.assert_close(settled, theirs.data, rtol=1e-8, atol=1e-10)
 
 
@@ -150,6 +151,4 @@ def test_how_many_steps_are_made_follows_from_the_betas() -> None:
 
 def test_betas_too_near_one_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^betas must be at most 0\.99999"):
-        StackedAdam(
-            [("table", nn.Parameter(table()))], RATES, betas=(0.9, 1 - 1e-7), lazy=["table"]
-        )
+        LazyAdam([("table", nn.Parameter(table()))], RATES, betas=(0.9, 1 - 1e-7), lazy=["table"])

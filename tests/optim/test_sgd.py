@@ -54,4 +54,4 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(JomaError, match="one number or 3"):
         StackedSGD(parameters().items(), [0.1, 0.2])
     with pytest.raises(JomaError, match="bfloat16"):
-        StackedSGD(parameters().items(), 0.1).halve(["matrix"])
+        StackedSGD(parameters().items(), 0.1).to_bfloat16_with_master_weights(["matrix"])

@@ -88,7 +88,7 @@ def test_threads_do_not_disturb_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("looks", "next_look"),
+    ("checks", "next_check"),
     [
         ([(3, math.inf)], 6),
         ([(4, 0.1)], 6),
@@ -97,13 +97,13 @@ def test_threads_do_not_disturb_one_another() -> None:
         ([(6, 0.1), (9, 0.0999)], 18),  # at most twice as many
     ],
 )
-def test_when_a_bound_is_looked_at_again(looks: list[tuple[int, float]], next_look: int) -> None:
-    assert _next_check(looks, 1e-3) == next_look
+def test_when_a_bound_is_computed_again(checks: list[tuple[int, float]], next_check: int) -> None:
+    assert _next_check(checks, 1e-3) == next_check
 
 
 def test_a_bound_that_stands_still_goes_to_the_certificate() -> None:
     squares = 5e-4 * (1 - torch.arange(400) / 400)
-    squares[0] = 1.0  # what is left is too small beside the top to build upon in float32
+    squares[0] = 1.0  # what is left is too small compared with the top to build upon
     found = stable_rank(diagonal(squares.sqrt(), 3000), method="lanczos")
     assert found.certain
     assert found.value == pytest.approx(float(squares.double().sum()), rel=1e-6)

@@ -17,6 +17,10 @@ TOKENS = torch.arange(10).view(2, 5)
 INPUTS = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
 
 
+def _doubled(module: torch.nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+    return 2 * output
+
+
 def llama(implementation: str = "sdpa") -> nn.Module:
     config = hf.LlamaConfig(
         vocab_size=40,
@@ -122,7 +126,7 @@ def by_hand(model: nn.Module, inputs: Tensor, layer: int) -> Tensor:
     }
     module = model.get_submodule(projections[type(model).__name__].format(layer))
     if isinstance(model, Named):
-        handle = module.register_forward_hook(lambda module, args, output: output + output)
+        handle = module.register_forward_hook(_doubled)
     elif isinstance(model, Multihead):
         handle = module.register_forward_hook(lambda module, args, output: (2 * output[0], None))
     else:

@@ -137,7 +137,7 @@ def test_a_run_that_went_back_leaves_what_came_later(checkpoints: Checkpoints):
     assert visible(checkpoints.folder) == [file_of(600)]
 
 
-def test_other_files_stay_and_are_not_looked_at(checkpoints: Checkpoints):
+def test_other_files_stay_and_are_not_read(checkpoints: Checkpoints):
     checkpoints.save(1, ARRAYS, {})
     for name in ("notes.txt", "step-2.safetensors", f".{file_of(3)}.0123456789ab.tmp"):
         (checkpoints.folder / name).write_bytes(b"x")
@@ -224,7 +224,7 @@ class TestDamage:
         checkpoints.save(1000, {"a": hidden}, {"pickle": payload.hex()})
         assert latest_step(checkpoints) == 1000
         assert not marker.exists()
-        pickle.loads(payload)  # the payload would have told
+        pickle.loads(payload)  # the payload works
         assert marker.exists()
 
     def test_safetensors_that_no_run_saved(self, checkpoints: Checkpoints):
@@ -347,7 +347,7 @@ def test_a_really_full_disk(small_disk: Path):
         assert latest_step(checkpoints) == 2
 
 
-def test_a_checkpoint_removed_while_looking_is_passed_over(checkpoints: Checkpoints, monkeypatch):
+def test_a_checkpoint_removed_during_the_search_is_skipped(checkpoints: Checkpoints, monkeypatch):
     checkpoints.save(1, ARRAYS, {})
     listdir = os.listdir
     monkeypatch.setattr(os, "listdir", lambda folder: [*listdir(folder), file_of(2)])

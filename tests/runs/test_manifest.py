@@ -81,8 +81,8 @@ def test_a_table_replaced_by_a_metrics_part_is_refused(run: Run):
     result = joma("runs", "show", str(run.path))
     assert result.exit_code == 0, result.stderr
     shutil.copy(run.path / "config.json", table)
-    told = sentence(joma("runs", "show", str(run.path)))
-    assert "curve.parquet is damaged or not a Parquet file" in told
+    message = sentence(joma("runs", "show", str(run.path)))
+    assert "curve.parquet is damaged or not a Parquet file" in message
 
 
 @pytest.mark.parametrize("lost", [0, 2, 4])
@@ -281,9 +281,9 @@ def test_an_unreadable_folder_does_not_end_a_list(run: Run, monkeypatch):
     monkeypatch.setattr(os, "listdir", refusing(listdir))
     monkeypatch.setattr("pathlib.Path.iterdir", lambda it: map(it.joinpath, os.listdir(it)))
     assert {summary.path for summary in list_runs(run.path.parent)} == {run.path, other.path}
-    told = joma("runs", "list", str(run.path.parent))
-    assert told.exit_code == 0
-    assert f"joma: left out {locked}: Permission denied" in told.stderr
+    message = joma("runs", "list", str(run.path.parent))
+    assert message.exit_code == 0
+    assert f"joma: left out {locked}: Permission denied" in message.stderr
 
 
 def test_a_manifest_is_rewritten_only_where_something_changes(run: Run):

@@ -154,19 +154,21 @@ def test_any_history_reads_as_a_plain_list_would(tmp_path_factory, history):
     folder = tmp_path_factory.mktemp("log")
     metrics = Metrics(folder)
     written: list[tuple[Any, ...]] = []
-    held: list[tuple[Any, ...]] = []
+    unwritten: list[tuple[Any, ...]] = []
     for operation, *given_ in history:
         if operation == "append":
             step, name, values, layer, bound = given_
             metrics.append(step, name, values, layer=layer, bound=bound)
             place = -1 if layer is None else layer
-            held += [(step, m, name, "", "", place, -1, v, bound) for m, v in enumerate(values)]
+            unwritten += [
+                (step, m, name, "", "", place, -1, v, bound) for m, v in enumerate(values)
+            ]
             continue
         if operation == "reopen":  # as after a kill
-            metrics, held = Metrics(folder), []
+            metrics, unwritten = Metrics(folder), []
             continue
         getattr(metrics, operation)(*given_)
-        written, held = written + held, []
+        written, unwritten = written + unwritten, []
         if operation == "rewind":
             written = [row for row in written if row[0] <= given_[0]]
         if operation == "compact":

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from joma.errors import JomaError
 from joma.runs import Run, compare_tables, differing, list_runs
-from joma.runs import _environment as environment_module
+from joma.runs import _run as run_module
 from tests.runs._failing import contents, fill_disk, visible
 
 
@@ -52,24 +52,24 @@ def test_no_git_is_no_commit(monkeypatch, error: Exception):
     def broken(*_: object, **__: object):
         raise error
 
-    monkeypatch.setattr(environment_module.subprocess, "run", broken)
-    assert environment_module.environment("cpu")["commit"] is None
+    monkeypatch.setattr(run_module.subprocess, "run", broken)
+    assert run_module.environment("cpu")["commit"] is None
 
 
 def test_commit_of_the_working_folder(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
-    assert environment_module.environment("cpu")["commit"] is None
+    assert run_module.environment("cpu")["commit"] is None
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "file").write_text("1")
     subprocess.run([*git, "add", "file"], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "first", "--no-verify"], check=True)
     commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    assert environment_module.environment("cpu")["commit"] == commit.stdout.strip()
+    assert run_module.environment("cpu")["commit"] == commit.stdout.strip()
     (tmp_path / "file").write_text("2")
-    assert environment_module.environment("cpu")["commit"] == f"{commit.stdout.strip()}-dirty"
+    assert run_module.environment("cpu")["commit"] == f"{commit.stdout.strip()}-dirty"
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path):

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.theory import cdag
-from joma.theory.as_printed import cdag as as_printed
+from joma.theory import as_printed, cdag
 from joma.theory.cdag import CDAG, LINEAR, RELU, SIGMOID, TANH
 
 few = settings(max_examples=25, deadline=None)

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.theory import clusters, nonlinear
-from joma.theory.as_printed import clusters as as_printed
+from joma.theory import as_printed, clusters, nonlinear
 from joma.theory.marginals import (
     Ball,
     Density,

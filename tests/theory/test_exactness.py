@@ -6,7 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from joma.theory import _eqn6, linear, nonlinear
+from joma.theory import linear, nonlinear
+from joma.theory.nonlinear import _eqn6
 
 
 @pytest.mark.parametrize("share", [0.95, 0.99, 0.995, 1 - 1e-9])

@@ -8,7 +8,8 @@ import pytest
 from benchmarks.fit_coverage import judge
 
 from joma.errors import JomaError
-from joma.theory import _flow_table, nonlinear
+from joma.theory import nonlinear
+from joma.theory.nonlinear import _flow_table
 from tests.theory._bad import rejects
 
 TARGETS = np.array([3.0, 1.0, -2.0])

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joma.theory import scan_snap
-from joma.theory.as_printed import scan_snap as as_printed
+from joma.theory import as_printed, scan_snap
 from joma.theory.scan_snap import Balanced, Corpus
 
 seeds = st.integers(0, 10_000)

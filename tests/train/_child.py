@@ -25,7 +25,7 @@ from tests.runs._log import COLUMNS
 from tests.train._small import ensemble
 
 STEPS = 28
-LOOKS = (0, 1, 6, 12, 13, 20, STEPS)
+MEASURED_AT = (0, 1, 6, 12, 13, 20, STEPS)
 
 
 def train(
@@ -33,31 +33,36 @@ def train(
     steps: int = STEPS,
     *,
     trained: Ensemble | None = None,
-    looked: Callable[[int], None] = lambda step: None,
+    measured: Callable[[int], None] = lambda step: None,
     **options: Any,
 ) -> Fit:
-    """Begins or goes on; a checkpoint is due at every opportunity.
+    """Begin or resume; a checkpoint is due at every opportunity.
 
     Args:
         folder: of the run.
         steps: to make.
         trained: the networks, if not the small ensemble.
-        looked: is told the step of each look, halfway through it.
+        measured: is called with the step of each measurement, halfway through it.
         options: of `fit`.
     """
     run = Run.resume("small", {}, out=folder)
     networks = trained or ensemble()
 
-    def look(step: int) -> None:
-        with networks.looking() as model:
+    def measure(step: int) -> None:
+        with networks.evaluating() as model:
             for layer, block in enumerate(model.blocks):
                 norms = torch.stack([p.flatten(1).norm(dim=1) for p in block.parameters()])
                 run.metrics.append(step, "norm", norms.sum(0).numpy(), layer=layer, bound=1e-9)
                 if layer == 0:
-                    looked(step)
+                    measured(step)
         run.metrics.append(step, "scale", model.output.weight.std().item(), module="output")
 
-    settings = {"measure": look, "look_at": LOOKS, "checkpoint_seconds": 0.0, "keep_last": True}
+    settings = {
+        "measure": measure,
+        "measure_at": MEASURED_AT,
+        "checkpoint_seconds": 0.0,
+        "keep_last": True,
+    }
     return fit(networks, run, steps, **{**settings, **options})
 
 

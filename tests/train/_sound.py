@@ -1,13 +1,10 @@
 """What a stopped training must have left, and how to stop one."""
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 
 from joma.runs import Run
 from tests.runs._log import rows
-
-module = importlib.import_module("joma.train.fit")  # the room's `fit` is the function
 
 
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -25,17 +22,19 @@ def check_sound(folder: Path, straight: Path) -> None:
     assert found.refused == ()
     step = found.checkpoint.step if found.checkpoint else 0
     assert {row for row in whole if row[0] < step} <= set(there)
-    looks = {row for row in whole if row[0] == step > 0 and row[2] != "loss"}
-    assert looks <= set(there)
+    measured = {row for row in whole if row[0] == step > 0 and row[2] != "loss"}
+    assert measured <= set(there)
 
 
 class Stop(Exception):  # noqa: N818
     pass
 
 
-def stop_after(step: int) -> Callable[[int, int], None]:
-    def progress(done: int, _: int) -> None:
-        if done > step:
+def stop_after(step: int) -> Callable[[int], None]:
+    """Return what stops a training in its next measurement after a step."""
+
+    def measured(at: int) -> None:
+        if at > step:
             raise Stop
 
-    return progress
+    return measured

@@ -10,13 +10,13 @@ from joma.runs import Run
 from tests.train._child import STEPS, train
 from tests.train._sound import Stop, stop_after
 
-module = importlib.import_module("joma.train.fit")  # the room's `fit` is the function
+module = importlib.import_module("joma.train.loop")
 
 
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine, checkpoints come at the same steps."""
-    monkeypatch.setattr(module, "_PIECE_SECONDS", float("inf"))
+    monkeypatch.setattr(module, "CHUNK_SECONDS", float("inf"))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def stopped(tmp_path_factory) -> Path:
     """A training that stopped some steps after its checkpoints at 12 and 13."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(Stop):
-        train(folder, progress=stop_after(13))
+        train(folder, measured=stop_after(13))
     assert Run.open(folder).checkpoints.steps == [13, 12]
     return folder
 

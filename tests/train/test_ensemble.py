@@ -9,7 +9,7 @@ from torch.nn import functional
 from joma.common.float32 import float32_is_coarse
 from joma.data import Batch
 from joma.train import Ensemble
-from joma.train.ensemble import KEPT
+from joma.train.loop import LONGEST_CHUNK
 from tests.common.test_float32 import as_torch_begins, set_in_torch
 from tests.models.test_transformer import plain_copy
 from tests.train._small import DECAYS, RATES, SEEDS, ensemble, hierarchy, losses
@@ -76,32 +76,33 @@ def test_a_member_that_breaks_breaks_alone():
     assert torch.equal(broken[:, [0, 2]], whole[:, [0, 2]])
 
 
-def test_a_state_goes_on_where_it_was():
+def test_a_state_is_resumed_where_it_was():
     straight = ensemble()
     curve = losses(straight, 70)
     stopped = ensemble()
     losses(stopped, 30)
-    state = {name: tensor.clone() for name, tensor in stopped.state().items()}
+    state = {name: tensor.clone() for name, tensor in stopped.state()}
     losses(stopped, 45)  # and further: the state is not touched by that
     again = ensemble()
-    again.load(state)
+    again.load_state(30, state, stopped.about())
     assert torch.equal(losses(again, 70), curve[30:])
 
 
 def test_a_state_of_other_networks_is_refused():
-    state = ensemble().state()
+    state = dict(ensemble().state())
     with pytest.raises(ValueError, match=r"state must be of seeds \[5, 0, 8\], got \[5, 0, 9\]"):
-        ensemble((5, 0, 8)).load(state)
+        ensemble((5, 0, 8)).load_state(0, state, {})
+    less = {name: part for name, part in state.items() if name != "step"}
     with pytest.raises(ValueError, match="state must be of these networks"):
-        ensemble().load({name: part for name, part in state.items() if name != "step"})
+        ensemble().load_state(0, less, {})
     state["model.embedding.weight"] = state["model.embedding.weight"].float()
     with pytest.raises(ValueError, match=r"in torch.float32, but must be \(3, 21, 16\) in torch.f"):
-        ensemble().load(state)
+        ensemble().load_state(0, state, {})
 
 
 def test_losses_must_be_fetched_in_time():
     trained = ensemble()
-    trained.advance(KEPT)
+    trained.advance(LONGEST_CHUNK)
     with pytest.raises(ValueError, match="at most 100 losses"):
         trained.advance(1)
 
@@ -129,7 +130,7 @@ def test_it_computes_the_same_whichever_switch_was_used():
         before = set_in_torch()
         trained = ensemble(precision="float32")
         assert torch.equal(losses(trained, 5), plain)
-        with trained.looking():
+        with trained.evaluating():
             assert not float32_is_coarse()
         assert set_in_torch() == before
 

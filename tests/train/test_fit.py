@@ -1,4 +1,4 @@
-"""`fit`: other trainings are refused, errors lose nothing, and how it looks, tells and ends."""
+"""`fit`: other trainings are refused, errors lose nothing, how it measures, reports, ends."""
 
 import importlib
 import re
@@ -17,13 +17,13 @@ from joma.models import Transformer, TransformerConfig
 from joma.optim import StackedAdam
 from joma.runs import Run
 from joma.train import Ensemble, fit
-from joma.train.ensemble import KEPT
+from joma.train.loop import LONGEST_CHUNK
 from tests.runs._log import rows
-from tests.train._child import LOOKS, STEPS, Ended, file_of, train
+from tests.train._child import MEASURED_AT, STEPS, Ended, file_of, train
 from tests.train._small import CLASSES, DECAYS, RATES, SEEDS, ensemble, hierarchy
 from tests.train._sound import Stop, snapshot
 
-module = importlib.import_module("joma.train.fit")  # the room's `fit` is the function
+module = importlib.import_module("joma.train.loop")
 
 
 # Other trainings
@@ -71,7 +71,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_another_training_is_not_gone_on_with(begun: Path, what: str):
+def test_another_training_is_not_resumed(begun: Path, what: str):
     changes, expected = OTHERS[what]
     run, before = Run.open(begun), snapshot(begun)
     pattern = re.escape(f"ensemble {expected}").replace(r"\.\*", f".*{file_of(begun, 13)}.*")
@@ -81,7 +81,7 @@ def test_another_training_is_not_gone_on_with(begun: Path, what: str):
     assert snapshot(begun) == before
 
 
-def test_the_same_training_made_elsewhere_is_gone_on_with(straight: Path, begun: Path):
+def test_the_same_training_made_elsewhere_is_resumed(straight: Path, begun: Path):
     assert train(begun, trained=other()).begun_at == 13
     assert Ended.of(begun) == Ended.of(straight)
 
@@ -107,8 +107,8 @@ def test_networks_that_were_trained_need_a_checkpoint(folder: Path):
     [
         ({"steps": -1}, "steps must be a whole number ≥ 0, got -1"),
         ({"steps": 1.5}, "steps must be a whole number ≥ 0, got 1.5"),
-        ({"look_at": [0, -1]}, "look_at must be whole numbers ≥ 0, got -1"),
-        ({"look_at": [0.5]}, "look_at must be whole numbers ≥ 0, got 0.5"),
+        ({"measure_at": [0, -1]}, "measure_at must be whole numbers ≥ 0, got -1"),
+        ({"measure_at": [0.5]}, "measure_at must be whole numbers ≥ 0, got 0.5"),
         ({"checkpoint_seconds": -1.0}, "checkpoint_seconds must be ≥ 0, got -1.0"),
         ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds must be ≥ 0, got nan"),
     ],
@@ -127,15 +127,15 @@ def losses_until(straight: Path, step: int) -> list[Any]:
     return [row for row in rows(Run.open(straight).metrics) if row[2] == "loss" and row[0] < step]
 
 
-def looks_until(straight: Path, step: int) -> list[Any]:
+def measured_until(straight: Path, step: int) -> list[Any]:
     return [row for row in rows(Run.open(straight).metrics) if row[2] != "loss" and row[0] <= step]
 
 
-def check_log(folder: Path, straight: Path, losses: int, looks: int) -> None:
-    """The log holds the losses of so many steps, and the looks up to that step; nothing else."""
+def check_log(folder: Path, straight: Path, losses: int, measured: int) -> None:
+    """The log holds the losses of so many steps and the measurements up to one, no more."""
     log = rows(Run.open(folder).metrics)
     assert [row for row in log if row[2] == "loss"] == losses_until(straight, losses)
-    assert [row for row in log if row[2] != "loss"] == looks_until(straight, looks)
+    assert [row for row in log if row[2] != "loss"] == measured_until(straight, measured)
 
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
@@ -148,7 +148,7 @@ def test_an_interrupt_loses_nothing_that_was_logged(
 
     with pytest.raises(KeyboardInterrupt):
         train(folder, progress=interrupt, checkpoint_seconds=checkpoint_seconds)
-    check_log(folder, straight, losses=20, looks=20)
+    check_log(folder, straight, losses=20, measured=20)
     train(folder)
     assert Ended.of(folder) == Ended.of(straight)
 
@@ -165,7 +165,7 @@ def test_ctrl_c_saves_before_it_ends(straight: Path, folder: Path, caplog):
         train(folder, progress=press, checkpoint_seconds=60.0)
     assert signal.getsignal(signal.SIGINT) is before
     assert Run.open(folder).checkpoints.steps == [6]
-    check_log(folder, straight, losses=6, looks=6)
+    check_log(folder, straight, losses=6, measured=6)
     assert train(folder).begun_at == 6
     assert Ended.of(folder) == Ended.of(straight)
     assert not caplog.messages
@@ -184,7 +184,7 @@ def test_sigterm_saves_before_it_ends(straight: Path, folder: Path):
         train(folder, progress=terminate, checkpoint_seconds=60.0)
     assert signal.getsignal(signal.SIGTERM) is before
     assert Run.open(folder).checkpoints.steps == [6]
-    check_log(folder, straight, losses=6, looks=6)
+    check_log(folder, straight, losses=6, measured=6)
     assert train(folder).begun_at == 6
     assert Ended.of(folder) == Ended.of(straight)
 
@@ -218,16 +218,16 @@ def test_signals_are_left_alone_in_another_thread(straight: Path, folder: Path):
     assert Ended.of(folder) == Ended.of(straight)
 
 
-@pytest.mark.parametrize("when", ["look", "progress"])
+@pytest.mark.parametrize("when", ["measure", "progress"])
 def test_ctrl_c_at_the_very_end_is_not_lost(straight: Path, folder: Path, when: str):
     def press(done: int, _: int = STEPS) -> None:
         if done == STEPS:
             signal.raise_signal(signal.SIGINT)
 
-    pressed: dict[str, Any] = {"looked" if when == "look" else "progress": press}
+    pressed: dict[str, Any] = {"measured" if when == "measure" else "progress": press}
     with pytest.raises(KeyboardInterrupt):
         train(folder, checkpoint_seconds=60.0, keep_last=False, **pressed)
-    check_log(folder, straight, losses=STEPS, looks=STEPS)
+    check_log(folder, straight, losses=STEPS, measured=STEPS)
     assert train(folder).begun_at == STEPS  # nothing is made again
     assert Ended.of(folder) == Ended.of(straight)
 
@@ -243,19 +243,19 @@ def test_a_second_ctrl_c_does_not_wait(folder: Path):
     assert Run.open(folder).checkpoints.steps == []
 
 
-def test_a_look_that_fails_loses_nothing_that_was_logged(straight: Path, folder: Path):
+def test_a_measurement_that_fails_loses_nothing_that_was_logged(straight: Path, folder: Path):
     def fail(step: int) -> None:
         if step == 13:
             raise Stop
 
     with pytest.raises(Stop):
-        train(folder, looked=fail, checkpoint_seconds=60)
-    half = [row for row in looks_until(straight, 13) if row[0] == 13 and row[5] == 0]
+        train(folder, measured=fail, checkpoint_seconds=60)
+    half = [row for row in measured_until(straight, 13) if row[0] == 13 and row[5] == 0]
     log = rows(Run.open(folder).metrics)
     assert len(half) == len(SEEDS)
     assert [row for row in log if row[0] == 13] == half
     assert [row for row in log if row[2] == "loss"] == losses_until(straight, 13)
-    assert [row for row in log if row[2] != "loss"] == [*looks_until(straight, 12), *half]
+    assert [row for row in log if row[2] != "loss"] == [*measured_until(straight, 12), *half]
     train(folder)
     assert Ended.of(folder) == Ended.of(straight)
 
@@ -270,28 +270,28 @@ def test_data_that_fail_lose_nothing_that_was_logged(straight: Path, folder: Pat
 
     with pytest.raises(Stop):
         train(folder, trained=ensemble(batches=batches), checkpoint_seconds=60)
-    check_log(folder, straight, losses=13, looks=13)  # what was made after that was not fetched
+    check_log(folder, straight, losses=13, measured=13)  # what was made after that was not fetched
 
 
-# Looks, progress, and how it ends
+# Measurements, progress, and how it ends
 
 
-def test_looks_and_progress(folder: Path):
-    looked, told = [], []
-    train(folder, looked=looked.append, progress=lambda *both: told.append(both))
-    assert looked == list(LOOKS)
+def test_measurements_and_progress(folder: Path):
+    measured, told = [], []
+    train(folder, measured=measured.append, progress=lambda *both: told.append(both))
+    assert measured == list(MEASURED_AT)
     assert told[-1] == (STEPS, STEPS)
     assert told == sorted(set(told))
-    assert {at for at, _ in told} >= {at for at in LOOKS if at}
+    assert {at for at, _ in told} >= {at for at in MEASURED_AT if at}
     assert {total for _, total in told} == {STEPS}
 
 
-def test_a_look_at_the_step_it_goes_on_from_is_not_repeated(straight: Path, begun: Path):
+def test_a_measure_at_the_step_it_goes_on_from_is_not_repeated(straight: Path, begun: Path):
     log = rows(Run.open(begun).metrics)
     assert [row for row in log if row[0] == 13 and row[2] == "loss"]  # logged, and comes again
-    looked: list[int] = []
-    assert train(begun, looked=looked.append).begun_at == 13
-    assert looked == [at for at in LOOKS if at > 13]
+    measured: list[int] = []
+    assert train(begun, measured=measured.append).begun_at == 13
+    assert measured == [at for at in MEASURED_AT if at > 13]
     assert Ended.of(begun) == Ended.of(straight)
 
 
@@ -301,9 +301,9 @@ def test_slow_steps_are_told_one_by_one_and_quick_ones_together(folder: Path, mo
     fit(ensemble((5,), 1e-3, 0.0), run, 227, progress=lambda done, _: told.append(done))
     pieces = [after - before for before, after in zip([0, *told], told, strict=False)]
     assert pieces[:3] == [1, 2, 4]
-    assert max(pieces) == KEPT
+    assert max(pieces) == LONGEST_CHUNK
     told.clear()
-    monkeypatch.setattr(module, "_PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "CHUNK_SECONDS", 0.0)
     fit(ensemble((5,), 1e-3, 0.0), run, 5, progress=lambda done, _: told.append(done))
     assert told == [1, 2, 3, 4, 5]
 
@@ -312,22 +312,22 @@ def test_what_has_ended_is_left_alone(folder: Path):
     train(folder)
     before = snapshot(folder)
 
-    def look(step: int) -> None:
-        pytest.fail(f"looked at {step}")
+    def measure(step: int) -> None:
+        pytest.fail(f"measured at {step}")
 
-    ended = fit(ensemble(), Run.open(folder), STEPS, look=look, look_at=LOOKS)
+    ended = fit(ensemble(), Run.open(folder), STEPS, measure=measure, measure_at=MEASURED_AT)
     assert (ended.begun_at, ended.step) == (STEPS, STEPS)
-    again = fit(ensemble(), Run.open(folder), STEPS, look_at=LOOKS, keep_last=True)
+    again = fit(ensemble(), Run.open(folder), STEPS, measure_at=MEASURED_AT, keep_last=True)
     assert (again.begun_at, again.step) == (STEPS, STEPS)
     assert snapshot(folder) == before
 
 
-def test_without_checkpoints_it_begins_anew(straight: Path, folder: Path):
+def test_without_checkpoints_it_starts_again(straight: Path, folder: Path):
     train(folder)
     Run.open(folder).checkpoints.clear()
-    looked: list[int] = []
-    assert train(folder, looked=looked.append).begun_at == 0
-    assert looked == list(LOOKS)
+    measured: list[int] = []
+    assert train(folder, measured=measured.append).begun_at == 0
+    assert measured == list(MEASURED_AT)
     assert Ended.of(folder) == Ended.of(straight)
 
 
@@ -341,14 +341,14 @@ def test_the_last_checkpoint_is_kept_where_asked(straight: Path, tmp_path: Path)
     assert Ended.of(tmp_path / "with") == Ended.of(straight)
 
 
-def test_it_goes_on_with_more_steps(straight: Path, folder: Path):
-    looked: list[int] = []
-    train(folder, 0, looked=looked.append)
+def test_it_resumes_with_more_steps(straight: Path, folder: Path):
+    measured: list[int] = []
+    train(folder, 0, measured=measured.append)
     assert Run.open(folder).checkpoints.steps == [0]
     for steps in (13, 14, STEPS):
-        ended = train(folder, steps, looked=looked.append, checkpoint_seconds=60)
+        ended = train(folder, steps, measured=measured.append, checkpoint_seconds=60)
         assert ended.step == steps
-    assert looked == list(LOOKS)
+    assert measured == list(MEASURED_AT)
     assert ended.begun_at == 14
     assert Ended.of(folder) == Ended.of(straight)
 

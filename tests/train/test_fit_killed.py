@@ -23,7 +23,7 @@ from tests.runs._failing import every_kill, fill_disk, visible
 from tests.train._child import STEPS, Children, Ended, after, file_of, train, written
 from tests.train._sound import check_sound
 
-module = importlib.import_module("joma.train.fit")  # the room's `fit` is the function
+module = importlib.import_module("joma.train.loop")
 
 
 @pytest.fixture(scope="module")

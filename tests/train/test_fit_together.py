@@ -7,37 +7,41 @@ from pathlib import Path
 import pytest
 import torch
 
-from joma.models import LanguageConfig, LanguageModel
+from joma.models import LanguageConfig
+from joma.models.full_speed import FastLanguageModel
 from joma.optim import StackedAdam
 from joma.runs import Run
 from joma.train import Ensemble, Training, fit, fit_together
-from joma.train.fit import _different
+from joma.train.ensemble import _different
 from tests.runs._log import rows
 from tests.train._small import ensemble
 
 STEPS = {"one": 11, "two": 23, "three": 0}
 SEEDS = {"one": (5, 0, 9), "two": (1, 2, 3), "three": (7, 8, 6)}
 
-Look = Callable[[str, int], None]
+Measured = Callable[[str, int], None]
 
 
-def training(folder: Path, name: str, looked: Look = lambda name, step: None) -> Training:
-    """One of three, with two looks."""
+def training(folder: Path, name: str, measured: Measured = lambda name, step: None) -> Training:
+    """One of three, with two measurements."""
     networks, run = ensemble(SEEDS[name]), Run.resume(name, {}, out=folder / name)
 
-    def look(step: int) -> None:
-        looked(name, step)
-        with networks.looking() as model:
+    def measure(step: int) -> None:
+        measured(name, step)
+        with networks.evaluating() as model:
             run.metrics.append(step, "scale", model.output.weight.std().item())
 
-    return Training(networks, run, STEPS[name], look, (0, 8), checkpoint_seconds=60, keep_last=True)
+    return Training(
+        networks, run, STEPS[name], measure, (0, 8), checkpoint_seconds=60, keep_last=True
+    )
 
 
 def alone(folder: Path) -> None:
     for name in STEPS:
         one = training(folder, name)
-        settings = {"look": one.look, "look_at": one.look_at, "keep_last": True}
-        fit(one.ensemble, one.run, one.steps, checkpoint_seconds=60, **settings)
+        settings = {"measure": one.measure, "measure_at": one.measure_at, "keep_last": True}
+        assert isinstance(one.trained, Ensemble)
+        fit(one.trained, one.first_run, one.steps, checkpoint_seconds=60, **settings)
 
 
 def assert_same(folder: Path, other: Path) -> None:
@@ -56,7 +60,7 @@ def test_each_does_what_it_does_alone(tmp_path: Path) -> None:
     alone(tmp_path / "alone")
     turns: list[tuple[str, int]] = []
     trainings = [
-        training(tmp_path / "together", name, lambda *look: turns.append(look)) for name in STEPS
+        training(tmp_path / "together", name, lambda *one: turns.append(one)) for name in STEPS
     ]
     ended = fit_together(trainings)
     assert [one.step for one in ended] == list(STEPS.values())
@@ -106,12 +110,12 @@ def words(seeds: tuple[int, ...], layers: int) -> Ensemble:
     text = torch.randint(28782, (20, 3501), generator=torch.Generator().manual_seed(0)).cuda()
     weights = torch.full((20, 35), 1 / 700, device="cuda")
     places = torch.arange(36, device="cuda")
-    model = LanguageModel(LanguageConfig(28782, layers), seeds, device="cuda")
+    model = FastLanguageModel(LanguageConfig(28782, layers), seeds, device="cuda")
     return Ensemble(
         model,
         StackedAdam(model.named_parameters(), 1e-3, clip=0.5),
         lambda step: text.index_select(1, places + 35 * (step % 100)),
-        loss=lambda model, window, step: model.descend(
+        loss=lambda model, window, step: model.loss_and_backward(
             window[:, :-1], window[:, 1:], weights, step
         ),
         precision="bfloat16",

@@ -139,7 +139,7 @@ def test_the_first_look_comes_after_the_first_validation(
 ):
     """What any first pass over a model takes is no cost of the monitor's, and all of it is told."""
     order, now = [], [0.0]
-    monkeypatch.setattr("joma.train.language._loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("joma.train.loop.time.monotonic", lambda: now[0])
     for owner, name in ((Trainer, "validation_loss"), (Monitor, "_measure")):
         does = getattr(owner, name)
 

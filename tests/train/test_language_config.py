@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from joma.models.series import PYTHIA
 from joma.train.language import (
     PRESETS,
-    Checkpoints,
+    CheckpointsSection,
     Config,
-    Data,
-    Model,
-    Monitoring,
-    Optimizer,
-    Training,
+    DataSection,
+    ModelSection,
+    MonitorSection,
+    OptimizerSection,
+    TrainingSection,
     read_config,
 )
 from joma.train.language._config import SCHEDULES
@@ -49,11 +49,11 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_file_is_read(file: Path):
     config = read_config(file)
-    assert config.model == Model("gpt_neox", {"hidden_size": 32})
-    assert config.data == Data(corpus="wikitext-2", window=64)
+    assert config.model == ModelSection("gpt_neox", {"hidden_size": 32})
+    assert config.data == DataSection(corpus="wikitext-2", window=64)
     assert config.optimizer.betas == (0.9, 0.99)
     assert config.checkpoints.schedule == (0, 10)
-    assert config.training == Training()
+    assert config.training == TrainingSection()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -67,7 +67,7 @@ def test_changes(file: Path):
     changes = ["training.steps=7", "data.corpus = embedded", "monitor.metrics=['a', 'b']"]
     changed = read_config(file, changes)
     assert changed.training.steps == 7
-    assert changed.data == Data(window=64)
+    assert changed.data == DataSection(window=64)
     assert changed.monitor.metrics == ("a", "b")
     assert read_config("tiny").training.steps == 300  # a preset is not changed for the next
 
@@ -90,7 +90,7 @@ def test_changes(file: Path):
         (["optimizer.betas=[0.9]"], "optimizer.betas must be two numbers below 1"),
         (["optimizer.betas=[0.9, 1.0]"], "optimizer.betas must be a number from 0 on up to 1"),
         (["optimizer.warmup=2000"], "optimizer.warmup must be at most training.steps"),
-        (["optimizer.name=sgd"], "optimizer.name must be one of adamw, got 'sgd'"),
+        (["optimizer.name=sgd"], "optimizer sgd has no setting 'betas'; it has momentum"),
         (["model.type=bert"], "model.type must be one of gpt_neox, gpt2, llama, opt, got 'bert'"),
         (["data.tokenizer=bpe"], "data.vocabulary goes with the tokenizer bpe"),
         (["data.vocabulary=300"], "data.vocabulary goes with the tokenizer bpe"),
@@ -127,7 +127,7 @@ def test_files_that_are_none(tmp_path: Path):
 def test_learning_rates_rise_to_the_highest_and_never_after(
     steps: int, warmup: int, schedule: str, final: float
 ):
-    optimizer = Optimizer(learning_rate=0.5, warmup=warmup, schedule=schedule, final=final)
+    optimizer = OptimizerSection(learning_rate=0.5, warmup=warmup, schedule=schedule, final=final)
     rates = [optimizer.learning_rate_at(step, steps) for step in range(steps)]
     rising, rest = rates[:warmup], rates[warmup:]
     assert all(0 < rate <= 0.5 for rate in rising)
@@ -139,7 +139,7 @@ def test_learning_rates_rise_to_the_highest_and_never_after(
 
 def test_the_middle_of_a_cosine_and_a_line():
     for schedule in ("cosine", "linear"):
-        optimizer = Optimizer(learning_rate=1.0, schedule=schedule, final=0.2)
+        optimizer = OptimizerSection(learning_rate=1.0, schedule=schedule, final=0.2)
         assert math.isclose(optimizer.learning_rate_at(50, 100), 0.6)
 
 
@@ -153,23 +153,23 @@ def test_the_middle_of_a_cosine_and_a_line():
     ),
 )
 def test_kept_steps_are_in_order_end_with_the_last_and_none_is_later(last: int, kind: Any):
-    steps = Checkpoints(**kind).steps(last)
+    steps = CheckpointsSection(**kind).steps(last)
     assert list(steps) == sorted(set(steps))
     assert steps[-1] == last
     assert steps[0] >= 0
 
 
 def test_pythias_steps():
-    assert Checkpoints(schedule="pythia").steps(143_000) == PYTHIA
-    assert Checkpoints().steps(3000)[-4:] == (512, 1000, 2000, 3000)
-    assert Checkpoints(every=10).steps(25) == (0, 10, 20, 25)
-    assert Checkpoints(schedule=(5, 3, 99)).steps(25) == (3, 5, 25)
+    assert CheckpointsSection(schedule="pythia").steps(143_000) == PYTHIA
+    assert CheckpointsSection().steps(3000)[-4:] == (512, 1000, 2000, 3000)
+    assert CheckpointsSection(every=10).steps(25) == (0, 10, 20, 25)
+    assert CheckpointsSection(schedule=(5, 3, 99)).steps(25) == (3, 5, 25)
 
 
 def test_a_monitor_may_be_off():
-    assert Monitoring(off=True).off
+    assert MonitorSection(off=True).off
     with pytest.raises(ValueError, match=r"monitor\.every must be a whole number from 1 on, got 0"):
-        Monitoring(every=0)
+        MonitorSection(every=0)
 
 
 def test_the_example_of_the_page_is_a_configuration(tmp_path: Path):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from joma.runs import Checkpoints, Run
+from joma.train import loop
 from joma.train.language import (
     Config,
     Processes,
     _export,
-    _loop,
     changing,
     check_length,
     series_folder,
@@ -92,7 +92,7 @@ def constant(text: Path, steps: int) -> Config:
 @pytest.fixture
 def stepwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something else is thought of after each step."""
-    monkeypatch.setattr(_loop, "LONGEST_PIECE", 1)
+    monkeypatch.setattr(loop, "LONGEST_CHUNK", 1)
 
 
 @pytest.mark.usefixtures("stepwise")

@@ -1,6 +1,5 @@
-"""What `joma probe` does to one model: load it, cut the text into windows, measure."""
+"""A probe of one model: load it, cut the text into windows, measure."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.common.progress import Progress, no_progress
 from joma.data.text import windows
 from joma.errors import JomaError, printable
 from joma.models import Found, dummy_forward, find_stored_weights, find_weights
@@ -37,12 +37,6 @@ WINDOWS = 20
 _LETTERS_PER_TOKEN, _MOST_LETTERS_PER_TOKEN = 12, 64
 _BEYOND = 256
 """Tokens that a piece of the text must have beyond those needed: its end is cut anywhere."""
-
-Progress = Callable[[str, int, int], None]
-
-
-def _unseen(what: str, done: int, total: int) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -98,7 +92,7 @@ class Probing:
         return any(metric not in WEIGHT_METRICS for metric in self.chosen)
 
     def beginning(self, text: str) -> str:
-        """As much of a text as can be needed: it may be far longer."""
+        """Return as much of a text as can be needed: it may be far longer."""
         return text[: _MOST_LETTERS_PER_TOKEN * ((self.window or WINDOW) * self.windows + _BEYOND)]
 
     @property
@@ -132,7 +126,7 @@ class Probed:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def log(self, run: Run, step: int = 0) -> None:
-        """Writes the numbers to the metrics of a run, whole."""
+        """Write the numbers to the metrics of a run, in place of those there."""
         run.metrics.rewind(-1)
         for one in self.measurements:
             run.metrics.append(
@@ -156,9 +150,9 @@ def measure(
     *,
     revision: str | None = None,
     device: str = "cpu",
-    progress: Progress = _unseen,
+    progress: Progress = no_progress,
 ) -> Probed:
-    """Loads a model and measures it.
+    """Load a model and measure it.
 
     Args:
         source: what `joma.models.loading.load` takes.
@@ -166,7 +160,7 @@ def measure(
         probing: what is measured.
         revision: of a hub id.
         device: to compute on.
-        progress: is told how far it is.
+        progress: called with how far it is.
     """
     if probing.low_memory:
         return _measure_files(source, probing, revision, progress)
@@ -182,8 +176,13 @@ def measure(
     if probing.reads_text:
         shown, note = text_windows(loaded, text, probing.window, probing.windows)
     parts, left_out = _parts(loaded, probing)
+    how: dict[str, Any] = {"parts": parts, "seed": probing.seed, "progress": progress}
     try:
-        found = _measure_model(loaded, parts, shown, probing, progress)
+        if shown is None:
+            found = probe_weights(loaded.model, metrics=probing.chosen, **how)
+        else:
+            metrics, batch = probing.metrics, probing.batch
+            found = probe(loaded.model, shown, metrics=metrics, batch=batch, **how)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
@@ -248,7 +247,7 @@ def check(
 
 
 def _check_attention(loaded: Loaded) -> None:
-    """Raises where no attention can be seen; a model without numbers may fail in other ways."""
+    """Raise where no attention is observed; a model without numbers may fail in other ways."""
     run = dummy_forward(loaded.model, numbers=False)
     if run is None:
         return
@@ -262,7 +261,7 @@ def _check_attention(loaded: Loaded) -> None:
 
 
 def _parts(loaded: Loaded, probing: Probing) -> tuple[Found | None, str | None]:
-    """What was found in a model where a metric needs it, and which metrics are left out."""
+    """Return a model's weights if a metric needs them, and which metrics are left out."""
     if all(metric.startswith("attention") for metric in probing.chosen):
         return None, None
     parts = find_weights(
@@ -290,34 +289,8 @@ def _architecture_name(loaded: Loaded, probing: Probing) -> str:
 
 
 def _roles(parts: Found | None) -> dict[str, str]:
-    """What each weight that was probed is, by its module."""
+    """Return the role of each weight that was probed, by its module."""
     return {} if parts is None else {weight.module: weight.role for weight in parts.weights}
-
-
-def _measure_model(
-    loaded: Loaded,
-    parts: Found | None,
-    shown: Tensor | None,
-    probing: Probing,
-    progress: Progress,
-) -> list[Measurement]:
-    if shown is None:
-        return probe_weights(
-            loaded.model,
-            parts=parts,
-            metrics=probing.chosen,
-            seed=probing.seed,
-            progress=progress,
-        )
-    return probe(
-        loaded.model,
-        shown,
-        parts=parts,
-        metrics=probing.metrics,
-        batch=probing.batch,
-        seed=probing.seed,
-        progress=progress,
-    )
 
 
 def _measure_files(
@@ -326,22 +299,13 @@ def _measure_files(
     files = WeightFiles(source, revision=revision)
     check_checksums(files.folder)
     parts = find_stored_weights(files, architecture=probing.architecture)
-    found = probe_weights(
-        files,
-        parts=parts,
-        metrics=probing.chosen,
-        seed=probing.seed,
-        progress=progress,
-    )
-    note = _left_out(parts, probing)
-    return Probed(found, _roles(parts), note=note, facts=_file_facts(files, probing))
-
-
-def _file_facts(files: WeightFiles, probing: Probing) -> dict[str, Any]:
+    how: dict[str, Any] = {"parts": parts, "seed": probing.seed, "progress": progress}
+    found = probe_weights(files, metrics=probing.chosen, **how)
     config = files.config() or {}
     known = probing.architecture or known_architecture(config)
     name = config.get("model_type", "unknown") if known is None else known.name
-    return {"architecture": name, "bytes": files.bytes}
+    facts = {"architecture": name, "bytes": files.bytes}
+    return Probed(found, _roles(parts), note=_left_out(parts, probing), facts=facts)
 
 
 def text_windows(
@@ -392,7 +356,7 @@ def text_windows(
 
 
 def _encoded(loaded: Loaded, text: str, needed: int) -> list[int]:
-    """Tokens of a text's beginning, as those of the whole text begin, at least `needed` if it can.
+    """Return tokens of a text's beginning, as those of the whole text begin, at least `needed`.
 
     A text may be far longer than what is read of it, and some tokenizers take their time.
     """

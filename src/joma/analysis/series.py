@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from joma.analysis.probing import Probing, measure
 from joma.common.files import remove_temporaries, write_bytes
+from joma.common.progress import Progress
 from joma.errors import JomaError
 from joma.models.series import (
     Checkpoint,
@@ -57,8 +58,8 @@ _IN_A_WORD = {  # of a step that is several, the last
     "misordered": "out of place",
 }
 
-_TOLD = 6
-"""Findings that stand under the picture; of more, their number."""
+_LISTED = 6
+"""Findings that are written under the figure; of more, their number."""
 
 _KEPT = {"sha256", "settings", "note", "roles", "measurements"}
 """What the file of a step that is done holds, at least."""
@@ -66,7 +67,6 @@ _KEPT = {"sha256", "settings", "note", "roles", "measurements"}
 _Place = tuple[str, str, int | None, int | None]
 """Metric, module, layer and head."""
 
-Progress = Callable[[str, int, int], None]
 Submit = Callable[..., Any]
 """Takes a function and its arguments; what it gives has the function's `result()`."""
 
@@ -98,9 +98,9 @@ class SeriesOutcome:
 
 
 def config_of(series: Series, text: str, probing: Probing) -> dict[str, Any]:
-    """What decides the numbers of a series, as its run folder keeps it.
+    """Return what decides the numbers of a series, as its run folder keeps it.
 
-    The steps are not among it: a training that goes on adds checkpoints to the same run.
+    The steps are not part of it: a training that continues adds checkpoints to the same run.
     """
     config: dict[str, Any] = {"series": series.name, **probing.config}
     if probing.reads_text:
@@ -118,7 +118,7 @@ def probe_series(
     submit: Submit,
     progress: Progress,
 ) -> SeriesOutcome:
-    """Checks a series, measures the checkpoints that are not done, and draws them all.
+    """Check a series, measure the checkpoints that are not done, and draw them all.
 
     Args:
         run: where everything goes.
@@ -127,7 +127,7 @@ def probe_series(
         probing: what is measured.
         device: to compute on.
         submit: runs the work on one checkpoint, perhaps in another process.
-        progress: is told how far it is.
+        progress: called with how far it is.
 
     Raises:
         ValueError: not one checkpoint could be measured.
@@ -179,12 +179,12 @@ def probe_series(
 
 
 def is_done(folder: Path, step: int) -> bool:
-    """Whether a step is measured in the run folder of a series."""
+    """Return whether a step is measured in the run folder of a series."""
     return _finished(_file(folder, step)) is not None
 
 
 def _file(folder: Path, step: int) -> Path:
-    """Where what is measured of a step is kept; its fingerprint lies beside it."""
+    """Return the file of a step's measurements; its fingerprint is in a file next to it."""
     return folder / "steps" / f"step-{step}.json"
 
 
@@ -193,30 +193,30 @@ def _file(folder: Path, step: int) -> Path:
 
 def _checked(run: Run, series: Series, submit: Submit, progress: Progress) -> Integrity:
     remove_temporaries(_file(run.path, 0).parent)
-    looks = {
-        it.step: submit(_looked_at, it, _file(run.path, it.step).with_suffix(".safetensors"))
+    work = {
+        it.step: submit(_fingerprint, it, _file(run.path, it.step).with_suffix(".safetensors"))
         for it in series.checkpoints
         if it.missing is None
     }
     absent = {it.step: it.missing for it in series.checkpoints if it.missing is not None}
     found: dict[int, Fingerprint] = {}
     unreadable: dict[int, str] = {}
-    for number, (step, future) in enumerate(looks.items()):
-        progress(f"check step {step}", number, len(looks))
-        look, why, gone = future.result()
-        if look is not None:
-            found[step] = look
+    for number, (step, future) in enumerate(work.items()):
+        progress(f"check step {step}", number, len(work))
+        fingerprint, why, gone = future.result()
+        if fingerprint is not None:
+            found[step] = fingerprint
         else:
             (absent if gone else unreadable)[step] = why
     check_some(series, found, {**absent, **unreadable})
     return judge(series.name, found, absent=absent, unreadable=unreadable, schedule=series.schedule)
 
 
-def _looked_at(checkpoint: Checkpoint, kept: Path) -> tuple[Fingerprint | None, str, bool]:
-    """A checkpoint's fingerprint, or why there is none and whether it is missing altogether.
+def _fingerprint(checkpoint: Checkpoint, kept: Path) -> tuple[Fingerprint | None, str, bool]:
+    """Return a checkpoint's fingerprint, or why there is none and whether the files are missing.
 
-    Kept in a file, for it takes a look at every byte of the checkpoint; taken from there as long as
-    the files have the same sizes and times of change.
+    It is cached in a file, since it reads every byte of the checkpoint; the file is used as long as
+    the checkpoint's files have the same sizes and times of change.
     """
     try:
         return kept_fingerprint(kept, checkpoint.source, checkpoint.revision), "", False
@@ -235,7 +235,7 @@ def _measured(
     probing: Probing,
     device: str,
 ) -> dict[str, Any]:
-    """Measures a checkpoint and keeps that in a file, unless it is done of these very files."""
+    """Measure a checkpoint and keep the result in a file, unless the file has it already."""
     before = _finished(kept)
     start = time.perf_counter()
     try:
@@ -261,13 +261,13 @@ def _measured(
 
 
 def _settings(checkpoint: Checkpoint, probing: Probing) -> dict[str, str]:
-    """Hashes of what beside the weights decides the numbers; no tokenizer where no text is read."""
-    tokenizer = probing.tokenizer if probing.reads_text else "bytes"
+    """Return hashes of what decides the numbers apart from the weights."""
+    tokenizer = probing.tokenizer if probing.reads_text else "bytes"  # reads no file
     return settings_hashes(checkpoint.source, revision=checkpoint.revision, tokenizer=tokenizer)
 
 
 def _finished(kept: Path) -> dict[str, Any] | None:
-    """What was measured of a checkpoint, None where it is not done or the file is damaged.
+    """Return what was measured of a checkpoint, None where it is not done or the file is damaged.
 
     Files of older versions have no checksum, nor a manifest next to them.
     """
@@ -298,7 +298,7 @@ class _Curves:
 
 
 def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
-    """Brings the numbers of all steps together in the metrics of the run."""
+    """Write the numbers of all steps to the metrics of the run, and return those that are drawn."""
     run.metrics.rewind(-1)
     rows: dict[_Place, list[tuple[int, float, float | None]]] = {}
     drawn: dict[str, dict[str, tuple[int, dict[int, float]]]] = {name: {} for name in _TITLES}
@@ -339,7 +339,7 @@ def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
 def _by_layer(
     lines: Mapping[str, tuple[int, Mapping[int, float]]], steps: int
 ) -> NDArray[np.float64]:
-    """Values by step and layer; by order where attentions share a layer, so that none is lost.
+    """Return values by step and layer; by order where attentions share a layer, to keep all.
 
     Args:
         lines: By module, its layer and its values by the number of the step.
@@ -367,7 +367,7 @@ def _is_drawn(place: _Place, roles: Mapping[str, str]) -> bool:
 def _described(
     curves: _Curves, bad: Mapping[int, str]
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Where the curves of each layer begin, are lowest and end, over the steps to be believed."""
+    """Return where the curves of each layer begin, are lowest and end, and sentences about them."""
     good = [place for place, step in enumerate(curves.steps) if step not in bad]
     steps = [curves.steps[place] for place in good]
     if not good:
@@ -434,20 +434,21 @@ def _draw(
         Panel(*_TITLES[metric], values, ratios=metric == "stable_rank")
         for metric, values in curves.values_SL.items()
     ]
-    told = [_sentence(finding.sentence) for finding in integrity.findings]
-    if len(told) > _TOLD:
-        told[_TOLD:] = [f"And {len(told) - _TOLD} more, in integrity.json."]
+    findings = [_sentence(finding.sentence) for finding in integrity.findings]
+    if len(findings) > _LISTED:
+        findings[_LISTED:] = [f"And {len(findings) - _LISTED} more, in integrity.json."]
+    lines = (f"Published: {PUBLISHED}", *sentences, " ".join(findings))
     figures.save(
         run,
         "series",
         draw_series(curves.steps, panels, bad),
         title=f"{_called(series.name)}: attention and stable rank over training",
-        caption="\n".join(filter(None, (f"Published: {PUBLISHED}", *sentences, " ".join(told)))),
+        caption="\n".join(filter(None, lines)),
     )
 
 
 def _called(name: str) -> str:
-    """What a series is called: the run, where it is the folder in which one keeps its models."""
+    """Return the name of a series: that of the run where it is the `series/` of a run folder."""
     path = Path(name)
     whole = path.absolute().resolve() if path.name == "series" else path
     return whole.parent.name if whole.name == "series" and whole.parent.name else path.name

@@ -5,9 +5,8 @@ command imports what it needs when it runs. Exit codes: 0 done, 1 a checked clai
 failed, 2 bad input, 70 a defect of joma, 130 interrupted, 141 nobody reads the output any more.
 """
 
+import os
 import sys
-
-from joma.cli._streams import reopen_closed_streams
 
 
 def main() -> None:
@@ -20,3 +19,24 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
+
+
+def reopen_closed_streams() -> None:
+    """Open the null device in place of each standard stream that is closed.
+
+    Python has None in its place, and the next file to be opened would take its number: what other
+    libraries print would then be written into that file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened == number:
+                os.set_inheritable(number, True)
+            else:
+                os.dup2(opened, number)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115

@@ -1,18 +1,16 @@
-"""The commands put together."""
+"""The command line as a whole: every command with its help and example."""
 
-import io
-import sys
 from typing import Annotated
 
 import typer
 
-from joma.cli import _ascii
 from joma.cli._demo import demo
-from joma.cli._edge import OneSentenceGroup, PlainCommand
+from joma.cli._errors import OneSentenceGroup, PlainCommand
 from joma.cli._probe import probe
 from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
+from joma.cli._show import spell_out_what_streams_lack
 from joma.cli._superposition import superposition
 from joma.cli._train import train
 from joma.cli._verify import VerifyCommand, verify
@@ -27,36 +25,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich help doubles the time to answer
 )
-app.command(
-    cls=VerifyCommand,
-    short_help="Check every claim of the papers.",
-    epilog="Example: joma verify --claim lemma8 --json",
-)(verify)
-app.command(
-    cls=PlainCommand,
-    short_help="Make figures and tables of the papers again.",
-    epilog="Example: joma reproduce fig4 --out fig4-again --seed 1",
-)(reproduce)
-app.command(
-    cls=PlainCommand,
-    short_help="Measure a model, or a series of its checkpoints.",
-    epilog="Example: joma probe EleutherAI/pythia-70m --revision step1000 --text book.txt",
-)(probe)
-app.command(
-    cls=PlainCommand,
-    short_help="Find MLP nodes that answer to unrelated contexts.",
-    epilog="Example: joma superposition EleutherAI/pythia-70m --text book.txt",
-)(superposition)
-app.command(
-    cls=PlainCommand,
-    short_help="Train a language model and watch it learn.",
-    epilog="Example: joma train tiny --out first --set training.steps=100",
-)(train)
-app.command(
-    cls=PlainCommand,
-    short_help="All of it, in about a minute.",
-    epilog="Example: joma demo --out tour",
-)(demo)
+for command, short_help, example in (
+    (verify, "Check every claim of the papers.", "verify --claim lemma8 --json"),
+    (
+        reproduce,
+        "Make figures and tables of the papers again.",
+        "reproduce fig4 --out fig4-again --seed 1",
+    ),
+    (
+        probe,
+        "Measure a model, or a series of its checkpoints.",
+        "probe EleutherAI/pythia-70m --revision step1000 --text book.txt",
+    ),
+    (
+        superposition,
+        "Find MLP nodes that answer to unrelated contexts.",
+        "superposition EleutherAI/pythia-70m --text book.txt",
+    ),
+    (
+        train,
+        "Train a language model and watch it learn.",
+        "train tiny --out first --set training.steps=100",
+    ),
+    (demo, "All of it, in about a minute.", "demo --out tour"),
+):
+    kind = VerifyCommand if command is verify else PlainCommand
+    app.command(cls=kind, short_help=short_help, epilog=f"Example: joma {example}")(command)
 app.add_typer(runs_app, name="runs")
 app.add_typer(series_app, name="series")
 
@@ -81,9 +75,6 @@ def _root(
 
 
 def run() -> None:
-    """Runs the command line of this process and ends it."""
-    _ascii.register()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_ascii.SPELLED)  # ✓ and Greek letters on an ASCII terminal
+    """Run the command line of this process and end it."""
+    spell_out_what_streams_lack()
     app(prog_name="joma")

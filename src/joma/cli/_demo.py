@@ -9,11 +9,21 @@ from typing import Annotated
 
 import typer
 
-from joma.cli import _show, _work
-from joma.cli._edge import checked_out, checked_restart, interruptible, same_again, writing_to
+from joma.cli import _show
+from joma.cli._experiments import reproduce_experiment, show_outcome
+from joma.cli._folders import (
+    checked_out,
+    checked_restart,
+    closing,
+    interruptible,
+    same_again,
+    writing_to,
+)
 from joma.cli._options import Json, Out, Seed, whole
 from joma.cli._progress import progress
-from joma.cli._verify import chosen, draw, holds
+from joma.cli._verdicts import all_hold, show_verdicts, summary
+from joma.cli._verify import check_claim, chosen, draw
+from joma.cli._workers import gather, workers
 
 
 def demo(
@@ -56,28 +66,28 @@ def demo(
         run = Run.create("demo", config, out=out, existing="restart")
         folders.append(run.path)
         around.enter_context(run.locked())
-        outcome = around.enter_context(_work.closing(run))
-        submit = around.enter_context(_work.workers(jobs))
-        checks = [submit(_work.check_claim, name, seed) for name in ids]
+        outcome = around.enter_context(closing(run))
+        submit = around.enter_context(workers(jobs))
+        checks = [submit(check_claim, name, seed) for name in ids]
         makes = [
-            submit(partial(_work.reproduce_experiment, resume=True), name, run.path / name, request)
+            submit(partial(reproduce_experiment, resume=True), name, run.path / name, request)
             for name, request in requests.items()
         ]
         with progress("verify", len(checks)) as advance:
-            verdicts = _work.gather(checks, advance)
+            verdicts = gather(checks, advance)
         run.write_json("verdicts", verdicts)
         overview = draw(run, verdicts)
         if not json:
-            _show.verdicts(verdicts, time.perf_counter() - start)
+            show_verdicts(verdicts, time.perf_counter() - start)
             typer.echo(f"Picture: {overview[0]}\n")
         with progress("reproduce", len(makes)) as advance:
-            records = _work.gather(makes, advance)
+            records = gather(makes, advance)
         # Networks as tiny as here decide nothing: they are shown, not judged.
         judged = [record for record in records if not EXPERIMENTS[record["name"]].scales]
         agreeing = sum(record["verdict"] == "agrees" for record in judged)
-        good = holds(verdicts) and agreeing == len(judged)
+        good = all_hold(verdicts) and agreeing == len(judged)
         finding = (
-            f"{_show.summary(verdicts)} "
+            f"{summary(verdicts)} "
             f"{agreeing} of {len(judged)} theory figures show what was published."
         )
         outcome.update(agrees=good, finding=finding)
@@ -86,7 +96,7 @@ def demo(
     else:
         for record in records:
             verdict = record["verdict"] if record in judged else None
-            _show.outcome({**record, "table": [], "verdict": verdict})
+            show_outcome({**record, "table": [], "verdict": verdict})
         typer.echo(f"{finding} {time.perf_counter() - start:.0f} s.")
         typer.echo(f"Pictures: {run.path / '*' / 'figures'} and {overview[0].parent}")
     if not good:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ LARGEST = 2**63 - 1
 
 
 def whole(least: int) -> Callable[[str | int], int]:
-    """A parser of whole numbers from `least` on, whose error says what was given."""
+    """Return a parser of whole numbers from `least` on, whose error says what was given."""
 
     def parse(given: str | int) -> int:
         try:
@@ -31,7 +31,7 @@ def whole(least: int) -> Callable[[str | int], int]:
 
 
 def positive(given: str | float) -> float:
-    """A parser of positive numbers, whose error says what was given."""
+    """Return a positive number; the error of another says what was given."""
     try:
         number = float(given)
     except ValueError:
@@ -42,7 +42,7 @@ def positive(given: str | float) -> float:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser of one of a few words."""
+    """Return a parser of one of a few words."""
 
     def parse(given: str) -> str:
         if given not in choices:
@@ -52,47 +52,51 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-Seed = Annotated[
-    int, typer.Option(metavar="N", parser=whole(0), help="Decides every random number.")
-]
+def option(name: str, metavar: str, help: str, **more: Any) -> Any:
+    """Return an option with its name written out: some versions of typer would take the metavar."""
+    return typer.Option(name, metavar=metavar, help=help, **more)
+
+
+Seed = Annotated[int, option("--seed", "N", "Decides every random number.", parser=whole(0))]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Run folder to write; otherwise a new ./runs/NAME-DATE-TIME."),
+    option("--out", "DIR", "Run folder to write; otherwise a new ./runs/NAME-DATE-TIME."),
 ]
 Model = typer.Argument(
     metavar="MODEL", help="A model's folder, hub id, .gguf file or llama2.c checkpoint."
 )
 Tokenizer = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--tokenizer",
-        metavar="PATH",
-        help="Another tokenizer than the model's; bytes takes every byte as a token.",
+        "PATH",
+        "Another tokenizer than the model's; bytes takes every byte as a token.",
     ),
 ]
 Text = Annotated[
     str,
-    typer.Option(
+    option(
         "--text",
-        metavar="TEXT",
-        help="What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
+        "TEXT",
+        "What it reads: embedded (prose that comes with Python), wikitext-2, a file, "
         "or - for standard input.",
     ),
 ]
+
+
+def device_option(help: str) -> Any:
+    """Return the option --device."""
+    return option("--device", "DEVICE", help, parser=one_of("auto", "cpu", "cuda"))
+
+
 Device = Annotated[
-    str,
-    typer.Option(
-        "--device",  # written out: some versions of typer would take the metavar
-        metavar="DEVICE",
-        parser=one_of("auto", "cpu", "cuda"),
-        help="Where it runs: cpu, cuda, or auto, which takes cuda if it is there.",
-    ),
+    str, device_option("Where it runs: cpu, cuda, or auto, which takes cuda if it is there.")
 ]
 
 
 def note_idle(context: typer.Context, names: Iterable[str], why: str) -> None:
-    """Says of those of the options that were given that they change nothing.
+    """Say of those of the options that were given that they change nothing.
 
     Args:
         context: of the command.
@@ -111,7 +115,7 @@ def note_idle(context: typer.Context, names: Iterable[str], why: str) -> None:
 
 
 def chosen_device(asked: str) -> str:
-    """The device that `--device` means on this machine."""
+    """Return the device that `--device` means on this machine."""
     import torch
 
     found = "cuda" if torch.cuda.is_available() else "cpu"

@@ -2,15 +2,21 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _probe_plan, _show, _work
-from joma.cli._edge import checked_out, checked_restart, interruptible, same_again, writing_to
+from joma.cli import _series, _show
+from joma.cli._folders import (
+    checked_out,
+    checked_restart,
+    closing,
+    interruptible,
+    same_again,
+    writing_to,
+)
 from joma.cli._options import (
     Device,
     Json,
@@ -24,6 +30,7 @@ from joma.cli._options import (
     one_of,
     whole,
 )
+from joma.cli._probe_request import ProbeRequest, estimate, show_plan
 from joma.cli._progress import reports
 from joma.errors import JomaError, printable
 from joma.probes.metrics import PROBED
@@ -53,10 +60,7 @@ _ROLES = {
 
 def probe(
     context: typer.Context,
-    model: Annotated[
-        str | None,
-        Model,
-    ] = None,
+    model: Annotated[str | None, Model] = None,
     series: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,7 +82,7 @@ def probe(
         typer.Option(
             "--schedule",
             metavar="STEPS",
-            help="Steps a series should have: 0,500,1000 or pythia; otherwise told from its steps.",
+            help="Steps a series should have: 0,500,1000 or pythia; otherwise inferred.",
         ),
     ] = None,
     tokenizer: Tokenizer = None,
@@ -149,8 +153,8 @@ def probe(
 ) -> None:
     """Measure a model on a text: attention entropy, stable ranks, overlaps, MLP activations.
 
-    With --series, every checkpoint of a training: the series is checked first, bad steps are told
-    and marked in the picture (Fig. 7), and work goes on where it was stopped when --out is its
+    With --series, every checkpoint of a training: the series is checked first, bad steps are
+    reported and marked in the figure (Fig. 7), and stopped work is resumed when --out is its
     folder. Exits with 1 when something is wrong with a series.
     """
     if low_memory:
@@ -158,8 +162,8 @@ def probe(
         note_idle(context, idle, "with --low-memory, which reads weights alone, on the CPU")
     if not series:
         note_idle(context, _OF_SERIES, "without --series")
-    with _said_of_options():
-        asked = _Asked(
+    with _naming_options():
+        asked = ProbeRequest(
             model=model,
             revision=revision,
             text=text,
@@ -179,41 +183,14 @@ def probe(
             json=json,
         )
         if series:
-            from joma.cli import _series
-
             _series.measure(asked, series, schedule, jobs, dry_run)
         elif model is None:
             raise JomaError("say what to measure: joma probe MODEL, or joma probe --series SERIES")
         elif dry_run:
-            _probe_plan.show(asked, checked_out(out, NAME))
+            checked_out(out, NAME)
+            show_plan(asked, NAME, {"model": model}, estimate(asked, model, revision))
         else:
             _one(asked, model)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What the user wants measured, and how."""
-
-    model: str | None
-    revision: str | None
-    text: str
-    probing: "Probing"
-    device: str
-    out: Path | None
-    json: bool
-
-    def read_text(self) -> str:
-        """The text, as much of it as is needed; empty where none is."""
-        from joma.data.text import read_text
-
-        return self.probing.beginning(read_text(self.text)) if self.probing.reads_text else ""
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What decides the numbers of one model."""
-        named = {"model": self.model, "revision": self.revision}
-        text = {"text": self.text} if self.probing.reads_text else {}
-        return {**named, **text, **self.probing.config}
 
 
 def _probing(*, metrics: str | None, map_file: Path | None, **settings: Any) -> "Probing":
@@ -231,8 +208,8 @@ def _probing(*, metrics: str | None, map_file: Path | None, **settings: Any) -> 
 
 
 @contextlib.contextmanager
-def _said_of_options() -> Iterator[None]:
-    """Errors of arguments that are options here are said of the options."""
+def _naming_options() -> Iterator[None]:
+    """Name the option in errors of arguments that are options here."""
     try:
         yield
     except JomaError as error:
@@ -242,8 +219,8 @@ def _said_of_options() -> Iterator[None]:
         raise
 
 
-def _one(asked: _Asked, model: str) -> None:
-    """Measures one model in a run folder of its own."""
+def _one(asked: ProbeRequest, model: str) -> None:
+    """Measure one model in a run folder of its own."""
     from joma.analysis.probing import measure
     from joma.runs import Run
 
@@ -267,7 +244,7 @@ def _one(asked: _Asked, model: str) -> None:
         report("write and draw", 1, 1)
         run = Run.create(NAME, asked.config, out=asked.out, device=asked.device, existing="restart")
         folders.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
+        with run.locked(), closing(run) as outcome:
             probed.log(run)
             _draw(run, probed, asked)
             outcome.update(finding=finding(probed), **probed.facts)
@@ -282,7 +259,7 @@ def _one(asked: _Asked, model: str) -> None:
         _show.say(f"  {path}")
 
 
-def _draw(run: Any, probed: "Probed", asked: _Asked) -> None:
+def _draw(run: Any, probed: "Probed", asked: ProbeRequest) -> None:
     from joma.report import figures
     from joma.report.probe import draw_probe
 
@@ -295,7 +272,7 @@ def _draw(run: Any, probed: "Probed", asked: _Asked) -> None:
 
 
 def finding(probed: "Probed") -> str:
-    """What was measured, in one sentence with its main numbers."""
+    """Return what was measured, in one sentence with its main numbers."""
     layers = [
         one for one in probed.measurements if one.metric == "attention_entropy" and one.head is None
     ]
@@ -318,7 +295,7 @@ def finding(probed: "Probed") -> str:
     return "; ".join(said) + "." if said else f"{len(probed.measurements)} numbers measured."
 
 
-def _heading(probed: "Probed", asked: _Asked) -> str:
+def _heading(probed: "Probed", asked: ProbeRequest) -> str:
     facts, words = probed.facts, []
     words.append(str(facts["architecture"]))
     if "parameters" in facts:
@@ -334,7 +311,7 @@ def _heading(probed: "Probed", asked: _Asked) -> str:
     return ", ".join(words) + "."
 
 
-def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
+def _print(probed: "Probed", asked: ProbeRequest, seconds: float) -> None:
     from rich.text import Text
 
     heading = printable(_heading(probed, asked))
@@ -347,20 +324,18 @@ def _print(probed: "Probed", asked: _Asked, seconds: float) -> None:
     for shown in ([name for name in columns if name not in ranks], ["layer", *ranks]):
         if len(shown) < 2:
             continue
-        table = _show.table(*shown)
-        for column in table.columns:
-            column.justify = "right"
+        table = _show.table(*shown, justify="right")
         for row in rows:
             if any(name in row for name in shown[1:]):  # the attentions of a layer have no weights
-                table.add_row(*(_show.printable(row.get(name, "")) for name in shown))
+                table.add_row(*(row.get(name, "") for name in shown))
         _show.put(table, "")
-    for line in _beside(probed):
+    for line in _of_model(probed):
         _show.say(line)
     _show.say(f"{_show.sentence(finding(probed))} {seconds:.1f} s.")
 
 
 def by_layer(probed: "Probed") -> list[dict[str, str]]:
-    """One row for each layer, or each attention where several share a layer, as it is shown.
+    """Return one row for each layer, or each attention where several share a layer, as shown.
 
     Where a row has several of a kind, such as experts, from the smallest number to the largest.
     """
@@ -394,14 +369,11 @@ def _column(metric: str, role: str | None) -> str:
     return f"{column} {_ROLES.get(role or '', role)}" if of_weight else column
 
 
-def _beside(probed: "Probed") -> list[str]:
-    """What is of the whole model."""
-    words: Mapping[str, Sequence[Any]] = {
-        one.module: [it for it in probed.measurements if it.module == one.module]
-        for one in probed.measurements
-        if one.layer is None
-    }
-    return [
-        f"{module}: " + ", ".join(f"{it.metric.replace('_', ' ')} {it.value:.4g}" for it in found)
-        for module, found in words.items()
-    ]
+def _of_model(probed: "Probed") -> list[str]:
+    """Return a line for each module that belongs to no layer."""
+    words: dict[str, list[str]] = {}
+    for one in probed.measurements:
+        if one.layer is None:
+            said = f"{one.metric.replace('_', ' ')} {one.value:.4g}"
+            words.setdefault(one.module, []).append(said)
+    return [f"{module}: {', '.join(found)}" for module, found in words.items()]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 EVERY = 10.0
 """Seconds between plain lines."""
 
-_BESIDE = 50
-"""Columns of a terminal that the bar, the counts and the times take beside the words."""
+_BAR_WIDTH = 50
+"""Columns of a terminal that the bar, the counts and the times take next to the words."""
 
 _SPEED_OVER = 120.0
 """Seconds of work that the bar's remaining time is estimated from."""
@@ -44,7 +44,7 @@ class Report:
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Advance]:
-    """Shows how many of `total` are done; yields what to call when one more is.
+    """Show how many of `total` are done; yield what to call when one more is.
 
     Nothing may be printed meanwhile, or it meets the bar.
     """
@@ -62,7 +62,7 @@ def progress(what: str, total: int) -> Iterator[Advance]:
 
 @contextlib.contextmanager
 def reports(title: str) -> Iterator[Report]:
-    """Shows work that says itself how far it is; yields what to tell it.
+    """Show work that reports itself how far it is; yield what to call with it.
 
     Nothing may be printed meanwhile but with `say`, or it meets the bar.
     """
@@ -106,7 +106,7 @@ def _bar(title: str) -> Iterator[Report]:
                 bar.reset(shown)
                 task.start_time = began
             words = f"{title}: {what}" if what else title
-            most = max(console.width - _BESIDE, len(title))
+            most = max(console.width - _BAR_WIDTH, len(title))
             bar.update(
                 shown,
                 description=escape(words if len(words) <= most else f"{words[: most - 1]}…"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show
-from joma.cli._edge import OneSentenceGroup, PlainCommand
+from joma.cli._errors import OneSentenceGroup, PlainCommand
 from joma.cli._options import Json
 from joma.errors import JomaError
 
@@ -192,26 +192,26 @@ def _findings(run: "Run") -> dict[str, Any] | None:
     """
     if not (run.path / "findings.json").is_file():
         return None
-    held = run.read_json("findings")
-    if isinstance(held, list):
-        held = {"findings": held}
-    found, missing = (_records(held, name) for name in ("findings", "not_judged"))
+    stored = run.read_json("findings")
+    if isinstance(stored, list):
+        stored = {"findings": stored}
+    found, missing = (_records(stored, name) for name in ("findings", "not_judged"))
     found = [{"severity": None, "advice": "", **one} for one in found]
     return {"findings": found, "not_judged": missing}
 
 
-def _records(held: Any, name: str) -> list[dict[str, Any]]:
+def _records(stored: Any, name: str) -> list[dict[str, Any]]:
     """Return the objects of a list in a file, which may hold anything."""
-    listed = held.get(name) if isinstance(held, dict) else None
+    listed = stored.get(name) if isinstance(stored, dict) else None
     return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
 
 
-def _in_lines(held: dict[str, Any] | None) -> list[str]:
+def _in_lines(stored: dict[str, Any] | None) -> list[str]:
     """Return a line for each finding."""
     return [
         f"{one['severity'] or one.get('kind')}, step {one.get('step')}: {one.get('sentence')} "
         f"{one['advice']}"
-        for one in (held or {"findings": []})["findings"]
+        for one in (stored or {"findings": []})["findings"]
     ]
 
 
@@ -226,7 +226,7 @@ def _as_json(table: "TableDifference") -> dict[str, Any]:
 
 
 def _logged(run: Any) -> dict[str, Any] | None:
-    """How many numbers the metrics log holds, of what, of how many members, and up to where."""
+    """Return what the metrics log holds: rows, names, members, and the last step."""
     log = run.metrics.read()
     if not log["step"].size:
         return None

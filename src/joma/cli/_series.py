@@ -1,4 +1,4 @@
-"""`joma series`, and what `joma probe --series` does."""
+"""`joma series`, and the work of `joma probe --series`."""
 
 import time
 from collections.abc import Sequence
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _probe_plan, _show, _work
-from joma.cli._edge import (
-    OneSentenceGroup,
-    PlainCommand,
+from joma.cli import _show, _workers
+from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._folders import (
     checked_out,
+    closing,
     interruptible,
     same_again,
     same_settings,
     writing_to,
 )
 from joma.cli._options import Json
+from joma.cli._probe_request import ProbeRequest, estimate, show_plan
 from joma.cli._progress import reports
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
-    from joma.cli._probe import _Asked
     from joma.models.series import Integrity, Series
 
 app = typer.Typer(
@@ -59,7 +59,7 @@ def verify(
         typer.Option(
             "--schedule",
             metavar="STEPS",
-            help="Steps there should be: 0,500,1000 or pythia; otherwise told from those there.",
+            help="Steps there should be: 0,500,1000 or pythia; otherwise inferred.",
         ),
     ] = None,
     json: Json = False,
@@ -68,12 +68,12 @@ def verify(
 
     Exits with 1 when something is found.
     """
-    from joma.models.series import verify as look
+    from joma.models.series import verify as verify_series
 
     chosen = _named(series, None, schedule)
     start = time.perf_counter()
     with reports("series verify") as report:
-        integrity = look(chosen, progress=report)
+        integrity = verify_series(chosen, progress=report)
     if json:
         _show.as_json(integrity.as_json())
     else:
@@ -84,9 +84,9 @@ def verify(
 
 
 def measure(
-    asked: "_Asked", names: Sequence[str], schedule: str | None, jobs: int, dry_run: bool
+    asked: ProbeRequest, names: Sequence[str], schedule: str | None, jobs: int, dry_run: bool
 ) -> None:
-    """Measures every checkpoint of a series; goes on with what is in --out."""
+    """Measure every checkpoint of a series; resume what is in --out."""
     from joma.analysis import series as work
     from joma.runs import Run
 
@@ -117,8 +117,8 @@ def measure(
     with interruptible(folders, lambda: same_again(asked.out, folders)), writing_to(asked.out):
         run = Run.resume(work.NAME, config, out=asked.out, device=asked.device)
         folders.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
-            with reports("probe") as report, _work.workers(jobs) as submit:
+        with run.locked(), closing(run) as outcome:
+            with reports("probe") as report, _workers.workers(jobs) as submit:
                 ended = work.probe_series(
                     run,
                     series,
@@ -148,9 +148,9 @@ def measure(
         )
     else:
         _print_integrity(ended.integrity, distances=False)
-        told = {finding.sentence for finding in ended.integrity.findings}
+        reported = {finding.sentence for finding in ended.integrity.findings}
         for words in failed:
-            if words not in told:
+            if words not in reported:
                 _show.say(_show.sentence(words))
         _print_table(ended.table)
         for words in ended.sentences:
@@ -164,7 +164,7 @@ def measure(
 
 
 def summary(integrity: "Integrity", count: int) -> str:
-    """How a series is, in one sentence."""
+    """Return the result of checking a series, in one sentence."""
     checkpoints = f"{count} checkpoint{'' if count == 1 else 's'}"
     if integrity.clean:
         return f"{checkpoints}: none repeated, missing, out of place or damaged."
@@ -205,11 +205,9 @@ def _print_integrity(integrity: "Integrity", distances: bool = True) -> None:
 def _print_table(table: Sequence[Any]) -> None:
     if not table:
         return
-    rows = _show.table(*table[0])
-    for column in rows.columns:
-        column.justify = "right"
+    rows = _show.table(*table[0], justify="right")
     for row in table:
-        rows.add_row(*(_show.printable(_cell(value)) for value in row.values()))
+        rows.add_row(*map(_cell, row.values()))
     _show.put("", rows, "")
 
 
@@ -217,30 +215,16 @@ def _cell(value: Any) -> str:
     return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _plan(asked: "_Asked", series: "Series", jobs: int) -> None:
+def _plan(asked: ProbeRequest, series: "Series", jobs: int) -> None:
     from joma.analysis import series as work
-    from joma.runs import default_folder
 
     finished = [step for step in series.steps if asked.out and work.is_done(asked.out, step)]
     left = [it for it in series.checkpoints if it.step not in finished]
-    one = _probe_plan.takes(asked, left[0].source, left[0].revision) if left else {}
-    seconds = one.get("about_seconds")
-    plan = {
-        "series": series.name,
-        "run": str(asked.out or default_folder(work.NAME)),
-        "device": asked.device,
-        "metrics": list(asked.probing.chosen),
-        "steps": list(series.steps),
-        "done": finished,
-        "jobs": jobs,
-        **one,
-        "about_seconds": None if seconds is None else seconds * len(left) / jobs,
-    }
-    if asked.json:
-        _show.as_json(plan)
-        return
-    _show.say(f"{series.name} → {plan['run']}")
-    _show.say(f"  {len(series.steps)} checkpoints, {len(finished)} of them done")
-    _show.say(f"  metrics: {', '.join(plan['metrics'])}")
-    for line in _probe_plan.lines(plan) if one else ():
-        _show.say(f"  {line}")
+    what = {"series": series.name, "steps": list(series.steps), "done": finished, "jobs": jobs}
+    if not left:
+        what["about_seconds"] = None
+    one = estimate(asked, left[0].source, left[0].revision) if left else {}
+    if one.get("about_seconds") is not None:
+        one["about_seconds"] = one["about_seconds"] * len(left) / jobs
+    note = f"{len(series.steps)} checkpoints, {len(finished)} of them done"
+    show_plan(asked, work.NAME, what, one, (note,))

@@ -2,24 +2,25 @@
 
 import contextlib
 import dataclasses
-import math
+import itertools
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _show, _superposition_print, _work
-from joma.cli._edge import checked_restart, interruptible, same_again, writing_to
+from joma.cli import _show
+from joma.cli._folders import checked_restart, closing, interruptible, same_again, writing_to
 from joma.cli._options import Device, Json, Model, Out, Seed, Text, Tokenizer, chosen_device, whole
 from joma.cli._progress import Report, reports
-from joma.cli._superposition_print import sentence, verdict
+from joma.common.json_files import plain
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
+    from rich.text import Text as RichText
     from torch import Tensor
 
     from joma.analysis.superposition import Found, Search
@@ -30,10 +31,12 @@ NAME = "superposition"
 WINDOW = 64
 WINDOWS = 512
 TITLE = "MLP nodes that answer to unrelated contexts"
+_PER_GROUP = 4
+"""Contexts of a group that are printed."""
 
 
 def _layers(given: str) -> tuple[int, ...]:
-    """Reads "0,3-5" as layers 0, 3, 4 and 5."""
+    """Return layers 0, 3, 4 and 5 for "0,3-5"."""
     chosen: list[int] = []
     for part in given.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
@@ -45,10 +48,7 @@ def _layers(given: str) -> tuple[int, ...]:
 
 
 def superposition(
-    model: Annotated[
-        str,
-        Model,
-    ],
+    model: Annotated[str, Model],
     revision: Annotated[
         str | None,
         typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a hub id."),
@@ -94,9 +94,9 @@ def superposition(
     """Find MLP nodes that answer to unrelated contexts (Fig. 10), with two controls.
 
     A node's strongest contexts are grouped by what their query attends to; it scores high where
-    two groups are tight and unrelated. Beside every score stand the same of contexts shuffled
-    among nodes and of an untrained model: a model that does not beat them shows nothing, and that
-    is said.
+    two groups are tight and unrelated. Every score comes with those of contexts shuffled among
+    nodes and of an untrained model: a model that does not beat them shows nothing, and the result
+    says so.
     """
     asked = _Asked(model, revision, tokenizer, text, window, windows, layers, nodes, seed)
     start = time.perf_counter()
@@ -114,12 +114,12 @@ def superposition(
     if json:
         _show.as_json(record)
     else:
-        _superposition_print.show(record)
+        _print(record)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What decides the numbers."""
+    """The options that decide the numbers."""
 
     model: str
     revision: str | None
@@ -133,7 +133,7 @@ class _Asked:
 
 
 def _load(asked: _Asked, device: str) -> "tuple[Loaded, Tensor]":
-    """The model and the windows it will read, all checked."""
+    """Return the model and the windows it will read, all checked."""
     from joma.analysis.superposition import check, spread
     from joma.data.text import read_text
     from joma.data.text import windows as cut
@@ -165,7 +165,7 @@ def _make(
     folders: list[Path],
     report: Report,
 ) -> dict[str, Any]:
-    """Searches in a run folder, which joins `folders`."""
+    """Search in a run folder, which is added to `folders`, and return the record of it."""
     from joma.analysis.superposition import examples, search
     from joma.runs import Run
 
@@ -173,7 +173,7 @@ def _make(
         config = dataclasses.asdict(asked)
         run = Run.create(NAME, config, out=out, device=_device_of(loaded), existing="restart")
         folders.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
+        with run.locked(), closing(run) as outcome:
             found = search(
                 loaded,
                 read,
@@ -193,7 +193,7 @@ def _make(
 
 
 def _keep(run: "Run", found: "Search", best: "Sequence[Found]") -> None:
-    """Writes the tables and the pictures."""
+    """Write the tables and the figures."""
     from joma.analysis.superposition import tables
     from joma.report import figures
     from joma.report import superposition as pictures
@@ -215,38 +215,40 @@ def _keep(run: "Run", found: "Search", best: "Sequence[Found]") -> None:
             "contexts",
             pictures.draw_contexts(node.as_json()),
             title=f"What node {node.node} of layer {node.layer} answers to",
-            caption=f"{sentence(verdict(node.as_json()))}\nShaded: what the query, in the box, "
-            "attends to, the first token of the window and itself aside. Bold: the fewest tokens "
-            "that take half of that, five at most. In front: the node's activation.",
+            caption=f"{_show.sentence(_verdict(node.as_json()))}\nShaded: what the query, in the "
+            "box, attends to, the first token of the window and itself aside. Bold: the fewest "
+            "tokens that take half of that, five at most. In front: the node's activation.",
         )
 
 
 def _record(
     asked: _Asked, found: "Search", best: "Sequence[Found]", read: "Tensor", run: "Run"
 ) -> dict[str, Any]:
-    return {
-        "model": asked.model,
-        "text": asked.text,
-        "windows": len(read),
-        "window": read.shape[1],
-        "seed": asked.seed,
-        "nodes": found.nodes,
-        "finding": found.finding,
-        "above_shuffled": _plain(found.share_above_shuffled),
-        "above_untrained": _plain(found.share_above_untrained),
-        "untrained_above_its_shuffled": _plain(found.untrained_share),
-        "beats_shuffled": found.beats_shuffled,
-        "beats_untrained": found.beats_untrained,
-        "layers": [{name: _plain(value) for name, value in row.items()} for row in found.table()],
-        "found": [node.as_json() for node in best],
-        "run": str(run.path),
-        "figures": [str(path) for path in run.figures],
-        "tables": run.tables,
-    }
+    return plain(
+        {
+            "model": asked.model,
+            "text": asked.text,
+            "windows": len(read),
+            "window": read.shape[1],
+            "seed": asked.seed,
+            "nodes": found.nodes,
+            "finding": found.finding,
+            "above_shuffled": found.share_above_shuffled,
+            "above_untrained": found.share_above_untrained,
+            "untrained_above_its_shuffled": found.untrained_share,
+            "beats_shuffled": found.beats_shuffled,
+            "beats_untrained": found.beats_untrained,
+            "layers": found.table(),
+            "found": [node.as_json() for node in best],
+            "run": run.path,
+            "figures": run.figures,
+            "tables": run.tables,
+        }
+    )
 
 
 def _plan(asked: _Asked, loaded: "Loaded", read: "Tensor", out: Path | None, json: bool) -> None:
-    """Says what the search takes, from one batch that is read."""
+    """Print what the search takes, estimated by reading one batch."""
     from joma.analysis.superposition import estimate
     from joma.runs import default_folder
 
@@ -266,16 +268,8 @@ def _plan(asked: _Asked, loaded: "Loaded", read: "Tensor", out: Path | None, jso
     typer.echo(f"{NAME}: {asked.model} → {plan['run']}")
     typer.echo(
         f"  {len(read)} windows of {read.shape[1]} tokens on {plan['device']}: about "
-        f"{_duration(seconds)}, memory about {memory / 1e9:.1f} GB"
+        f"{_show.duration(seconds)}, memory about {memory / 1e9:.1f} GB"
     )
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _device_of(loaded: "Loaded") -> str:
@@ -284,7 +278,7 @@ def _device_of(loaded: "Loaded") -> str:
 
 @contextlib.contextmanager
 def _enough_memory() -> Iterator[None]:
-    """A GPU that is too small is said in one sentence."""
+    """Raise JomaError where the GPU has too little memory."""
     try:
         yield
     except RuntimeError as error:
@@ -293,3 +287,92 @@ def _enough_memory() -> Iterator[None]:
         raise JomaError(
             "the GPU has too little memory free for this model; --device cpu needs none of it"
         ) from error
+
+
+def _print(record: Mapping[str, Any]) -> None:
+    """Print the layers, the best nodes with their contexts, and the finding."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    _print_layers(record["layers"])
+    terminal = _show.console().is_terminal
+    for node in record["found"]:
+        _show.put(Text(f"layer {node['layer']}, node {node['node']}", style="bold"))
+        _show.put(Padding(Text(_show.printable(_verdict(node))), (0, 0, 0, 2)))
+        for number, group in enumerate(node["groups"]):
+            words = _show.printable(", ".join(group["words"]))
+            heading = f"{chr(ord('A') + number)} attends to {words}" if words else chr(65 + number)
+            _show.put(Padding(Text(heading, style="italic"), (0, 0, 0, 2)))
+            for context in group["contexts"][:_PER_GROUP]:
+                _show.put(Padding(line(context, terminal), (0, 0, 0, 4)))
+        typer.echo()
+    _show.put(Padding(Text(_show.printable(_show.sentence(record["finding"]))), (0, 0, 0, 0)))
+    for path in record["figures"]:
+        typer.echo(f"  {path}")
+
+
+def line(context: Mapping[str, Any], terminal: bool) -> "RichText":
+    """Return a context: attended tokens bold and the query underlined, or «these» and [this]."""
+    from rich.text import Text
+
+    line = Text(f"{context['activation']:.2f}  ", style="dim")
+    roles = [
+        "query" if place == context["query"] else "attended" if attended else ""
+        for place, attended in enumerate(context["attended"])
+    ]
+    parts = zip(roles, context["pieces"], strict=True)
+    for role, together in itertools.groupby(parts, key=lambda part: part[0]):
+        piece = "".join(piece for _, piece in together).replace("\t", " ")
+        piece = piece.replace("\n", _sign("↵", " / "))
+        shown = _show.printable("".join(sign for sign in piece if sign.isprintable()))
+        before, mark, after = _marks(role, terminal)
+        word = shown.strip() or shown
+        start, _, rest = shown.partition(word) if word else ("", "", "")
+        line.append(start).append(f"{before}{word}{after}", style=mark).append(rest)
+    return line
+
+
+def _marks(role: str, terminal: bool) -> tuple[str, str, str]:
+    """Return what is written before a word, its style, and what is written after it."""
+    if role == "query":
+        return ("", "not dim bold underline", "") if terminal else ("[", "", "]")
+    if role == "attended":
+        marks = _sign("«", ">"), "", _sign("»", "<")
+        return ("", "not dim bold", "") if terminal else marks
+    return "", "not dim", ""
+
+
+def _sign(sign: str, otherwise: str) -> str:
+    """Return a character, or another text where the output does not have it."""
+    return sign if _show.printable(sign) == sign else otherwise
+
+
+def _verdict(node: Mapping[str, Any]) -> str:
+    """Return a sentence with a node's score and how often its controls score as high."""
+    shuffled, untrained, own = (
+        f"{100 * node[name]:.2g}%" for name in ("p_shuffled", "p_untrained", "p_own")
+    )
+    return (
+        f"score {node['score']:.2f}, {node['inside']:.2f} inside its groups and "
+        f"{node['across']:.2f} across; as high score {shuffled} of this layer's "
+        f"shuffled contexts, {untrained} of an untrained model's nodes, and "
+        f"{own} of random contexts with this node's query tokens."
+    )
+
+
+def _print_layers(rows: Sequence[Mapping[str, Any]]) -> None:
+    names = ("layer", "nodes", "median", "99%", "shuffled 99%", "untrained 99%")
+    shares = ("above shuffled", "above untrained")
+    table = _show.table(*names, *shares, justify="right")
+    for row in rows:
+        table.add_row(
+            *(_cell(row[name], ".2f") for name in names),
+            *(_cell(row[name], ".1%") for name in shares),
+        )
+    _show.put(table, "")
+
+
+def _cell(value: float | None, form: str) -> str:
+    if value is None:
+        return "–"
+    return f"{value:{form}}" if isinstance(value, float) else f"{value:,}"

@@ -4,35 +4,29 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _plan, _show, _work
-from joma.cli._edge import (
-    BAD_INPUT,
-    checked_out,
-    command_line,
-    interruptible,
-    reason,
-    same_settings,
-    writing_to,
-)
+from joma.cli import _show
+from joma.cli._errors import EXIT_BAD_INPUT, command_line, reason
+from joma.cli._folders import checked_out, closing, interruptible, same_settings, writing_to
 from joma.cli._options import Device, Json, Out, chosen_device
 from joma.cli._progress import reports
+from joma.common.json_files import plain
 from joma.common.signals import exit_code
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.runs import Run
-    from joma.train.language import Config, Processes, Trained
+    from joma.train.language import Config, Trained
 
 NAME = "train"
 PRESETS = ("tiny", "small", "neox-wikitext2")
-"""Written down, for the help must not import what trains them."""
+"""A copy of their names, since the help must not import what trains them."""
 
 
 def _presets(incomplete: str) -> list[str]:
@@ -66,9 +60,9 @@ def train(
 ) -> None:
     """Train a language model on a text, with the monitor on.
 
-    The run folder has what was measured, checkpoints to go on from, and in series/ the models of
-    the schedule for joma probe --series. It goes on where it was stopped when --out is its folder,
-    and with the schedule constant also for more steps than it was begun with, or fewer.
+    The run folder has what was measured, checkpoints to resume from, and in series/ the models of
+    the schedule for joma probe --series. A training resumes where it was stopped when --out is its
+    folder, and with the schedule constant also for more steps than before, or fewer.
     On several processes: torchrun --nproc-per-node N -m joma train CONFIG.
     """
     with _quiet_but_for_the_first():
@@ -93,15 +87,15 @@ def train(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the user wants trained.
+    """What the user asked for.
 
     Attributes:
-        config: the training.
-        device: where.
-        out: the run folder, if not the default.
-        json: whether scripts read the answer.
-        words: of the command, but for --out.
-        begun: the run folder, once it is there.
+        config: The training.
+        device: Device to train on.
+        out: The run folder, if not the default.
+        json: Whether to answer in JSON.
+        words: The words of the command, but for --out.
+        begun: The run folder, once it is there.
     """
 
     config: "Config"
@@ -112,7 +106,7 @@ class _Asked:
     begun: list[Path] = field(default_factory=list)
 
     def command(self) -> str:
-        """What to type to go on."""
+        """Return what to type to resume."""
         folder = self.begun[0] if self.begun else self.out
         line = command_line([*self.words, *([] if folder is None else ["--out", str(folder)])])
         several = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -120,7 +114,7 @@ class _Asked:
 
 
 def _check_length(out: Path | None, config: "Config") -> None:
-    """Refuses another number of steps where the run in the folder cannot have it."""
+    """Raise JomaError for another number of steps where the run in the folder cannot have it."""
     from joma.runs import Run, is_run
     from joma.train.language import check_length
 
@@ -131,11 +125,12 @@ def _check_length(out: Path | None, config: "Config") -> None:
 def _train(asked: _Asked) -> None:
     from joma.runs import Run
     from joma.train.language import changing, joined
+    from joma.train.language import train as train_model
 
     with (
         interruptible(asked.begun, lambda: f"Continue with: {asked.command()}"),
         writing_to(None if asked.begun else asked.out),
-        _mendable(asked),
+        _explaining_failed_writes(asked),
         joined(asked.device) as processes,
     ):
 
@@ -149,39 +144,22 @@ def _train(asked: _Asked) -> None:
             )
 
         run = processes.first(begin)
-        if run is None:
-            _follow(asked, processes)
+        if run is None:  # the first process alone writes and reports
+            train_model(asked.config, None, processes=processes)
             return
         asked.begun.append(run.path)
-        with run.locked(), _work.closing(run) as outcome:
-            trained = _lead(asked, run, processes)
+        with run.locked(), closing(run) as outcome:
+            with reports(NAME) as report, _warnings_after(report.say):
+                trained = train_model(asked.config, run, processes=processes, progress=report)
             outcome.update(finding=_finding(trained), findings=_headlines(trained))
             if trained.stopped is not None:
                 outcome.update(status="stopped", stopped=trained.stopped)
     _answer(asked, run, trained)
 
 
-def _lead(asked: _Asked, run: "Run", processes: "Processes") -> "Trained":
-    """Trains on the first process, which writes and tells."""
-    from joma.train.language import train as train_model
-
-    with reports(NAME) as report, _warnings_held(report.say) as warnings:
-        trained = train_model(asked.config, run, processes=processes, progress=report)
-    for warning in warnings:
-        typer.echo(warning, err=True)
-    return trained
-
-
-def _follow(asked: _Asked, processes: "Processes") -> None:
-    """Trains on another process, which says nothing."""
-    from joma.train.language import train as train_model
-
-    train_model(asked.config, None, processes=processes)
-
-
 @contextlib.contextmanager
 def _quiet_but_for_the_first() -> Iterator[None]:
-    """Of several processes the first says what is wrong for all; the others just leave."""
+    """Let the first of several processes report what is wrong for all; the others just leave."""
     if os.environ.get("RANK", "0") == "0":
         yield
         return
@@ -192,12 +170,12 @@ def _quiet_but_for_the_first() -> Iterator[None]:
     except (ValueError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and type(error).__name__ != "FailedElsewhereError":
             raise
-        raise typer.Exit(BAD_INPUT) from None
+        raise typer.Exit(EXIT_BAD_INPUT) from None
 
 
 @contextlib.contextmanager
-def _mendable(asked: _Asked) -> Iterator[None]:
-    """What the system has against a training that has begun is said with what is safe."""
+def _explaining_failed_writes(asked: _Asked) -> Iterator[None]:
+    """Raise JomaError for a failed write of a training that has begun; it says what is safe."""
     try:
         yield
     except BrokenPipeError:
@@ -215,13 +193,13 @@ def _mendable(asked: _Asked) -> Iterator[None]:
         steps = Run.open(folder).checkpoints.steps
         kept = f"what was learned up to step {steps[0]} is safe" if steps else "nothing is lost yet"
         raise JomaError(
-            f"training stopped, {error.filename or folder}: {reason(error)}; {kept}, and when that "
-            f"is mended `{asked.command()}` goes on from there"
+            f"training stopped, {error.filename or folder}: {reason(error)}; {kept}, and once that "
+            f"is fixed `{asked.command()}` resumes from there"
         ) from error
 
 
-class _Held(logging.Handler):
-    """Prints warnings of the monitor at once, and keeps others, which would meet the bar."""
+class _Deferred(logging.Handler):
+    """Prints warnings of the monitor at once, and keeps others, which would disturb the bar."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -238,19 +216,22 @@ class _Held(logging.Handler):
 
 
 @contextlib.contextmanager
-def _warnings_held(say: Callable[[str], None]) -> Iterator[Sequence[str]]:
-    logger, handler = logging.getLogger("joma"), _Held(say)
+def _warnings_after(say: Callable[[str], None]) -> Iterator[None]:
+    """Print warnings after the block, but those of the monitor at once."""
+    logger, handler = logging.getLogger("joma"), _Deferred(say)
     before, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
-        yield handler.lines
+        yield
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
+    for line in handler.lines:
+        typer.echo(line, err=True)
 
 
 def _finding(trained: "Trained") -> str:
-    """How it ended, in one sentence."""
+    """Return how it ended, in one sentence."""
     if trained.step == trained.begun_at:
         return f"step {trained.step}: nothing is left to train"
     words = [f"step {trained.step}", f"loss {trained.loss:.3f}"]
@@ -274,14 +255,14 @@ def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
         ["probe", "--series", str(series), *(["--tokenizer", "bytes"] if bare else [])]
     )
     if asked.json:
-        _show.as_json(_record(run, trained, series))
+        _show.as_json(plain(_record(run, trained, series)))
         return
-    went_on = f", went on from step {trained.begun_at}" if trained.begun_at else ""
-    looks = trained.monitor_seconds
+    resumed = f", resumed from step {trained.begun_at}" if trained.begun_at else ""
+    monitor = trained.monitor_seconds
     typer.echo(
-        f"{_show.sentence(_finding(trained))}{went_on}. {trained.parameters / 1e6:.3g}M "
+        f"{_show.sentence(_finding(trained))}{resumed}. {trained.parameters / 1e6:.3g}M "
         f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s"
-        f"{f', of them {looks:.1f} for the monitor' if looks else ''}."
+        f"{f', of them {monitor:.1f} for the monitor' if monitor else ''}."
     )
     for line in trained.lines:
         typer.echo(_show.printable(f"  {line}"))
@@ -292,21 +273,15 @@ def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
             f"monitor.stop_on asks: {_show.printable(trained.stopped)}"
         )
         typer.echo(f"Its checkpoint is saved. Continue with: {asked.command()}")
-    typer.echo(f"Look at the series with: {probing}")
+    typer.echo(f"Probe the series with: {probing}")
 
 
 def _record(run: "Run", trained: "Trained", series: Path) -> dict[str, Any]:
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
+    names = ("begun_at", "step", "parameters", "loss", "validation_loss")
     return {
         "run": str(run.path),
         "series": sorted(str(path) for path in series.glob("step-*")),
-        "begun_at": trained.begun_at,
-        "step": trained.step,
-        "parameters": trained.parameters,
-        "loss": finite(trained.loss),
-        "validation_loss": finite(trained.validation_loss),
+        **{name: getattr(trained, name) for name in names},
         "tokens_per_second": round(trained.tokens_per_second, 1),
         "seconds": round(trained.seconds, 2),
         "monitor_seconds": round(trained.monitor_seconds, 2),
@@ -317,7 +292,7 @@ def _record(run: "Run", trained: "Trained", series: Path) -> dict[str, Any]:
 
 
 def _estimate(asked: _Asked) -> None:
-    """Says what a training would take; of several processes, on one."""
+    """Print what a training would take; of several processes, on one."""
     if os.environ.get("RANK", "0") != "0":
         return
     from joma.runs import default_folder
@@ -339,7 +314,7 @@ def _estimate(asked: _Asked) -> None:
         f"{asked.config.training.steps} steps → {folder}"
     )
     typer.echo(
-        f"  about {_plan._duration(found.seconds)} on {asked.device}, as a few steps went, "
+        f"  about {_show.duration(found.seconds)} on {asked.device}, as a few steps went, "
         f"memory {memory}, disk about {found.disk / 1e9:.2g} GB with {found.exports} models"
     )
     for name, section in asked.config.sections().items():

@@ -1,5 +1,7 @@
 """`joma verify`."""
 
+import importlib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,33 +9,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joma.cli import _attack, _show, _work
-from joma.cli._edge import (
-    PlainCommand,
-    checked_restart,
-    interruptible,
-    same_again,
-    unknown,
-    writing_to,
-)
-from joma.cli._options import Json, Seed, note_idle, positive
+from joma.cli import _show
+from joma.cli._errors import PlainCommand, unknown
+from joma.cli._folders import checked_restart, closing, interruptible, same_again, writing_to
+from joma.cli._options import Json, Seed, note_idle, option, positive
 from joma.cli._progress import progress
+from joma.cli._show import Record
+from joma.cli._verdicts import all_hold, show_attacks, show_verdicts, summary
+from joma.cli._workers import gather, workers
 
 if TYPE_CHECKING:
+    from joma.experiments.claims import Claim
     from joma.runs import Run
 
 
-def _claim_ids(incomplete: str) -> list[str]:
-    from joma.experiments.claims import CLAIMS
+ATTACK_SECONDS = 5.0
+"""Processor time that --adversary gives to each claim by default."""
+_SHARE = 0.95
+"""Share of the time that is given out, since slow claims may exceed theirs."""
 
-    return [claim.id for claim in CLAIMS if claim.id.startswith(incomplete)]
+
+def _claim_ids(incomplete: str) -> list[str]:
+    return [name for name in chosen(None) if name.startswith(incomplete)]
 
 
 class VerifyCommand(PlainCommand):
     """`joma verify`, whose `--adversary` may stand without a number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Writes out the number that `--adversary` was given without."""
+        """Write out the number that `--adversary` was given without."""
         words: list[str] = []
         for index, word in enumerate(args):
             words.append(word)
@@ -47,7 +51,7 @@ _DEFAULT = "default"
 
 
 def _seconds(given: str | float) -> float:
-    """A parser of seconds; 0 stands for the default."""
+    """Parse a number of seconds; 0 stands for the default."""
     return 0.0 if given == _DEFAULT else positive(given)
 
 
@@ -55,9 +59,10 @@ def verify(
     context: typer.Context,
     claim: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ID",
-            help="Check this claim alone; may be given several times. See --list.",
+        option(
+            "--claim",
+            "ID",
+            "Check this claim alone; may be given several times. See --list.",
             autocompletion=_claim_ids,
         ),
     ] = None,
@@ -69,8 +74,9 @@ def verify(
     ] = False,
     adversary: Annotated[
         float | None,
-        typer.Option(
-            metavar="[SECONDS]",
+        option(
+            "--adversary",
+            "[SECONDS]",
             parser=_seconds,
             help="Search the whole domain of each claim for a case in which it fails, for about "
             "so long in all; otherwise for 5 seconds of a processor each.",
@@ -80,9 +86,10 @@ def verify(
     seed: Seed = 0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep the verdicts and the picture in this run folder; "
+        option(
+            "--out",
+            "DIR",
+            "Keep the verdicts and the picture in this run folder; "
             "with --plot alone, in a new ./runs/verify-DATE-TIME.",
         ),
     ] = None,
@@ -99,9 +106,10 @@ def verify(
         return
     if adversary is not None:
         note_idle(context, ("plot", "out"), "with --adversary")
-        _attack_and_print(ids, adversary or None, seed, json)
+        _attack_and_show(ids, adversary or None, seed, json)
         return
-    records: list[dict[str, Any]] = []
+    importlib.import_module("joma.experiments.claims")  # Ctrl-C meanwhile stops no measurement
+    records: list[Record] = []
     folders: list[Path] = []
     pictures: list[Path] = []
     start = time.perf_counter()
@@ -113,46 +121,46 @@ def verify(
                 pictures += _check_and_keep(ids, seed, records, out, folders)
         except KeyboardInterrupt:
             if records:
-                _print(records, start, json)
+                _show_verdicts(records, start, json)
             typer.echo(f"\nMeasured {len(records)} of {len(ids)} claims.", err=True)
             raise
-    _print(records, start, json)
+    _show_verdicts(records, start, json)
     for picture in pictures[:1]:
         typer.echo(f"Picture: {picture}", err=json)
-    if not holds(records):
-        raise typer.Exit(1)
-
-
-def _attack_and_print(ids: Sequence[str], seconds: float | None, seed: int, json: bool) -> None:
-    start = time.perf_counter()
-    with interruptible([], lambda: same_again(None, [])):
-        records = _attack.attack_all(ids, seconds, seed)
-    if json:
-        _show.as_json(records)
-    else:
-        _attack.show(records, time.perf_counter() - start)
-    if not _attack.stands(records):
+    if not all_hold(records):
         raise typer.Exit(1)
 
 
 def chosen(wanted: Sequence[str] | None) -> list[str]:
-    """The ids of the claims to check; all, if none is named."""
-    from joma.experiments.claims import CLAIMS
+    """Return the ids of the claims to check; all, if none is named."""
+    from joma.experiments import list_claims
 
-    available = [claim.id for claim in CLAIMS]
+    available = [claim.id for claim in list_claims()]
     for name in wanted or ():
         if name not in available:
             raise unknown("claim", name, available, all_of_them="joma verify --list")
     return [name for name in available if not wanted or name in wanted]
 
 
-def holds(records: Sequence[dict[str, Any]]) -> bool:
-    """Whether every claim holds as derived."""
-    return all(record["derived"]["holds"] for record in records)
+def check_claim(claim: str, seed: int) -> Record:
+    """Measure one claim, by its id; another process can call it."""
+    from joma.experiments.claims import check
+
+    return check(_find(claim), seed).as_json()
 
 
-def draw(run: "Run", records: Sequence[dict[str, Any]]) -> list[Path]:
-    """Draws the overview picture into a run folder."""
+def attack_claim(claim: str, seconds: float, seed: int) -> Record:
+    """Attack one claim, by its id; the record of one that has nothing to search says why."""
+    from joma.experiments.claims.adversary import attack
+
+    found = _find(claim)
+    if found.search is None:
+        return {"claim": claim, "fixed": found.fixed or "nothing to search"}
+    return attack(found, seconds, seed=seed).as_json()
+
+
+def draw(run: "Run", records: Sequence[Record]) -> list[Path]:
+    """Draw the overview picture into a run folder."""
     from joma.experiments.claims import TOPICS
     from joma.report import claims, figures
 
@@ -166,55 +174,73 @@ def draw(run: "Run", records: Sequence[dict[str, Any]]) -> list[Path]:
     )
 
 
-def _list(ids: Sequence[str], json: bool) -> None:
+def _find(claim: str) -> "Claim":
     from joma.experiments.claims import CLAIMS
 
-    listed = [claim for claim in CLAIMS if claim.id in ids]
+    return next(candidate for candidate in CLAIMS if candidate.id == claim)
+
+
+def _list(ids: Sequence[str], json: bool) -> None:
+    from joma.experiments import list_claims
+
+    listed = [claim for claim in list_claims() if claim.id in ids]
     if json:
-        fields = ("title", "source")
-        _show.as_json(
-            [{"claim": c.id, **{name: getattr(c, name) for name in fields}} for c in listed]
-        )
+        _show.as_json([{"claim": c.id, "title": c.title, "source": c.source} for c in listed])
         return
     rows = _show.table("claim", "source", "title")
     for claim in listed:
-        rows.add_row(claim.id, *map(_show.printable, (claim.source, claim.title)))
+        rows.add_row(claim.id, claim.source, claim.title)
     _show.put(rows)
 
 
-def _check(ids: Sequence[str], seed: int, records: list[dict[str, Any]]) -> None:
+def _attack_and_show(ids: Sequence[str], seconds: float | None, seed: int, json: bool) -> None:
+    """Attack claims in as many processes as there are processors, for about so long in all."""
+    start = time.perf_counter()
+    jobs = max(1, min(os.cpu_count() or 1, len(ids)))
+    each = ATTACK_SECONDS if seconds is None else _SHARE * seconds * jobs / max(len(ids), 1)
+    with (
+        interruptible([], lambda: same_again(None, [])),
+        progress("adversary", len(ids)) as advance,
+        workers(jobs) as submit,
+    ):
+        records = gather([submit(attack_claim, name, each, seed) for name in ids], advance)
+    if json:
+        _show.as_json(records)
+    else:
+        show_attacks(records, time.perf_counter() - start)
+    if any(record.get("violated") for record in records):
+        raise typer.Exit(1)
+
+
+def _check(ids: Sequence[str], seed: int, records: list[Record]) -> None:
     with progress("verify", len(ids)) as advance:
         for name in ids:
-            records.append(_work.check_claim(name, seed))
+            records.append(check_claim(name, seed))
             advance()
 
 
 def _check_and_keep(
-    ids: Sequence[str],
-    seed: int,
-    records: list[dict[str, Any]],
-    out: Path | None,
-    folders: list[Path],
+    ids: Sequence[str], seed: int, records: list[Record], out: Path | None, folders: list[Path]
 ) -> list[Path]:
-    """Checks claims in a run folder, which joins `folders`; gives the pictures."""
+    """Check claims in a run folder, which is added to `folders`; return the pictures."""
     from joma.runs import Run
 
     config = {"seed": seed, "claims": ids}
     checked_restart(out, "verify", config)
     run = Run.create("verify", config, out=out, existing="restart")
     folders.append(run.path)
-    with run.locked(), _work.closing(run) as outcome:
+    with run.locked(), closing(run) as outcome:
         try:
             _check(ids, seed, records)
         finally:
             run.write_json("verdicts", records)
         pictures = draw(run, records)
-        outcome.update(agrees=holds(records), finding=_show.summary(records))
+        outcome.update(agrees=all_hold(records), finding=summary(records))
     return pictures
 
 
-def _print(records: Sequence[dict[str, Any]], start: float, json: bool) -> None:
+def _show_verdicts(records: Sequence[Record], start: float, json: bool) -> None:
     if json:
         _show.as_json(records)
     else:
-        _show.verdicts(records, time.perf_counter() - start)
+        show_verdicts(records, time.perf_counter() - start)

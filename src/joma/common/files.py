@@ -16,10 +16,10 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file that takes the place of `path` when the block ends well.
+    """Open a temporary file that takes the place of `path` when the block ends well.
 
     The data and then the folder entry are forced to disk, so that what was written survives a
-    kill. When the block fails, `path` is as it was and nothing is left beside it.
+    kill. When the block fails, `path` is as it was and nothing is left next to it.
     """
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,25 +39,25 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes `data` to `path`, whole or not at all."""
+    """Write `data` to `path`, whole or not at all."""
     with replacing(path) as file:
         file.write(data)
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes what writes that were killed left in `folder`; nobody may be writing there."""
+    """Remove the files that killed writes left in `folder`; nobody may be writing there."""
     for path in folder.glob(".*.tmp"):
         if is_temporary(path):
             path.unlink(missing_ok=True)
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file is what a write that was killed left, by its name."""
+    """Return whether a file was left by a killed write, by its name."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def sync_folder(folder: Path) -> None:
-    """Forces a folder's entries to disk, where the system can."""
+    """Force a folder's entries to disk, where the system can."""
     if os.name == "nt":  # has no way to open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)

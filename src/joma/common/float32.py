@@ -41,7 +41,7 @@ def float32_products(precision: Precision) -> Iterator[None]:
 
 
 def float32_is_coarse() -> bool:
-    """Whether products of float32 may be rounded further than float32 is, on some backend."""
+    """Return whether products of float32 may be rounded further on some backend."""
     return any(backend.fp32_precision not in ("ieee", "none") for backend in _backends())
 
 
@@ -111,7 +111,7 @@ class _Setting:
 
 
 def _own() -> tuple[str, ...]:
-    """What is set of each backend itself: where it follows another, asking gives the other's.
+    """Return the setting of each backend itself, where asking would give that of one above it.
 
     So nothing is set of those others while this asks. Another thread may see that: products that
     follow them are then in full precision, convolutions as torch has them where nothing is set.
@@ -138,6 +138,6 @@ def _backends() -> tuple[Any, ...]:
 
 
 def _above() -> tuple[Any, ...]:
-    """What backends follow, the topmost first; `torch.backends.mkldnn` sets the topmost too."""
+    """Return what backends follow, the topmost first; `mkldnn` sets the topmost too."""
     everywhere: Any = torch.backends
     return everywhere, everywhere.cudnn

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from joma.common.files import read_file, write_bytes
-from joma.common.quiet import first_line
+from joma.common.text import first_line
 from joma.errors import JomaError
 
 LARGEST_JSON = 2**24
-"""Bytes of a configuration; real ones have thousands."""
+"""Most bytes of a model's configuration; real ones have thousands."""
 
 LARGEST_INDEX = 2**25
-"""Bytes of an index of shards; the largest have millions."""
+"""Most bytes of an index of shards; the largest have millions."""
 
 
 def plain(value: Any, *, finite: bool = True) -> Any:
-    """`value` in the types JSON has.
+    """Return a value in the types JSON has.
 
     Args:
-        value: of Python and NumPy types.
-        finite: whether numbers that are not finite become null; JSON proper has none.
+        value: Of Python and NumPy types.
+        finite: Whether numbers that are not finite become null; JSON proper has none.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -53,7 +53,7 @@ def decode(path: Path, data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise JomaError(f"{path} is not valid JSON: {error}") from error
+        raise JomaError(f"{path} is not valid JSON: {first_line(error)}") from error
 
 
 def write(path: Path, value: Any) -> None:
@@ -61,31 +61,20 @@ def write(path: Path, value: Any) -> None:
     write_bytes(path, encode(value))
 
 
-def read(path: Path) -> Any:
-    """Return the value in a JSON file."""
-    try:
-        data = read_file(path)
-    except FileNotFoundError:
-        raise JomaError(f"{path} does not exist") from None
-    return decode(path, data)
-
-
-def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
-    """Return the contents of a JSON file.
+def read(path: Path, *, largest: int | None = None) -> Any:
+    """Return the value in a JSON file.
 
     Args:
         path: The file.
-        largest: How many bytes it may have.
+        largest: The most bytes it may have, if there is a limit.
 
     Raises:
-        JomaError: It is no JSON, or too large.
+        JomaError: It does not exist, is too large, or is not JSON.
     """
     try:
-        size = path.stat().st_size
-        if size > largest:
-            raise JomaError(f"{path} has {size} bytes, more than the {largest} it may have")
-        return json.loads(path.read_bytes())
-    except JomaError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise JomaError(f"{path} must be a JSON file ({first_line(error)})") from error
+        data = read_file(path, largest=largest)
+    except FileNotFoundError:
+        raise JomaError(f"{path} does not exist") from None
+    except OSError as error:
+        raise JomaError(f"{path} cannot be read ({error.strerror})") from error
+    return decode(path, data)

@@ -1,25 +1,23 @@
-"""Other people's libraries, asked to be quiet while they work for us."""
+"""Call other libraries without their log lines, and with their errors in one sentence."""
 
 import contextlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
 
-from joma.errors import JomaError, how_to_install, printable
+from joma.common.text import first_line
+from joma.errors import JomaError, how_to_install
 
 
 def need_transformers(what: str) -> None:
-    """Says how to install transformers where it is missing; `what` is what needs it."""
+    """Raise JomaError with the way to install transformers if `what` needs it and it is missing."""
     if importlib.util.find_spec("transformers") is None:
         raise JomaError(f"{what} needs transformers: {how_to_install('hf')}")
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """No log lines, bars or warnings of transformers inside; what was set before is set after.
-
-    Bars of downloads stay: those are worth a reader's time.
-    """
+    """Silence log lines, progress bars and warnings of transformers, except bars of downloads."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
@@ -55,10 +53,3 @@ def reading(refusal: Callable[[str], str]) -> Iterator[None]:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise JomaError(refusal(first_line(error))) from error
         raise
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, cut to one line."""
-    lines = str(error).strip().splitlines()
-    line = lines[0].strip() if lines else type(error).__name__
-    return printable(line, limit=200)

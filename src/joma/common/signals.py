@@ -1,7 +1,4 @@
-"""SIGTERM as an exception, so that a program which is asked to end can first save its work.
-
-Every other room may import this module; it imports none.
-"""
+"""Ctrl-C and SIGTERM as exceptions or deferred, so that a program can save its work first."""
 
 import contextlib
 import signal
@@ -29,7 +26,7 @@ class RaiseTerminated:
     Schedulers and wrappers may send several, which must not disturb what is being saved.
 
     Attributes:
-        raised: Whether it came, here or where the signal was held.
+        raised: Whether it came, here or where the signal was deferred.
     """
 
     def __init__(self) -> None:
@@ -61,3 +58,55 @@ def raising_on_sigterm() -> Iterator[None]:
 def in_main_thread() -> bool:
     """Return whether this is the thread that may set signal handlers."""
     return threading.current_thread() is threading.main_thread()
+
+
+class StopRequest:
+    """Whether a program was asked to stop, and by which signal.
+
+    Attributes:
+        asked: Whether Ctrl-C or SIGTERM came.
+        terminated: Whether it was SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.terminated = False
+
+    def error(self) -> KeyboardInterrupt:
+        """Return what to raise once the work is saved."""
+        return TerminatedError() if self.terminated else KeyboardInterrupt()
+
+    def on_sigint(self, number: int, frame: Any) -> None:
+        """Note Ctrl-C; the second one interrupts at once, for a user who does not want to wait."""
+        if self.asked:
+            signal.default_int_handler(number, frame)
+        self.asked = True
+
+    def on_sigterm(self, number: int, frame: Any) -> None:
+        """Note SIGTERM; schedulers may send several, and SIGKILL to those that take too long."""
+        self.asked = self.terminated = True
+
+
+@contextlib.contextmanager
+def deferring_signals() -> Iterator[StopRequest]:
+    """Note Ctrl-C and SIGTERM during the block instead of raising; yield the note.
+
+    A signal that the program handles in its own way, or ignores, is left to it. Only the main
+    thread can defer signals. The earlier handlers come back at the end.
+    """
+    stop = StopRequest()
+    deferred: dict[signal.Signals, Any] = {}
+    if in_main_thread():
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            deferred[signal.SIGINT] = stop.on_sigint
+        usual = signal.getsignal(signal.SIGTERM)
+        if usual is signal.SIG_DFL or isinstance(usual, RaiseTerminated):
+            deferred[signal.SIGTERM] = stop.on_sigterm
+    before = {number: signal.signal(number, handler) for number, handler in deferred.items()}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            if isinstance(handler, RaiseTerminated):
+                handler.raised |= stop.terminated
+            signal.signal(number, handler)

@@ -1,10 +1,13 @@
-"""What every source of data hands out."""
+"""What the sources of data share: batches, seeds, and random choices without repetition."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from joma import random
+from joma.common.checks import check_at_least
 from joma.errors import JomaError
 
 
@@ -13,13 +16,13 @@ class Batch:
     """Sequences of all members of an ensemble, and the latents behind them.
 
     Attributes:
-        tokens: shape (E, B, T), int64: E members, B sequences, T positions; 0 is padding.
-        labels: the sequences' classes, shape (E, B), int64.
-        latents: for each level from the lowest up, the values of its latents behind every
+        tokens: Shape (E, B, T), int64: E members, B sequences, T positions; 0 is padding.
+        labels: The sequences' classes, shape (E, B), int64.
+        latents: For each level from the lowest up, the values of its latents behind every
             sequence, shape (E, B, latents of the level), bool; last the class, one-hot.
-        weights: what share of the batch each sequence stands for, shape (E, B); None if all stand
+        weights: The share of the batch each sequence stands for, shape (E, B); None if all stand
             for the same.
-        leading: how many identical padding tokens the first position stands for; 1 is itself only.
+        leading: How many identical padding tokens the first position stands for; 1 is itself only.
     """
 
     tokens: Tensor
@@ -47,11 +50,10 @@ class Batch:
                     f"latents of level {level} must be bool of shape {(*rows, 'latents')}, "
                     f"got {value.dtype} of shape {tuple(value.shape)}"
                 )
-        if self.leading < 1:
-            raise JomaError(f"leading must be at least 1, got {self.leading}")
+        check_at_least(1, leading=self.leading)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on a device."""
+        """Return the same batch on a device."""
         return Batch(
             self.tokens.to(device),
             self.labels.to(device),
@@ -59,3 +61,52 @@ class Batch:
             None if self.weights is None else self.weights.to(device),
             self.leading,
         )
+
+
+def seed_tensor(seeds: Sequence[int], device: torch.device | str) -> Tensor:
+    """Return one seed for each member, shape (E,)."""
+    if len(seeds) == 0:
+        raise JomaError("seeds must hold at least one seed, got none")
+    for seed in seeds:
+        if int(seed) != seed or not -(2**63) <= seed < 2**63:
+            raise JomaError(f"seeds must be whole, from -2**63 to 2**63 - 1, got {seed}")
+    return torch.tensor([int(seed) for seed in seeds], dtype=torch.int64, device=device)
+
+
+def distinct_sets(seed: int, stream: str, population: int, size: int, count: int) -> Tensor:
+    """Return different random subsets of 0 … population − 1, shape (count, population), bool.
+
+    The caller must make sure that there are as many.
+    """
+    seed_1 = torch.tensor([seed])
+
+    def draw(attempt: int) -> Tensor:
+        keys = random.words(seed_1, stream, attempt, count * population).view(count, population)
+        return keys.argsort(dim=-1, stable=True)[:, :size].sort(dim=-1).values
+
+    chosen = torch.tensor(_distinct_rows(draw, count))
+    return torch.zeros(count, population, dtype=torch.bool).scatter_(1, chosen, value=True)
+
+
+def spread_codes(seed: int, stream: str, bits: int, count: int) -> Tensor:
+    """Return random codes of 0 and 1, repeating only once all are used, shape (count, bits)."""
+    seed_1 = torch.tensor([seed])
+
+    def draw(attempt: int) -> Tensor:
+        return random.words(seed_1, name, attempt, count * bits).view(count, bits) >> 31
+
+    codes: list[tuple[int, ...]] = []
+    while len(codes) < count:
+        name = f"{stream}{len(codes)}"
+        codes += _distinct_rows(draw, min(count - len(codes), 2**bits))
+    return torch.tensor(codes)
+
+
+def _distinct_rows(draw: Callable[[int], Tensor], count: int) -> list[tuple[int, ...]]:
+    """Return the first different rows that come up in attempt after attempt."""
+    rows: dict[tuple[int, ...], None] = {}
+    attempt = 0
+    while len(rows) < count:
+        rows |= dict.fromkeys(tuple(row) for row in draw(attempt).tolist())
+        attempt += 1
+    return list(rows)[:count]

@@ -8,7 +8,7 @@ CACHE = "JOMA_CACHE"
 
 
 def cache_folder() -> Path:
-    """The folder for what can be made again: JOMA_CACHE, else `joma` in the user's cache folder.
+    """Return the cache folder: JOMA_CACHE, else `joma` in the user's cache folder.
 
     The user's cache folder is what XDG_CACHE_HOME names, or ~/.cache. Nothing is made here.
     """

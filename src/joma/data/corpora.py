@@ -1,17 +1,21 @@
 """Texts to train and measure on, each in splits: by name, from a folder, or from the hub.
 
-`corpus` finds one. A corpus knows its text's SHA-256, so that whatever is made of the text can be
-told from what was made of another.
+`corpus` finds one. A corpus knows its text's SHA-256, which identifies whatever is made of
+the text. `pieces` cuts a long text into parts that can be encoded one by one.
 """
 
 import hashlib
+import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from joma.data import _hub
+from joma.common import json_files
+from joma.common.files import replacing
+from joma.common.text import first_line
 from joma.data._cache import cache_folder
 from joma.errors import JomaError
 
@@ -26,6 +30,14 @@ NAMED = {
     "wikitext-103": "hub:Salesforce/wikitext:wikitext-103-v1",
 }
 """The corpora known by name, and where each can be had."""
+
+PIECE = 1 << 24
+"""Default characters of a piece: a tokenizer takes far more memory than its text."""
+
+_BETWEEN = re.compile(r"(?<=\S) *\n")
+_HUB_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+_MANIFEST = "manifest.json"
+_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class Corpus:
         return tuple(split for split in SPLITS if split in self.parts)
 
     def read(self, split: str) -> str:
-        """The text of a split.
+        """Return the text of a split.
 
         Raises:
             ValueError: there is no such split, or its text is empty or not UTF-8.
@@ -61,7 +73,7 @@ class Corpus:
         return decoded(self.read_bytes(split), self.where(split))
 
     def read_bytes(self, split: str) -> bytes:
-        """The text of a split as it is kept."""
+        """Return the bytes of a split's text."""
         part = self._part(split)
         if isinstance(part, bytes):
             return part
@@ -71,7 +83,7 @@ class Corpus:
             raise JomaError(f"text {part} cannot be read: {error.strerror}") from error
 
     def digest(self, split: str) -> str:
-        """The SHA-256 of a split's bytes, in hexadecimal."""
+        """Return the SHA-256 of a split's bytes, in hexadecimal."""
         part = self._part(split)
         if isinstance(part, bytes):
             return hashlib.sha256(part).hexdigest()
@@ -82,7 +94,7 @@ class Corpus:
             raise JomaError(f"text {part} cannot be read: {error.strerror}") from error
 
     def where(self, split: str) -> str:
-        """What a split's text is called in a sentence: its file, or the corpus's name."""
+        """Return what messages call a split's text: its file, or the corpus's name."""
         part = self._part(split)
         return f"{self.name}:{split}" if isinstance(part, bytes) else str(part)
 
@@ -99,7 +111,7 @@ class Corpus:
 
 
 def corpus(source: str | Path) -> Corpus:
-    """A corpus by its name, or from where it is.
+    """Return a corpus by its name or its place.
 
     Args:
         source: one of
@@ -123,7 +135,7 @@ def corpus(source: str | Path) -> Corpus:
     if name in NAMED:
         return _named(name)
     if name.startswith("hub:"):
-        folder = _hub.downloaded(name, cache_folder() / "corpora")
+        folder = _downloaded(name, cache_folder() / "corpora")
         return Corpus(name, _files(folder))
     folder = Path(name)
     if not folder.is_dir():
@@ -138,7 +150,7 @@ def corpus(source: str | Path) -> Corpus:
 
 
 def decoded(data: bytes, what: str) -> str:
-    """UTF-8 bytes as text.
+    """Return UTF-8 bytes as text.
 
     Args:
         data: the bytes; a byte order mark is left out.
@@ -159,8 +171,24 @@ def decoded(data: bytes, what: str) -> str:
     return text
 
 
+def pieces(text: str, length: int | None = None) -> Iterator[str]:
+    """Yield a text in pieces of at least `length` characters except the last, cut at line ends.
+
+    Each cut is behind a line's last word, before any spaces. Words, bytes and GPT-2's rules for
+    byte pairs never reach across it, so that the tokens of the pieces are those of the whole text.
+    """
+    length = PIECE if length is None else length
+    assert length > 0
+    start = 0
+    while start < len(text):
+        cut = _BETWEEN.search(text, start + length)
+        end = cut.start() if cut else len(text)
+        yield text[start:end]
+        start = end
+
+
 def embedded_text() -> str:
-    """The whole of the embedded corpus, whatever is quoted twice included."""
+    """Return the whole embedded corpus, including what is quoted twice."""
     topics = _topics()
     return "\n\n".join(topics[name].strip() for name in sorted(topics))
 
@@ -212,3 +240,58 @@ def _embedded_splits() -> dict[str, str]:
 
 def _listed(names: Mapping[str, str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
+
+
+def _downloaded(source: str, folder: Path) -> Path:
+    """Return the folder of a dataset of the Hugging Face hub, downloaded where it is not yet there.
+
+    Args:
+        source: "hub:NAME" or "hub:NAME:CONFIG".
+        folder: The folder that has one for each dataset.
+    """
+    if not re.fullmatch(r"hub:[\w.-]+(/[\w.-]+)?(:[\w.-]+)?", source):
+        raise JomaError(
+            f"corpus must be 'hub:NAME' or 'hub:NAME:CONFIG', such as "
+            f"hub:Salesforce/wikitext:wikitext-103-v1, got {source!r}"
+        )
+    _, name, *config = source.split(":")
+    own = folder / source.replace("/", "+").replace(":", "@")
+    # The manifest is written last: where a download was cut short, there is none.
+    if not (own / _MANIFEST).is_file():
+        written = _write(_load(source, name, config), own, source)
+        json_files.write(own / _MANIFEST, {"source": source, "splits": written})
+    return own
+
+
+def _load(source: str, name: str, config: list[str]) -> Any:
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise JomaError(f"corpus {source} needs datasets: pip install datasets") from error
+    try:
+        return datasets.load_dataset(name, *config)
+    except Exception as error:  # no network, no such name, no such config: each in its own way
+        reason = first_line(error).rstrip(".")
+        raise JomaError(f"corpus {source} cannot be had from the hub ({reason})") from error
+
+
+def _write(dataset: Any, folder: Path, source: str) -> list[str]:
+    """Write the splits that are known, one line or more a row, and return their names."""
+    found = [split for split in _HUB_SPLITS if split in dataset]
+    if not found:
+        raise JomaError(
+            f"corpus {source} must have a split train, validation or test, it has "
+            f"{', '.join(dataset) or 'none'}"
+        )
+    for split in found:
+        if "text" not in dataset[split].column_names:
+            raise JomaError(
+                f"corpus {source} must have a column text, it has "
+                f"{', '.join(dataset[split].column_names)}"
+            )
+    for split in found:
+        with replacing(folder / f"{_HUB_SPLITS[split]}.txt") as file:
+            for rows in dataset[split].iter(batch_size=_ROWS):
+                # A row may end its line itself, as WikiText's do.
+                file.write("".join(row.removesuffix("\n") + "\n" for row in rows["text"]).encode())
+    return [_HUB_SPLITS[split] for split in found]

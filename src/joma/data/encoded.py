@@ -1,4 +1,4 @@
-"""A split's tokens, encoded once and kept on disk beside the hashes of what they come from."""
+"""A split's tokens, encoded once and kept on disk with the hashes of what they come from."""
 
 import hashlib
 import logging
@@ -12,8 +12,7 @@ import numpy as np
 from joma.common import json_files
 from joma.common.files import replacing
 from joma.data._cache import CACHE, cache_folder
-from joma.data._pieces import pieces
-from joma.data.corpora import Corpus, decoded
+from joma.data.corpora import Corpus, decoded, pieces
 from joma.data.tokenizing import TextTokenizer, digest_of
 from joma.errors import JomaError
 
@@ -44,9 +43,9 @@ class Encoded:
 def encoded(
     corpus: Corpus, tokenizer: TextTokenizer, split: str, *, cache: Path | None = None
 ) -> Encoded:
-    """A split's tokens: from the cache where they are there and still true, else encoded anew.
+    """Return a split's tokens: from the cache where they are there and valid, else encoded again.
 
-    True is what was made of this very text by this very tokenizer, and is as it was written: all
+    Valid is what was made of this very text by this very tokenizer, and is as it was written: all
     three are hashed each time. A text of more than 16 million characters is encoded in pieces, cut
     at the ends of lines: words, bytes and `ByteBPE` give the same tokens as the whole text, another
     tokenizer may differ by a few tokens at each cut.
@@ -71,7 +70,7 @@ def encoded(
     if reason is None:
         _log.info("encoding %s", where)
     else:
-        _log.warning("encoding %s anew: %s", where, reason)
+        _log.warning("encoding %s again: %s", where, reason)
     data = corpus.read_bytes(split)
     # The hash of what is encoded here: the file may have changed since the other was taken.
     source["text"] = hashlib.sha256(data).hexdigest()
@@ -88,7 +87,7 @@ def encoded(
 
 
 def _folder_name(corpus: Corpus, split: str, tokenizer: str) -> str:
-    """One for a corpus by its name, not by its text: a changed text takes the old one's place."""
+    """Return a name by the corpus, not by its text: a changed text takes the old one's place."""
     part = corpus.parts.get(split)
     place = str(part.resolve()) if isinstance(part, Path) else corpus.name
     readable = re.sub(r"[^\w.-]+", "-", Path(corpus.name).name) or "corpus"
@@ -96,7 +95,7 @@ def _folder_name(corpus: Corpus, split: str, tokenizer: str) -> str:
 
 
 def _opened(folder: Path, source: dict[str, str]) -> tuple[Encoded | None, str | None]:
-    """What is in the cache, or why it cannot be used; None for both where there is nothing."""
+    """Return what is in the cache, or why it cannot be used; None for both where it is empty."""
     if not (folder / _MANIFEST).is_file():
         return None, None
     try:
@@ -135,7 +134,7 @@ def _encode(text: str, tokenizer: TextTokenizer, size: int, where: str) -> np.nd
 
 
 def _kept(tokens: np.ndarray, manifest: dict[str, Any], folder: Path) -> Encoded:
-    """The tokens from the disk, once they are there."""
+    """Return the tokens from the disk, once they are there."""
     path = folder / _ARRAY
     try:
         with replacing(path) as file:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from joma import random
-from joma.data._batch import Batch
-from joma.data._draws import seed_tensor, spread_codes
+from joma.common.checks import check_at_least
+from joma.data._batch import Batch, seed_tensor, spread_codes
 from joma.errors import JomaError
 from joma.theory.hblt import Tree
 
@@ -83,7 +83,7 @@ class HBLT:
         device: torch.device | str = "cpu",
         off: float = 0.05,
     ) -> "HBLT":
-        """Trees whose every latent has equally many children, with as many top latents.
+        """Return trees whose every latent has equally many children, with as many top latents.
 
         A class is drawn uniformly and says of every top latent whether it is likely on or likely
         off: a random code from the member's seed. No code comes twice before all have come once.
@@ -97,9 +97,7 @@ class HBLT:
             device: where batches are made.
             off: probability that a top latent is not what its class says.
         """
-        for name, value in (("depth", depth), ("branching", branching), ("classes", classes)):
-            if value < 1:
-                raise JomaError(f"{name} must be at least 1, got {value}")
+        check_at_least(1, depth=depth, branching=branching, classes=classes)
         if not 0 <= off <= 1:
             raise JomaError(f"off must be a probability, got {off}")
         rhos = [float(value) for value in np.atleast_1d(np.asarray(rho, dtype=float))]
@@ -116,21 +114,20 @@ class HBLT:
         return cls(trees, seeds, device)
 
     def sample(self, batch: int, step: int | Tensor) -> Batch:
-        """Sequences drawn from the class down; the same ones for the same seed, batch and step.
+        """Return sequences drawn from the class down; seed, batch size and step decide them.
 
         Args:
             batch: how many sequences for each member.
             step: see `joma.random.words`.
         """
-        if batch < 1:
-            raise JomaError(f"batch must be at least 1, got {batch}")
+        check_at_least(1, batch=batch)
         labels_EB, levels = self._draw(batch, step)
         *latents, leaves = levels
         one_hot = labels_EB.unsqueeze(-1) == self._labels
         return Batch(self._sequences(leaves), labels_EB, (*reversed(latents), one_hot))
 
     def _draw(self, batch: int, step: int | Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The classes, and the values of every level from the top down, shape (E, B, nodes)."""
+        """Return the classes, and the values of every level from the top, shape (E, B, nodes)."""
         # One draw for the whole tree: a word for the class, one for low halves, one for each top
         # latent, and one for two of the other nodes. The first of the two compares its word, whose
         # low half is made independent of the second; that one its half above the one for all. So
@@ -156,7 +153,7 @@ class HBLT:
         return labels_EB, levels
 
     def _sequences(self, on_EBN: Tensor) -> Tensor:
-        """Token ids in increasing order after padding, shape (E, B, leaves + 1)."""
+        """Return token ids in increasing order after padding, shape (E, B, leaves + 1)."""
         # A token's place, counted so that the last one comes last. Those that are off all go to
         # place 0, which no other can have and which is made padding again. A sort takes five times
         # as long.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from joma import random
-from joma.data._batch import Batch
-from joma.data._draws import distinct_sets, seed_tensor
+from joma.common.checks import check_at_least
+from joma.data._batch import Batch, distinct_sets, seed_tensor
 from joma.errors import JomaError
 
 
@@ -20,7 +20,7 @@ class LatentHierarchy:
     those latents, and so on; a class is a random set of the uppermost latents. The sets of a level
     are all different. A class expands top-down, and its sequence has the union of its tokens in
     increasing order at the end and padding before, so a member has only as many sequences as
-    classes. The seed decides a member's hierarchy and its batches, whatever stands beside it.
+    classes. A member's hierarchy and batches depend on its seed alone, not on other members.
 
     Args:
         classes: how many classes.
@@ -79,7 +79,7 @@ class LatentHierarchy:
         return tuple((~value.any(1)).sum(-1) for value in self.latent_values[:-1])
 
     def sample(self, batch: int, step: int | Tensor) -> Batch:
-        """Sequences of classes drawn uniformly; the same ones for the same seed, batch and step.
+        """Return sequences of classes drawn uniformly; seed, batch size and step decide them.
 
         Args:
             batch: how many sequences for each member.
@@ -99,7 +99,7 @@ class LatentHierarchy:
         )
 
     def distinct(self, batch: int, step: int | Tensor) -> Batch:
-        """The very batch of `sample`, as its different sequences with their shares as weights.
+        """Return the batch of `sample` as its different sequences with their shares as weights.
 
         Every class comes once, in order, also with weight 0. Sequences are cut on the left to one
         position in front of the longest, which stands for all the paddings cut off (`leading`).
@@ -117,7 +117,7 @@ class LatentHierarchy:
 
 
 class Joined:
-    """The members of several hierarchies side by side, to be trained as one ensemble.
+    """The members of several hierarchies, to be trained as one ensemble.
 
     Their latents may be of different numbers, so batches hold none.
 
@@ -149,33 +149,32 @@ class Joined:
         self._leading = length - kept + 1
 
     def distinct(self, batch: int, step: int | Tensor) -> Batch:
-        """The batches of the parts' `distinct`, one beside the other."""
+        """Return the batches of the parts' `distinct`, joined along the members."""
         weights = _shares(_labels(self._seeds_E, self.classes, batch, step), self.classes)
         return Batch(self._tokens, self._labels, (), weights, self._leading)
 
 
 def _labels(seeds_E: Tensor, classes: int, batch: int, step: int | Tensor) -> Tensor:
-    if batch < 1:
-        raise JomaError(f"batch must be at least 1, got {batch}")
+    check_at_least(1, batch=batch)
     return random.integers(seeds_E, "labels", step, batch, classes)
 
 
 def _shares(labels_EB: Tensor, classes: int) -> Tensor:
-    """What share of a batch each class has, shape (E, classes)."""
+    """Return what share of a batch each class has, shape (E, classes)."""
     members, batch = labels_EB.shape
     counts = torch.zeros(members, classes, dtype=torch.int64, device=labels_EB.device)
     return counts.scatter_add_(1, labels_EB, torch.ones_like(labels_EB)).double() / batch
 
 
 def _sets(seeds: Sequence[int], level: int, below: int, count: int, children: int) -> Tensor:
-    """Which of the lower ones make each latent of a level, shape (E, count, below), bool."""
+    """Return which of the lower ones make each latent of a level, shape (E, count, below), bool."""
     return torch.stack(
         [distinct_sets(int(seed), f"hierarchy{level}", below, children, count) for seed in seeds]
     )
 
 
 def _sequences(on_ECK: Tensor, length: int, seeds: Sequence[int]) -> tuple[Tensor, int]:
-    """Token ids in increasing order after padding, (E, C, length), and the most of a class."""
+    """Return token ids after padding, (E, C, length), and the most that a class has."""
     counts_EC = on_ECK.sum(-1)
     largest = int(counts_EC.max())
     if largest > length:
@@ -192,9 +191,7 @@ def _sequences(on_ECK: Tensor, length: int, seeds: Sequence[int]) -> tuple[Tenso
 def _check(classes: int, children: int, latents: Sequence[int], tokens: int, length: int) -> None:
     counts = {"classes": classes, "children": children, "tokens": tokens, "length": length}
     counts |= {f"latents of level {level}": count for level, count in enumerate(latents)}
-    for name, value in counts.items():
-        if value < 1:
-            raise JomaError(f"{name} must be at least 1, got {value}")
+    check_at_least(1, **counts)
     if len(latents) == 0:
         raise JomaError("latents must hold the size of at least one level, got none")
     names = [*(f"latents of level {level}" for level in range(len(latents))), "classes"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from joma.common import json_files
 from joma.common.files import write_bytes
-from joma.data._pieces import pieces
+from joma.data.corpora import pieces
 from joma.data.tokenizing import (
     TOKENIZER_FILE,
     checked_tokens,
@@ -37,7 +37,7 @@ class ByteBPE:
 
     @classmethod
     def train(cls, text: str, size: int) -> "ByteBPE":
-        """Merges learned from a text; the same text gives the same ones.
+        """Merge learned from a text; the same text gives the same ones.
 
         Args:
             text: what to learn from.
@@ -61,7 +61,7 @@ class ByteBPE:
 
     @classmethod
     def load(cls, folder: str | Path) -> "ByteBPE":
-        """What `save` wrote into a folder, or another tokenizer.json with GPT-2's rules.
+        """Return what `save` wrote into a folder, or another tokenizer.json with GPT-2's rules.
 
         Raises:
             ValueError: there is none, or a tokenizer of another kind.
@@ -79,7 +79,7 @@ class ByteBPE:
             raise JomaError(f"{path} is no tokenizer ({error})") from error
 
     def save(self, folder: str | Path) -> None:
-        """Writes the tokenizer into a folder, whole, in the layout of transformers."""
+        """Write the tokenizer into a folder, whole, in the layout of transformers."""
         text = self.tokenizer.to_str(pretty=True)
         write_bytes(Path(folder) / TOKENIZER_FILE, text.encode())
         write_tokenizer_config(Path(folder))
@@ -95,7 +95,7 @@ class ByteBPE:
         return digest_of("bpe", json.dumps(json.loads(self.tokenizer.to_str()), sort_keys=True))
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, int32."""
+        """Return the tokens of a text, int32."""
         # In one piece a text takes two hundred times its memory, and one thread.
         parts = list(pieces(text, _AT_ONCE))
         ids = [np.empty(0, np.int32)]
@@ -106,7 +106,7 @@ class ByteBPE:
         return np.concatenate(ids)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of tokens; bytes that are no UTF-8 are replaced."""
+        """Return the text of tokens; bytes that are no UTF-8 are replaced."""
         return self.tokenizer.decode(checked_tokens(tokens, self.size), skip_special_tokens=False)
 
 
@@ -135,18 +135,18 @@ class HuggingFace:
         return digest_of("huggingface", *parts)
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text of any length, int32."""
+        """Return the tokens of a text of any length, int32."""
         ids = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
         return np.array(ids["input_ids"], dtype=np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, special ones included."""
         numbers = checked_tokens(tokens, self.size)
         return self.tokenizer.decode(numbers, clean_up_tokenization_spaces=False)
 
 
 def _lasting(path: Path) -> str:
-    """What a saved file says, but for what each call to a tokenizer sets anew."""
+    """Return what a saved file says, except what each call to a tokenizer sets."""
     data = path.read_bytes()
     if path.name != TOKENIZER_FILE:
         return data.decode("latin-1")
@@ -155,7 +155,7 @@ def _lasting(path: Path) -> str:
 
 
 def _is_byte_bpe(content: Any) -> bool:
-    """Whether a tokenizer.json is of GPT-2's kind, whose tokens never reach across a line's end."""
+    """Return whether a tokenizer.json has GPT-2's rules: no token crosses a line's end."""
     try:
         rules = content["pre_tokenizer"]
         return (

@@ -1,7 +1,7 @@
 """Text to measure a model on: a corpus by its name, a file, or what comes through a pipe.
 
 `read_text` finds it; `windows` cuts its tokens into the sequences a model is shown, `streams` into
-rows to be read side by side.
+rows to be read in parallel.
 """
 
 import sys
@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from joma.common.checks import check_at_least
 from joma.data.corpora import NAMED, SPLITS, corpus, decoded, embedded_text
 from joma.errors import JomaError
 
 
 def read_text(source: str | Path) -> str:
-    """The text of a source.
+    """Return the text of a source.
 
     Args:
         source: one of
@@ -55,7 +56,7 @@ def windows(
     *,
     most: int = 512,
 ) -> Tensor:
-    """Consecutive pieces of a text, shape (number, length); a rest shorter than that is left out.
+    """Return consecutive pieces of a text, shape (number, length); a shorter rest is left out.
 
     Args:
         tokens: the whole text's tokens, encoded once.
@@ -66,9 +67,7 @@ def windows(
     Raises:
         ValueError: the text is shorter than one window of the length asked for.
     """
-    for argument, value in (("length", length), ("count", count), ("most", most)):
-        if value is not None and value < 1:
-            raise JomaError(f"{argument} must be at least 1, got {value}")
+    check_at_least(1, length=length, count=count, most=most)
     if len(tokens) == 0:
         raise JomaError("tokens must not be empty: the text has none")
     if length is None:
@@ -84,9 +83,9 @@ def windows(
 
 
 def streams(tokens: Sequence[int] | np.ndarray, count: int) -> Tensor:
-    """A text cut into equally long rows that are read side by side, shape (count, length).
+    """Return a text cut into equally long rows to be read in parallel, shape (count, length).
 
-    Each row goes on where the one before it ended; what is left over at the text's end is dropped.
+    Each row continues where the one before it ended; the rest at the text's end is dropped.
     It is torchtext's `batchify`, with a stream along a row.
 
     Args:
@@ -96,8 +95,7 @@ def streams(tokens: Sequence[int] | np.ndarray, count: int) -> Tensor:
     Raises:
         ValueError: there are more rows than tokens.
     """
-    if count < 1:
-        raise JomaError(f"count must be at least 1, got {count}")
+    check_at_least(1, count=count)
     if count > len(tokens):
         raise JomaError(
             f"count must be at most {len(tokens)}, as many tokens as the text has, got {count}"
@@ -107,7 +105,7 @@ def streams(tokens: Sequence[int] | np.ndarray, count: int) -> Tensor:
 
 
 def _split(name: str) -> str:
-    """The text of "CORPUS:split", or of a corpus's validation split."""
+    """Return the text of "CORPUS:split", or of a corpus's validation split."""
     source, colon, split = name.rpartition(":")
     if not colon or split not in SPLITS:
         source, split = name, "valid"

@@ -1,7 +1,7 @@
 """Text to tokens and back, for training: words, byte pairs, bytes, or what others made.
 
 Every tokenizer is a `TextTokenizer`: it knows how many tokens there are and has a digest, which
-tells what was encoded with it from what was encoded with another.
+identifies what was encoded with it.
 """
 
 import hashlib
@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from joma.common import json_files
-from joma.data._pieces import pieces
-from joma.data.corpora import Corpus
+from joma.data.corpora import Corpus, pieces
 from joma.errors import JomaError
 
 UNKNOWN = "<unk>"
@@ -30,7 +29,7 @@ _SEPARATING = ("<br />", ";", ":")
 
 
 class TextTokenizer(Protocol):
-    """What turns text into tokens, and can be told from any other that does it otherwise."""
+    """What turns text into tokens, identified by a digest."""
 
     @property
     def size(self) -> int:
@@ -43,16 +42,16 @@ class TextTokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> Sequence[int] | np.ndarray:
-        """The tokens of a text, with none put around it."""
+        """Return the tokens of a text, with none put around it."""
         ...
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         ...
 
 
 def basic_english(text: str) -> list[str]:
-    """The words of a text by torchtext's rules of this name, in lower case.
+    """Return the words of a text by torchtext's rules of this name, in lower case.
 
     An apostrophe, full stop, comma, round bracket, exclamation or question mark is a word of its
     own; colons, semicolons and `<br />` part words; double quotes vanish, and what stood on either
@@ -89,7 +88,7 @@ class BasicEnglish:
 
     @classmethod
     def of(cls, corpus: Corpus) -> "BasicEnglish":
-        """The vocabulary of a corpus's training split, as torchtext builds it.
+        """Return the vocabulary of a corpus's training split, as torchtext builds it.
 
         `<unk>` is first, then come all words, the most frequent first, and those that are equally
         frequent in the order of their characters.
@@ -102,7 +101,7 @@ class BasicEnglish:
 
     @classmethod
     def load(cls, folder: str | Path) -> "BasicEnglish":
-        """What `save` wrote into a folder.
+        """Return what `save` wrote into a folder.
 
         Raises:
             ValueError: there is none, or a tokenizer of another kind.
@@ -118,7 +117,7 @@ class BasicEnglish:
         return cls(words)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the tokenizer into a folder, whole, in the layout of transformers.
+        """Write the tokenizer into a folder, whole, in the layout of transformers.
 
         Transformers then finds the same words but for two corners: a capital sigma at the end of a
         word, and control characters that Python takes for white space.
@@ -137,12 +136,12 @@ class BasicEnglish:
         return digest_of("basic_english", *self.vocabulary)
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text's words, int32."""
+        """Return the numbers of a text's words, int32."""
         number = self._numbers.get
         return np.array([number(word, 0) for word in basic_english(text)], dtype=np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The words of numbers, with a space between two."""
+        """Return the words of numbers, with a space between two."""
         return " ".join([self.vocabulary[token] for token in checked_tokens(tokens, self.size)])
 
     @cached_property
@@ -161,11 +160,11 @@ class Bytes:
         return digest_of("bytes")
 
     def encode(self, text: str) -> np.ndarray:
-        """The bytes of a text, uint8."""
+        """Return the bytes of a text, uint8."""
         return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text of bytes; those that are no UTF-8 are replaced."""
+        """Return the text of bytes; those that are no UTF-8 are replaced."""
         return bytes(checked_tokens(tokens, self.size)).decode(errors="replace")
 
 
@@ -174,7 +173,7 @@ BYTES = Bytes()
 
 
 def digest_of(*parts: str) -> str:
-    """A SHA-256 of texts, which tells apart where one ends and the next begins."""
+    """Return a SHA-256 of texts, which tells apart where one ends and the next begins."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode(errors="surrogatepass")
@@ -183,7 +182,7 @@ def digest_of(*parts: str) -> str:
 
 
 def checked_tokens(tokens: Sequence[int] | np.ndarray, size: int) -> list[int]:
-    """Tokens as a list, all of them known."""
+    """Return tokens as a list, all of them known."""
     numbers = np.asarray(tokens, dtype=np.int64)
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < size:
         outside = numbers[(numbers < 0) | (numbers >= size)][0]
@@ -192,13 +191,13 @@ def checked_tokens(tokens: Sequence[int] | np.ndarray, size: int) -> list[int]:
 
 
 def write_tokenizer_config(folder: Path, **settings: str) -> None:
-    """Writes what transformers needs beside a tokenizer.json, whole."""
+    """Write what transformers needs next to a tokenizer.json, whole."""
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     json_files.write(folder / "tokenizer_config.json", {**config, **settings})
 
 
 def _word_level(numbers: dict[str, int]) -> dict[str, Any]:
-    """The rules of `basic_english` with a vocabulary, as a tokenizer.json has them."""
+    """Return the rules of `basic_english` with a vocabulary, as a tokenizer.json has them."""
 
     def replace(sign: str, by: str) -> dict[str, Any]:
         return {"type": "Replace", "pattern": {"String": sign}, "content": by}

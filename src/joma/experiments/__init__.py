@@ -1,24 +1,18 @@
-"""What the papers claim and show, done again: claims behind `verify`, one file per figure or table.
+"""What the papers claim and show, done again: one file or folder per figure or table, and `claims`.
 
 An experiment makes numbers, compares them with the published ones and draws the comparison; it
-holds no mathematics, no model and no drawing style of its own. `EXPERIMENTS` lists them by the name
-that `joma reproduce` takes. To list them must not take long: what needs torch is imported when an
-experiment is done, not here.
+holds no mathematics, no model and no drawing style of its own. Its file, or the `__init__.py` of
+its folder, declares an `EXPERIMENT`: what was published, what may be asked of it and which function
+does it. That declaration must import nothing heavy: all of them are read to answer `joma --help`.
+`EXPERIMENTS` has every experiment that is found here, by the name that `joma reproduce` takes.
 """
 
-from joma.experiments import (
-    cooccurrence,
-    fig2,
-    fig3,
-    fig4,
-    fig6,
-    fig8,
-    fig9,
-    hierarchy,
-    scan_snap,
-    table1,
-    table1_hblt,
-)
+import importlib
+import pkgutil
+import re
+from typing import Any
+
+from joma.experiments._claim_list import ListedClaim, list_claims
 from joma.experiments._experiment import (
     Choice,
     Experiment,
@@ -29,30 +23,45 @@ from joma.experiments._experiment import (
     Verdict,
 )
 
-EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        fig2,
-        fig3,
-        fig4,
-        fig9,
-        cooccurrence,
-        scan_snap,
-        fig6,
-        fig8,
-        hierarchy,
-        table1,
-        table1_hblt,
-    )
-}
-
 __all__ = [
     "EXPERIMENTS",
     "Choice",
     "Experiment",
+    "ListedClaim",
     "Option",
     "Outcome",
     "Request",
     "Scale",
     "Verdict",
+    "list_claims",
 ]
+
+EXPERIMENTS: dict[str, Experiment]
+
+
+def _find() -> dict[str, Experiment]:
+    """Return the experiments that the modules of this package declare.
+
+    Those that train networks come last; in both parts figures come first.
+    """
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    modules = [
+        importlib.import_module(f"{__name__}.{name}")
+        for name in names
+        if not name.startswith("_") and name != "claims"  # which takes long to import
+    ]
+    found = [module.EXPERIMENT for module in modules if hasattr(module, "EXPERIMENT")]
+    return {experiment.name: experiment for experiment in sorted(found, key=_order)}
+
+
+def _order(experiment: Experiment) -> tuple[bool, bool, str]:
+    name = re.sub(r"\d+", lambda number: number[0].zfill(3), experiment.name)
+    return bool(experiment.scales), not name.startswith("fig"), name
+
+
+def __getattr__(name: str) -> Any:
+    if name == "EXPERIMENTS":
+        return globals().setdefault(name, _find())
+    if any(module.name == name for module in pkgutil.iter_modules(__path__)):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,24 +1,30 @@
-"""An experiment: what was published, what may be asked of it, and whether ours agrees."""
+"""An experiment: what was published, what may be asked of it, and whether ours agrees.
 
+Nothing heavy is imported here: `joma --help` reads the metadata of every experiment.
+"""
+
+import importlib
 import math
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from joma.errors import JomaError
-from joma.report import figures
-from joma.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from joma.runs import Run
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how much of it is done, and how much there is."""
 
 
-def _unseen(what: str, done: int, total: int) -> None:
-    """Progress that nobody follows; a function with a name, so that processes can pass it on."""
+def no_progress(what: str, done: int, total: int) -> None:
+    """Default callback; does nothing. It has a name, so that other processes can import it."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,9 @@ class Scale:
     """What an experiment takes at one of its sizes.
 
     Attributes:
-        seconds: about how long.
-        device: what that was measured on, such as "2 CPU cores".
-        memory: about how much, such as "2 GB".
+        seconds: About how long it takes.
+        device: What that was measured on, such as "2 CPU cores".
+        memory: About how much it needs, such as "2 GB".
     """
 
     seconds: float
@@ -45,11 +51,11 @@ class Option:
     """A positive number that decides an experiment's results and that the user may change.
 
     Attributes:
-        name: as the command line has it, without dashes in front.
-        default: its value when nothing is said; None if the scale decides it.
-        help: what it is, in a few words.
+        name: Its name on the command line, without dashes in front.
+        default: Its value when none is given; None if the scale decides it.
+        help: What it is, in a few words.
         kind: int for whole numbers, float for any.
-        published: the values that were published; others may be given too.
+        published: The values that were published; others may be given too.
     """
 
     name: str
@@ -63,12 +69,12 @@ class Option:
             self.checked(value)
 
     def at(self, scale: str) -> float | None:
-        """Its value when nothing is said, which is the same at every scale."""
+        """Return its value when none is given, which is the same at every scale."""
         del scale
         return self.default
 
     def checked(self, value: Any) -> float:
-        """`value` as a number of this option's kind."""
+        """Return `value` as a number of this option's kind."""
         whole = " whole" if self.kind is int else ""
         refused = JomaError(f"{self.name} must be a positive{whole} number, got {value!r}")
         try:
@@ -85,12 +91,12 @@ class Choice:
     """A word that decides an experiment's results and that the user may change.
 
     Attributes:
-        name: as the command line has it, without dashes in front.
-        defaults: its value at each scale when nothing is said.
-        help: what it is, in a few words.
-        choices: the words that may be given.
-        other: what becomes of any other; it raises a `ValueError` that begins with the name. Other
-            words are refused where it is None.
+        name: Its name on the command line, without dashes in front.
+        defaults: Its value at each scale when none is given.
+        help: What it is, in a few words.
+        choices: The words that may be given.
+        other: Returns what becomes of any other word, or raises a `ValueError` that begins with the
+            name. Other words are refused where it is None.
     """
 
     name: str
@@ -108,11 +114,11 @@ class Choice:
                 )
 
     def at(self, scale: str) -> str:
-        """Its value at a scale when nothing is said."""
+        """Return its value at a scale when none is given."""
         return self.defaults[scale]
 
     def checked(self, value: Any) -> str:
-        """`value`, as a run folder keeps it, if it may be given."""
+        """Return `value`, as a run folder keeps it, if it may be given."""
         if value in self.choices:
             return value
         if self.other is None or not isinstance(value, str):
@@ -120,22 +126,18 @@ class Choice:
         return self.other(value)
 
 
-def _nothing_else(request: "Request") -> None:
-    """What an experiment needs before it begins, where it makes all of it itself."""
-
-
 @dataclass(frozen=True)
 class Request:
     """What was asked of an experiment; `Experiment.request` makes one that fits.
 
     Attributes:
-        seed: decides every random number.
-        scale: one of the experiment's scales, "" where it has none.
-        device: what to compute on, "cpu" or "cuda".
-        options: the experiment's own options, all of them.
-        groups: parts of the work to do; all where empty.
-        reference: a folder with recorded results to compare with, if there is one.
-        progress: is told how far the work is.
+        seed: Decides every random number.
+        scale: One of the experiment's scales, "" where it has none.
+        device: What to compute on, "cpu" or "cuda".
+        options: The experiment's own options, all of them.
+        groups: Parts of the work to do; all where empty.
+        reference: A folder with recorded results to compare with, if there is one.
+        progress: Is called with how far the work is.
     """
 
     seed: int = 0
@@ -144,7 +146,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
     reference: Path | None = None
-    progress: Progress = _unseen
+    progress: Progress = no_progress
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -188,10 +190,10 @@ class Outcome:
     """How an experiment ended.
 
     Attributes:
-        verdict: whether ours shows what was published.
-        finding: what ours shows, in one sentence with its numbers.
-        table: the numbers to read beside it: rows of equal keys, values text, numbers or None.
-        paragraphs: what else the reader should know.
+        verdict: Whether ours shows what was published.
+        finding: What ours shows, in one sentence with its numbers.
+        table: The numbers behind it: rows of equal keys, values text, numbers or None.
+        paragraphs: What else the reader should know.
     """
 
     verdict: Verdict
@@ -216,40 +218,56 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table of the papers.
+    """One figure or table of the papers, as a module of this package declares it.
 
     Attributes:
-        name: what `joma reproduce` takes.
-        title: what it shows, in one line.
-        published: the published observation, in one sentence.
-        reproduce: makes the data and the figures in a run folder, as requested.
-        scales: the sizes it can be done at; empty where there is one alone.
-        default_scale: the one of them that is meant when nothing is said.
-        options: of its own that may be changed.
-        groups: parts of its work that can be done one by one.
-        resumable: whether it goes on in a run folder in which it was stopped.
-        comparable: whether it can be compared with recorded results.
-        needs: raises a `ValueError` where something is missing that a request needs.
-        estimate: what the scales take with the options of a request, where those change it.
+        name: What `joma reproduce` takes.
+        title: What it shows, in one line.
+        published: The published observation, in one sentence.
+        run: The function that makes the data and the figures in a run folder, given the run and a
+            `Request`; as "module:function", so that its module is imported only when it is needed.
+        seconds: About how long it takes on one core with its imports, where it has no scales.
+        memory: What it then needs.
+        scales: The sizes it can be done at; empty where there is one alone.
+        default_scale: The scale that is used when none is given.
+        options: Its own options.
+        groups: Parts of its work that can be done one by one.
+        resumable: Whether it resumes in a run folder in which it was stopped.
+        reference: What a folder with recorded results holds that it can be compared with; empty
+            where it cannot.
+        needs: A function that raises `JomaError` where something is missing that a request needs;
+            named as `run` is.
+        estimate: What the scales take with the options of a request, where those change it.
     """
 
     name: str
     title: str
     published: str
-    reproduce: Callable[[Run, Request], Outcome]
+    run: "str | Callable[[Run, Request], Outcome]"
+    seconds: float = 5.0
+    memory: str = "under 1 GB"
     scales: Mapping[str, Scale] = field(default_factory=dict)
     default_scale: str = ""
     options: tuple[Option | Choice, ...] = ()
     groups: tuple[str, ...] = ()
     resumable: bool = False
-    comparable: bool = False
-    needs: Callable[[Request], None] = _nothing_else
+    reference: str = ""
+    needs: str = ""
     estimate: Callable[[Mapping[str, Any]], Mapping[str, Scale]] | None = None
 
     def __post_init__(self) -> None:
         if self.default_scale not in (self.scales or ("",)):
             available = ", ".join(self.scales) or "empty"
             raise JomaError(f"default_scale must be {available}, got {self.default_scale!r}")
+
+    def reproduce(self, run: "Run", request: Request) -> Outcome:
+        """Make the data and the figures in a run folder, as requested."""
+        return (_load(self.run) if isinstance(self.run, str) else self.run)(run, request)
+
+    def check_needs(self, request: Request) -> None:
+        """Raise `JomaError` where something is missing that a request needs."""
+        if self.needs:
+            _load(self.needs)(request)
 
     def request(
         self,
@@ -260,9 +278,9 @@ class Experiment:
         options: Mapping[str, Any] | None = None,
         groups: Iterable[str] = (),
         reference: Path | None = None,
-        progress: Progress = _unseen,
+        progress: Progress = no_progress,
     ) -> Request:
-        """A request that this experiment can meet, with its defaults for what is not given."""
+        """Return a request that this experiment can meet, with defaults for what is not given."""
         if device == "cuda" and not self.scales:
             raise JomaError(
                 f"device must be cpu for {self.name}, which has no use for another, got 'cuda'"
@@ -275,18 +293,12 @@ class Experiment:
         for group in groups:
             self._check("group", group, self.groups)
         scale = scale or self.default_scale
-        return Request(
-            seed=seed,
-            scale=scale,
-            device=device,
-            options=self._options(options or {}, scale),
-            groups=tuple(group for group in self.groups if group in groups),
-            reference=reference,
-            progress=progress,
-        )
+        chosen = tuple(group for group in self.groups if group in groups)
+        given = self._options(options or {}, scale)
+        return Request(seed, scale, device, given, chosen, reference, progress)
 
     def takes(self, request: Request) -> Mapping[str, Scale]:
-        """What each of the scales takes with the options of a request."""
+        """Return what each of the scales takes with the options of a request."""
         return self.scales if self.estimate is None else self.estimate(request.options)
 
     def _options(self, given: Mapping[str, Any], scale: str) -> dict[str, Any]:
@@ -303,7 +315,7 @@ class Experiment:
         }
 
     def _check_reference(self, given: Path) -> None:
-        if not self.comparable:
+        if not self.reference:
             raise JomaError(
                 f"reference must not be given for {self.name}, which has no recorded results to "
                 f"compare with, got '{given}'"
@@ -321,16 +333,27 @@ class Experiment:
             raise JomaError(f"{what} must be one of {names} for {self.name}, got {given!r}")
 
 
-def publish(
-    run: Run, name: str, figure: Figure, outcome: Outcome, *, title: str, published: str
-) -> None:
-    """Writes a figure to the run, captioned with the published observation and with ours."""
+def publish(run: "Run", experiment: Experiment, figure: "Figure", outcome: Outcome) -> None:
+    """Write a figure to the run, captioned with the published observation and with ours."""
+    from joma.report import figures
+
     figures.save(
         run,
-        name,
+        experiment.name,
         figure,
-        title=title,
-        published=published,
+        title=experiment.title,
+        published=experiment.published,
         finding=outcome.finding,
         verdict=outcome.verdict,
     )
+
+
+def _load(name: str) -> Any:
+    """Return the function that is called "module:function"."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def member_seeds(name: str, seed: int, count: int) -> tuple[int, ...]:
+    """Return the seeds of the networks called `name`: others for every name, seed and network."""
+    return tuple(zlib.crc32(f"{name}/{seed}/{k}".encode()) for k in range(count))

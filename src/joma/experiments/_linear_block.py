@@ -15,7 +15,7 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedBlock:
     """One of the two data sets and the block trained on it.
 
     Attributes:
@@ -29,8 +29,8 @@ class Trained:
     steps: np.ndarray
 
 
-def train(kind: str, seed: int) -> Trained:
-    """Trains the block on one kind of data, `smooth` or `random`."""
+def train(kind: str, seed: int) -> TrainedBlock:
+    """Train the block on one kind of data, `smooth` or `random`."""
     rng = np.random.default_rng([seed, list(TITLES).index(kind)])
     x = frequencies(kind, rng)
     model = block.Block("softmax", "linear", tau=TEMPERATURE)
@@ -42,11 +42,11 @@ def train(kind: str, seed: int) -> Trained:
     )
     steps = np.arange(0, STEPS + 1, 10)
     path = block.simulate(model, samples, steps * STEP, initial=start, descent_step=STEP)
-    return Trained(x, path, steps)
+    return TrainedBlock(x, path, steps)
 
 
 def frequencies(kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Token frequencies: distinct tokens peak at their classes, common ones are random."""
+    """Return token frequencies: distinct tokens peak at their classes, common ones are random."""
     x = rng.uniform(0, 0.5, size=(TOKENS, CLASSES))
     if kind == "smooth":
         token, label = np.arange(DISTINCT)[:, None], np.arange(CLASSES)[None]

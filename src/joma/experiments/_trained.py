@@ -1,45 +1,70 @@
-"""What trained experiments share: training in groups, hidden nodes and NCorr's controls."""
+"""The frame of experiments that train networks: groups, their results, and NCorr's controls.
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+An experiment says which networks there are (cells and sizes), how they are made and measured, and
+what was published; training, resuming, reading the measurements and writing the results is here.
+"""
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from joma.common.files import write_bytes
 from joma.data import Batch
-from joma.experiments._experiment import Request
+from joma.experiments._experiment import Experiment, Outcome, Request, publish
+from joma.models import Transformer, TransformerConfig
 from joma.probes import held_out, planted, shuffled
 from joma.runs import Run
 from joma.train import Ensemble, Training, fit_together
 
-
-class Work(Protocol):
-    """The networks of a group, and what is looked at as they learn."""
-
-    ensemble: Ensemble
-
-    def look(self, step: int) -> None:
-        """Measures the networks after `step` steps and logs it to the metrics of their run."""
-        ...
+FRESH_STEP = 2**40
+"""A step that no training reaches: its samples are new to every network."""
 
 
-class Cell(Protocol):
-    """Networks that differ in their seeds alone."""
+@dataclass(frozen=True)
+class NetworkSize:
+    """How large the networks are made and how long they are trained.
+
+    A subclass adds what else decides the numbers: all fields are kept in the run folder.
+
+    Attributes:
+        seeds: Networks in each cell.
+        width: Width of the residual stream.
+        hidden: Nodes of each layer.
+        learning_rate: Learning rate; small networks need a larger one to learn in fewer steps.
+        steps: Training steps.
+    """
+
+    seeds: int
+    width: int
+    hidden: int
+    learning_rate: float
+    steps: int
+
+    measured_steps: ClassVar[tuple[int, ...]] = (0,)
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """Return the same size with the options that were given, which are named as its fields."""
+        given = {name.replace("-", "_"): value for name, value in options.items()}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
     @property
-    def name(self) -> str:
-        """What they are called in the group's configuration."""
-        ...
+    def measure_at(self) -> tuple[int, ...]:
+        """The steps after which networks are measured: untrained, …, at the end."""
+        return (*(step for step in self.measured_steps if step < self.steps), self.steps)
 
-    def seeds(self, seed: int, count: int) -> Sequence[int]:
-        """The seed of each, from the one that was asked for."""
-        ...
+    @property
+    def controlled(self) -> tuple[int, ...]:
+        """The measurements that come with all controls."""
+        return (0, 1, self.steps)
 
 
-class Size(Protocol):
-    """How large an experiment is made; a dataclass whose fields all decide its numbers."""
+class Measured(Protocol):
+    """A size, or a setting that has one, whose dataclass fields all decide the numbers."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -49,118 +74,209 @@ class Size(Protocol):
         ...
 
     @property
-    def looks(self) -> Sequence[int]:
-        """The steps at which networks are looked at; they are trained up to the last."""
+    def measure_at(self) -> Sequence[int]:
+        """The steps after which networks are measured; they are trained up to the last."""
         ...
 
 
+class NetworkCell(Protocol):
+    """Networks that differ in their seeds alone."""
+
+    @property
+    def name(self) -> str:
+        """What they are called in the group's configuration."""
+        ...
+
+    def seeds(self, seed: int, count: int) -> Sequence[int]:
+        """Return the seed of each, from the one that was asked for."""
+        ...
+
+
+class GroupTraining(Protocol):
+    """The networks of a group, and how they are measured as they learn."""
+
+    ensemble: Ensemble
+
+    def measure(self, step: int) -> None:
+        """Measure the networks after `step` steps and log it to the metrics of their run."""
+        ...
+
+
+class TransformerGroup:
+    """The transformers of one group while they are trained.
+
+    Args:
+        run: The group's run.
+        size: The size of the experiment.
+        config: The networks.
+        seeds: The seed of each network.
+        optimizer: Makes the optimizer from the parameters.
+        sample: Returns the batch of a step.
+        request: What was asked of the experiment.
+        gpu_precision: Precision of products and activations on a GPU; on a CPU it is float32.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        size: NetworkSize,
+        config: TransformerConfig,
+        seeds: Sequence[int],
+        optimizer: Callable[..., Any],
+        sample: Callable[..., Batch],
+        request: Request,
+        gpu_precision: Any = "bfloat16",
+    ) -> None:
+        self.run = run
+        model = Transformer(config, seeds, device=request.device)
+        precision = gpu_precision if request.device == "cuda" else "float32"
+        self.ensemble = Ensemble(
+            model,
+            optimizer(model.named_parameters(), size.learning_rate),
+            sample,
+            precision=precision,
+        )
+
+    def log(self, step: int, name: str, values: Tensor, **where: Any) -> None:
+        """Log a number of each network to the metrics of the run."""
+        self.run.metrics.append(step, name, values.detach().cpu().numpy(), **where)
+
+
 @dataclass(frozen=True, eq=False)
-class Group:
+class NetworkGroup:
     """Networks that are trained together.
 
     Attributes:
-        name: of the group.
-        cells: its networks, cell by cell in the order of the ensemble's members.
-        prepare: makes the networks, given the group's run.
-        elsewhere: finds another run in which the very same networks are trained already, given the
-            group's; its metrics are then taken over.
-        light: its networks are so few that on a GPU they may train alongside others.
+        name: The group's name.
+        cells: Its networks, cell by cell in the order of the ensemble's members.
+        prepare: Makes the networks, given the group's run.
+        find_existing: Returns another run in which the very same networks are trained already,
+            given the group's run; its metrics are then copied.
+        can_share_gpu: Whether its networks are so few that they may train alongside others.
     """
 
     name: str
-    cells: Sequence[Cell]
-    prepare: Callable[[Run], Work]
-    elsewhere: Callable[[Run], Run | None] = lambda own: None
-    light: bool = False
+    cells: Sequence[NetworkCell]
+    prepare: Callable[[Run], GroupTraining]
+    find_existing: Callable[[Run], Run | None] = lambda own: None
+    can_share_gpu: bool = False
 
 
-def train_groups(run: Run, groups: Sequence[Group], size: Size, request: Request) -> None:
-    """Trains groups, each in a run folder of its own, unless they are done already.
+def train_groups(
+    run: Run, groups: Iterable[NetworkGroup], size: Measured, request: Request
+) -> None:
+    """Train groups, each in a run folder of its own, unless they are done already.
 
-    One after the other, but on a GPU light ones at the same time.
+    One after the other, but on a GPU those that can share it at the same time.
 
     Args:
-        run: of the experiment; a group's run is in its folder, `groups/GROUP`.
-        groups: their networks.
-        size: of the experiment; with the members, all that decides a group's numbers, kept as the
-            configuration of its run.
-        request: what was asked of the experiment.
+        run: The experiment's run; a group's run is in its folder, `groups/GROUP`.
+        groups: The groups.
+        size: The size of the experiment; with the members, all that decides a group's numbers,
+            kept as the configuration of its run.
+        request: What was asked of the experiment.
     """
     opened = [(group, _open(run, group, size, request)) for group in groups]
     left = [(group, own) for group, own in opened if own is not None]
-    light = [one for one in left if one[0].light and request.device == "cuda"]
-    for together in [light, *([one] for one in left if one not in light)]:
-        _train(together, size, request)
+    shared = [one for one in left if one[0].can_share_gpu and request.device == "cuda"]
+    for together in [shared, *([one] for one in left if one not in shared)]:
+        if together:
+            _train(together, size, request)
 
 
-def _open(run: Run, group: Group, size: Size, request: Request) -> Run | None:
-    """The group's run, if anything is left to be trained in it."""
+def train_cells(
+    run: Run,
+    groups: Mapping[str, Sequence[Any]],
+    networks: Callable[[Run, Any, Any, Request], GroupTraining],
+    size: Measured,
+    request: Request,
+) -> None:
+    """Train the groups of cells that are asked for, each in a run folder of its own.
+
+    Args:
+        run: The experiment's run.
+        groups: The cells of every group, by name.
+        networks: Makes the networks of a group from its run, its cells, the size and the request.
+        size: The size of the experiment.
+        request: What was asked of the experiment.
+    """
+
+    def group(name: str) -> NetworkGroup:
+        cells = groups[name]
+        return NetworkGroup(name, cells, lambda own: networks(own, cells, size, request))
+
+    train_groups(run, map(group, request.groups or groups), size, request)
+
+
+def _open(run: Run, group: NetworkGroup, size: Measured, request: Request) -> Run | None:
+    """Return the group's run, if anything is left to be trained in it."""
     settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
     members = [
         {"cell": cell.name, "seed": seed}
         for cell in group.cells
         for seed in cell.seeds(request.seed, size.seeds)
     ]
-    config = {**settings, "looks": size.looks, "members": members, "group": group.name}
-    folder = run.path / "groups" / group.name
-    own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
+    # "looks" is what earlier versions called the measurements; their runs resume.
+    config = {**settings, "looks": size.measure_at, "members": members, "group": group.name}
+    own = Run.resume(
+        f"{run.name}-group", config, out=group_folder(run, group.name), device=request.device
+    )
     if is_done(run, group.name):
         own.checkpoints.clear()  # in case it was killed just before it did
         return None
-    other = group.elsewhere(own)
-    return None if other is not None and _take_over(own, other) else own
+    other = group.find_existing(own)
+    return None if other is not None and _copy_metrics(own, other) else own
 
 
-def _train(groups: Sequence[tuple[Group, Run]], size: Size, request: Request) -> None:
-    if not groups:
-        return
+def _train(groups: Sequence[tuple[NetworkGroup, Run]], size: Measured, request: Request) -> None:
     if request.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     names = ", ".join(group.name for group, _ in groups)
     done = dict.fromkeys((group.name for group, _ in groups), 0)
 
-    def told(name: str) -> Callable[[int, int], None]:
-        def tell(step: int, steps: int) -> None:
+    def report_of(name: str) -> Callable[[int, int], None]:
+        def report(step: int, steps: int) -> None:
             done[name] = step
             request.progress(f"train {names}", sum(done.values()), len(done) * steps)
 
-        return tell
+        return report
 
-    works = [group.prepare(own) for group, own in groups]
+    prepared = [group.prepare(own) for group, own in groups]
     trainings = [
         Training(
-            work.ensemble,
+            networks.ensemble,
             own,
-            size.looks[-1],
-            look=work.look,
-            look_at=size.looks,
-            progress=told(group.name),
+            size.measure_at[-1],
+            measure=networks.measure,
+            measure_at=size.measure_at,
+            progress=report_of(group.name),
         )
-        for (group, own), work in zip(groups, works, strict=True)
+        for (group, own), networks in zip(groups, prepared, strict=True)
     ]
-    for (_, own), work, ended in zip(groups, works, fit_together(trainings), strict=True):
+    for (_, own), networks, ended in zip(groups, prepared, fit_together(trainings), strict=True):
+        peak = torch.cuda.max_memory_allocated() / 2**30 if request.device == "cuda" else None
         own.write_json(
             "outcome",
             {
                 "status": "done",
                 "device": request.device,
-                "precision": work.ensemble.precision,
-                "peak_gib": peak_memory(request.device),
+                "precision": networks.ensemble.precision,
+                "peak_gib": peak,
                 "together": len(groups),
                 **asdict(ended),
             },
         )
-        own.checkpoints.clear()  # they serve to go on with, and are large
+        own.checkpoints.clear()  # they serve to resume, and are large
 
 
-def _take_over(own: Run, other: Run) -> bool:
-    """Copies what another run measured; whether that was all of it."""
+def _copy_metrics(own: Run, other: Run) -> bool:
+    """Copy what another run measured; return whether that was all of it."""
     with own.locked():
         try:
             parts = sorted((other.path / "metrics").glob("part-*.parquet"))
             copies = {part.name: part.read_bytes() for part in parts}
             outcome = other.read_json("outcome")
-        except (OSError, ValueError):  # it is being made anew just now
+        except (OSError, ValueError):  # it is being started over just now
             return False
         if not copies or outcome.get("status") != "done":
             return False
@@ -173,23 +289,97 @@ def _take_over(own: Run, other: Run) -> bool:
     return True
 
 
+def group_folder(run: Run, group: str) -> Any:
+    """Return the folder of a group's run."""
+    return run.path / "groups" / group
+
+
 def is_done(run: Run, group: str) -> bool:
-    """Whether a group's training has ended."""
+    """Return whether a group's training has ended."""
     try:
-        return Run.open(run.path / "groups" / group).read_json("outcome")["status"] == "done"
+        return Run.open(group_folder(run, group)).read_json("outcome")["status"] == "done"
     except (ValueError, KeyError, TypeError):
         return False
+
+
+def groups_done(run: Run, groups: Iterable[str]) -> dict[str, Run]:
+    """Return the runs of those groups whose training has ended, by name."""
+    return {name: Run.open(group_folder(run, name)) for name in groups if is_done(run, name)}
+
+
+def read_metric(
+    run: Run,
+    name: str,
+    steps: Sequence[int],
+    seeds: int,
+    layers: int = 0,
+    modules: Sequence[str] = (),
+) -> np.ndarray:
+    """Return what a group's metrics hold under a name, NaN where it was not measured.
+
+    Args:
+        run: The group's run.
+        name: The metric.
+        steps: The steps of the measurements.
+        seeds: Networks in each cell.
+        layers: How many layers there are; 0 for a metric of the whole network.
+        modules: The modules it is logged of; none for a metric without.
+
+    Returns:
+        (cells, layers, modules, steps, seeds), without the axes of layers and modules where there
+        are none.
+    """
+    log = run.metrics.read(name)
+    members = len(run.config["members"])
+    place = [np.searchsorted(steps, log["step"]), log["member"].astype(int)]
+    shape = [len(steps), members]
+    if modules:
+        place.insert(0, np.array([modules.index(str(module)) for module in log["module"]], int))
+        shape.insert(0, len(modules))
+    if layers:
+        place.insert(0, log["layer"].astype(int))
+        shape.insert(0, layers)
+    values = np.full(shape, np.nan)
+    values[tuple(place)] = log["value"]
+    return np.moveaxis(values.reshape(*shape[:-1], -1, seeds), -2, 0)
+
+
+def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows of equal keys as the columns of a table."""
+    rows = list(rows)
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def mean_and_std(values: np.ndarray) -> str:
+    """Return the mean over networks and its spread, as a table has it."""
+    return f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+
+
+def write_results(
+    run: Run,
+    experiment: Experiment,
+    outcome: Outcome,
+    figure: Figure | None,
+    tables: Mapping[str, Mapping[str, Any]],
+    **summary: Any,
+) -> None:
+    """Write what an experiment found to its run folder: tables, `summary.json` and the figure."""
+    for name, table in tables.items():
+        run.write_table(name, table)
+    run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs, **summary})
+    if figure is not None:
+        publish(run, experiment, figure, outcome)
 
 
 def pooled_nodes(
     ensemble: Ensemble, batch: Batch, chunk: int | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """Hidden activations of each layer, max-pooled over the sequence, and the outputs.
+    """Return the hidden activations of each layer, max-pooled over the sequence, and the outputs.
 
     Args:
-        ensemble: the networks.
-        batch: what they are given.
-        chunk: how many of the batch's sequences to take at a time; all where None.
+        ensemble: The networks.
+        batch: What they are given.
+        chunk: How many of the batch's sequences to take at a time; all where None.
 
     Returns:
         For each layer (E, B, hidden), and (E, B, outputs).
@@ -201,7 +391,7 @@ def pooled_nodes(
             pooled[-1].append(x.amax(2))
 
     outputs = []
-    with ensemble.looking() as model:
+    with ensemble.evaluating() as model:
         for tokens in batch.tokens.split(chunk or batch.tokens.shape[1], dim=1):
             pooled.append([])
             outputs.append(model(tokens, leading=batch.leading, watch=watch))
@@ -209,7 +399,7 @@ def pooled_nodes(
 
 
 def controls(over: str, latents: Tensor, nodes: Tensor, **options: Any) -> dict[str, Tensor]:
-    """NCorr's two controls over classes or samples, by the names they have in the metrics."""
+    """Return NCorr's two controls over classes or samples, by their names in the metrics."""
     chosen = held_out(latents, nodes, **options)
     return {
         f"held_out_{over}": chosen.mean,
@@ -240,8 +430,3 @@ def power(latents: Tensor, nodes: Tensor, **options: Any) -> dict[str, Tensor]:
         more = planted(latents, nodes, correlation, weights=options.get("weights"))
         found[planted_name(correlation)] = held_out(latents, more, **options).mean
     return found
-
-
-def peak_memory(device: str) -> float | None:
-    """The most memory that tensors took on the GPU, in GiB; None on a CPU."""
-    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None

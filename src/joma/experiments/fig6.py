@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from joma.errors import JomaError
-from joma.experiments._experiment import Choice, Experiment, Outcome, Request, Scale
+from joma.experiments._experiment import Choice, Experiment, Scale
+from joma.experiments.language import REFERENCE
 from joma.experiments.language._groups import (
     EMBEDDED,
     GROUPS,
@@ -23,14 +24,7 @@ from joma.experiments.language._groups import (
     WIKITEXT_103,
     sized,
 )
-from joma.runs import Run
 
-TITLE = "Fig. 6: attention entropy while language models of 1 to 10 layers learn"
-PUBLISHED = (
-    "on WikiText-2 (and WikiText-103) attention first becomes sparse and then dense again; the "
-    "best validation loss is 5.357, 5.255, 5.169 and 5.110 (5.047, 4.912, 4.762 and 4.679) at 1, "
-    "2, 5 and 10 layers."
-)
 SCALES = {
     "tiny": Scale(seconds=12, device="2 CPU cores", memory="1 GB"),
     "small": Scale(seconds=100, device="2 CPU cores", memory="1 GB"),
@@ -40,31 +34,8 @@ _SECONDS_A_TOKEN = 1e-6
 """To read a text, count its words and number them, on one core."""
 
 
-def reproduce(run: Run, request: Request) -> Outcome:
-    """Trains the groups asked for that are not done, and compares all that are."""
-    from joma.experiments.language import _draw, _figure, _summary
-
-    return _figure.reproduce(
-        run,
-        request,
-        _figure.Figures(
-            name="fig6",
-            title=TITLE,
-            published=PUBLISHED,
-            groups=tuple(GROUPS),
-            beside=("fig8",),
-            select=lambda curves, setting: {
-                key: own for key, own in curves.items() if own.rate == setting.size.learning_rate
-            },
-            judge=_summary.judge_depths,
-            check=lambda pairs, curves, recorded: _summary.check_depths(pairs),
-            draw=_draw.draw_depths,
-        ),
-    )
-
-
 def folder_or_hub(given: str) -> str:
-    """A text that is none of those with a name, as the run folder keeps it."""
+    """Return a text that is none of those with a name, as the run folder keeps it."""
     folder = Path(given)
     if given.startswith("hub:"):
         return given
@@ -82,15 +53,8 @@ def folder_or_hub(given: str) -> str:
     return str(folder.resolve())  # the same from wherever it is named
 
 
-def needs(request: Request) -> None:
-    """Raises a `ValueError` where the text is not there."""
-    from joma.experiments.language import _figure
-
-    _figure.needs(request)
-
-
 def estimate(options: Mapping[str, Any]) -> dict[str, Scale]:
-    """What the scales take with a text: by its steps, words and networks where it is another."""
+    """Return what the scales take with a text, by its steps, words and networks."""
     return {scale: _with_text(scale, options["corpus"]) for scale in SCALES}
 
 
@@ -115,23 +79,28 @@ def _with_text(scale: str, corpus: str) -> Scale:
 
 EXPERIMENT = Experiment(
     name="fig6",
-    title=TITLE,
-    published=PUBLISHED,
-    reproduce=reproduce,
+    title="Fig. 6: attention entropy while language models of 1 to 10 layers learn",
+    published=(
+        "on WikiText-2 (and WikiText-103) attention first becomes sparse and then dense again; "
+        "the best validation loss is 5.357, 5.255, 5.169 and 5.110 (5.047, 4.912, 4.762 and "
+        "4.679) at 1, 2, 5 and 10 layers."
+    ),
+    run="joma.experiments.language.figure:fig6",
     scales=SCALES,
     default_scale="small",
     options=(
         Choice(
             "corpus",
             {scale: size.corpus for scale, size in SIZES.items()},
-            "the text",
+            "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "
+            "hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
             choices=("wikitext-2", "wikitext-103", EMBEDDED),
             other=folder_or_hub,
         ),
     ),
     groups=tuple(GROUPS),
     resumable=True,
-    comparable=True,
-    needs=needs,
+    reference=REFERENCE,
+    needs="joma.experiments.language.figure:needs",
     estimate=estimate,
 )

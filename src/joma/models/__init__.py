@@ -5,21 +5,12 @@ are found, and whether a series of checkpoints can be believed; what it is train
 what is measured of it, lives elsewhere.
 """
 
-from joma.models._dummy import dummy_forward
-from joma.models._found import Attention, Block, Found, Mlp
-from joma.models._map_file import load_map
-from joma.models._projections import reader_path
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
-from joma.models._stored import find_stored_weights
-from joma.models._weight import LowRank
 from joma.models.architectures import (
     ROLES,
     Architecture,
-    Part,
-    Place,
-    Rows,
-    Weight,
     architecture_of,
+    load_map,
     module_at,
     module_path,
     number_of_layers,
@@ -27,10 +18,17 @@ from joma.models.architectures import (
     register,
     weights,
 )
-from joma.models.discovery import Tracing, find_weights
+from joma.models.discovery import (
+    Tracing,
+    dummy_forward,
+    find_stored_weights,
+    find_weights,
+    reader_path,
+)
 from joma.models.language import LanguageConfig, LanguageModel
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
+from joma.models.parts import Attention, Block, Found, LowRank, Mlp, Part, Place, Rows, Weight
 from joma.models.series import Integrity, Series, verify
 from joma.models.tokenizers import Tokenizer, load_tokenizer
 from joma.models.transformer import Transformer, TransformerConfig

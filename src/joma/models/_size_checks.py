@@ -139,7 +139,7 @@ def counted(names: list[str]) -> str:
 
 
 def _converts(config: "PreTrainedConfig") -> bool:
-    """Whether transformers stores the weights of such a model in other shapes than it has."""
+    """Return whether transformers stores weights of such a model in other shapes."""
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 

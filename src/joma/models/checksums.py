@@ -12,17 +12,13 @@ SUMS = "SHA256SUMS"
 
 _LINE = re.compile(r"([0-9a-f]{64})  ([^/\0]+)")
 _OTHER_LINE = re.compile(r"\\?[0-9a-f]{64} [ *]\S.*")
-_AT_ONCE = 2**20
 _LARGEST = 2**24
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file, read piece by piece."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file, read piece by piece."""
     with open(path, "rb") as file:
-        while piece := file.read(_AT_ONCE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums_of(folder: Path) -> bytes:

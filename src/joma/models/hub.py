@@ -1,10 +1,11 @@
-"""From what a person names to a folder on this machine: a folder as it is, a hub id downloaded."""
+"""The folder of a model on this machine: a folder as it is, a hub id downloaded."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from joma.common.quiet import first_line, need_transformers
+from joma.common.quiet import need_transformers
+from joma.common.text import first_line
 from joma.errors import JomaError, printable
 
 WEIGHTS = (
@@ -23,7 +24,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def local_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The folder of a model: `source` where it is one, or that of a hub id, downloaded if needed.
+    """Return the folder of a model: `source` itself, or that of a hub id, downloaded if needed.
 
     Raises:
         ValueError: neither a folder nor a hub id, or one that cannot be had.
@@ -49,7 +50,7 @@ def folder_if_here(source: str | Path, revision: str | None = None) -> Path | No
 
 
 def _folder(source: str | Path, revision: str | None) -> Path | None:
-    """The folder that a source names, None for a hub id."""
+    """Return the folder that a source names, None for a hub id."""
     path = Path(source)
     if path.is_dir():
         if revision is not None:
@@ -64,7 +65,7 @@ def _folder(source: str | Path, revision: str | None) -> Path | None:
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Whether a file is one that tokenizers are kept in, by its name."""
+    """Return whether a file is one that tokenizers are kept in, by its name."""
     return _TOKENIZER.fullmatch(name) is not None
 
 
@@ -81,7 +82,7 @@ def _downloaded(name: str, revision: str | None) -> Path:
 
 
 def _asked(name: str, revision: str | None) -> tuple[Path | None, list[str]]:
-    """What the hub says of a model: the files to download, or a folder where it does not answer."""
+    """Ask the hub for the files to download; return an earlier download if it does not answer."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -123,7 +124,7 @@ def _which(name: str, revision: str | None) -> str:
 
 
 def _wanted(files: Iterable[str]) -> list[str]:
-    """The files of a repository that make a model: its configuration, tokenizer and weights once.
+    """Return the files of a repository that make a model: configuration, tokenizer, weights once.
 
     Many repositories hold the same weights in several formats, each as large as the other.
     """

@@ -3,37 +3,162 @@
 It is torch's `nn.TransformerEncoder` with a causal mask between an embedding and an output layer of
 its own, as in many tutorials: embeddings times √width plus sinusoids, layer norm after each
 residual sum, a ReLU MLP, dropout after the embeddings, on the attention weights, in the MLP and on
-what either adds. All members read the same text.
+what either adds. All members read the same text. `joma.models.full_speed` computes the same with
+kernels for a GPU.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma import random
+from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.models._language_parts import (
-    Dropout,
-    LanguageBlock,
-    LanguageConfig,
-    bias_of,
-    draw_uniform,
-    keep_all,
-)
-from joma.models.layers import Embedding, Linear
+from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.transformer import Watch, sinusoids
-
-__all__ = ["FIRST_RANGE", "Dropout", "LanguageBlock", "LanguageConfig", "LanguageModel"]
-
-Fetch = Callable[[Tensor], Tensor]
-"""Gives the embeddings of tokens (B, T) for all members: (E, B, T, width)."""
 
 FIRST_RANGE = 0.1
 """Embeddings and output weights begin uniform on ± this."""
+
+
+@dataclass(frozen=True)
+class LanguageConfig:
+    """What a language model is made of; the defaults are those of Fig. 6.
+
+    Attributes:
+        vocabulary: words there are.
+        layers: blocks of attention and MLP.
+        width: of the residual stream.
+        hidden: nodes of each MLP.
+        heads: of each attention; they divide the width.
+        length: the longest sequence.
+        dropout: share of the numbers that are set to 0 in training.
+    """
+
+    vocabulary: int
+    layers: int
+    width: int = 200
+    hidden: int = 200
+    heads: int = 1
+    length: int = 35
+    dropout: float = 0.2
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output layer: the words, and some that stay 0 for alignment."""
+        return self.vocabulary if self.vocabulary < 1024 else -(-self.vocabulary // 128) * 128
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "layers", "width", "hidden", "heads", "length"):
+            whole_number(name, getattr(self, name), 1)
+        if self.width % 2 or self.width % self.heads:
+            raise JomaError(
+                f"width must be even and a multiple of the {self.heads} heads, got {self.width}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise JomaError(f"dropout must lie in [0, 1), got {self.dropout!r}")
+
+
+class Dropout:
+    """Which numbers of a step are dropped: decided by seed, place in the network, step and index.
+
+    Args:
+        seeds_E: of the members.
+        step: of the training, an int or a tensor that counts on the device.
+        share: of the numbers, dropped.
+    """
+
+    def __init__(self, seeds_E: Tensor, step: int | Tensor, share: float) -> None:
+        self.step, self.share = step, share
+        # Members of equal seed drop the same, which is then drawn once. To find them a GPU would
+        # have to wait for it, and could not capture it.
+        self.seeds_S, self.of_E = seeds_E, None
+        if not seeds_E.is_cuda:
+            own_S, of_E = seeds_E.unique(return_inverse=True)
+            if len(own_S) < len(seeds_E):
+                self.seeds_S, self.of_E = own_S, of_E
+
+    def __call__(self, x: Tensor, place: str) -> Tensor:
+        """x, (E, ...), with some of it 0 and the rest scaled up to the same mean."""
+        if self.share == 0:
+            return x
+        width = x.shape[-1]
+        drawn_width = width + -width % 4  # the generator makes four at a time
+        count = x[0].numel() // width * drawn_width
+        drawn = random.uniform(self.seeds_S, f"dropout.{place}", self.step, count)
+        kept = drawn >= self.share
+        if self.of_E is not None:
+            kept = kept.index_select(0, self.of_E)
+        kept = kept.view(*x.shape[:-1], drawn_width)[..., :width]
+        return x * kept.to(x.dtype) / (1 - self.share)
+
+
+def keep_all(x: Tensor, place: str) -> Tensor:
+    """What takes the place of dropout outside training."""
+    del place
+    return x
+
+
+class LanguageBlock(nn.Module):
+    """Attention and MLP, each with dropout, a residual sum and layer norm after it.
+
+    Args:
+        config: of the network.
+        members: E.
+    """
+
+    def __init__(self, config: LanguageConfig, members: int) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.queries_keys_values = Linear(members, width, 3 * width)
+        self.projection = Linear(members, width, width)
+        self.norm_attention = LayerNorm(members, width)
+        self.lower = Linear(members, width, config.hidden)
+        self.upper = Linear(members, config.hidden, width)
+        self.norm_mlp = LayerNorm(members, width)
+
+    def forward(
+        self, x: Tensor, drop: Callable[[Tensor, str], Tensor], layer: int, watch: Watch | None
+    ) -> Tensor:
+        """Maps (E, B, T, width) to the same shape."""
+        added = drop(self.projection(self._attended(x, drop, layer, watch)), f"{layer}.attended")
+        x = self.norm_attention(x + added)
+        hidden = functional.relu(self.lower(x))
+        if watch is not None:
+            watch("hidden", layer, hidden)
+        added = self.upper(drop(hidden, f"{layer}.hidden"))
+        return self.norm_mlp(x + drop(added, f"{layer}.mlp"))
+
+    def _attended(
+        self, x: Tensor, drop: Callable[[Tensor, str], Tensor], layer: int, watch: Watch | None
+    ) -> Tensor:
+        joined = self.queries_keys_values(x).unflatten(-1, (3, self.heads, -1))
+        q, k, v = (part.transpose(2, 3) for part in joined.unbind(3))  # (E, B, heads, T, D)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        length = x.shape[2]
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(later, -math.inf).softmax(-1)
+        if watch is not None:
+            watch("attention", layer, weights)
+        return (drop(weights, f"{layer}.attention") @ v).transpose(2, 3).flatten(-2)
+
+    @torch.no_grad()
+    def draw(self, seeds_E: Tensor) -> None:
+        """Torch's own: Xavier for queries, keys and values together, 0 for attention's biases."""
+        for name, layer in self.named_children():
+            if isinstance(layer, Linear | LayerNorm):
+                layer.draw(f"block.{name}", seeds_E)
+        together = self.queries_keys_values.weight
+        bound = math.sqrt(6 / (together.shape[1] + together.shape[2]))
+        draw_uniform(together, "block.queries_keys_values.weight", seeds_E, bound)
+        for layer in (self.queries_keys_values, self.projection):
+            bias_of(layer).zero_()
 
 
 class LanguageModel(nn.Module):
@@ -89,20 +214,16 @@ class LanguageModel(nn.Module):
         *,
         step: int | Tensor | None = None,
         watch: Watch | None = None,
-        fetch: Fetch | None = None,
     ) -> Tensor:
-        """Logits of the next word at every position, (E, B, T, vocabulary).
+        """Return the logits of the next word at every position, (E, B, T, vocabulary).
 
         Args:
-            tokens_BT: words, (B, T), the same for all members.
-            step: of the training, which decides what is dropped; nothing is where None.
-            watch: is told the attention (E, B, heads, T, T) and the hidden activations
-                (E, B, T, hidden) of every layer.
-            fetch: gives the embeddings of tokens, (E, B, T, width), in place of the table.
+            tokens_BT: Words, (B, T), the same for all members.
+            step: Step of the training, which decides what is dropped; nothing is where None.
+            watch: Function that is called with the attention (E, B, heads, T, T) and the hidden
+                activations (E, B, T, hidden) of every layer.
         """
-        states = self.states(tokens_BT, step=step, watch=watch, fetch=fetch)
-        states = states.to(self._output_type)
-        return self.output(states)[..., : self.config.vocabulary]
+        return self._logits(self.states(tokens_BT, step=step, watch=watch))
 
     def states(
         self,
@@ -110,19 +231,10 @@ class LanguageModel(nn.Module):
         *,
         step: int | Tensor | None = None,
         watch: Watch | None = None,
-        fetch: Fetch | None = None,
     ) -> Tensor:
-        """What the output layer reads, (E, B, T, width); arguments as of `forward`."""
-        length = tokens_BT.shape[-1]
-        x = self._embedded(tokens_BT, fetch)
-        if self._fuses(tokens_BT) and watch is None:
-            return self._fused_states(x, step)
-        drop = keep_all if step is None else Dropout(self.seeds_E, step, self.config.dropout)
-        x = x * math.sqrt(self.config.width) + self.sinusoids_TD[:length]
-        x = drop(x if self.compute is None else x.to(self.compute), "embedding")
-        for layer, block in enumerate(self.blocks):
-            x = block(x, drop, layer, watch)
-        return x
+        """Return what the output layer reads, (E, B, T, width); arguments as of `forward`."""
+        self._check_length(tokens_BT)
+        return self._states(self._embedded(tokens_BT), step, watch)
 
     def losses(
         self,
@@ -144,42 +256,6 @@ class LanguageModel(nn.Module):
         """
         return self._losses(self(tokens_BT, step=step, watch=watch), targets_BT, weights_BT)
 
-    @torch.no_grad()
-    def measured(
-        self, tokens_BT: Tensor, targets_BT: Tensor, weights_BT: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """`losses` (E,) and the entropies of attention in nats (layers, E), with nothing dropped.
-
-        On a GPU the logits are written once and read once, and attention is not written at all.
-
-        Args:
-            tokens_BT: words, (B, T).
-            targets_BT: the word after each.
-            weights_BT: how much each word counts, and the row of attention at its place.
-        """
-        rows_LEBT: list[Tensor] = []
-
-        def watch(name: str, layer: int, x: Tensor) -> None:
-            if name == "attention":
-                rows_LEBT.append(torch.special.entr(x.double()).sum(-1).mean(2))  # over heads
-
-        if self._fits(tokens_BT):
-            from joma.models import _language_kernels as kernels
-
-            x = self._fused_states(self._embedded(tokens_BT, None), None, rows_LEBT)
-            x = x.to(self._output_type)
-            losses_E = kernels.cross_entropies(
-                self.output.product(x).flatten(1, 2),
-                bias_of(self.output),
-                targets_BT.flatten(),
-                weights_BT.flatten().float(),
-                self.config.vocabulary,
-            )
-        else:
-            losses_E = self.losses(tokens_BT, targets_BT, weights_BT=weights_BT, watch=watch)
-        weights = weights_BT.double()
-        return losses_E, torch.stack([(rows * weights).sum((1, 2)) for rows in rows_LEBT])
-
     def _losses(self, logits: Tensor, targets_BT: Tensor, weights_BT: Tensor | None) -> Tensor:
         targets_EN = targets_BT.flatten().expand(len(self.seeds), -1)
         each_EN = functional.cross_entropy(
@@ -189,110 +265,37 @@ class LanguageModel(nn.Module):
             return each_EN.mean(-1)
         return (each_EN * weights_BT.flatten().to(each_EN.dtype)).sum(-1)
 
-    def descend(
-        self,
-        tokens_BT: Tensor,
-        targets_BT: Tensor,
-        weights_BT: Tensor,
-        step: Tensor | None,
-        fetch: Fetch | None = None,
-    ) -> Tensor:
-        """`losses`, (E,), whose gradients are left with the parameters.
-
-        On a GPU in bfloat16 the logits become their own gradients in place, so that they are
-        written once and read three times, and no others of their size are made.
-
-        Args:
-            tokens_BT: words, (B, T).
-            targets_BT: the word after each.
-            weights_BT: how much each counts, together 1.
-            step: as of `forward`.
-            fetch: gives the embeddings of tokens, (E, B, T, width), in place of the table.
-        """
-        if not self._fuses(tokens_BT):
-            losses_E = self._losses(self(tokens_BT, step=step, fetch=fetch), targets_BT, weights_BT)
-            losses_E.sum().backward()  # each member's gradient is that of its own loss
-            return losses_E.detach()
-        from joma.models import _language_kernels as kernels
-
-        x = self.states(tokens_BT, step=step, fetch=fetch)
-        weight, bias = self.output.weight, bias_of(self.output)
-        with torch.no_grad():
-            rows, width = x.shape[1] * x.shape[2], x.shape[3]
-            # A column of ones beside the rest: its product with the gradient is that of the bias.
-            beside = x.new_zeros(len(x), rows, width + 8)
-            beside[..., :width] = x.flatten(1, 2)
-            beside[..., width] = 1
-            logits = torch.bmm(beside[..., :width], weight)
-            losses_E = kernels.cross_entropy_(
-                logits,
-                bias,
-                targets_BT.flatten(),
-                weights_BT.flatten().float(),
-                self.config.vocabulary,
-            )
-            gradient = torch.bmm(beside.mT, logits)
-            weight.grad = gradient[:, :width]
-            bias.grad = gradient[:, width : width + 1].to(bias.dtype)
-            d_x = torch.bmm(logits, weight.mT).view_as(x)
-        x.backward(d_x)
-        return losses_E
-
-    def _embedded(self, tokens_BT: Tensor, fetch: Fetch | None) -> Tensor:
-        """Embeddings of tokens, (E, B, T, width); more tokens than there are places are refused."""
+    def _check_length(self, tokens_BT: Tensor) -> None:
+        """Raise JomaError for more tokens than there are positions."""
         length, most = tokens_BT.shape[-1], self.config.length
         if length > most:
             raise JomaError(f"tokens must have at most {most} positions, got {length}")
-        if fetch is not None:
-            return fetch(tokens_BT)
+
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        """Return the embeddings of tokens, (E, B, T, width)."""
         return self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
 
-    def _fuses(self, tokens_BT: Tensor) -> bool:
-        """Whether the kernels for a GPU do the work of training."""
-        halves = self.compute, self.output.weight.dtype
-        return self._fits(tokens_BT) and halves == (torch.bfloat16, torch.bfloat16)
-
-    def _fits(self, tokens_BT: Tensor) -> bool:
-        """Whether the kernels for a GPU are made for such a network."""
-        config = self.config
-        return (
-            tokens_BT.is_cuda
-            and self._output_type.itemsize <= 4
-            and config.heads == 1
-            and config.width % 8 == 0
-            and config.hidden % 8 == 0
-            and tokens_BT.shape[1] <= 64
-        )
-
-    def _fused_states(
-        self, x: Tensor, step: int | Tensor | None, entropies: list[Tensor] | None = None
-    ) -> Tensor:
-        """`states` by the kernels, from embeddings; entropies, where asked for, (E, B, T) each."""
-        from joma.models import _language_kernels as kernels
-        from joma.models._dropping_kernel import Drop
-
-        share = 0.0 if step is None else self.config.dropout
-        at = torch.as_tensor(0 if step is None else step, device=x.device)
-        drop = Drop(self.seeds_E, at, share)
-        waves_TD = self.sinusoids_TD[: x.shape[2]]
-        x = kernels.placed(x, waves_TD, self.compute or self._output_type, drop, "embedding")
+    def _states(self, x: Tensor, step: int | Tensor | None, watch: Watch | None = None) -> Tensor:
+        """Return what the output layer reads, from embeddings."""
+        drop = keep_all if step is None else Dropout(self.seeds_E, step, self.config.dropout)
+        x = x * math.sqrt(self.config.width) + self.sinusoids_TD[: x.shape[2]]
+        x = drop(x if self.compute is None else x.to(self.compute), "embedding")
         for layer, block in enumerate(self.blocks):
-            assert isinstance(block, LanguageBlock)
-            x = block.fused(x, drop, layer, entropies)
+            x = block(x, drop, layer, watch)
         return x
 
+    def _logits(self, states: Tensor) -> Tensor:
+        states = states.to(self.output.weight.dtype)
+        return self.output(states)[..., : self.config.vocabulary]
+
     def products(self) -> list[str]:
-        """Names of the parameters that activations are multiplied with."""
+        """Return the names of the parameters that activations are multiplied with."""
         blocks = [name for name, p in self.blocks.named_parameters("blocks") if p.shape[1] > 1]
         return [*(name for name in blocks if "norm" not in name), "output.weight"]
 
     def settings(self) -> dict[str, Any]:
-        """What the networks are made of."""
+        """Return what the networks are made of."""
         return asdict(self.config)
-
-    @property
-    def _output_type(self) -> torch.dtype:
-        return self.output.weight.dtype
 
     @torch.no_grad()
     def _draw(self) -> None:
@@ -306,3 +309,15 @@ class LanguageModel(nn.Module):
         first.draw(self.seeds_E)
         for block in self.blocks[1:]:
             block.load_state_dict(first.state_dict())
+
+
+def bias_of(linear: Linear) -> Tensor:
+    """The bias of a layer that has one."""
+    assert linear.bias is not None
+    return linear.bias
+
+
+def draw_uniform(parameter: Tensor, stream: str, seeds_E: Tensor, bound: float) -> None:
+    """Fills a parameter (E, ...) uniformly on ± bound."""
+    drawn = random.uniform(seeds_E, stream, 0, parameter[0].numel(), dtype=parameter.dtype)
+    parameter.copy_(drawn.view(parameter.shape).mul_(2).sub_(1).mul_(bound))

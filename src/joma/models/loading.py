@@ -6,6 +6,7 @@ error, not a random number.
 
 import copy
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,12 @@ from torch import Tensor, nn
 
 from joma.common.quiet import need_transformers, quietly, reading
 from joma.errors import JomaError, printable
-from joma.models import _llama2c, tokenizers
-from joma.models._gguf_header import read_header
+from joma.models import llama2c, tokenizers
 from joma.models._size_checks import check_config, check_sizes, counted, lacking, mismatch
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from joma.models.architectures import LAYER, Architecture, architecture_of, known_architecture
 from joma.models.checksums import check_checksums
+from joma.models.gguf import read_gguf, read_header
 from joma.models.hub import folder_if_here, local_folder
 from joma.models.tokenizers import Tokenizer, load_tokenizer
 from joma.models.weight_files import WeightFiles, read_config
@@ -34,11 +35,11 @@ class Loaded:
     """A model ready to be measured: in evaluation mode, asking for no gradients.
 
     Args:
-        model: the model.
-        tokenizer: its tokenizer, None where none was found.
-        architecture: where its parts are, None where no map of them is known.
-        source: where it came from, as the reader named it.
-        context: the most positions it takes, None where there is no limit.
+        model: The model.
+        tokenizer: Its tokenizer, None where none was found.
+        architecture: The map of its parts, None where none is known.
+        source: Where it came from, as the caller named it.
+        context: The most positions it takes, None where there is no limit.
     """
 
     model: nn.Module
@@ -49,7 +50,7 @@ class Loaded:
 
     @property
     def known_architecture(self) -> Architecture:
-        """Where its parts are.
+        """The map of its parts.
 
         Raises:
             UnknownArchitectureError: No map is known; it shows the module tree.
@@ -58,11 +59,11 @@ class Loaded:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What the model was trained to find around each text; nothing without a tokenizer."""
+        """The tokens the model was trained to find around each text; none without a tokenizer."""
         return NO_SPECIAL_TOKENS if self.tokenizer is None else self.tokenizer.special_tokens
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The tokens of a text, all of which the model knows.
+        """Return the tokens of a text, all of which the model knows.
 
         Args:
             text: The text.
@@ -95,15 +96,15 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Loaded:
-    """Loads a model.
+    """Load a model.
 
     Args:
-        source: a folder in Hugging Face layout, a hub id, a .gguf file, or a llama2.c checkpoint
-            (its tokenizer behind it in the same file, or in a tokenizer.bin beside it).
-        revision: a hub id's branch, tag or commit.
-        tokenizer: another tokenizer than the model's: what `load_tokenizer` takes.
-        device: where the model is put.
-        dtype: of its weights; float32 unless given.
+        source: A folder in Hugging Face layout, a hub id, a .gguf file, or a llama2.c checkpoint
+            (its tokenizer after it in the same file, or in a tokenizer.bin next to it).
+        revision: A hub id's branch, tag or commit.
+        tokenizer: Another tokenizer than the model's: what `load_tokenizer` takes.
+        device: The device the model is put on.
+        dtype: The type of its weights; float32 unless given.
 
     Raises:
         ValueError: in one sentence, whatever is wrong with the source.
@@ -113,23 +114,23 @@ def load(
     if path.is_file() and revision is not None:
         raise JomaError(f"revision goes with a hub id, got {revision!r} for the file {path}")
     given = None if tokenizer is None else load_tokenizer(tokenizer)
-    if not path.is_file():
-        loaded = _from_folder(local_folder(source, revision), given, dtype)
-    elif _starts_with(path, b"GGUF") or path.suffix == ".gguf":
-        loaded = _from_gguf(path, given, dtype)
-    elif path.suffix == ".safetensors" or _starts_with(path, b"PK"):
+    kind = _kind(path)
+    if kind == "folder":
+        path = local_folder(source, revision)
+    if kind == "weights":
         raise _weights_alone(path)
-    else:
-        loaded = _from_llama2c(path, given, dtype)
-    loaded.model.to(device)
-    return replace(loaded, source=str(source))
+    config, weights, own = _READERS[kind](path, given is None)
+    model = _made(config, weights, str(path), dtype)
+    nn.Module.to(model, device)
+    tokens = given if given is not None else own
+    return Loaded(model, tokens, known_architecture(model), str(source), _context(config))
 
 
 def untrained(loaded: Loaded, seed: int) -> Loaded:
-    """The same model with fresh random weights, as its training began.
+    """Return the same model with fresh random weights, as at the beginning of training.
 
     The weights are drawn on the CPU, so that they depend on the seed alone; the global random
-    numbers go on as if nothing had been drawn.
+    numbers continue as if nothing had been drawn.
     """
     weight = next(loaded.model.parameters())
     config: Any = loaded.model.config
@@ -141,11 +142,7 @@ def untrained(loaded: Loaded, seed: int) -> Loaded:
 
 
 def check_tokens(tokens: list[int], vocabulary: int, *, source: str = "the model") -> None:
-    """Sees that a model with embeddings for `vocabulary` tokens knows all of `tokens`.
-
-    Raises:
-        ValueError: it does not: the tokenizer is another model's.
-    """
+    """Raise JomaError if a model with embeddings for `vocabulary` tokens lacks one of `tokens`."""
     if tokens and max(tokens) >= vocabulary:
         raise JomaError(
             f"the tokenizer is not that of {source}: it gave token {max(tokens)}, and the model "
@@ -160,7 +157,7 @@ def check_source(
     tokenizer: str | Path | None = None,
     reads_text: bool = True,
 ) -> None:
-    """Raise what `load` would, as far as headers tell: no weight is read and nothing downloaded.
+    """Raise what `load` would, as far as headers show: no weight is read and nothing downloaded.
 
     Args:
         source: What `load` takes.
@@ -172,13 +169,14 @@ def check_source(
     need_transformers(f"loading {source}")
     if tokenizer is not None:
         load_tokenizer(tokenizer)
-    if path.is_file():
-        if _starts_with(path, b"GGUF") or path.suffix == ".gguf":
-            read_header(path)
-        elif path.suffix != ".safetensors":
-            _llama2c.read_tokenizer(path, _llama2c.read_header(path))
-        elif reads_text:
-            raise _weights_alone(path)
+    kind = _kind(path)
+    if kind == "gguf":
+        read_header(path)
+    elif kind == "llama2c":
+        llama2c.read_tokenizer(path, llama2c.read_header(path))
+    elif kind == "weights" and reads_text:
+        raise _weights_alone(path)
+    if kind != "folder":
         return
     folder = folder_if_here(source, revision)
     if folder is None:
@@ -186,7 +184,7 @@ def check_source(
     config, files = _folder_headers(folder)
     model_class = class_of(config)
     shapes = {name: tensor.shape for name, tensor in files.tensors.items()}
-    with reading(lambda said: f"{folder} cannot be made a {model_class.__name__} ({said})"):
+    with _making(model_class, str(folder)):
         check_sizes(config, model_class, shapes, str(folder))
     if reads_text and tokenizer is None and tokenizers.from_folder(folder) is None:
         raise _without_tokenizer(str(source))
@@ -211,18 +209,14 @@ def outlined(
     config, _ = _folder_headers(folder)
     model_class = class_of(config)
     config._attn_implementation = None  # not a checkpoint's to say
-    with (
-        reading(lambda said: f"{folder} cannot be made a {model_class.__name__} ({said})"),
-        torch.device("meta"),
-        quietly(),
-    ):
+    with _making(model_class, str(folder)), torch.device("meta"), quietly():
         model = model_class(config).eval().requires_grad_(False)
     own = tokenizers.from_folder(folder) if tokenizer is None else load_tokenizer(tokenizer)
     return Loaded(model, own, known_architecture(model), str(source), _context(config))
 
 
 def _folder_headers(folder: Path) -> tuple["PreTrainedConfig", WeightFiles]:
-    """The configuration of a folder and what its weight files say of themselves."""
+    """Return the configuration of a folder and its weight files."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -241,44 +235,62 @@ def _folder_headers(folder: Path) -> tuple["PreTrainedConfig", WeightFiles]:
     return config, WeightFiles(folder)
 
 
-def _from_folder(folder: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
+_Contents = tuple["PreTrainedConfig", dict[str, Tensor], Tokenizer | None]
+"""Configuration, weights and tokenizer."""
+
+
+def _from_folder(folder: Path, with_tokenizer: bool) -> _Contents:
     config, files = _folder_headers(folder)
     check_checksums(folder)
-    tokenizer = given if given is not None else tokenizers.from_folder(folder)
-    model = _made(config, files.mapped(), str(folder), dtype)
-    return Loaded(model, tokenizer, known_architecture(model), str(folder), _context(config))
+    own = tokenizers.from_folder(folder) if with_tokenizer else None
+    return config, files.mapped(), own
 
 
-def _from_gguf(path: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
-    from joma.models._gguf import read_gguf
-
+def _from_gguf(path: Path, with_tokenizer: bool) -> _Contents:
     header = read_header(path)
     config, weights = read_gguf(path, header)
-    tokenizer = given if given is not None else tokenizers.from_gguf(path, header)
-    model = _made(config, weights, str(path), dtype)
-    return Loaded(model, tokenizer, known_architecture(model), str(path), _context(config))
+    return config, weights, tokenizers.from_gguf(path, header) if with_tokenizer else None
 
 
-def _from_llama2c(path: Path, given: Tokenizer | None, dtype: torch.dtype | None) -> Loaded:
-    header = _llama2c.read_header(path)
-    own = _llama2c.read_tokenizer(path, header)
+def _from_llama2c(path: Path, with_tokenizer: bool) -> _Contents:
+    header = llama2c.read_header(path)
+    own = llama2c.read_tokenizer(path, header)
     with quietly():
-        config = _llama2c.llama_config(header)
-    weights = _llama2c.read_weights(path, header)
-    model = _made(config, weights, str(path), dtype)
-    tokenizer = given if given is not None else own
-    return Loaded(model, tokenizer, known_architecture(model), str(path), _context(config))
+        config = llama2c.llama_config(header)
+    return config, llama2c.read_weights(path, header), own
+
+
+_READERS = {"folder": _from_folder, "gguf": _from_gguf, "llama2c": _from_llama2c}
+
+
+def _kind(path: Path) -> str:
+    """Return what a source is: "gguf", "llama2c", "weights" without a configuration, or "folder".
+
+    What is no file is a folder here or on the hub.
+    """
+    if not path.is_file():
+        return "folder"
+    with open(path, "rb") as file:
+        magic = file.read(4)
+    if magic == b"GGUF" or path.suffix == ".gguf":
+        return "gguf"
+    weights = path.suffix == ".safetensors" or magic[:2] == b"PK"
+    return "weights" if weights else "llama2c"
+
+
+def _making(model_class: Any, what: str) -> AbstractContextManager[None]:
+    return reading(lambda said: f"{what} cannot be made a {model_class.__name__} ({said})")
 
 
 def _made(
     config: "PreTrainedConfig", weights: dict[str, Tensor], what: str, dtype: torch.dtype | None
 ) -> "PreTrainedModel":
-    """The model of a configuration with these weights in it, all of them."""
+    """Return the model of a configuration with these weights in it, all of them."""
     model_class = class_of(config)
     # Which attention runs is not a checkpoint's to say: it may name code on the hub.
     config._attn_implementation = None
     options: dict[str, Any] = {"dtype": dtype if dtype is not None else torch.float32}
-    with reading(lambda said: f"{what} cannot be made a {model_class.__name__} ({said})"):
+    with _making(model_class, what):
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         check_sizes(config, model_class, shapes, what, numbers=_different_numbers(weights))
         model, info = _filled(model_class, config, weights, options)
@@ -307,7 +319,7 @@ def _filled(
 
 
 def _different_numbers(weights: dict[str, Tensor]) -> int:
-    """How many numbers are stored: tensors of one PyTorch file may share them."""
+    """Return how many numbers are stored: tensors of one PyTorch file may share them."""
     sizes: dict[int, int] = {}
     for weight in weights.values():
         storage = weight.untyped_storage()
@@ -317,7 +329,7 @@ def _different_numbers(weights: dict[str, Tensor]) -> int:
 
 
 def class_of(config: "PreTrainedConfig") -> Any:
-    """The class a configuration says its model is of; the base model's where it says none.
+    """Return the class of model that a configuration names; the base model's where it names none.
 
     Raises:
         JomaError: transformers has no model for the configuration.
@@ -357,11 +369,11 @@ def _check_complete(info: dict[str, Any], model: nn.Module, what: str) -> None:
     extra = [name for name in sorted(info["unexpected_keys"]) if name.endswith(".weight")]
     extra = [name for name in extra if _in_a_block(name, model)]
     if extra:
-        raise JomaError(f"{what} has weights its configuration does not tell of: {counted(extra)}")
+        raise JomaError(f"{what} has weights its configuration does not mention: {counted(extra)}")
 
 
 def _in_a_block(name: str, model: nn.Module) -> bool:
-    """Whether a weight is one of a block of the model, or of one more block of the same kind."""
+    """Return whether a weight is of a block of the model, or of one more block of its kind."""
     architecture = known_architecture(model)
     if architecture is not None:
         pattern = re.escape(architecture.layer).replace(re.escape(LAYER), "[0-9]+")
@@ -371,7 +383,7 @@ def _in_a_block(name: str, model: nn.Module) -> bool:
 
 
 def _check_finite(model: nn.Module, what: str) -> None:
-    """Raises for a weight that holds NaN or infinity: nothing measured of it would be a number."""
+    """Raise JomaError for a weight that holds NaN or infinity."""
     for name, parameter in model.named_parameters():
         if parameter.numel() and not torch.isfinite(
             torch.linalg.vector_norm(parameter.detach(), torch.inf)
@@ -407,8 +419,3 @@ def _without_tokenizer(source: str) -> JomaError:
 
 def _weights_alone(path: Path) -> JomaError:
     return JomaError(f"{path} holds weights alone: give the folder it is in with a config.json")
-
-
-def _starts_with(path: Path, magic: bytes) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(magic)) == magic

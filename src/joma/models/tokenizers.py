@@ -1,18 +1,20 @@
 """Text to tokens and back, whatever tokenizer a model came with."""
 
+import base64
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from joma.common.json_files import read_json
+from joma.common import json_files
 from joma.common.quiet import need_transformers, quietly, reading
 from joma.errors import JomaError, printable
-from joma.models._gguf_header import GgufHeader, read_header
-from joma.models._llama2c_tokenizer import Llama2cTokenizer
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens, added_special_tokens
-from joma.models._tokenizer_growth import check_growth
+from joma.models.gguf import GgufHeader, read_header
 from joma.models.hub import is_tokenizer_file, local_folder
+from joma.models.llama2c import Llama2cTokenizer
 
 _LARGEST_FILE = 2**28
 _MOST_TOKENS = 2**24
@@ -38,11 +40,11 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of a text, with the special tokens around it unless told otherwise."""
+        """Return the tokens of a text, with the special tokens around it if `special`."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         ...
 
 
@@ -57,7 +59,7 @@ class ByteTokenizer:
         return list(text.encode(errors="replace"))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of bytes."""
+        """Return the text of bytes."""
         return bytes(tokens).decode(errors="replace")
 
 
@@ -72,7 +74,6 @@ class HuggingFaceTokenizer:
     def __init__(self, tokenizer: Any, special_tokens: SpecialTokens | None = None) -> None:
         self.tokenizer = tokenizer
         self._given = special_tokens
-        self._own: SpecialTokens | None = None
 
     @property
     def size(self) -> int:
@@ -81,12 +82,12 @@ class HuggingFaceTokenizer:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What is put around a text."""
-        if self._given is not None:
-            return self._given
-        if self._own is None:
-            self._own = added_special_tokens(self._encoded, self.name) or NO_SPECIAL_TOKENS
-        return self._own
+        """The special tokens put around a text."""
+        return self._own if self._given is None else self._given
+
+    @cached_property
+    def _own(self) -> SpecialTokens:
+        return added_special_tokens(self._encoded, self.name) or NO_SPECIAL_TOKENS
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text of any length."""
@@ -107,15 +108,19 @@ class HuggingFaceTokenizer:
         return str(self.tokenizer.convert_ids_to_tokens(token))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, special ones included."""
         return self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokenizer:
-    """A tokenizer from a folder, a hub id, a tokenizer.json, a .gguf, a tokenizer.bin, or "bytes".
+    """Return the tokenizer of a source.
+
+    Args:
+        source: A folder, a hub id, a tokenizer.json, a .gguf, a tokenizer.bin, or "bytes".
+        revision: A hub id's branch, tag or commit.
 
     Raises:
-        ValueError: there is none.
+        JomaError: There is none.
     """
     if source == "bytes":
         return ByteTokenizer()
@@ -133,7 +138,7 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
 
 
 def from_folder(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder in Hugging Face layout, None where it has no files of one."""
+    """Return the tokenizer of a folder in Hugging Face layout, None where it has none."""
     # Without its files transformers makes an empty tokenizer up for some models.
     if not any(is_tokenizer_file(path.name) for path in folder.iterdir()):
         return None
@@ -142,8 +147,8 @@ def from_folder(folder: Path) -> Tokenizer | None:
             check_size(path)
     settings = _settings(folder / "tokenizer_config.json")
     tokenizer = _wrapped(str(folder), str(folder))
-    told = _told_by_settings(settings, HuggingFaceTokenizer(tokenizer))
-    return HuggingFaceTokenizer(tokenizer, told)
+    given = _special_by_settings(settings, HuggingFaceTokenizer(tokenizer))
+    return HuggingFaceTokenizer(tokenizer, given)
 
 
 def check_size(path: Path) -> None:
@@ -156,14 +161,14 @@ def check_size(path: Path) -> None:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """The contents of a tokenizer_config.json, empty where there is none.
+    """Return the contents of a tokenizer_config.json, empty where there is none.
 
     Raises:
         JomaError: It asks for more tokens than any model has.
     """
     if not path.is_file():
         return {}
-    settings = read_json(path)
+    settings = json_files.read(path, largest=json_files.LARGEST_JSON)
     if not isinstance(settings, dict):
         raise JomaError(f"{path} must hold settings by name, got a {type(settings).__name__}")
     for name, value in settings.items():
@@ -185,10 +190,10 @@ def note_no_special_tokens(folder: Path) -> None:
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _told_by_settings(
+def _special_by_settings(
     settings: dict[str, Any], tokenizer: HuggingFaceTokenizer
 ) -> SpecialTokens | None:
-    """The special tokens with those that tokenizer_config.json asks for and that are not added."""
+    """Return the special tokens if tokenizer_config.json asks for more than are added."""
     if settings.get(_WITHOUT) is True:
         return NO_SPECIAL_TOKENS
     own = tokenizer.special_tokens
@@ -203,7 +208,7 @@ def _told_by_settings(
 
 
 def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
-    """The tokenizer inside a GGUF file, and the special tokens that the file tells of.
+    """Return the tokenizer inside a GGUF file, and the special tokens that the file tells of.
 
     Args:
         path: The file.
@@ -211,32 +216,34 @@ def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
     """
     header = read_header(path) if header is None else header
     tokenizer = _wrapped(str(path), str(path.parent), gguf_file=path.name)
-    return HuggingFaceTokenizer(tokenizer, _told_by_gguf(header, HuggingFaceTokenizer(tokenizer)))
+    return HuggingFaceTokenizer(
+        tokenizer, _special_by_gguf(header, HuggingFaceTokenizer(tokenizer))
+    )
 
 
-def _told_by_gguf(header: GgufHeader, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
-    """What a GGUF file says is put around a text; None where it leaves that to the tokenizer.
+def _special_by_gguf(header: GgufHeader, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
+    """Return the special tokens a GGUF file asks for; None where it leaves them to the tokenizer.
 
     transformers ignores these entries for some models. Where one is missing, what the tokenizer of
     transformers adds holds.
     """
-    told = {name: header.values.get(f"tokenizer.ggml.{name}") for name in _GGUF_ENTRIES}
-    if all(told[name] is None for name in ("add_bos_token", "add_eos_token", "add_sep_token")):
+    entries = {name: header.values.get(f"tokenizer.ggml.{name}") for name in _GGUF_ENTRIES}
+    if all(entries[name] is None for name in ("add_bos_token", "add_eos_token", "add_sep_token")):
         if header.values.get("tokenizer.ggml.model") != "llama" or tokenizer.special_tokens.count:
             return None
-        told["add_bos_token"] = True  # what llama.cpp does for this kind of vocabulary
+        entries["add_bos_token"] = True  # what llama.cpp does for this kind of vocabulary
     own = tokenizer.special_tokens
     before, after = own.before, own.after
-    if told["add_bos_token"] is not None:
-        before = _ids(told["bos_token_id"], tokenizer) if told["add_bos_token"] else ()
+    if entries["add_bos_token"] is not None:
+        before = _ids(entries["bos_token_id"], tokenizer) if entries["add_bos_token"] else ()
     ends = [
-        _ids(told[f"{end}_token_id"], tokenizer)
+        _ids(entries[f"{end}_token_id"], tokenizer)
         for end in ("sep", "eos")
-        if told[f"add_{end}_token"]
+        if entries[f"add_{end}_token"]
     ]
     if ends:
         after = next((end for end in ends if end), own.after)
-    elif told["add_eos_token"] is not None:
+    elif entries["add_eos_token"] is not None:
         after = ()
     return SpecialTokens(before, after, tuple(map(tokenizer.name, (*before, *after))))
 
@@ -254,7 +261,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _wrapped(what: str, folder: str, **options: str) -> Any:
-    """What `AutoTokenizer` makes of a folder's files or of a GGUF file."""
+    """Return what `AutoTokenizer` makes of a folder's files or of a GGUF file."""
     from transformers import AutoTokenizer
 
     other = "give another with --tokenizer PATH or --tokenizer bytes"
@@ -268,3 +275,70 @@ def _wrapped(what: str, folder: str, **options: str) -> Any:
     if not tokenizer.vocab_size:
         raise JomaError(f"the tokenizer of {what} is empty: files of it are missing; {other}")
     return tokenizer
+
+
+_UNSUSPICIOUS = 64
+"""Up to this possible growth, normalizers are not tried on their own."""
+
+_MOST_GROWTH, _ALWAYS_ALLOWED = 50, 10_000
+"""A text may become so many times longer, and this many letters in any case."""
+
+_LETTERS_AT_ONCE = 1_000_000
+_UNICODE = 18
+"""Letters that a normal form of Unicode, the longest of any, makes of one."""
+
+
+def check_growth(tokenizer: Any, text: str) -> None:
+    """Raise JomaError where the normalizers of a tokenizer would make a text far longer.
+
+    Args:
+        tokenizer: Of transformers; one without normalizers of the tokenizers library passes.
+        text: The text that is about to be encoded.
+    """
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normalizer is None:
+        return
+    parts = list(_parts(normalizer))
+    if math.prod(growth for _, growth in parts) <= _UNSUSPICIOUS:
+        return
+    limit = _ALWAYS_ALLOWED + _MOST_GROWTH * len(text)
+    for part, growth in parts:
+        length = int(_LETTERS_AT_ONCE / growth)
+        if length < 1:
+            raise JomaError(
+                f"the tokenizer has a normalizer that may make {growth:.0f} letters of one"
+            )
+        pieces, total = [], 0
+        for start in range(0, len(text), length):
+            pieces.append(part.normalize_str(text[start : start + length]))
+            total += len(pieces[-1])
+            if total > limit:
+                raise JomaError(
+                    f"the tokenizer's normalizers make a text more than {_MOST_GROWTH} times longer"
+                )
+        text = "".join(pieces)
+
+
+def _parts(normalizer: Any) -> Iterator[tuple[Any, float]]:
+    """Yield the single normalizers, and how many letters each can make of one."""
+    state = json.loads(normalizer.__getstate__())
+    if state["type"] == "Sequence":
+        for index in range(len(state["normalizers"])):
+            yield from _parts(normalizer[index])
+    else:
+        yield normalizer, max(1.0, _growth(state))
+
+
+def _growth(state: dict[str, Any]) -> float:
+    kind = state["type"]
+    if kind == "Replace":
+        replaced = len(state["pattern"].get("String", ""))
+        # A regular expression may match between any two letters.
+        return len(state["content"]) / replaced if replaced else 1 + len(state["content"])
+    if kind == "Prepend":
+        return 1 + len(state["prepend"])
+    if kind == "Precompiled":
+        table = base64.b64decode(state.get("precompiled_charsmap") or "")
+        start = 4 + int.from_bytes(table[:4], "little")
+        return max(map(len, table[start:].split(b"\0")), default=1)
+    return _UNICODE if kind.startswith("NF") else 4

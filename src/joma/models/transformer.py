@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma.common.checks import check_one_of, whole_number
 from joma.errors import JomaError
 from joma.models.layers import Embedding, LayerNorm, Linear
 
@@ -68,20 +69,14 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "outputs", "layers", "width", "hidden", "heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise JomaError(f"{name} must be a whole number from 1 on, got {value!r}")
+            whole_number(name, getattr(self, name), 1)
         for name in ("causal", "projection"):
             if not isinstance(getattr(self, name), bool):
                 raise JomaError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.width % self.heads:
             raise JomaError(f"heads must divide the width {self.width}, got {self.heads}")
         for name, kinds in _CHOICES.items():
-            if getattr(self, name) not in get_args(kinds):
-                raise JomaError(
-                    f"{name} must be one of {', '.join(get_args(kinds))}, "
-                    f"got {getattr(self, name)!r}"
-                )
+            check_one_of(name, getattr(self, name), get_args(kinds))
         if self.positions != "none" and (self.length is None or self.length < 1):
             raise JomaError(
                 f"length must say the longest sequence when positions are {self.positions}, "

@@ -1,10 +1,13 @@
 """Optimizers: how parameters move, given their gradients.
 
 What may live here is the update rule and its state; when to step, on what data and with which
-checkpoints belongs to the training room.
+checkpoints belongs to the training room. `registry` finds all optimizers by name, torch's own
+included; to add one, write a module with the class and `OPTIMIZERS = {"name": Class}`.
+`full_speed` has what exists for Fig. 6 and 8 alone.
 """
 
 from joma.optim.adam import StackedAdam
+from joma.optim.protocol import Optimizer
 from joma.optim.sgd import StackedSGD
 
-__all__ = ["StackedAdam", "StackedSGD"]
+__all__ = ["Optimizer", "StackedAdam", "StackedSGD"]

@@ -1,9 +1,9 @@
-"""Pictures and pages, from run folders and theory alone.
+"""Figures and pages, from run folders and theory alone.
 
-The house style lives here, and whatever draws more than one experiment's numbers. What is drawn
-comes in as plain numbers or records; nothing here computes a result.
+`figures` has the house style, and how a figure is made and saved; every other module draws one kind
+of figure from plain numbers or records. Nothing here computes a result.
 """
 
-from joma.report import claims, figures
+from joma.report import claims, errata, figures, probe, series, superposition
 
-__all__ = ["claims", "figures"]
+__all__ = ["claims", "errata", "figures", "probe", "series", "superposition"]

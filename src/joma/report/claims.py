@@ -1,4 +1,4 @@
-"""The overview picture of `joma verify`: every claim's error in units of its tolerance."""
+"""The overview figure of `joma verify`: every claim's error in units of its tolerance."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from joma.errors import JomaError
 from joma.report import figures
@@ -25,7 +24,7 @@ _TALLEST = 60  # rows in one column
 
 
 def ratio(error: float | None, tolerance: float | None) -> float:
-    """Error over tolerance, clipped to the axis; no error is left, no number is right."""
+    """Return error over tolerance, clipped to the axis; `HIGH` where one is missing."""
     if error is None or tolerance is None:  # JSON has no NaN and no infinity
         return HIGH
     if error == 0:
@@ -38,14 +37,14 @@ def ratio(error: float | None, tolerance: float | None) -> float:
 def draw_verdicts(
     verdicts: Sequence[Record], *, topics: Mapping[str, str] | None = None, width: float = 9.0
 ) -> Figure:
-    """One row per claim on a logarithmic axis; a claim holds left of one.
+    """Draw one row per claim on a logarithmic axis; a claim holds left of one.
 
     A printed form is drawn where it differs from the derived one.
 
     Args:
         verdicts: records as `joma verify --json` prints them.
         topics: heading of each claim id; rows of a heading stand together, in the order in which
-            headings first come. Claims without one stand under "Other claims"; without `topics`
+            headings first come. Claims without one are under "Other claims"; without `topics`
             there are no headings.
         width: inches of one column; with very many claims there are two.
     """
@@ -62,7 +61,7 @@ def draw_verdicts(
             y = 0
             for heading, records in groups.items():
                 if heading:
-                    _draw_heading(ax, y, heading)
+                    figures.row_text(ax, "left", y, heading, 9, fontweight="bold")
                     y += 1
                 for record in records:
                     _draw_row(ax, y, record)
@@ -72,7 +71,7 @@ def draw_verdicts(
 
 
 def caption(verdicts: Sequence[Record]) -> str:
-    """What the picture shows and how to read it, with its counts."""
+    """Return what the figure shows and how to read it, with its counts."""
     count = len(verdicts)
     printed = [record["printed"] for record in verdicts if record["printed"] is not None]
     derived = sum(record["derived"]["holds"] for record in verdicts)
@@ -98,7 +97,7 @@ def _rows(groups: Groups) -> int:
 
 
 def _columns(groups: Groups) -> list[Groups]:
-    """One column, or two of about equal height that do not break a group, when there are many."""
+    """Return one column, or for many rows two of similar height that break no group."""
     if _rows(groups) <= _TALLEST or len(groups) < 2:
         return [groups]
     items = list(groups.items())
@@ -115,35 +114,15 @@ def _grouped(verdicts: Iterable[Record], topics: Mapping[str, str] | None) -> Gr
 
 
 def _draw_axis(ax: Axes, rows: int) -> None:
-    ax.set_xscale("log")
+    exponents = range(-12, 13, 3)
+    labels = ["1" if k == 0 else f"$10^{{{k}}}$" for k in exponents]
+    labels[0], labels[-1] = "$10^{-12}$\nor less", "$10^{12}$\nor more"
+    ticks = dict(zip((10.0**k for k in exponents), labels, strict=True))
+    figures.row_axis(ax, ticks, "← holds      error ÷ tolerance      fails →")
     ax.set_xlim(LOW / 4, HIGH * 4)
     ax.set_ylim(rows - 0.3, -0.7)
     ax.axvspan(1, HIGH * 4, color=figures.VERMILLION, alpha=0.05, linewidth=0)
     ax.axvline(1, color=figures.BLACK, linewidth=1)
-    exponents = range(-12, 13, 3)
-    labels = ["1" if k == 0 else f"$10^{{{k}}}$" for k in exponents]
-    labels[0], labels[-1] = "$10^{-12}$\nor less", "$10^{12}$\nor more"
-    ax.xaxis.set_major_locator(FixedLocator([10.0**k for k in exponents]))
-    ax.xaxis.set_major_formatter(FixedFormatter(labels))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel("← holds      error ÷ tolerance      fails →")
-    ax.set_yticks([])
-    ax.grid(False, axis="y")
-    ax.spines["left"].set_visible(False)
-
-
-def _draw_heading(ax: Axes, y: float, heading: str) -> None:
-    ax.text(
-        -0.01,
-        y,
-        heading,
-        transform=ax.get_yaxis_transform(),
-        ha="right",
-        va="center",
-        fontsize=9,
-        fontweight="bold",
-        color=figures.BLACK,
-    )
 
 
 def _draw_row(ax: Axes, y: float, record: Record) -> None:
@@ -156,25 +135,10 @@ def _draw_row(ax: Axes, y: float, record: Record) -> None:
         ax.plot([x, x_printed], [y, y], color="#c9c9c9", linewidth=1, zorder=1)
         ax.plot(x_printed, y, "D", color=figures.VERMILLION, markersize=5, clip_on=False)
     ax.plot(x, y, "o", color=figures.BLUE, markersize=5.5, clip_on=False, zorder=3)
-    fails = not derived["holds"]
-    _side_text(ax, -0.01, y, record["claim"], "right", fails, figures.BLACK)
+    failed = {} if derived["holds"] else {"fontweight": "bold", "color": figures.VERMILLION}
     source = textwrap.shorten(record["source"], 48, placeholder=" …")
-    _side_text(ax, 1.01, y, source, "left", fails, figures.GREY)
-
-
-def _side_text(ax: Axes, x: float, y: float, text: str, ha: Any, fails: bool, color: str) -> None:
-    ax.text(
-        x,
-        y,
-        text,
-        transform=ax.get_yaxis_transform(),
-        ha=ha,
-        va="center",
-        fontsize=8,
-        fontweight="bold" if fails else "normal",
-        color=figures.VERMILLION if fails else color,
-        parse_math=False,
-    )
+    figures.row_text(ax, "left", y, record["claim"], 8, **failed)
+    figures.row_text(ax, "right", y, source, 8, **{"color": figures.GREY, **failed})
 
 
 def _draw_legend(ax: Axes) -> None:

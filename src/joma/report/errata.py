@@ -1,12 +1,10 @@
-"""The picture of the errata: the relative error of every printed statement."""
+"""The figure of the errata: the relative error of every printed statement."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from joma.errors import JomaError
 from joma.report import figures
@@ -51,19 +49,19 @@ def draw_errata(documents: Mapping[str, Sequence[Row]], *, width: float = 11.0) 
     figure, ax = figures.new(width, 1.0)
     with figures.style():
         y = 0.0
-        _write(
-            ax, 1.01, 0.6, "of what (printed for derived)", ha="left", size=9, color=figures.GREY
-        )
+        heading = "of what (printed for derived)"
+        figures.row_text(ax, "right", 0.6, heading, 9, color=figures.GREY)
         for document, rows in documents.items():
             y += 0.6
-            _write(ax, -0.01, y, document, ha="right", weight="bold", size=10)
+            figures.row_text(ax, "left", y, document, 10, fontweight="bold")
             slip = None
             for number, row in enumerate(rows):
                 y += 1 if row.follows or not number else 1 + _GAP
                 if not row.follows:
                     slip = y
-                elif slip is not None:
-                    _draw_bracket(ax, slip, y)
+                elif slip is not None:  # a thin line from a slip down to what follows from it
+                    ends = {"linewidth": 2, "zorder": 1, "clip_on": False}
+                    ax.plot([_LEFT, _LEFT], [slip, y], color=figures.SKY, **ends)
                 _draw_row(ax, y, row)
             y += 1
         _draw_axis(ax, y, [row for rows in documents.values() for row in rows])
@@ -94,53 +92,16 @@ def _draw_row(ax: Axes, y: float, row: Row) -> None:
         fontsize=9.5,
         color=figures.BLACK,
     )
-    _write(ax, -0.01, y, row.label, ha="right", size=9.5)
-    _write(ax, 1.01, y, row.quantity, ha="left", size=9, color=figures.GREY)
-
-
-def _draw_bracket(ax: Axes, slip: float, y: float) -> None:
-    """A thin line from a slip down to what follows from it, at the axis."""
-    ax.plot([_LEFT, _LEFT], [slip, y], color=figures.SKY, linewidth=2, zorder=1, clip_on=False)
-
-
-def _write(
-    ax: Axes,
-    x: float,
-    y: float,
-    text: str,
-    *,
-    ha: Literal["left", "right"],
-    size: float,
-    weight: str = "normal",
-    color: str = figures.BLACK,
-) -> None:
-    ax.text(
-        x,
-        y,
-        text,
-        transform=ax.get_yaxis_transform(),
-        ha=ha,
-        va="center",
-        fontsize=size,
-        fontweight=weight,
-        color=color,
-        parse_math=False,
-    )
+    figures.row_text(ax, "left", y, row.label, 9.5)
+    figures.row_text(ax, "right", y, row.quantity, 9, color=figures.GREY)
 
 
 def _draw_axis(ax: Axes, height: float, rows: Sequence[Row]) -> None:
-    ax.set_xscale("log")
+    ticks = {tick: f"{100 * tick:.0f}%" for tick in (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)}
+    figures.row_axis(ax, ticks, "relative error of the printed statement")
     right = max(row.relative_error for row in rows)
     ax.set_xlim(_LEFT, max(2.0, 2.4 * right))
     ax.set_ylim(height - 0.4, -0.1)
-    ticks = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_major_formatter(FixedFormatter([f"{100 * tick:.0f}%" for tick in ticks]))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel("relative error of the printed statement")
-    ax.set_yticks([])
-    ax.grid(False, axis="y")
-    ax.spines["left"].set_visible(False)
 
 
 def _draw_legend(ax: Axes) -> None:

@@ -1,4 +1,4 @@
-"""The house style: figures that can be read, told apart without colour vision, and reproduced.
+"""The house style: figures that are legible, fit for colour-blind readers, and reproducible.
 
 Figures are made without pyplot, so that no global state and no display is touched.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal
 
 import matplotlib
 from cycler import cycler
@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from joma.runs import Run
 
@@ -61,7 +62,7 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The house style for everything drawn in the block; what was set before comes back after."""
+    """Apply the house style to everything drawn in the block."""
     with matplotlib.rc_context(_STYLE):
         yield
 
@@ -69,7 +70,7 @@ def style() -> Iterator[None]:
 def new(
     width: float | None = None, height: float | None = None, rows: int = 1, columns: int = 1
 ) -> tuple[Figure, Any]:
-    """A figure in the house style.
+    """Return a figure in the house style and its axes.
 
     Args:
         width: inches; chosen from the number of columns if not given.
@@ -94,14 +95,57 @@ def new(
     return figure, axes
 
 
-@overload
-def save(
-    run: Run, name: str, figure: Figure, *, title: str, published: str, finding: str, verdict: str
-) -> list[Path]: ...
+def color_bar(figure: Figure, mappable: Any, ax: Any, label: str, **options: Any) -> Axes:
+    """Add a colour scale next to axes and return its own axes."""
+    bar = figure.colorbar(mappable, ax=ax, **options)
+    bar.set_label(label, fontsize=9)
+    bar.ax.tick_params(labelsize=9)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    return bar.ax
 
 
-@overload
-def save(run: Run, name: str, figure: Figure, *, title: str, caption: str) -> list[Path]: ...
+def row_axis(ax: Axes, ticks: dict[float, str], label: str) -> None:
+    """Make a logarithmic axis for rows that are labelled at their sides.
+
+    Args:
+        ax: the axes.
+        ticks: labels of the ticks, by their place.
+        label: of the axis.
+    """
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    ax.xaxis.set_major_formatter(FixedFormatter(list(ticks.values())))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel(label)
+    ax.set_yticks([])
+    ax.grid(False, axis="y")
+    ax.spines["left"].set_visible(False)
+
+
+def row_text(
+    ax: Axes, side: Literal["left", "right"], y: float, text: str, size: float, **options: Any
+) -> None:
+    """Write the label of a row to the left or the right of the axes.
+
+    Args:
+        ax: the axes.
+        side: of the axes.
+        y: the row.
+        text: plain: a dollar sign is a dollar sign.
+        size: of the font.
+        options: of matplotlib's `Text`.
+    """
+    ax.text(
+        -0.01 if side == "left" else 1.01,
+        y,
+        text,
+        transform=ax.get_yaxis_transform(),
+        ha="right" if side == "left" else "left",
+        va="center",
+        fontsize=size,
+        parse_math=False,
+        **{"color": BLACK, **options},
+    )
 
 
 def save(
@@ -115,7 +159,7 @@ def save(
     verdict: str = "",
     caption: str | None = None,
 ) -> list[Path]:
-    """Writes a figure to a run as PNG and SVG, with its title above and a caption below.
+    """Write a figure to a run as PNG and SVG, with its title above and a caption below.
 
     The figure grows by what the two texts need, so that the panels keep their size. Both texts
     are plain: a dollar sign is a dollar sign.
@@ -156,31 +200,24 @@ def _annotate(figure: Figure, title: str, caption: str) -> None:
             rect=(0, below / total, 1, height / total), w_pad=0.08, h_pad=0.05, hspace=0.06
         )
     )
-    left = _MARGIN / width
-    figure.text(
-        left,
-        1 - _MARGIN / total,
-        "\n".join(title_lines),
-        va="top",
-        color=BLACK,
-        fontproperties=_TITLE,
-        linespacing=_LINE,
-        parse_math=False,
-    )
-    figure.text(
-        left,
-        _MARGIN / total,
-        "\n".join(caption_lines),
-        va="bottom",
-        color=GREY,
-        fontproperties=_CAPTION,
-        linespacing=_LINE,
-        parse_math=False,
-    )
+    for y, lines, va, color, font in (
+        (1 - _MARGIN / total, title_lines, "top", BLACK, _TITLE),
+        (_MARGIN / total, caption_lines, "bottom", GREY, _CAPTION),
+    ):
+        figure.text(
+            _MARGIN / width,
+            y,
+            "\n".join(lines),
+            va=va,
+            color=color,
+            fontproperties=font,
+            linespacing=_LINE,
+            parse_math=False,
+        )
 
 
 def _tidy(ax: Axes) -> None:
-    """What was made outside the style gets what the style would have given it."""
+    """Give what was made outside the style what the style would have given it."""
     ax.title.set_fontsize(10.5)
     legend = ax.get_legend()
     if legend is not None:
@@ -188,7 +225,7 @@ def _tidy(ax: Axes) -> None:
 
 
 def _wrap(text: str, font: FontProperties, width: float) -> list[str]:
-    """Breaks a text into lines of at most `width` inches (one word, if it is longer)."""
+    """Break a text into lines of at most `width` inches (one word, if it is longer)."""
     lines: list[str] = []
     for paragraph in text.splitlines():
         line = ""
@@ -209,7 +246,7 @@ def _width(text: str, font: FontProperties) -> float:
 
 @cache
 def _ruler() -> RendererAgg:
-    """Measures texts; at 72 dots per inch a dot is a point."""
+    """Return a renderer that measures texts; at 72 dots per inch a dot is a point."""
     return FigureCanvasAgg(Figure(figsize=(1, 1), dpi=72)).get_renderer()
 
 

@@ -1,4 +1,4 @@
-"""The picture of one model: attention entropy by layer and head, and the ranks of its weights."""
+"""The figure of one model: attention entropy by layer and head, and the ranks of its weights."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Record = Mapping[str, Any]
 
 
 def draw_probe(records: Sequence[Record], roles: Mapping[str, str]) -> Figure | None:
-    """Entropy as a map over layers and heads, stable ranks as lines over layers.
+    """Draw entropy as a map over layers and heads, stable ranks as lines over layers.
 
     Args:
         records: measurements, with "metric", "module", "layer", "head", "value" and "bound".
@@ -97,10 +97,7 @@ def _draw_entropies(
     figure: Figure, ax: Axes, entropy_LH: NDArray[np.float64], labels: Sequence[str]
 ) -> None:
     image = ax.imshow(entropy_LH, aspect="auto", cmap="viridis", origin="lower", vmin=0)
-    bar = figure.colorbar(image, ax=ax, pad=0.02)
-    bar.set_label(METRICS["attention_entropy"].unit, fontsize=9)
-    bar.ax.tick_params(labelsize=9)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    figures.color_bar(figure, image, ax, METRICS["attention_entropy"].unit, pad=0.02)
     ax.set(title="Attention entropy, mean over queries", xlabel="head", ylabel="layer")
     ax.grid(False)
     for axis, count in ((ax.xaxis, entropy_LH.shape[1]), (ax.yaxis, entropy_LH.shape[0])):

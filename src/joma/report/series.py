@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from joma.report import figures
 
 LOGARITHMIC_FROM = 20
-"""Steps whose largest is more than so many times the smallest stand on a logarithmic axis."""
+"""Ratio of the largest to the smallest step from which on the axis of steps is logarithmic."""
 
 LOGARITHMIC_VALUES_FROM = 8
-"""The same for values of which ratios matter."""
+"""The same ratio for values of which ratios matter."""
 
 _MARKERS = "vXsDP*^"
 
 _FEW = 8
-"""Layers up to which each has its line in a legend; of more, a colour scale tells them apart."""
+"""Layers up to which each has its line in a legend; more layers get a colour scale."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Panel:
 
     Attributes:
         title: above the panel.
-        unit: beside its axis.
+        unit: label of the axis of values.
         values_SL: a number for each step and layer, NaN where there is none.
         ratios: whether ratios of the values matter, not differences.
     """
@@ -49,13 +49,13 @@ def draw_series(
     panels: Sequence[Panel],
     bad: Mapping[int, str] | None = None,
 ) -> Figure:
-    """One line for each layer over the steps; bad steps are marked and not joined.
+    """Draw one line for each layer over the steps; bad steps are marked and not joined.
 
     Args:
         steps: of the checkpoints, in increasing order.
         panels: what is drawn over them.
-        bad: steps that should not be believed, and why, in a few words that the legend explains
-            the marks with; some of them may not be among `steps`.
+        bad: steps not to be trusted, and why, in a few words for the legend; some of them may not
+            be among `steps`.
     """
     bad = bad or {}
     figure, axes = figures.new(5.2 * len(panels), 4.2, 1, len(panels))
@@ -66,15 +66,13 @@ def draw_series(
         _steps_axis(ax, {*steps, *bad})
     if layers > _FEW:
         scale = ScalarMappable(Normalize(0, layers - 1), _colours())
-        bar = figure.colorbar(scale, ax=axes, pad=0.01, aspect=30)
-        bar.set_label("layer", fontsize=9)
-        bar.ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
-        bar.ax.tick_params(labelsize=9)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar = figures.color_bar(figure, scale, axes, "layer", pad=0.01, aspect=30)
+        bar.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     if layers <= _FEW or bad:
-        beside = axes[-1] if layers <= _FEW else axes[0]  # where the colour scale is not
-        place = ("upper left", (1.0, 1.0)) if layers <= _FEW else ("best", None)
-        beside.legend(loc=place[0], bbox_to_anchor=place[1], fontsize=8.5)
+        few = layers <= _FEW
+        ax = axes[-1] if few else axes[0]  # where the colour scale is not
+        anchor = (1.0, 1.0) if few else None
+        ax.legend(loc="upper left" if few else "best", bbox_to_anchor=anchor, fontsize=8.5)
     return figure
 
 
@@ -99,7 +97,7 @@ def _draw_panel(
 
 
 def _mark(ax: Axes, steps: Sequence[int], why: str, marker: str) -> None:
-    """Marks bad steps: a line through all of the panel, and on top of it what is wrong."""
+    """Mark bad steps by a line through the panel and, on top of it, a marker for the reason."""
     for step in steps:
         ax.axvline(step, color=figures.VERMILLION, lw=0.9, ls=":", zorder=1)
     ax.plot(
@@ -115,7 +113,7 @@ def _mark(ax: Axes, steps: Sequence[int], why: str, marker: str) -> None:
 
 
 def _values_axis(ax: Axes, values_SL: NDArray[np.float64]) -> None:
-    """A value axis that is logarithmic where the values span much."""
+    """Make the axis of values logarithmic where the values span much."""
     finite = values_SL[np.isfinite(values_SL)]
     if not finite.size or finite.min() <= 0:
         return
@@ -129,12 +127,13 @@ def _values_axis(ax: Axes, values_SL: NDArray[np.float64]) -> None:
 
 
 def _steps_axis(ax: Axes, steps: Iterable[int]) -> None:
-    """A step axis that shows 0: logarithmic above the first step where steps span that much."""
+    """Make an axis of steps that shows 0: logarithmic above the first step if steps span much."""
     steps = sorted(steps)
     positive = [step for step in steps if step > 0]
     last = max(positive, default=1)
+    formatter = FuncFormatter(lambda step, _: _short(step))
     if not positive or last <= LOGARITHMIC_FROM * positive[0]:
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: _short(step)))
+        ax.xaxis.set_major_formatter(formatter)
         return
     first = positive[0]
     ax.set_xscale("symlog", linthresh=first, linscale=0.5)
@@ -142,7 +141,7 @@ def _steps_axis(ax: Axes, steps: Iterable[int]) -> None:
     ticks = [step for step in steps[:1] if step == 0] + powers
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda step, _: _short(step)))
+    ax.xaxis.set_major_formatter(formatter)
     ax.set_xlim(-0.15 * first if steps[0] == 0 else 0.8 * first, last * 1.15)
 
 
@@ -154,6 +153,6 @@ def _short(step: float) -> str:
 
 
 def _colours() -> Colormap:
-    """From dark below to light above, but not so light that a line is lost on white."""
+    """Return a scale from dark to light, but not so light that a line is lost on white."""
     whole = matplotlib.colormaps["viridis"]
     return ListedColormap(whole(np.linspace(0, 0.88, 256)))

@@ -1,4 +1,4 @@
-"""The pictures of `joma superposition`: scores beside their controls, and contexts of one node."""
+"""The figures of `joma superposition`: scores with their controls, and contexts of one node."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter
 
 from joma.report import figures
 
-LOOKS = {
+STYLES = {
     "model": ("this model", figures.BLUE, "-"),
     "shuffled": ("shuffled contexts", figures.GREY, "--"),
     "untrained": ("untrained model", figures.VERMILLION, ":"),
@@ -37,7 +37,7 @@ _RUN = 8  # characters written at a time
 
 
 def draw_scores(scores: Mapping[str, Sequence[float]]) -> Figure:
-    """Share of nodes that score at least so much, for the model and its controls.
+    """Draw the share of nodes above each score, for the model and its controls.
 
     Args:
         scores: under "model", "shuffled" and "untrained".
@@ -46,7 +46,7 @@ def draw_scores(scores: Mapping[str, Sequence[float]]) -> Figure:
     lowest = 1.0
     with figures.style():
         for name, values in scores.items():
-            label, color, line = LOOKS[name]
+            label, color, line = STYLES[name]
             ordered = np.sort(np.asarray(values, dtype=float))
             if not len(ordered):
                 continue
@@ -65,7 +65,7 @@ def draw_scores(scores: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def draw_contexts(node: Mapping[str, Any]) -> Figure:
-    """The contexts of one node, group by group, with what the query attends to shaded.
+    """Draw the contexts of one node by group, with what the query attends to shaded.
 
     Args:
         node: a record as `joma superposition --json` prints it.
@@ -100,7 +100,7 @@ def _heading(ax: Axes, line: float, number: int, words: Sequence[str]) -> None:
 
 
 def _draw_context(ax: Axes, line: float, context: Mapping[str, Any]) -> None:
-    """One line that ends at the query; what is further to the left is cut off."""
+    """Draw one line that ends at the query; what is further to the left is cut off."""
     texts = [_drawable(piece) for piece in context["pieces"]]
     query, attention = context["query"], context["attention"]
     strongest = max(attention, default=0.0) or 1.0
@@ -125,12 +125,12 @@ def _draw_context(ax: Axes, line: float, context: Mapping[str, Any]) -> None:
 
 
 def _shade(ax: Axes, at: float, line: float, size: int, own: bool, strength: float) -> None:
-    look: dict[str, Any] = (
+    fill: dict[str, Any] = (
         {"facecolor": "none", "edgecolor": figures.BLACK, "linewidth": 0.8}
         if own
         else {"facecolor": figures.ORANGE, "alpha": 0.75 * strength, "linewidth": 0}
     )
-    ax.add_patch(Rectangle((at, line - 0.42), size, 0.84, **look))
+    ax.add_patch(Rectangle((at, line - 0.42), size, 0.84, **fill))
 
 
 def _write(ax: Axes, at: float, line: float, text: str, color: str, bold: bool = False) -> None:
@@ -140,11 +140,12 @@ def _write(ax: Axes, at: float, line: float, text: str, color: str, bold: bool =
 
 
 def _drawable(text: str) -> str:
-    """A text on one line in signs that the font has."""
+    """Return a text on one line in characters that the font has."""
     plain = text.replace("\n", "↵").replace("\t", " ").replace("\r", "")
-    return "".join(sign if _has(sign) else "□" for sign in plain)
+    return "".join(character if _has(character) else "□" for character in plain)
 
 
 @cache
-def _has(sign: str) -> bool:
-    return sign.isprintable() and bool(get_font(findfont(_MONO)).get_char_index(ord(sign)))
+def _has(character: str) -> bool:
+    index = get_font(findfont(_MONO)).get_char_index(ord(character))
+    return character.isprintable() and bool(index)

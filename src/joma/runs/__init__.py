@@ -8,7 +8,7 @@ not at all, and the files of an earlier run are never removed. What may live her
 writing, resuming, listing and comparing such folders; no mathematics, no drawing, no torch.
 """
 
-from joma.runs._checkpoints import Checkpoint, Checkpoints, Found
+from joma.runs._checkpoints import Checkpoint, Checkpoints, LatestCheckpoint
 from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
 from joma.runs._folder import check_out, check_restart, default_folder, is_run
 from joma.runs._list import RunSummary, list_runs
@@ -19,7 +19,7 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "Existing",
-    "Found",
+    "LatestCheckpoint",
     "Metrics",
     "Run",
     "RunSummary",

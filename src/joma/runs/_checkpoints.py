@@ -1,7 +1,11 @@
-"""Checkpoints of a run: arrays and what they are about, in one safetensors file each.
+"""Checkpoints of a run: arrays and what was saved with them, in one safetensors file each.
 
 A file is written whole, and its checksum covers every byte but the checksum's own, so that what is
 loaded is what was saved or nothing. Nothing is ever unpickled.
+
+safetensors writes several entries of metadata in no fixed order. So there is one, whose value is
+the checksum followed by everything else as JSON. Older files have "step" and "about" as entries of
+their own; their checksum stands in the same place.
 """
 
 import hashlib
@@ -9,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joma.common.checks import check_at_least, whole_number
 from joma.common.files import replacing, sync_folder
 from joma.common.json_files import plain
 from joma.errors import JomaError
@@ -25,31 +30,12 @@ from joma.errors import JomaError
 # As `_file_name` writes it, and in no other way, so that a step has one file.
 _FILE = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9,})\.safetensors")
 
-# A safetensors file is the header's length, the header (JSON) and the arrays. Ours always begins
-# its header like this, so that the checksum stands in one known place.
-_LENGTH_BYTES = 8
+_LENGTH_BYTES = 8  # of the header, before it
+_KEY = "sha256"
 _BEGIN = b'{"__metadata__":{"sha256":"'
 _CHECKSUM_AT = _LENGTH_BYTES + len(_BEGIN)
 _CHECKSUM_BYTES = 64
-_ALIGNMENT = 8  # of the arrays, so that a reader can map them
-_LARGEST_HEADER = 100_000_000  # what readers of the format accept
-
 _BLOCK = 1 << 20
-
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +43,10 @@ class Checkpoint:
     """A checkpoint that was read and is undamaged.
 
     Attributes:
-        step: after which it was saved.
-        path: of the file.
-        arrays: by name.
-        about: what was saved with them.
+        step: The step after which it was saved.
+        path: The file.
+        arrays: Its arrays by name.
+        about: What was saved with them.
     """
 
     step: int
@@ -70,12 +56,12 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a look for the latest checkpoint found.
+class LatestCheckpoint:
+    """The result of a search for the latest checkpoint.
 
     Attributes:
-        checkpoint: the newest that is undamaged, if there is one.
-        refused: for each newer one, a sentence that says why it is not used.
+        checkpoint: The newest that is undamaged, if there is one.
+        refused: For each newer one, a sentence that says why it is not used.
     """
 
     checkpoint: Checkpoint | None
@@ -87,7 +73,7 @@ class Checkpoints:
     """The checkpoints of a run, `checkpoints/step-*.safetensors`; got by `run.checkpoints`.
 
     Attributes:
-        folder: they are in; need not be there yet.
+        folder: Their folder, which need not exist yet.
     """
 
     folder: Path
@@ -100,40 +86,36 @@ class Checkpoints:
         *,
         keep: int = 2,
     ) -> Path:
-        """Saves a checkpoint, whole or not at all, and then removes old ones.
+        """Save a checkpoint, whole or not at all, and then remove old ones.
 
         Those of later steps are removed too: a run that saves an earlier step has gone back.
 
         Args:
-            step: after which it is saved.
-            arrays: by name; of floats, integers or truth values.
-            about: anything JSON can hold; numbers that are not finite stay what they are.
-            keep: how many checkpoints stay, this one included.
+            step: The step after which it is saved.
+            arrays: Arrays of floats, integers or truth values, by name.
+            about: Anything JSON can hold; numbers that are not finite stay what they are.
+            keep: How many checkpoints stay, this one included.
         """
-        if not isinstance(step, int | np.integer) or step < 0:
-            raise JomaError(f"step must be a whole number ≥ 0, got {step!r}")
-        if keep < 1:
-            raise JomaError(f"keep must be at least 1, got {keep}")
-        ordered = _ordered(arrays)
-        before, after = _header(int(step), ordered, about)
+        step = whole_number("step", step, 0)
+        check_at_least(1, keep=keep)
+        data = memoryview(_encoded(step, arrays, about))
+        before, after = data[:_CHECKSUM_AT], data[_CHECKSUM_AT + _CHECKSUM_BYTES :]
         checksum = hashlib.sha256(before)
-        for block in (after, *map(_bytes, ordered.values())):
-            checksum.update(block)
-        path = self.folder / _file_name(int(step))
+        checksum.update(after)
+        path = self.folder / _file_name(step)
         if not self.folder.parent.is_dir():
             raise JomaError(
                 f"run folder {self.folder.parent} was removed or replaced while the run was "
                 "writing to it; what was not written yet is lost"
             )
         with replacing(path) as file:
-            file.write(before + checksum.hexdigest().encode() + after)
-            for array in ordered.values():
-                file.write(_bytes(array))
-        self._remove_all_but(int(step), keep)
+            for part in (before, checksum.hexdigest().encode(), after):
+                file.write(part)
+        self._remove_all_but(step, keep)
         return path
 
-    def latest(self) -> Found:
-        """The newest undamaged checkpoint, and why any newer ones are not used."""
+    def latest(self) -> LatestCheckpoint:
+        """Return the newest undamaged checkpoint, and why any newer ones are not used."""
         refused: list[tuple[Path, str]] = []
         checkpoint = None
         for step, path in self._steps().items():
@@ -148,7 +130,7 @@ class Checkpoints:
                 refused.append((path, f"cannot be read ({error.strerror or error})"))
         then = f"going back to step {checkpoint.step}" if checkpoint else "there is no earlier one"
         sentences = (f"checkpoint {path} {why} and is not used; {then}" for path, why in refused)
-        return Found(checkpoint, tuple(sentences))
+        return LatestCheckpoint(checkpoint, tuple(sentences))
 
     @property
     def steps(self) -> list[int]:
@@ -156,15 +138,11 @@ class Checkpoints:
         return list(self._steps())
 
     def clear(self) -> None:
-        """Removes all, of a run that has nothing left to go on with."""
-        there = self._steps()
-        for path in there.values():
-            _remove(path)
-        if there:
-            sync_folder(self.folder)
+        """Remove all checkpoints, of a run that will not be resumed."""
+        self._remove(self._steps().values())
 
     def _steps(self) -> dict[int, Path]:
-        """The files there are, by the step in their names, the newest first."""
+        """Return the files there are, by the step in their names, the newest first."""
         names = os.listdir(self.folder) if self.folder.is_dir() else []
         steps = {int(match[1]): name for name in names if (match := _FILE.fullmatch(name))}
         return {step: self.folder / steps[step] for step in sorted(steps, reverse=True)}
@@ -172,10 +150,13 @@ class Checkpoints:
     def _remove_all_but(self, step: int, keep: int) -> None:
         there = self._steps()
         stay = [old for old, path in there.items() if old <= step and not path.is_dir()][:keep]
-        for old, path in there.items():
-            if old not in stay:
-                _remove(path)
-        if len(stay) < len(there):
+        self._remove([path for old, path in there.items() if old not in stay])
+
+    def _remove(self, paths: Collection[Path]) -> None:
+        for path in paths:
+            if not path.is_dir():  # a folder of such a name is not of a run and stays
+                path.unlink(missing_ok=True)
+        if paths:
             sync_folder(self.folder)
 
 
@@ -187,63 +168,32 @@ def _file_name(step: int) -> str:
     return f"step-{step:09d}.safetensors"
 
 
-def _remove(path: Path) -> None:
-    """Removes a file; a folder of such a name is not of a run and stays."""
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
+def _encoded(step: int, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file with zeros in place of its checksum."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save
 
-
-def _ordered(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays as they lie in the file: row by row, little-endian, each at a fit address."""
     for name, array in arrays.items():
         if not isinstance(name, str) or name == "__metadata__":
             raise JomaError(f"arrays must have words as names, but not __metadata__, got {name!r}")
-        if not isinstance(array, np.ndarray) or array.dtype.name not in _DTYPES:
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
             given = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise JomaError(
-                f"arrays[{name!r}] must be a NumPy array of {', '.join(_DTYPES)}, got {given}"
+                f"arrays[{name!r}] must be a NumPy array of floats, integers or truth values, "
+                f"got {given}"
             )
-    laid = {
-        name: np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-        for name, array in arrays.items()
-    }
-    return dict(sorted(laid.items(), key=lambda item: (-item[1].itemsize, item[0])))
-
-
-def _bytes(array: NDArray[Any]) -> Any:
-    """The bytes of an array, not copied."""
-    return array.reshape(-1).view(np.uint8)
-
-
-def _header(
-    step: int, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]
-) -> tuple[bytes, bytes]:
-    """The header with its length, up to the checksum and after it."""
-    metadata = {
-        "sha256": "0" * _CHECKSUM_BYTES,
-        "step": str(step),
-        "about": json.dumps(plain(about, finite=False)),
-    }
-    entries: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, array in arrays.items():
-        begin, end = end, end + array.nbytes
-        dtype = _DTYPES[array.dtype.name]
-        entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [begin, end]}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    assert text.startswith(_BEGIN)
-    text += b" " * (-len(text) % _ALIGNMENT)
-    if len(text) > _LARGEST_HEADER:
-        raise JomaError(
-            f"about and the names of arrays must fit in {_LARGEST_HEADER} bytes, "
-            f"but take {len(text)}"
-        )
-    header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-    return header[:_CHECKSUM_AT], header[_CHECKSUM_AT + _CHECKSUM_BYTES :]
+    laid = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    record = json.dumps({"step": step, "about": plain(about, finite=False)})
+    try:
+        data = save(laid, {_KEY: "0" * _CHECKSUM_BYTES + record})
+    except SafetensorError as error:  # a type or a size the format does not have
+        raise JomaError(f"arrays and about cannot be saved ({error})") from error
+    assert data[_LENGTH_BYTES:_CHECKSUM_AT] == _BEGIN
+    return data
 
 
 def _load(path: Path, step: int) -> Checkpoint:
-    """The checkpoint in a file, which must be as it was saved, under its own name."""
+    """Return the checkpoint in a file, which must be as it was saved, under its own name."""
     from safetensors import SafetensorError, safe_open
 
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
@@ -252,8 +202,12 @@ def _load(path: Path, step: int) -> Checkpoint:
         _check(file)
     try:
         with safe_open(path, framework="np") as content:
-            metadata = content.metadata()
-            inside, about = int(metadata["step"]), dict(json.loads(metadata["about"]))
+            record: dict[str, Any] = content.metadata()
+            if rest := record[_KEY][_CHECKSUM_BYTES:]:
+                record = json.loads(rest)
+            else:  # of an older version
+                record["about"] = json.loads(record["about"])
+            inside, about = int(record["step"]), dict(record["about"])
             arrays = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise _RefusedError(f"is not a checkpoint ({error})") from error
@@ -263,7 +217,7 @@ def _load(path: Path, step: int) -> Checkpoint:
 
 
 def _check(file: BufferedReader) -> None:
-    """Refuses a file that is not what was saved; keeps no more than a block of it in memory."""
+    """Raise _RefusedError for a file that is not what was saved, reading it block by block."""
     before = file.read(_CHECKSUM_AT)
     expected = file.read(_CHECKSUM_BYTES)
     if before[_LENGTH_BYTES:] != _BEGIN or len(expected) < _CHECKSUM_BYTES:

@@ -1,4 +1,4 @@
-"""How two runs differ."""
+"""Differences between two runs."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from joma.runs._parts import KEYS
+
 if TYPE_CHECKING:
     from joma.runs._run import Run
-
-
-_KEYS = ("step", "name", "module", "kind", "layer", "head", "member")
-"""What says which row of the metrics is which."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +17,9 @@ class TableDifference:
     """How a table differs between two runs.
 
     Attributes:
-        table: its name.
-        same_shape: whether both have the same columns and rows.
-        largest: the largest absolute difference of each numeric column, NaN where only one of
+        table: Its name.
+        same_shape: Whether both have the same columns and rows.
+        largest: The largest absolute difference of each numeric column, NaN where only one of
             the two is NaN; the fraction of unequal entries for other columns.
     """
 
@@ -38,12 +36,12 @@ class TableDifference:
 def differing(
     first: Mapping[str, Any], second: Mapping[str, Any], *, changing: Collection[str] = ()
 ) -> dict[str, tuple[Any, Any]]:
-    """The entries that differ, nested ones under "outer.inner"; None stands for a missing one.
+    """Return the entries that differ, nested ones as "outer.inner"; None stands for a missing one.
 
     Args:
-        first: entries by name.
-        second: others.
-        changing: names of entries that do not count where they are numbers in both.
+        first: Entries by name.
+        second: The entries to compare them with.
+        changing: Names of entries that do not count where they are numbers in both.
     """
     one, two = _flat(first), _flat(second)
     found = {
@@ -58,20 +56,20 @@ def differing(
 
 
 def compare_tables(first: "Run", second: "Run") -> list[TableDifference]:
-    """Compares the tables that two runs have in common."""
+    """Compare the tables that two runs have in common."""
     common = [name for name in first.tables if name in set(second.tables)]
     return [_compare(name, first.read_table(name), second.read_table(name)) for name in common]
 
 
 def compare_metrics(first: "Run", second: "Run") -> TableDifference | None:
-    """Compares what two runs logged, by name; None if neither has a log.
+    """Compare what two runs logged, by name; return None if neither has a log.
 
     When it was logged does not count, nor in which order within a step.
     """
     one, two = (_in_order(run.metrics.read()) for run in (first, second))
     if not one["step"].size and not two["step"].size:
         return None
-    if not all(np.array_equal(one[key], two[key]) for key in _KEYS):
+    if not all(np.array_equal(one[key], two[key]) for key in KEYS):
         return TableDifference("metrics", False, {})
     largest: dict[str, float] = {}
     for name in dict.fromkeys(one["name"]):
@@ -85,7 +83,7 @@ def _in_order(log: Mapping[str, Any]) -> dict[str, Any]:
     sortable = dict(log)
     for key in ("name", "module", "kind"):
         sortable[key] = np.unique(log[key].astype(str), return_inverse=True)[1]
-    order = np.lexsort([sortable[key] for key in reversed(_KEYS)])
+    order = np.lexsort([sortable[key] for key in reversed(KEYS)])
     return {key: column[order] for key, column in log.items()}
 
 

@@ -2,13 +2,14 @@
 
 import contextlib
 import itertools
-import json
 import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from joma.common.files import is_temporary, read_file, remove_temporaries, sync_folder
+from joma.common import json_files
+from joma.common.files import is_temporary, remove_temporaries, sync_folder
 from joma.errors import JomaError
 from joma.runs._lock import locked
 from joma.runs._manifest import MANIFEST, Manifest
@@ -16,7 +17,7 @@ from joma.runs._manifest import MANIFEST, Manifest
 ENVIRONMENT = "environment.json"
 CONFIG = "config.json"
 OUTCOME_FILE = "outcome.json"
-"""In which whoever ran a run says how it ended."""
+"""The file that says how a run ended."""
 
 OWN_FOLDERS = ("checkpoints", "metrics", "tables", "figures")
 
@@ -26,19 +27,15 @@ _NAME = re.compile(r"\w[\w.+-]*")
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` is a run folder, possibly one that was killed while it began.
+    """Return whether `path` is a run folder, possibly one that was killed while it began.
 
     `environment.json` is written first and tells; `config.json` alone is too common a name.
     """
-    try:
-        environment = json.loads(read_file(path / ENVIRONMENT))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(environment, dict) and "joma" in environment
+    return "joma" in _record(path / ENVIRONMENT)
 
 
 def check_out(out: Path, name: str) -> Path:
-    """`out` if run `name` may be written there: it is new, empty, or an earlier run of that name.
+    """Return `out` if it is new, empty, or an earlier run of this name; else raise JomaError.
 
     A folder that was killed before it knew its name may be used by any run.
     """
@@ -95,19 +92,24 @@ def check_restart(out: Path, name: str) -> bool:
 
     Raise JomaError if it holds one that did, or if no run `name` can be made there.
     """
-    held = check_resumable(out, name)
-    if held and is_finished(out):
+    holds_run = check_resumable(out, name)
+    if holds_run and is_finished(out):
         check_new(out, name)
-    return held
+    return holds_run
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether the run in `folder` says that it is done."""
+    return _record(folder / OUTCOME_FILE).get("status") == "done"
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """Return the entries of a JSON file, none where it cannot be read."""
     try:
-        outcome = json.loads(read_file(folder / OUTCOME_FILE))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(outcome, dict) and outcome.get("status") == "done"
+        record = json_files.read(path)
+    except JomaError:
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def next_folders(out: Path) -> Iterator[Path]:
@@ -134,21 +136,19 @@ def _is_unused(folder: Path) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes the temporary files of writes that were killed; `folder` must be locked."""
+    """Remove the temporary files of writes that were killed; `folder` must be locked."""
     for place in (folder, *(folder / name for name in OWN_FOLDERS)):
         remove_temporaries(place)
 
 
 def _name_of(folder: Path) -> str | None:
-    try:
-        name = json.loads(read_file(folder / CONFIG))["name"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    """Return the name of the run in a folder, None where it is not known."""
+    name = _record(folder / CONFIG).get("name")
     return name if isinstance(name, str) else None
 
 
 def check_name(what: str, name: str) -> str:
-    """`name` if it is good as a file name."""
+    """Return `name` if it is good as a file name; else raise JomaError."""
     if not _NAME.fullmatch(name):
         raise JomaError(
             f"{what} must be letters, digits and . + - _ beginning with a letter or digit, "
@@ -158,7 +158,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def default_folder(name: str) -> Path:
-    """`./runs/NAME-date-time` in local time, as a new run would be called now."""
+    """Return `./runs/NAME-date-time` in local time, the folder of a run that begins now."""
     return DEFAULT_ROOT / f"{check_name('name', name)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 

@@ -1,4 +1,4 @@
-"""What runs a folder holds."""
+"""List the runs in a folder."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class RunSummary:
     """A run in one line.
 
     Attributes:
-        path: the folder.
-        name: what was run.
-        date: when it began, UTC.
-        tables: how many tables there are.
-        figures: how many figure files there are.
-        outcome: how it ended, as far as that was written.
+        path: The folder.
+        name: What was run.
+        date: When it began, UTC.
+        tables: How many tables there are.
+        figures: How many figure files there are.
+        outcome: How it ended, as far as that was written.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class RunSummary:
 
     @classmethod
     def of(cls, run: Run) -> "RunSummary":
-        """The summary of a run."""
+        """Return the summary of a run."""
         try:
             outcome = run.read_json(OUTCOME_FILE.removesuffix(".json"))
         except ValueError:
@@ -49,15 +49,8 @@ class RunSummary:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as the record that `joma runs list --json` prints."""
-        return {
-            "path": str(self.path),
-            "name": self.name,
-            "date": self.date,
-            "tables": self.tables,
-            "figures": self.figures,
-            "outcome": self.outcome,
-        }
+        """Return the record that `joma runs list --json` prints."""
+        return {**vars(self), "path": str(self.path)}
 
 
 def list_runs(

@@ -20,14 +20,14 @@ _CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 
 
 @dataclass
-class _Held:
-    """A lock this process has: the open folder, if it could be locked, and how often it is held."""
+class _Lock:
+    """A lock of this process: the open folder, if it could be locked, and the depth of nesting."""
 
     descriptor: int | None
     depth: int
 
 
-_held: dict[tuple[int, Path], _Held] = {}
+_locks: dict[tuple[int, Path], _Lock] = {}
 """By process, as a fork copies this but does not hold what its parent does, and by folder."""
 
 _guard = threading.Lock()
@@ -35,26 +35,26 @@ _guard = threading.Lock()
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of `folder`, as long as they ask; this one may nest it.
+    """Keep other processes out of `folder`, as long as they ask; this one may nest it.
 
     The lock is on the folder itself, so that nothing is left in it, and ends with the process.
     Where there are no locks, nothing is locked.
     """
     key = (os.getpid(), folder.resolve())
     with _guard:
-        held = _held.get(key)
-        if held is None:
-            held = _held[key] = _Held(_lock(folder), 0)
-        held.depth += 1
+        lock = _locks.get(key)
+        if lock is None:
+            lock = _locks[key] = _Lock(_lock(folder), 0)
+        lock.depth += 1
     try:
         yield
     finally:
         if key[0] == os.getpid():  # a fork that leaves the block leaves the lock to its parent
             with _guard:
-                held.depth -= 1
-                if held.depth == 0:
-                    del _held[key]
-                    _unlock(held.descriptor)
+                lock.depth -= 1
+                if lock.depth == 0:
+                    del _locks[key]
+                    _unlock(lock.descriptor)
 
 
 def _lock(folder: Path) -> int | None:
@@ -87,13 +87,13 @@ def _unlock(descriptor: int | None) -> None:
 
 
 def _forget() -> None:
-    """Closes a fork's copies, which would keep the lock of a parent that was killed."""
+    """Close a fork's copies, which would keep the lock of a parent that was killed."""
     global _guard
     _guard = threading.Lock()  # another thread may have had it when the process was copied
-    for held in _held.values():
-        if held.descriptor is not None:
-            os.close(held.descriptor)
-    _held.clear()
+    for lock in _locks.values():
+        if lock.descriptor is not None:
+            os.close(lock.descriptor)
+    _locks.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -28,14 +28,14 @@ _guard = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class FileDigest:
     """Size and SHA-256 of a file's contents."""
 
     size: int
     sha256: str
 
     @classmethod
-    def of(cls, data: bytes) -> "Fingerprint":
+    def of(cls, data: bytes) -> "FileDigest":
         """Return the fingerprint of these contents."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
@@ -50,7 +50,7 @@ class Contents:
         parts: How many parts the metrics log has; files may hold several.
     """
 
-    files: dict[str, tuple[Fingerprint, ...]] = field(default_factory=dict)
+    files: dict[str, tuple[FileDigest, ...]] = field(default_factory=dict)
     parts: int = 0
 
 
@@ -83,7 +83,7 @@ class Manifest:
 
     def begin(self, files: Mapping[str, bytes]) -> None:
         """Write the manifest of a new run, whose first files are about to be written."""
-        listed = {name: (Fingerprint.of(data),) for name, data in files.items()}
+        listed = {name: (FileDigest.of(data),) for name, data in files.items()}
         write_bytes(self.folder / MANIFEST, _encoded(Contents(listed)))
 
     def expect(self, name: str, data: bytes) -> None:
@@ -92,9 +92,9 @@ class Manifest:
             contents = self.read()
             if contents is None:
                 return
-            new, old = Fingerprint.of(data), contents.files.get(name, ())
+            new, old = FileDigest.of(data), contents.files.get(name, ())
             try:
-                there = Fingerprint.of(read_file(self.folder / name)) if old else None
+                there = FileDigest.of(read_file(self.folder / name)) if old else None
             except (OSError, JomaError):
                 there = None
             kept = (there,) if there is not None and there in old and there != new else ()
@@ -125,7 +125,7 @@ class Manifest:
                 if not listed:
                     raise
                 data = None
-            if not listed or (data is not None and Fingerprint.of(data) in listed):
+            if not listed or (data is not None and FileDigest.of(data) in listed):
                 assert data is not None, "raised above"
                 return data
             if (listed, data) == before:
@@ -163,7 +163,7 @@ def _decoded(value: Any) -> Contents:
     if value["version"] != _VERSION:
         raise ValueError
     files = {
-        name: tuple(Fingerprint(int(it["size"]), str(it["sha256"])) for it in listed)
+        name: tuple(FileDigest(int(it["size"]), str(it["sha256"])) for it in listed)
         for name, listed in value["files"].items()
     }
     return Contents(files, int(value["metrics"]["parts"]))

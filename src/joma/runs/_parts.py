@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.common.files import sync_folder
+from joma.common.files import read_file, sync_folder, write_bytes
 from joma.errors import JomaError
-from joma.runs import _parquet
+from joma.runs import _tables
+
+KEYS = ("step", "name", "module", "kind", "layer", "head", "member")
+"""The columns that identify a row."""
 
 _NAME = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
 _NONE = {"layer": -1, "head": -1, "bound": np.nan}
@@ -38,7 +41,7 @@ _FORMAT: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class LogPart:
     """A file of the log, and the numbers of the parts whose rows it holds."""
 
     path: Path
@@ -46,17 +49,42 @@ class Part:
     last: int
 
     @classmethod
-    def at(cls, folder: Path, first: int, last: int) -> "Part":
-        """The part of `folder` for these numbers; its file need not be there."""
+    def at(cls, folder: Path, first: int, last: int) -> "LogPart":
+        """Return the part of `folder` for these numbers; its file need not exist."""
         numbers = f"{first:06d}" if first == last else f"{first:06d}-{last:06d}"
         return cls(folder / f"part-{numbers}.parquet", first, last)
 
+    def write(self, table: Any) -> None:
+        """Write a table as the file, whole or not at all."""
+        write_bytes(self.path, _tables.encode(table, **_FORMAT))
 
-def counting(folder: Path) -> tuple[list[Part], list[Part]]:
-    """The parts that count, in their order, and those that others cover."""
-    count: list[Part] = []
-    covered: list[Part] = []
-    for part in _there(folder):
+    def read(self) -> Any:
+        """Return the table in the file."""
+        import pyarrow
+
+        table, has_checksum = _tables.decode(self.path, read_file(self.path))
+        own = schema()
+        if not has_checksum and table.schema.names == [n for n in own.names if n != "kind"]:
+            has_checksum = True  # of an older version, which had neither
+            kinds = pyarrow.nulls(table.num_rows, own.field("kind").type)
+            table = table.add_column(own.get_field_index("kind"), own.field("kind"), kinds)
+        if not table.schema.equals(own):
+            columns = ", ".join(table.schema.names)
+            raise JomaError(f"{self.path} is not a metrics log: its columns are {columns}")
+        if not has_checksum:
+            raise JomaError(f"{self.path} is damaged: it has no checksum")
+        return table
+
+
+def counting(folder: Path) -> tuple[list[LogPart], list[LogPart]]:
+    """Return the parts that count, in their order, and those that others cover."""
+    parts: list[LogPart] = []
+    for name in os.listdir(folder) if folder.is_dir() else []:
+        if match := _NAME.fullmatch(name):
+            parts.append(LogPart(folder / name, int(match[1]), int(match[2] or match[1])))
+    count: list[LogPart] = []
+    covered: list[LogPart] = []
+    for part in sorted(parts, key=lambda part: (part.first, -part.last)):
         if not count or part.first > count[-1].last:
             count.append(part)
         elif part.last <= count[-1].last:
@@ -69,7 +97,7 @@ def counting(folder: Path) -> tuple[list[Part], list[Part]]:
     return count, covered
 
 
-def first_missing(count: Sequence[Part], expected: int) -> int | None:
+def first_missing(count: Sequence[LogPart], expected: int) -> int | None:
     """Return the first of parts 0, …, `expected` - 1 and of those between that no file holds.
 
     Args:
@@ -84,8 +112,8 @@ def first_missing(count: Sequence[Part], expected: int) -> int | None:
     return following if following < expected else None
 
 
-def remove(parts: Sequence[Part]) -> None:
-    """Removes files of parts."""
+def remove(parts: Sequence[LogPart]) -> None:
+    """Remove the files of parts."""
     for part in parts:
         part.path.unlink(missing_ok=True)
     if parts:
@@ -93,7 +121,7 @@ def remove(parts: Sequence[Part]) -> None:
 
 
 def schema() -> Any:
-    """The columns of a log, as Arrow has them."""
+    """Return the columns of a log, as Arrow has them."""
     import pyarrow as pa
 
     word = pa.dictionary(pa.int32(), pa.string())
@@ -113,36 +141,8 @@ def schema() -> Any:
     )
 
 
-def write(part: Part, table: Any) -> None:
-    """Write a table as the file of a part, whole or not at all."""
-    _parquet.write(part.path, table, **_FORMAT)
-
-
-def read(part: Part) -> Any:
-    """Return the table in the file of a part."""
-    table, has_checksum = _parquet.read(part.path)
-    if not has_checksum and table.schema.names == [n for n in schema().names if n != "kind"]:
-        table = _with_kind(table)  # of an older version, which had neither
-        has_checksum = True
-    if not table.schema.equals(schema()):
-        columns = ", ".join(table.schema.names)
-        raise JomaError(f"{part.path} is not a metrics log: its columns are {columns}")
-    if not has_checksum:
-        raise JomaError(f"{part.path} is damaged: it has no checksum")
-    return table
-
-
-def _with_kind(table: Any) -> Any:
-    """Return the table of an older log, which has no kinds, with an empty column of them."""
-    import pyarrow
-
-    field = schema().field("kind")
-    position = schema().get_field_index("kind")
-    return table.add_column(position, field, pyarrow.nulls(table.num_rows, field.type))
-
-
 def joined(tables: Sequence[Any]) -> Any:
-    """One table of several, by step; rows of one step stay in the order they were logged."""
+    """Return one table of several, by step; rows of one step stay in the order of logging."""
     import pyarrow
 
     if not tables:
@@ -155,47 +155,23 @@ def joined(tables: Sequence[Any]) -> Any:
 
 
 def columns(table: Any) -> dict[str, NDArray[Any]]:
-    """The columns of a table as NumPy arrays, with -1, NaN or "" for null."""
+    """Return the columns of a table as NumPy arrays, with -1, NaN or "" for null."""
     import pyarrow
 
     arrays: dict[str, NDArray[Any]] = {}
     for name, column in zip(table.column_names, table.itercolumns(), strict=True):
         if pyarrow.types.is_dictionary(column.type):
-            arrays[name] = _words(column)
+            arrays[name] = words(column)
         else:
             filled = column.fill_null(_NONE[name]) if column.null_count else column
             arrays[name] = filled.to_numpy()
     return arrays
 
 
-def rows_of(table: Any, name: str) -> Any:
-    """The rows of a table that have this name."""
-    import pyarrow
-
-    return table.filter(pyarrow.array(_words(table.column("name")) == name))
-
-
-def rows_until(table: Any, step: int) -> Any:
-    """The rows of a table up to and with this step."""
-    import pyarrow
-
-    return table.filter(pyarrow.array(table.column("step").to_numpy() <= step))
-
-
-def _there(folder: Path) -> list[Part]:
-    """All parts, one that covers others before them."""
-    parts: list[Part] = []
-    for name in os.listdir(folder) if folder.is_dir() else []:
-        if match := _NAME.fullmatch(name):
-            first, last = int(match[1]), int(match[2] or match[1])
-            parts.append(Part(folder / name, first, last))
-    return sorted(parts, key=lambda part: (part.first, -part.last))
-
-
-def _words(column: Any) -> NDArray[Any]:
-    """Text as an array of shared strings: a row costs a pointer, however long the word is."""
+def words(column: Any) -> NDArray[Any]:
+    """Return text as an array of shared strings: a row costs a pointer, however long the word."""
     if len(column) == 0:
         return np.empty(0, dtype=object)
     array = column.unify_dictionaries().combine_chunks()
-    words = np.array([*array.dictionary.to_pylist(), ""], dtype=object)
-    return words[array.indices.fill_null(len(words) - 1).to_numpy()]
+    known = np.array([*array.dictionary.to_pylist(), ""], dtype=object)
+    return known[array.indices.fill_null(len(known) - 1).to_numpy()]

@@ -1,9 +1,15 @@
 """One run folder, as an object."""
 
+import importlib.metadata
 import logging
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,12 +17,12 @@ from typing import Any, Literal, get_args
 from numpy.typing import ArrayLike, NDArray
 
 from joma.common import json_files
+from joma.common.checks import check_one_of
 from joma.common.files import write_bytes
 from joma.errors import JomaError
 from joma.runs import _tables
 from joma.runs._checkpoints import Checkpoints
 from joma.runs._compare import differing
-from joma.runs._environment import environment
 from joma.runs._folder import (
     CONFIG,
     ENVIRONMENT,
@@ -35,6 +41,8 @@ from joma.runs._metrics import Metrics
 
 _logger = logging.getLogger(__name__)
 
+_PACKAGES = ("numpy", "scipy", "torch", "matplotlib")
+
 Existing = Literal["refuse", "next", "restart"]
 """What `Run.create` does where the folder holds an earlier run."""
 
@@ -44,11 +52,11 @@ class Run:
     """A run folder; made by `Run.create`, resumed by `Run.resume`, read by `Run.open`.
 
     Attributes:
-        path: the folder.
-        config: what was asked for, with the run's "name".
-        environment: versions, device, commit, command line and date (UTC) of when it began; under
-            "resumed", for each time it was gone on with, the date and whatever else was not as in
-            the beginning.
+        path: The folder.
+        config: The settings of the run, with its "name".
+        environment: Versions, device, commit, command line and date (UTC) of when it began; under
+            "resumed", a record for each time it was resumed: the date and whatever else was not as
+            in the beginning.
     """
 
     path: Path
@@ -84,12 +92,9 @@ class Run:
         Raises:
             JomaError: The folder cannot be used, or another process has it `locked`.
         """
-        if existing not in get_args(Existing):
-            raise JomaError(
-                f"existing must be one of {', '.join(get_args(Existing))}, got {existing!r}"
-            )
+        check_one_of("existing", existing, get_args(Existing))
         settings = _settings(check_name("name", name), config)
-        around = json_files.plain(environment(device))
+        around = environment(device)
         given = None if out is None else Path(out)
         if given is not None and existing == "next":
             with next_folder(name, given) as path:
@@ -120,7 +125,7 @@ class Run:
     def _restart(cls, out: Path, name: str, settings: dict[str, Any], device: str) -> "Run":
         with locked(out):
             check_restart(out, name)  # again: another process may have been faster
-            run = cls._go_on(out, name, settings, device, ())
+            run = cls._resume_in(out, name, settings, device, ())
             run.metrics.rewind(-1)
             return run
 
@@ -134,16 +139,16 @@ class Run:
         device: str = "cpu",
         changing: Collection[str] = (),
     ) -> "Run":
-        """Opens the run in `out` to go on with it, or makes it as `create` does if there is none.
+        """Open the run in `out` to resume it, or make it as `create` does if there is none.
 
         Everything in the folder stays: outcome, tables, figures, metrics and checkpoints. Refused
         while another process has it `locked`.
 
         Args:
-            name: what is run.
-            config: as for `create`; must be what the run in `out` was made with.
-            out: the folder; if not given, a new one is made.
-            device: what the run computes on from now on.
+            name: What is run.
+            config: As for `create`; must be what the run in `out` was made with.
+            out: The folder; if not given, a new one is made.
+            device: What the run computes on from now on.
             changing: Entries of the configuration that may be other numbers than the run in
                 `out` has, "outer.inner" for a nested one; `config.json` keeps what it has until
                 `write_config`.
@@ -152,10 +157,10 @@ class Run:
         if out is None or not check_resumable(Path(out), name):
             return cls.create(name, config, out=out, device=device)
         with locked(Path(out)):
-            return cls._go_on(Path(out), name, settings, device, changing)
+            return cls._resume_in(Path(out), name, settings, device, changing)
 
     @classmethod
-    def _go_on(
+    def _resume_in(
         cls, out: Path, name: str, settings: dict[str, Any], device: str, changing: Collection[str]
     ) -> "Run":
         run = cls.open(out)
@@ -168,14 +173,14 @@ class Run:
                 f"folder, an empty one or that of a {name} run with the same settings"
             )
         remove_leftovers(run.path)
-        around = _resumed(run.environment, json_files.plain(environment(device)))
+        around = _resumed(run.environment, environment(device))
         run._write(ENVIRONMENT, json_files.encode(around))
         changed = differing(run.config, settings)
         return cls(run.path, settings if changed else run.config, around)
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
-        """Reads an existing run folder."""
+        """Return the run in an existing folder."""
         path = Path(path)
         if not is_run(path):
             raise JomaError(f"{path} is not a run folder")
@@ -186,16 +191,16 @@ class Run:
         return cls(path, config, around)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keeps other processes out of the run, for a `with` block that writes to it.
+        """Keep other processes out of the run, for a `with` block that writes to it.
 
-        They are refused with a ValueError when they ask for the same, or would create or resume a
+        They are refused with a JomaError when they ask for the same, or would create or resume a
         run in this folder; readers are not. A process may nest it; a kill ends it. Where the
         system or the file system has no locks, nothing is locked.
         """
         return locked(self.path)
 
     def write_config(self) -> None:
-        """Writes `config.json`, of a run whose resuming changed a number, once it goes on."""
+        """Write `config.json` of a run whose resuming changed a number, once it continues."""
         if differing(self._read_json(CONFIG), self.config):
             self._write(CONFIG, json_files.encode(self.config))
 
@@ -212,33 +217,33 @@ class Run:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """What the run can go on from."""
+        """The checkpoints from which the run can be resumed."""
         return Checkpoints(self.path / "checkpoints")
 
     def write_table(self, name: str, columns: Mapping[str, ArrayLike]) -> Path:
-        """Writes `tables/NAME.parquet` from columns of equal length."""
-        return self._write(_table(name), _tables.encode(columns))
+        """Write `tables/NAME.parquet` from columns of equal length."""
+        return self._write(_table(name), _tables.encode_columns(columns))
 
     def read_table(self, name: str) -> dict[str, NDArray[Any]]:
-        """The columns of `tables/NAME.parquet`."""
+        """Return the columns of `tables/NAME.parquet`."""
         file = _table(name)
         try:
             data = self.manifest.read_file(file)
         except FileNotFoundError:
             known = ", ".join(self.tables) or "no tables"
             raise JomaError(f"{self.path} has no table {name!r}; it has {known}") from None
-        return _tables.decode(self.path / file, data)
+        return _tables.decode_columns(self.path / file, data)
 
     def write_figure(self, filename: str, data: bytes) -> Path:
-        """Writes `figures/FILENAME`."""
+        """Write `figures/FILENAME`."""
         return self._write(f"figures/{check_name('filename', filename)}", data)
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Writes `NAME.json`; numbers that are not finite become null."""
+        """Write `NAME.json`; numbers that are not finite become null."""
         return self._write(_json_file(name), json_files.encode(value))
 
     def read_json(self, name: str) -> Any:
-        """The value in `NAME.json`."""
+        """Return the value in `NAME.json`."""
         return self._read_json(_json_file(name))
 
     @property
@@ -272,7 +277,7 @@ class Run:
         return [] if contents is None else sorted(contents.files.keys() - self._own_files())
 
     def _own_files(self) -> set[str]:
-        """Names of the files that a manifest lists."""
+        """Return names of the files that a manifest lists."""
         own = [path.name for path in _visible(self.path, ".json") if path.name != MANIFEST]
         own += [f"tables/{path.name}" for path in _visible(self.path / "tables", ".parquet")]
         own += [f"figures/{path.name}" for path in self.figures]
@@ -292,6 +297,38 @@ class Run:
         return json_files.decode(self.path / name, data)
 
 
+def environment(device: str) -> dict[str, Any]:
+    """Return the record behind `environment.json`; imports none of the packages it names."""
+    return {
+        "joma": _version("joma") or "0+source",
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "device": device,
+        "cores": os.cpu_count(),
+        "commit": _commit(),
+        "command": [Path(sys.argv[0]).name if sys.argv else "", *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Return the commit of the working folder's repository, "-dirty" if files were changed."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
 def _table(name: str) -> str:
     return f"tables/{check_name('name', name)}.parquet"
 
@@ -304,7 +341,7 @@ def _json_file(name: str) -> str:
 
 
 def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as `config.json` has it."""
+    """Return the configuration as `config.json` has it."""
     if config.get("name", name) != name:
         raise JomaError(f"config says name {config['name']!r}, but the run's is {name!r}")
     return json_files.plain({"name": name, **config})
@@ -321,8 +358,8 @@ def _check_environment(file: Path, around: Any) -> None:
     resumed = around.get("resumed", [])
     if not isinstance(resumed, list) or not all(isinstance(again, dict) for again in resumed):
         raise JomaError(
-            f'{file} must hold as "resumed" a list with a record for each time the run was gone on '
-            f"with, got {resumed!r}"
+            f'{file} must hold as "resumed" a list with a record for each time it was resumed, '
+            f"got {resumed!r}"
         )
 
 
@@ -331,14 +368,14 @@ def _entry(key: str, value: Any) -> str:
 
 
 def _resumed(first: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment of a run that began in one and goes on in another."""
+    """Return the environment of a run that began in one and was resumed in another."""
     changed = {key: value for key, value in now.items() if first.get(key) != value}
     again = {"date": now["date"], **changed}
     return {**first, "resumed": [*first.get("resumed", []), again]}
 
 
 def _visible(folder: Path, suffix: str = "") -> list[Path]:
-    """Whole files of a folder: a write that was killed may leave a hidden one."""
+    """Return the whole files of a folder; those that killed writes left are hidden."""
     if not folder.is_dir():
         return []
     return sorted(

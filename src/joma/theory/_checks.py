@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 def finite(name: str, value: ArrayLike) -> Array:
-    """`value` as a float64 array without NaN or infinity."""
+    """Return `value` as a float64 array without NaN or infinity."""
     try:
         given = np.asarray(value)
         if given.dtype.kind not in "biufO":
@@ -28,48 +28,39 @@ def finite(name: str, value: ArrayLike) -> Array:
         raise JomaError(f"{name} must be finite in float64, got {shown(value)}") from error
     except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors with a graph
         raise JomaError(f"{name} must be an array of real numbers, got {shown(value)}") from error
-    if not np.all(np.isfinite(array)):
-        raise JomaError(f"{name} must be finite, got {_first(array, ~np.isfinite(array))}")
-    return array
+    return _refuse(name, array, ~np.isfinite(array), "be finite")
 
 
 def non_negative(name: str, value: ArrayLike) -> Array:
-    """`value` as an array of finite numbers ≥ 0."""
+    """Return `value` as an array of finite numbers ≥ 0."""
     array = finite(name, value)
-    if np.any(array < 0):
-        raise JomaError(f"{name} must be ≥ 0, got {_first(array, array < 0)}")
-    return array
+    return _refuse(name, array, array < 0, "be ≥ 0")
 
 
 def positive(name: str, value: ArrayLike) -> Array:
-    """`value` as an array of finite numbers > 0."""
+    """Return `value` as an array of finite numbers > 0."""
     array = finite(name, value)
-    if np.any(array <= 0):
-        raise JomaError(f"{name} must be > 0, got {_first(array, array <= 0)}")
-    return array
+    return _refuse(name, array, array <= 0, "be > 0")
 
 
 def positive_scalar(name: str, value: Any) -> float:
-    """`value` as one finite number > 0."""
+    """Return `value` as one finite number > 0."""
     return float(one(name, positive(name, value)))
 
 
 def within(name: str, value: ArrayLike, low: float, high: float) -> Array:
-    """`value` as an array of numbers in [low, high]."""
+    """Return `value` as an array of numbers in [low, high]."""
     array = finite(name, value)
-    outside = (array < low) | (array > high)
-    if np.any(outside):
-        raise JomaError(f"{name} must lie in [{low:g}, {high:g}], got {_first(array, outside)}")
-    return array
+    return _refuse(name, array, (array < low) | (array > high), f"lie in [{low:g}, {high:g}]")
 
 
 def probabilities(name: str, value: ArrayLike) -> Array:
-    """`value` as an array of probabilities."""
+    """Return `value` as an array of probabilities."""
     return within(name, value, 0.0, 1.0)
 
 
 def distribution(name: str, value: ArrayLike) -> Array:
-    """`value` as probabilities that sum to one over the last axis."""
+    """Return `value` as probabilities that sum to one over the last axis."""
     array = probabilities(name, value)
     if array.ndim == 0:
         raise JomaError(f"{name} must have at least one axis, got the scalar {array}")
@@ -83,32 +74,27 @@ def distribution(name: str, value: ArrayLike) -> Array:
 
 
 def integers(name: str, value: ArrayLike, low: int) -> NDArray[np.int64]:
-    """`value` as an array of whole numbers from low to the largest that int64 holds."""
+    """Return `value` as an array of whole numbers from low to the largest that int64 holds."""
     array = finite(name, value)
-    bad = (array != np.round(array)) | (array < low)
-    if np.any(bad):
-        raise JomaError(f"{name} must be whole numbers ≥ {low}, got {_first(array, bad)}")
+    _refuse(name, array, (array != np.round(array)) | (array < low), f"be whole numbers ≥ {low}")
     given = np.asarray(value)
     if given.dtype.kind == "i":  # float64 would round those beyond 2⁵³
         return given.astype(np.int64)
-    if np.any(array >= 2.0**63):
-        large = _first(array, array >= 2.0**63)
-        raise JomaError(f"{name} must be whole numbers below 2**63, got {large}")
-    return array.astype(np.int64)
+    return _refuse(name, array, array >= 2.0**63, "be whole numbers below 2**63").astype(np.int64)
 
 
 def whole(name: str, value: ArrayLike, low: int) -> int:
-    """`value` as one whole number from low below 2⁶³."""
+    """Return `value` as one whole number from low below 2⁶³."""
     return int(one(name, integers(name, value, low)))
 
 
 def scalar(name: str, value: ArrayLike) -> float:
-    """`value` as one finite number."""
+    """Return `value` as one finite number."""
     return float(one(name, finite(name, value)))
 
 
 def times(name: str, value: ArrayLike) -> Array:
-    """`value` as a time or a one-dimensional array of times, all ≥ 0."""
+    """Return `value` as a time or a one-dimensional array of times, all ≥ 0."""
     array = non_negative(name, value)
     if array.ndim > 1:
         raise JomaError(f"{name} must be a scalar or have one axis, got shape {array.shape}")
@@ -116,7 +102,7 @@ def times(name: str, value: ArrayLike) -> Array:
 
 
 def at_least_1d(name: str, value: ArrayLike) -> Array:
-    """`value` as a finite array with at least one axis."""
+    """Return `value` as a finite array with at least one axis."""
     array = finite(name, value)
     if array.ndim == 0:
         raise JomaError(f"{name} must have at least one axis, got the scalar {float(array)}")
@@ -124,14 +110,14 @@ def at_least_1d(name: str, value: ArrayLike) -> Array:
 
 
 def not_empty(name: str, array: Array) -> Array:
-    """`array` if its last axis has at least one entry."""
+    """Return `array` if its last axis has at least one entry."""
     if array.shape[-1] == 0:
         raise JomaError(f"{name} must not be empty over its last axis, got shape {array.shape}")
     return array
 
 
 def shape(name: str, array: Array, expected: tuple[int | None, ...]) -> Array:
-    """`array` if its shape is `expected`, where None stands for any length."""
+    """Return `array` if its shape is `expected`, where None stands for any length."""
     fits = array.ndim == len(expected) and all(
         want is None or want == have for want, have in zip(expected, array.shape, strict=True)
     )
@@ -142,7 +128,7 @@ def shape(name: str, array: Array, expected: tuple[int | None, ...]) -> Array:
 
 
 def broadcasts(name: str, value: Array, target: tuple[int, ...]) -> Array:
-    """`value` broadcast to the shape `target`."""
+    """Return `value` broadcast to the shape `target`."""
     try:
         return np.broadcast_to(value, target)
     except ValueError as error:
@@ -150,7 +136,7 @@ def broadcasts(name: str, value: Array, target: tuple[int, ...]) -> Array:
 
 
 def together(**shapes: tuple[int, ...]) -> None:
-    """Refuses shapes that do not broadcast with each other, naming whose they are."""
+    """Raise JomaError for shapes that do not broadcast together, with their names."""
     try:
         np.broadcast_shapes(*shapes.values())
     except ValueError as error:
@@ -159,14 +145,14 @@ def together(**shapes: tuple[int, ...]) -> None:
 
 
 def instance(name: str, value: object, kind: type[T]) -> T:
-    """`value` if it is of the kind asked for."""
+    """Return `value` if it is of the kind asked for."""
     if not isinstance(value, kind):
         raise JomaError(f"{name} must be a {kind.__name__}, got {shown(value)}")
     return value
 
 
 def shown(value: object) -> str:
-    """`value` as an error shows it: at most 200 characters, also where it cannot be written."""
+    """Return `value` as an error shows it: at most 200 characters, also if it has no repr."""
     try:
         text = repr(value)
     except Exception:  # as of a whole number of more than 4,300 digits
@@ -175,32 +161,61 @@ def shown(value: object) -> str:
 
 
 def norm(vectors: Array) -> Array:
-    """Euclidean length over the last axis, also where squares would over- or underflow."""
+    """Return the Euclidean length over the last axis, without over- or underflow of squares."""
     scale = np.max(np.abs(vectors), axis=-1, keepdims=True, initial=0.0)
     safe = np.where(scale > 0, scale, 1.0)
     return scale[..., 0] * np.linalg.norm(vectors / safe, axis=-1)
 
 
 def one(name: str, array: NDArray[Scalar]) -> NDArray[Scalar]:
-    """`array` if it is one number."""
+    """Return `array` if it is one number."""
     if array.ndim != 0:
         raise JomaError(f"{name} must be one number, got shape {array.shape}")
     return array
 
 
 def generator(rng: np.random.Generator | int) -> np.random.Generator:
-    """A generator as given, or made from a seed; never an unseeded one."""
+    """Return a generator as given, or made from a seed; never an unseeded one."""
     if isinstance(rng, np.random.Generator):
         return rng
     return np.random.default_rng(whole("rng", rng, 0))
 
 
 def frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
-    """A copy that cannot be written to, so that what was checked stays what was checked."""
+    """Return a copy that cannot be written to, so that what was checked stays as it is."""
     array = array.copy()
     array.flags.writeable = False
     return array
 
 
-def _first(array: Array, bad: NDArray[np.bool_]) -> float:
-    return float(array[bad].flat[0]) if array.ndim else float(array)
+def heights(height: ArrayLike, depth: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return whole numbers 0 ≤ H ≤ L − 1, Theorem 5's condition on the common latent ancestor."""
+    height = integers("height", height, 0)
+    depth = integers("depth", depth, 1)
+    together(height=height.shape, depth=depth.shape)
+    if np.any(height >= depth):
+        raise JomaError(
+            f"height must be below the depth of the hierarchy, got {height} with depth {depth}"
+        )
+    return height, depth
+
+
+def class_arguments(class_probs: ArrayLike, child_off_probs: ArrayLike) -> tuple[Array, Array]:
+    """Return p₀ and P[y=0|k] of a latent tree, with the same number of classes (Section 5)."""
+    class_probs = distribution("class_probs", class_probs)
+    child_off_probs = probabilities("child_off_probs", child_off_probs)
+    if child_off_probs.ndim == 0 or child_off_probs.shape[-1] != class_probs.shape[-1]:
+        raise JomaError(
+            f"child_off_probs must have a last axis of {class_probs.shape[-1]} classes, "
+            f"got shape {child_off_probs.shape}"
+        )
+    together(class_probs=class_probs.shape, child_off_probs=child_off_probs.shape)
+    return class_probs, child_off_probs
+
+
+def _refuse(name: str, array: Array, bad: NDArray[np.bool_], wanted: str) -> Array:
+    """Return `array`; raise JomaError with the first bad number if there is one."""
+    if np.any(bad):
+        first = float(array[bad].flat[0]) if array.ndim else float(array)
+        raise JomaError(f"{name} must {wanted}, got {first}")
+    return array

@@ -179,7 +179,7 @@ def mean_width(marginal: Marginal) -> float:
 
 
 def search_grid(positive: Marginal, negative: Marginal, distance: float) -> Array:
-    """Places s₋ to look at: fine near zero, geometric far out, as heavy tails turn at any scale."""
+    """Return places s₋ to search: fine near zero, geometric far out, for heavy tails."""
     widths = [mean_width(positive), mean_width(negative)]
     largest = max(distance, *widths)
     low = -min(negative.reach, positive.reach + distance, FAR * largest)
@@ -188,7 +188,7 @@ def search_grid(positive: Marginal, negative: Marginal, distance: float) -> Arra
     parts += [np.linspace(-2 * distance, distance, 97)]
     parts += [np.linspace(-4 * w - distance, 4 * w, 97) for w in set(widths)]
     grid = np.unique(np.concatenate(parts))
-    # Places all but equal would make a root that falls on them look like a stretch.
+    # Places all but equal would turn a root that falls on them into a stretch.
     grid = grid[np.diff(grid, prepend=-np.inf) > 1e-9 * np.maximum(distance, np.abs(grid))]
     return grid[(grid > low) & (grid <= FAR * largest)]
 

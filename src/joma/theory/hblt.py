@@ -16,7 +16,6 @@ from scipy.special import xlogy
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import frozen, generator, one
-from joma.theory._hblt_checks import class_arguments, heights
 
 Array = _checks.Array
 Node: TypeAlias = tuple[int, int]
@@ -73,7 +72,7 @@ def root_uncertainty(class_probs: ArrayLike, child_off_probs: ArrayLike) -> Arra
     Returns:
         ρ₀ in [−1, 1], one for each entry of the leading axes.
     """
-    class_probs, child_off_probs = class_arguments(class_probs, child_off_probs)
+    class_probs, child_off_probs = _checks.class_arguments(class_probs, child_off_probs)
     return np.clip(np.sum(class_probs * (2 * child_off_probs - 1), axis=-1), -1, 1)
 
 
@@ -112,7 +111,7 @@ def cooccurrence(height: ArrayLike, depth: ArrayLike, rho: ArrayLike, rho0: Arra
     Raises:
         ValueError: also where ρ^{L−1}ρ₀ = 1, as the token m then never occurs.
     """
-    height, depth = heights(height, depth)
+    height, depth = _checks.heights(height, depth)
     rho = _checks.within("rho", rho, -1, 1)
     rho0 = _checks.within("rho0", rho0, -1, 1)
     _checks.together(height=height.shape, depth=depth.shape, rho=rho.shape, rho0=rho0.shape)
@@ -137,7 +136,7 @@ def cooccurrence_near_one(height: ArrayLike, depth: ArrayLike, epsilon: ArrayLik
 
     Returns the right side without its O(ε²); the arguments broadcast as in `cooccurrence`.
     """
-    height, depth = heights(height, depth)
+    height, depth = _checks.heights(height, depth)
     epsilon = _checks.within("epsilon", epsilon, 0, 1)
     return 1 - height / depth + height * (2 * height - depth) / (2 * depth) * epsilon
 
@@ -151,7 +150,7 @@ def dissociation_bound(height: ArrayLike, depth: ArrayLike, epsilon: ArrayLike) 
     ε → 0. So a deep hierarchy and a shallow ancestor, H ≪ L, make the tokens co-occur surely only
     if Hε ≪ 1.
     """
-    height, depth = heights(height, depth)
+    height, depth = _checks.heights(height, depth)
     epsilon = _checks.within("epsilon", epsilon, 0, 1)
     _checks.together(height=height.shape, depth=depth.shape, epsilon=epsilon.shape)
     flips = height * epsilon
@@ -180,7 +179,7 @@ class Tree:
     rhos: tuple[Array, ...] = ()
 
     def __post_init__(self) -> None:
-        class_probs, off = class_arguments(self.class_probs, self.child_off_probs)
+        class_probs, off = _checks.class_arguments(self.class_probs, self.child_off_probs)
         if class_probs.ndim != 1:
             raise JomaError(f"class_probs must have one axis, got shape {class_probs.shape}")
         if off.ndim != 2 or off.shape[0] == 0:
@@ -235,7 +234,7 @@ class Tree:
         levels = int(one("depth", _checks.integers("depth", depth, 1)))
         children = int(one("branching", _checks.integers("branching", branching, 1)))
         rho = float(one("rho", _checks.within("rho", rho, -1, 1)))
-        class_probs, off = class_arguments(class_probs, child_off_probs)
+        class_probs, off = _checks.class_arguments(class_probs, child_off_probs)
         off = np.atleast_2d(off)
         sizes = [off.shape[0] * children**level for level in range(levels)]
         return cls(

@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory.block import Block, Samples, State, Trajectory, velocity
+from joma.theory._samples import Samples
+from joma.theory.block import Block, State, Trajectory, velocity
 
 
 def conserved(trajectory: Trajectory) -> Array:
@@ -209,7 +210,7 @@ def correlation(a: ArrayLike, b: ArrayLike, *, centered: bool = False) -> Array:
         a: shape (…, M).
         b: shape (…, M).
         centered: remove the means first. Logits of softmax attention have a constant mean, and so
-            has the whole of Eqn 18, but not its two parts alone: this decides how they look.
+            has the whole of Eqn 18, but not its two parts alone.
     """
     left, right = _checks.at_least_1d("a", a), _checks.at_least_1d("b", b)
     _checks.together(a=left.shape, b=right.shape)

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 from joma.errors import JomaError
 from joma.theory import _checks, _special
 from joma.theory._checks import Array
-from joma.theory._density import Density, radial, sphere_constant
-from joma.theory._marginal import LightTailed, Marginal
+from joma.theory._marginal import Density, LightTailed, Marginal, radial, sphere_constant
 
 __all__ = [
     "Ball",

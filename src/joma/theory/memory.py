@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory.block import Block, Samples, State, Trajectory, node_gradients
+from joma.theory._samples import Samples
+from joma.theory.block import Block, State, Trajectory, node_gradients
 
 _MAX_ITERATIONS = 200
 

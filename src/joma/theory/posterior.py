@@ -32,7 +32,7 @@ def posteriors(tree: Tree, leaves: ArrayLike) -> tuple[Array, ...]:
             f"leaves must be 0 or 1 and of shape (samples, {tree.sizes[-1]}), got shape {on.shape}"
         )
     # From the leaves up. Node first: (nodes, S, value). What is below a node, given its value,
-    # counts up to a factor, so that no product of many becomes too small to be told from 0.
+    # counts up to a factor, so that no product of many becomes too small to differ from 0.
     below = [np.stack([on.T == 0, on.T == 1], -1).astype(float)]
     messages: list[Array] = []  # what is below a node, given its parent's value
     for level in range(tree.depth - 1, 0, -1):

@@ -1,11 +1,12 @@
-"""Training: many networks as one program, checkpoints, and runs that go on where they stopped.
+"""Training: many networks as one program, language models, checkpoints, and resumed runs.
 
-What may live here is how a step is made, repeated, recorded, watched and continued. Update rules
-live in `joma.optim`, what is measured in `joma.probes`. `monitor` watches any training loop,
-`findings` says in plain words what the recorded series show.
+What may live here is how a step is made, repeated, recorded, watched and resumed: `loop` does it
+for everything that is trained. Update rules live in `joma.optim`, measurements in `joma.probes`.
+`monitor` watches any training loop, `findings` says in plain words what the recorded series show.
 """
 
-from joma.train.ensemble import PRECISIONS, Ensemble
-from joma.train.fit import Fit, Training, fit, fit_together
+from joma.train._checkpointing import CHECKPOINT_SECONDS
+from joma.train.ensemble import PRECISIONS, Ensemble, fit, fit_together
+from joma.train.loop import Fit, Training
 
-__all__ = ["PRECISIONS", "Ensemble", "Fit", "Training", "fit", "fit_together"]
+__all__ = ["CHECKPOINT_SECONDS", "PRECISIONS", "Ensemble", "Fit", "Training", "fit", "fit_together"]

@@ -1,7 +1,7 @@
 """N networks trained as one program: stacked weights, one optimizer, one captured step."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -9,57 +9,67 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joma.common.float32 import float32_products
+from joma.common.signals import StopRequest, deferring_signals
 from joma.data import Batch
 from joma.errors import JomaError
 from joma.models import Transformer
-from joma.optim import StackedAdam, StackedSGD
+from joma.optim import Optimizer
+from joma.optim.stacked import as_stacked
+from joma.optim.state import check_tensors, load_state, split_state
+from joma.runs import Checkpoint, Run
+from joma.train.loop import LONGEST_CHUNK, Fit, Training, Turns, resume, take_turns, turns
 
 
 class Network(Protocol):
-    """E networks as one module, as `joma.models` has them."""
+    """E networks as one module, as `joma.models` has them.
+
+    Attributes:
+        seeds: Seed of each member.
+        compute: Precision of activations and products, if not that of the parameters.
+    """
 
     seeds: tuple[int, ...]
     compute: torch.dtype | None
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """All of them, with the member axis first."""
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return names and parameters, with the member axis first."""
         ...
 
     def products(self) -> Iterable[str]:
-        """Names of the parameters that activations are multiplied with."""
+        """Return the names of the parameters that activations are multiplied with."""
         ...
 
     def settings(self) -> dict[str, Any]:
-        """What the networks are made of, for a checkpoint to be known by."""
+        """Return what the networks are made of, for a checkpoint to be recognised by."""
         ...
 
 
 N = TypeVar("N", bound=Network)
 
 Batches = Callable[[int | Tensor], Any]
-"""Gives the batch of a step; every member's part of it must depend on that member's seed alone."""
+"""Returns the batch of a step; each member's part must depend on that member's seed alone."""
 
 Loss = Callable[[N, Any, Tensor], Tensor]
-"""Of networks on a batch at a step: one number for each member, (E,).
+"""Returns the loss of each member on a batch at a step, (E,).
 
-It has a graph to go back through, or has left the gradients with the parameters already.
+The result has a graph to go back through, or its gradients are in the parameters already.
 """
 
 PRECISIONS = ("float32", "float64", "tf32", "bfloat16")
-"""Of matrix products, in "bfloat16" of activations too; the last two on GPUs alone.
+"""Precisions of matrix products, in "bfloat16" of activations too; the last two need a GPU.
 
 Parameters and the optimizer stay in float32 (float64 in "float64"); in "bfloat16" the gradients of
 the blocks' matrices are rounded to it before the optimizer reads them.
 """
 
-KEPT = 100
-"""Losses that stay on the device before they must be fetched."""
+_STREAMS = 32
+"""How many streams torch has of a device."""
 
 _WARM_UPS = 3  # as many as torch advises before a capture
 
 
 def classification_loss(model: Transformer, batch: Batch, step: Tensor) -> Tensor:
-    """Cross-entropy of each member on its part of a batch, (E,)."""
+    """Return the cross-entropy of each member on its part of a batch, (E,)."""
     del step  # nothing is drawn
     return weighted_cross_entropy(model(batch.tokens, leading=batch.leading), batch)
 
@@ -69,21 +79,30 @@ class Ensemble(Generic[N]):
 
     A member follows the trajectory of the same network trained alone: the members share no
     operation but the launch. On the GPU the whole step, drawing the data included, is captured once
-    as a CUDA graph and replayed.
+    as a CUDA graph and replayed, if the optimizer is made for it.
 
     Args:
-        model: the networks.
-        optimizer: of the model's parameters.
-        batches: the data of each step; called with the step counter as a tensor.
-        loss: what is made small; the cross-entropy of the classes unless given.
-        precision: one of `PRECISIONS`.
-        restart_every: steps after which the optimizer begins anew, as where every epoch makes one.
+        model: The networks.
+        optimizer: Optimizer of the model's parameters: one of `joma.optim`, or any other with
+            `step`, `zero_grad`, `state_dict` and `load_state_dict`. Members are independent if its
+            rule is elementwise.
+        batches: Function that returns the data of a step, given the step counter as a tensor.
+        loss: What is minimised; the cross-entropy of the classes unless given.
+        precision: One of `PRECISIONS`.
+        restart_every: Steps after which the optimizer forgets its state, as where every epoch makes
+            a new one.
+
+    Attributes:
+        step: Number of updates made so far.
+        captured_on: The stream whose scratch memory the captured step uses.
     """
+
+    stop_reason: str | None = None
 
     def __init__(
         self,
         model: N,
-        optimizer: StackedAdam | StackedSGD,
+        optimizer: Optimizer,
         batches: Batches,
         *,
         loss: Loss[N] = classification_loss,
@@ -92,7 +111,8 @@ class Ensemble(Generic[N]):
     ) -> None:
         if precision not in PRECISIONS:
             raise JomaError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-        dtype, self.device = (next(model.parameters()).dtype, next(model.parameters()).device)
+        first = next(parameter for _, parameter in model.named_parameters())
+        dtype, self.device = first.dtype, first.device
         if precision in ("tf32", "bfloat16") and self.device.type != "cuda":
             raise JomaError(f"precision {precision} is for a CUDA device, not {self.device}")
         if (precision == "float64") != (dtype == torch.float64):
@@ -102,38 +122,43 @@ class Ensemble(Generic[N]):
         self.model, self.optimizer, self.batches = model, optimizer, batches
         self.precision, self.restart_every = precision, restart_every
         self._loss = loss
+        self._moves = as_stacked(optimizer, model.named_parameters())
         if precision == "bfloat16":
-            optimizer.halve(model.products())
+            self._moves.to_bfloat16_with_master_weights(model.products())
         self.members = len(model.seeds)
         self.step = 0
         self._counter = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._losses = torch.zeros(KEPT, self.members, dtype=torch.float64, device=self.device)
+        self._losses = torch.zeros(
+            LONGEST_CHUNK, self.members, dtype=torch.float64, device=self.device
+        )
         self._fetched = 0
         self._replay: Callable[[], None] | None = None
         self.captured_on: torch.cuda.Stream | None = None
-        """The stream whose scratch memory the captured step uses."""
 
     def advance(self, steps: int) -> None:
-        """Makes `steps` steps; at most `KEPT` between two calls of `losses`."""
-        if self.step + steps - self._fetched > KEPT:
-            raise JomaError(f"steps must leave at most {KEPT} losses to fetch, got {steps}")
+        """Make `steps` steps; at most `LONGEST_CHUNK` between two calls of `losses`."""
+        if self.step + steps - self._fetched > LONGEST_CHUNK:
+            raise JomaError(
+                f"steps must leave at most {LONGEST_CHUNK} losses to fetch, got {steps}"
+            )
         with self.computing():
-            one = self._one_step if self.device.type != "cuda" else self._replay or self._capture()
+            captures = self.device.type == "cuda" and self._moves.capturable
+            one = self._replay or self._capture() if captures else self._one_step
             for step in range(self.step, self.step + steps):
                 if self.restart_every is not None and step and step % self.restart_every == 0:
-                    self.optimizer.restart()
+                    self._moves.restart()
                 one()
         self.step += steps
 
     def losses(self) -> tuple[range, Tensor]:
-        """The steps since the last call and their losses, before each step's update: (steps, E)."""
+        """Return the steps since the last call and their losses before the update, (steps, E)."""
         steps = range(self._fetched, self.step)
         self._fetched = self.step
-        return steps, self._losses.cpu()[[step % KEPT for step in steps]]
+        return steps, self._losses.cpu()[[step % LONGEST_CHUNK for step in steps]]
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """The precision of the block's products; what was set before comes back."""
+        """Compute products in the ensemble's precision; what was set before comes back."""
         coarse, half = self.precision in ("tf32", "bfloat16"), self.precision == "bfloat16"
         with float32_products("tf32" if coarse else "ieee"):
             try:
@@ -143,48 +168,72 @@ class Ensemble(Generic[N]):
                 self.model.compute = None
 
     @contextlib.contextmanager
-    def looking(self) -> Iterator[N]:
-        """The networks to look at, without gradients and in no coarser precision than tf32."""
-        with self.computing(), self.optimizer.whole(), torch.no_grad():
+    def evaluating(self) -> Iterator[N]:
+        """Yield the networks to measure, without gradients, in float32 or tf32."""
+        with self.computing(), self._moves.using_master_weights(), torch.no_grad():
             self.model.compute = None
             yield self.model
 
-    def state(self) -> dict[str, Tensor]:
-        """All that decides what comes next; random numbers follow from seeds and step."""
+    def settings(self) -> dict[str, Any]:
+        """Return what decides how the state continues, but for the data."""
         return {
-            "step": torch.tensor(self.step),
-            "seeds": torch.tensor(self.model.seeds),
-            **{f"model.{name}": p for name, p in self.optimizer.originals().items()},
-            **{f"optimizer.{name}": part for name, part in self.optimizer.state().items()},
+            "seeds": list(self.model.seeds),
+            **self.model.settings(),
+            "precision": self.precision,
+            **self._moves.settings(),
+            "restart_every": self.restart_every,
         }
 
-    @torch.no_grad()
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Goes back to a state that `state` gave, of the same networks."""
-        own = self.state()
-        if own.keys() != state.keys():
-            odd = ", ".join(sorted(own.keys() ^ state.keys())[:3])
-            raise JomaError(f"state must be of these networks; {odd} … is in one of the two only")
-        for name, tensor in own.items():
-            if tensor.shape != state[name].shape or tensor.dtype != state[name].dtype:
-                raise JomaError(
-                    f"state must be of these networks; {name} is {tuple(state[name].shape)} in "
-                    f"{state[name].dtype}, but must be {tuple(tensor.shape)} in {tensor.dtype}"
-                )
-        if not torch.equal(own["seeds"], state["seeds"]):
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all tensors that decide what comes next; random numbers follow from the seeds."""
+        yield "step", torch.tensor(self.step)
+        yield "seeds", torch.tensor(self.model.seeds)
+        for name, parameter in self._moves.master_weights().items():
+            yield f"model.{name}", parameter
+        for name, part in self._optimizer_state()[0].items():
+            yield f"optimizer.{name}", part
+
+    def about(self) -> dict[str, Any]:
+        """Return the settings, and what the optimizer's state has besides tensors."""
+        structure = self._optimizer_state()[1]
+        return self.settings() | ({} if structure is None else {"optimizer_state": structure})
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise JomaError if a checkpoint is of other networks or has other settings."""
+        given, saved = self.settings(), checkpoint.about
+        if other := [name for name, value in given.items() if saved.get(name) != value]:
+            wanted = " and ".join(f"{name} {saved.get(name)}" for name in other)
+            got = " and ".join(f"{name} {given[name]}" for name in other)
             raise JomaError(
-                f"state must be of seeds {own['seeds'].tolist()}, got {state['seeds'].tolist()}"
+                f"ensemble must have {wanted}, as in {checkpoint.path}, from which the run "
+                f"resumes, got {got}"
+            )
+
+    @torch.no_grad()
+    def load_state(self, step: int, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Return to a state that `state` and `about` gave, of the same networks."""
+        parts = {name: one for name, one in state.items() if name.startswith("optimizer.")}
+        own = {name: one for name, one in self.state() if not name.startswith("optimizer.")}
+        mine = {name: one for name, one in state.items() if name not in parts}
+        check_tensors("state must be of these networks", mine, own)
+        if not torch.equal(own["seeds"], mine["seeds"]):
+            raise JomaError(
+                f"state must be of seeds {own['seeds'].tolist()}, got {mine['seeds'].tolist()}"
             )
         for name, tensor in own.items():
-            tensor.copy_(state[name])
-        self.step = self._fetched = int(state["step"])
-        self._counter.fill_(self.step)
-        self.optimizer.refresh()
+            tensor.copy_(mine[name])
+        parts = {name.removeprefix("optimizer."): one for name, one in parts.items()}
+        load_state(self.optimizer, parts, about.get("optimizer_state"))
+        self.step = self._fetched = step
+        self._counter.fill_(step)
+
+    def _optimizer_state(self) -> tuple[dict[str, Tensor], Any]:
+        return split_state(self.optimizer, self.model.named_parameters())
 
     def _one_step(self) -> None:
         loss_E = self._backward()
         self.optimizer.step()
-        self._losses.index_copy_(0, (self._counter % KEPT).view(1), loss_E.view(1, -1))
+        self._losses.index_copy_(0, (self._counter % LONGEST_CHUNK).view(1), loss_E.view(1, -1))
         self._counter += 1
 
     def _backward(self) -> Tensor:
@@ -195,7 +244,7 @@ class Ensemble(Generic[N]):
         return loss_E.detach().double()
 
     def _capture(self) -> Callable[[], None]:
-        """Captures a step without making one: what warms up must not move a parameter.
+        """Capture a step without making one: the warm-up must not move a parameter.
 
         Graphs captured on one stream share the scratch memory of its matrix products, so that two
         of them replayed at the same time spoil each other's: where the current stream is not the
@@ -203,24 +252,24 @@ class Ensemble(Generic[N]):
         """
         current = torch.cuda.current_stream()
         usual = current == torch.cuda.default_stream()
-        beside = torch.cuda.Stream() if usual else current
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
+        other = torch.cuda.Stream() if usual else current
+        other.wait_stream(current)
+        with torch.cuda.stream(other):
             for _ in range(_WARM_UPS):
                 self._backward()
-            self.optimizer.warm_up()
-        current.wait_stream(beside)
+            self._moves.warm_up()
+        current.wait_stream(other)
         graph = torch.cuda.CUDAGraph()
         self.optimizer.zero_grad()
-        with torch.cuda.graph(graph, stream=beside):
+        with torch.cuda.graph(graph, stream=other):
             self._one_step()
-        self.optimizer.captured()
-        self._replay, self.captured_on = graph.replay, beside
+        self._moves.captured()
+        self._replay, self.captured_on = graph.replay, other
         return graph.replay
 
 
 def weighted_cross_entropy(outputs_EBC: Tensor, batch: Batch) -> Tensor:
-    """Mean cross-entropy of each member's rows, as often as each counts: (E,)."""
+    """Return the mean cross-entropy of each member's rows, as often as each counts: (E,)."""
     each = functional.cross_entropy(
         outputs_EBC.flatten(0, 1), batch.labels.flatten(), reduction="none"
     )
@@ -228,3 +277,87 @@ def weighted_cross_entropy(outputs_EBC: Tensor, batch: Batch) -> Tensor:
     if batch.weights is None:
         return each_EB.mean(-1)
     return (each_EB * batch.weights.to(each_EB.dtype)).sum(-1)
+
+
+def fit(ensemble: Ensemble, run: Run, steps: int, **options: Any) -> Fit:
+    """Train up to `steps` steps, resuming from the run's newest undamaged checkpoint.
+
+    Each step's loss is logged under its number, before the update; a measurement at step s is of
+    the networks after s updates. Logged values are written every few seconds, and in any case when
+    the loop ends, also by an error. Checkpoints are written while training continues. Ctrl-C and
+    SIGTERM save one and then raise KeyboardInterrupt or its subclass
+    `joma.common.signals.TerminatedError`. A run that was killed and resumed has the same metrics,
+    bit for bit on the CPU, as one that was not. A damaged checkpoint is logged as a warning and the
+    one before it used.
+
+    A run without checkpoints starts again, and its metrics are removed: whoever removes the
+    checkpoints of a training that has ended must remember that it has. With a checkpoint of the
+    last step nothing is done again, and a larger `steps` resumes from there.
+
+    Args:
+        ensemble: The networks and their data; untrained if the run has no checkpoint.
+        run: Run folder for metrics and checkpoints. A checkpoint of other networks or with other
+            settings of the optimizer is refused.
+        steps: Number of updates after which the training ends.
+        **options: The other attributes of `Training`.
+    """
+    return fit_together([Training(ensemble, run, steps, **options)])[0]
+
+
+def fit_together(trainings: Sequence[Training]) -> list[Fit]:
+    """Train several ensembles round-robin; on a GPU each has its own stream.
+
+    While one is measured or saved the others continue; steps themselves become no faster, for small
+    kernels of one wait where another's fill the GPU. Each ends as it would alone, to the bit. An
+    error of one ends all; Ctrl-C and SIGTERM save a checkpoint of each.
+    """
+    paths = [training.first_run.path.resolve() for training in trainings]
+    if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
+        raise JomaError(f"trainings must each have a run of their own, got {twice[0]} twice")
+    with contextlib.ExitStack() as around:
+        for training in trainings:  # a second process would log all of it again
+            around.enter_context(training.first_run.locked())
+        stop = around.enter_context(deferring_signals())
+        all_turns = [
+            around.enter_context(contextlib.closing(_turns(training, stop)))
+            for training in trainings
+        ]
+        return take_turns(all_turns, stop, _streams(trainings))
+
+
+def _turns(training: Training, stop: StopRequest) -> Turns:
+    ended = yield from turns(training, resume(training), stop)
+    training.first_run.metrics.compact()
+    return ended
+
+
+def _streams(
+    trainings: Sequence[Training],
+) -> Sequence[contextlib.AbstractContextManager[Any]] | None:
+    """Return a stream for each where several are on a GPU, after waiting for earlier work."""
+    ensembles = [training.trained for training in trainings]
+    devices = [one.device for one in ensembles if isinstance(one, Ensemble)]
+    if len(trainings) < 2 or any(device.type != "cuda" for device in devices):
+        return None
+    torch.cuda.synchronize()
+    taken = [one.captured_on for one in ensembles if isinstance(one, Ensemble)]
+    taken.append(torch.cuda.graph.default_capture_stream)  # of graphs that others capture
+    streams = _different(devices, [stream for stream in taken if stream is not None])
+    return [torch.cuda.stream(stream) for stream in streams]
+
+
+def _different(
+    devices: Sequence[torch.device], taken: Sequence[torch.cuda.Stream] = ()
+) -> list[torch.cuda.Stream]:
+    """Return distinct streams that are not taken: torch hands out those it has in turn."""
+    streams: list[torch.cuda.Stream] = []
+    for device in devices:
+        drawn = (torch.cuda.Stream(device) for _ in range(_STREAMS))
+        other = next((own for own in drawn if own not in (*streams, *taken)), None)
+        if other is None:
+            raise JomaError(
+                f"trainings of one GPU must be {_STREAMS} at most to be made together, got "
+                f"{len(devices)}"
+            )
+        streams.append(other)
+    return streams

@@ -1,4 +1,4 @@
-"""Model files made to do harm: damaged, lying about themselves, or far larger than they look.
+"""Model files made to do harm: damaged, lying about themselves, or far larger than they seem.
 
 Every case writes files below a folder and returns what to load. The random ones are drawn from a
 fixed seed, so that a case keeps its name and its bytes.

@@ -2,7 +2,7 @@
 
 For every node of an MLP the contexts at which it is largest are grouped by what their query attends
 to in that layer; a node scores high where two groups are tight and have nothing to do with each
-other. A best of many pairs of groups is large by chance alone, so every score is read beside two
+other. A best of many pairs of groups is large by chance alone, so every score is compared with two
 controls that go through the same steps: contexts shuffled among nodes, and an untrained model.
 
 - `search` scores every node of a model, `Search` says what the scores and the controls say.
@@ -13,12 +13,17 @@ controls that go through the same steps: contexts shuffled among nodes, and an u
 - `spread` chooses windows evenly over a text.
 """
 
-from joma.analysis.superposition._estimate import estimate
-from joma.analysis.superposition._examples import Context, Found, Group, examples
+from joma.analysis.superposition._examples import Context, Found, Group, examples, tables
 from joma.analysis.superposition._observe import spread
-from joma.analysis.superposition._search import LayerScores, Search, check, quantile, search
+from joma.analysis.superposition._search import (
+    LayerScores,
+    Search,
+    check,
+    estimate,
+    quantile,
+    search,
+)
 from joma.analysis.superposition._settings import Settings
-from joma.analysis.superposition._tables import tables
 
 __all__ = [
     "Context",

@@ -9,7 +9,7 @@ Then the descriptions of a layer's contexts are whitened: centred, and scaled to
 their main directions. Without that, even attention scores high: means over whole windows differ in
 a few directions only (code or prose, early or late), and along those any contexts fall into groups.
 With it, contexts dealt at random score alike whatever the attention is like, and scores of
-different models can be held against each other.
+different models can be compared.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The best nodes with their contexts as text: what they answer to, what is attended to there."""
+"""The best nodes of a search with their contexts as text, and all of a search as tables."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +24,9 @@ _MOST_BOLD = 5
 _DRAWS = 199
 _CANDIDATES = 4
 _TEXT_ALONE = 0.05
+
+Columns = dict[str, list[Any]]
+"""A table, by column."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def examples(
     """The best nodes of a search with their contexts.
 
     They come in the order of `Search.ranked`, but those that the text alone would make (see
-    `Found.p_own`) after the others; so a few more are looked at than are given.
+    `Found.p_own`) after the others; so a few more are examined than returned.
 
     Args:
         search: what was found.
@@ -241,3 +244,74 @@ def _alone(tokenizer: Tokenizer | None, tokens: Sequence[int]) -> list[str]:
     if tokenizer is None:
         return [str(token) for token in tokens]
     return [tokenizer.decode([token]) for token in tokens]
+
+
+def tables(search: Search, found: Sequence[Found]) -> dict[str, Columns]:
+    """Tables by name; one may be empty.
+
+    `nodes` has every node with its score, `controls` every score of the controls, `layers` a line
+    for each layer, and `contexts` those of the nodes found.
+    """
+    return {
+        "nodes": _nodes(search),
+        "controls": _controls(search),
+        "layers": _columns(search.table()),
+        "contexts": _columns(_contexts(found)),
+    }
+
+
+def _nodes(search: Search) -> Columns:
+    columns: Columns = {}
+    for layer in search.layers:
+        of_layer = {
+            "layer": torch.full_like(layer.observed.nodes, layer.layer),
+            "node": layer.observed.nodes,
+            "score": layer.score,
+            "inside": layer.pairs.inside,
+            "across": layer.pairs.across,
+            "p_shuffled": shares_at_least(layer.shuffled, layer.score),
+            "p_untrained": shares_at_least(layer.untrained, layer.score),
+            "above_shuffled": layer.above_shuffled,
+            "above_untrained": layer.above_untrained,
+        }
+        for name, values in of_layer.items():
+            columns.setdefault(name, []).extend(values.tolist())
+    return columns
+
+
+def _controls(search: Search) -> Columns:
+    columns: Columns = {"layer": [], "control": [], "score": []}
+    for layer in search.layers:
+        for name in ("shuffled", "untrained", "untrained_shuffled"):
+            scores = getattr(layer, name).tolist()
+            columns["layer"] += [layer.layer] * len(scores)
+            columns["control"] += [name.replace("_", " ")] * len(scores)
+            columns["score"] += scores
+    return columns
+
+
+def _contexts(found: Sequence[Found]) -> list[dict[str, Any]]:
+    return [
+        {
+            "layer": node.layer,
+            "node": node.node,
+            "group": chr(ord("A") + number),
+            "activation": context.activation,
+            "window": context.window,
+            "position": context.position,
+            "text": "".join(context.pieces[: context.query + 1]),
+            "query": context.pieces[context.query],
+            "attended": " ".join(
+                piece.strip()
+                for piece, attended in zip(context.pieces, context.attended, strict=True)
+                if attended
+            ),
+        }
+        for node in found
+        for number, group in enumerate(node.groups)
+        for context in group.contexts
+    ]
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> Columns:
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}

@@ -1,6 +1,6 @@
 """A model reads a text twice: first to find where its nodes answer, then what is attended to there.
 
-The second time only the rows of the contexts that were found are kept, so that what is held is
+The second time only the rows of the contexts that were found are kept, so that memory is for
 contexts × window, however many layers and heads there are.
 """
 
@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from joma.analysis.superposition._rows import attention_rows
 from joma.analysis.superposition._settings import Settings
+from joma.common.progress import Progress
 from joma.models import Loaded, module_at
 from joma.probes.contexts import TopContexts, TopContextsAccumulator
 from joma.probes.tap import AttentionCall, watch_attention
-
-Progress = Callable[[str, int, int], None]
 
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
 
@@ -66,7 +64,7 @@ def observe(
     seed: int,
     progress: Progress,
 ) -> list[Observed]:
-    """Finds the contexts of every layer's nodes and what is attended to in them.
+    """Find the contexts of every layer's nodes and what is attended to in them.
 
     Args:
         loaded: the model.
@@ -75,7 +73,7 @@ def observe(
         nodes: how many nodes of each layer, drawn at random; all where None.
         settings: how.
         seed: decides which nodes.
-        progress: is told how many windows are done of each reading.
+        progress: called with how many windows of each reading are done.
     """
     tops = _answers(loaded, windows, layers, nodes, settings, seed, progress)
     same = _labels(windows, settings.repeat)
@@ -166,6 +164,59 @@ def _attended(
     return [rows[layer] for layer in layers]
 
 
+def attention_rows(call: AttentionCall, sequence: int, positions: Tensor) -> Tensor:
+    """Attention of some queries of one sequence over its keys, the mean over heads, (n, S).
+
+    The mean over heads is what the MLP gets to see of what the position attended to, before the
+    heads' own maps: a head that rests on the sink has little to say in it once that is left out.
+
+    Args:
+        call: the queries and keys of a layer.
+        sequence: which sequence of the batch.
+        positions: of the queries, (n,).
+    """
+    if call.scores is not None:
+        return call.scores[sequence, :, positions].float().softmax(-1).mean(0)
+    query = call.query[sequence, :, positions].float()
+    key = call.key[sequence].float()
+    heads, queries, keys = query.shape[0], query.shape[1], key.shape[1]
+    key = key.repeat_interleave(heads // key.shape[0], 0)
+    scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+    scores = query @ key.mT * scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    seen = _seen(call, sequence, positions, keys)
+    if call.mask is not None:
+        whole = (call.query.shape[0], heads, call.query.shape[2], keys)
+        mask = call.mask.expand(whole)[sequence, :, positions]
+        if mask.dtype == torch.bool:
+            seen = seen & mask
+        else:
+            scores = scores + mask.float()
+    scores = scores.masked_fill(~seen, -torch.inf)
+    # A row that sees no key would be NaN.
+    if call.sinks is not None:  # one more outcome, which is no key
+        sinks = call.sinks.float()[:, None, None].expand(heads, queries, 1)
+        scores = torch.cat((scores, sinks), -1)
+    rows = scores.softmax(-1)[..., :keys].nan_to_num_(0.0).mean(0)
+    assert rows.shape == (queries, keys)
+    return rows
+
+
+def _seen(call: AttentionCall, sequence: int, positions: Tensor, keys: int) -> Tensor:
+    """Which keys each query may see, (n, S)."""
+    own = (positions + keys - call.query.shape[2]).unsqueeze(-1)
+    places = torch.arange(keys, device=positions.device)
+    seen = torch.ones(len(positions), keys, dtype=torch.bool, device=positions.device)
+    if call.causal:
+        seen &= places <= own
+    if call.window is not None:
+        seen &= (places - own).abs() < call.window
+    if call.padding is not None:
+        seen &= call.padding[sequence]
+    return seen
+
+
 def run(loaded: Loaded, tokens: Tensor) -> None:
     """One forward pass, without the output layer where the model can do without."""
     model = loaded.model
@@ -188,10 +239,10 @@ def _hidden(
         for layer in layers:
             module = module_at(loaded.model, path, layer, architecture=loaded.known_architecture)
 
-            def look(_: nn.Module, inputs: tuple[Tensor, ...], layer: int = layer) -> None:
+            def hook(_: nn.Module, inputs: tuple[Tensor, ...], layer: int = layer) -> None:
                 see(layer, inputs[0])
 
-            handles.append(module.register_forward_pre_hook(look))
+            handles.append(module.register_forward_pre_hook(hook))
         yield
     finally:
         for handle in handles:

@@ -1,6 +1,7 @@
-"""The search: every node's score, the same of both controls, and what they say together."""
+"""The search: every node's score, those of both controls, and what they show together."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from joma.analysis.superposition._clusters import Pairs, best_pairs
 from joma.analysis.superposition._content import describe, token_vectors
-from joma.analysis.superposition._observe import Observed, Progress, observe
+from joma.analysis.superposition._observe import Observed, batches, observe, run
 from joma.analysis.superposition._settings import Settings
 from joma.analysis.superposition._shuffle import dealt
+from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
 from joma.models import Loaded, number_of_layers, untrained
 
@@ -28,6 +30,16 @@ FEWEST = 100
 
 _TIMES_CHANCE = 2.0
 _ERRORS = 3.0
+
+_MODELS = 2
+_READINGS = 4
+"""Passes over the text: two by the model and two by an untrained one."""
+
+_TOTAL_SHARE = 1.6
+"""Time of a search over that of its passes over the text, as measured on a CPU."""
+
+_BASE_BYTES = 5e8
+"""Memory of Python, torch and one batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +214,7 @@ def search(
     nodes: int | None = None,
     settings: Settings | None = None,
     seed: int = 0,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = no_progress,
 ) -> Search:
     """Scores how unrelated the contexts are that each MLP node answers to, with two controls.
 
@@ -218,7 +230,7 @@ def search(
         nodes: how many nodes of each layer, drawn at random; all where None.
         settings: how contexts are taken and grouped.
         seed: decides the nodes, the shuffles and the untrained weights.
-        progress: is told what is being done and how far it is.
+        progress: called with what is being done and how far it is.
     """
     settings = settings or Settings()
     layers = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
@@ -326,3 +338,32 @@ def check(
             f"nodes must be at least {FEWEST}, or none can be above 99% of a control, got {nodes}"
         )
     return _layers(loaded, layers)
+
+
+def estimate(
+    loaded: Loaded,
+    windows: Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    nodes: int | None = None,
+    settings: Settings | None = None,
+) -> tuple[float, float]:
+    """Return seconds and bytes that `search` will take; one batch is read for it, twice."""
+    settings = settings or Settings()
+    chosen = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
+    _, batch = next(batches(loaded, windows))
+    run(loaded, batch)
+    if batch.is_cuda:
+        torch.cuda.synchronize(batch.device)
+    start = time.perf_counter()
+    run(loaded, batch)
+    if batch.is_cuda:
+        torch.cuda.synchronize(batch.device)
+    reading = (time.perf_counter() - start) * len(windows) / len(batch)
+    weights = sum(weight.numel() * weight.element_size() for weight in loaded.model.parameters())
+    most = windows.numel() if nodes is None else nodes * settings.contexts
+    rows = min(most, windows.numel()) * (windows.shape[1] + settings.directions) * 4
+    return (
+        reading * _READINGS * _TOTAL_SHARE,
+        _MODELS * (weights + len(chosen) * rows) + _BASE_BYTES,
+    )

@@ -1,4 +1,4 @@
-"""What decides a search beside the model and the text."""
+"""What decides a search apart from the model and the text."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Settings:
         skip: positions at the beginning of a window that are no context: they have little to
             attend to.
         sink: keys at the beginning of a window whose attention is not counted. Many heads rest on
-            the first token when they have nothing to say; with it, all contexts look related.
+            the first token when they have nothing to say; with it, all contexts seem related.
         repeat: contexts with the same last tokens, this many, are one context seen again.
         directions: most directions in which contexts are compared.
         shuffles: how often the contexts of a layer are dealt out at random.
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def shortest(self) -> int:
-        """Fewest tokens of a window: one context, with something to attend to beside the sink."""
+        """Fewest tokens of a window: one context, and something to attend to besides the sink."""
         return max(self.skip, self.sink + 1) + 1
 
     def _at_least(self, name: str, low: int) -> None:

@@ -18,7 +18,7 @@ from joma.experiments.claims import (
     rates,
     scan_snap,
 )
-from joma.experiments.claims._claim import Claim, Measurement, Verdict, check
+from joma.experiments.claims.claim import Claim, Measurement, Verdict, check
 
 TOPICS: dict[str, tuple[Claim, ...]] = {
     "Joint dynamics and its invariants": joint.CLAIMS,

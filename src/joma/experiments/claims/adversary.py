@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim
-from joma.experiments.claims._measurement import Formula, Measurement
-from joma.experiments.claims._search import Point, Search
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.search import Point, Search
 
 ENOUGH = 1000
 """Evaluations below which a search is named as too short."""

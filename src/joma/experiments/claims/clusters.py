@@ -7,21 +7,22 @@ import numpy as np
 from scipy import special
 
 from joma.errors import JomaError
-from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
-from joma.experiments.claims._isotropic import (
-    FAMILIES,
-    FAMILY,
-    Array,
-    draw,
-    family_of,
-    flow,
-    reference,
-    spread,
-    width_of,
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, measured, monte_carlo
+from joma.experiments.claims.reference import clusters as isotropic
+from joma.experiments.claims.reference.clusters import spread
+from joma.experiments.claims.search import (
+    Choice,
+    Integer,
+    Matrix,
+    Point,
+    Real,
+    Search,
+    Vector,
+    over,
 )
-from joma.experiments.claims._search import Choice, Integer, Matrix, Point, Real, Search, Vector
+from joma.theory import as_printed as printed
 from joma.theory import clusters, marginals
-from joma.theory.as_printed import clusters as printed
 from joma.theory.marginals import (
     Ball,
     Gaussian,
@@ -48,7 +49,7 @@ def _moments(formula: Formula, rng: np.random.Generator) -> Measurement:
         v = rng.normal(size=3)
         v *= 2.3 / np.linalg.norm(v)
         mean, bias = 0.3 * rng.normal(size=3), 0.2
-        x = mean + draw(marginal, basis.shape[1], 100_000, rng) @ basis.T
+        x = mean + isotropic.draw(marginal, basis.shape[1], 100_000, rng) @ basis.T
         active = (x @ v + bias > 0).astype(float)
         drawn = np.column_stack([active, active[:, None] * x])
         activity, moment = formula(marginal, v, mean, bias, basis=basis)
@@ -68,7 +69,9 @@ def _shape(point: Point, dimensions: int) -> Marginal:
     return Scaled(marginal, point["width"])
 
 
-def _at(positions: Any, s: float, length: float, rng: np.random.Generator) -> tuple[Array, float]:
+def _at(
+    positions: Any, s: float, length: float, rng: np.random.Generator
+) -> tuple[isotropic.Array, float]:
     """A weight of given length, and the bias that puts the first cluster at the distance s."""
     v = rng.normal(size=len(positions))
     v *= length / np.linalg.norm(v)
@@ -84,6 +87,7 @@ _SAMPLED: dict[str, Any] = {
 }
 
 
+@over(**_SAMPLED, mean=Vector(Real(-3.0, 3.0), Integer(1, 5)), rank=Integer(1, 5), sampled=True)
 def _moments_at(formula: Formula, point: Point) -> Measurement:
     """Monte Carlo in as many dimensions as given, of which the cluster fills `rank`."""
     rng = np.random.default_rng([3, point.seed])
@@ -97,7 +101,7 @@ def _moments_at(formula: Formula, point: Point) -> Measurement:
     bias = float(point["s"] * point["width"] * point["length"] - mean @ v)
     activity, moment = formula(marginal, v, mean, bias, basis=basis)
     size = 4_000 * point.effort
-    x = mean + draw(marginal, rank, size, point.generator) @ basis.T
+    x = mean + isotropic.draw(marginal, rank, size, point.generator) @ basis.T
     active = (x @ v + bias > 0).astype(float)
     # Of E[xψ] what lies across v is E[ψ] x̄ by symmetry, which a sample would only blur.
     along = basis @ (basis.T @ v) / point["length"]
@@ -110,7 +114,7 @@ def _moments_at(formula: Formula, point: Point) -> Measurement:
     return _sampled(drawn, predicted, exact)
 
 
-def _sampled(drawn: Array, predicted: Array, exact: float) -> Measurement:
+def _sampled(drawn: isotropic.Array, predicted: isotropic.Array, exact: float) -> Measurement:
     """Five standard errors of a sample, with the least that a share of it can have, or 1e-9."""
     count = len(drawn)
     spread = drawn.std(axis=0, ddof=1) + np.abs(drawn).max(axis=0) / np.sqrt(count)
@@ -127,7 +131,7 @@ def _flow(formula: Formula, rng: np.random.Generator) -> Measurement:
     draws = 60_000
     total, variance = np.zeros(5), np.zeros(5)
     for shape, mean, weight in zip(shapes, means, a, strict=True):
-        x = mean + draw(shape, 4, draws, rng)
+        x = mean + isotropic.draw(shape, 4, draws, rng)
         active = (x @ v + bias > 0).astype(float)
         drawn = weight * np.column_stack([active[:, None] * x, active])
         total += drawn.mean(axis=0)
@@ -137,7 +141,7 @@ def _flow(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 _CLUSTERS: dict[str, Any] = {
-    **FAMILY,
+    **isotropic.FAMILY,
     "means": Matrix(Real(-10.0, 10.0), Integer(1, 6), Integer(1, 4)),
     "gradients": Vector(Real(-2.0, 2.0, special=(0.0, 1.0)), Integer(1, 6)),
     "widths": Vector(Real(0.1, 10.0, log=True, special=(1.0,)), Integer(1, 6)),
@@ -147,9 +151,11 @@ _CLUSTERS: dict[str, Any] = {
 """Any number of clusters of one family, each with its width, and any node."""
 
 
-def _scene(point: Point) -> tuple[list[Marginal], Array, Array, Array, float]:
+def _scene(
+    point: Point,
+) -> tuple[list[Marginal], isotropic.Array, isotropic.Array, isotropic.Array, float]:
     means = point["means"]
-    family = family_of(point)
+    family = isotropic.family_of(point)
     widths = np.resize(point["widths"], len(means))
     v = np.resize(point["v"], means.shape[1])
     if np.linalg.norm(v) < 1e-6:
@@ -158,17 +164,18 @@ def _scene(point: Point) -> tuple[list[Marginal], Array, Array, Array, float]:
     return shapes, np.resize(point["gradients"], len(means)), means, v, point["bias"]
 
 
+@over(**_CLUSTERS)
 def _flow_at(formula: Formula, point: Point) -> Measurement:
     """The flow of any clusters, whose integrals come from the density alone."""
     shapes, a, means, v, bias = _scene(point)
     rate = formula(shapes, a, means, v, bias)
-    expected = flow(shapes, a, means, v, bias)
+    expected = isotropic.flow(shapes, a, means, v, bias)
     size = np.abs(a) @ (np.abs(means).max(axis=1) + _widths(shapes)) + 1e-300
     error = np.abs(np.array([*rate.v, float(rate.bias)]) - expected).max() / size
-    return Measurement(float(error), 1e-9)
+    return measured(error, 1e-9)
 
 
-def _widths(shapes: list[Marginal]) -> Array:
+def _widths(shapes: list[Marginal]) -> isotropic.Array:
     """θ₂(0) of each cluster, the largest that θ₂ becomes."""
     return np.array([spread(one, 0.0) for one in shapes])
 
@@ -176,37 +183,37 @@ def _widths(shapes: list[Marginal]) -> Array:
 def _first_integral(formula: Formula, rng: np.random.Generator) -> Measurement:
     """F(b) - F(a) against ∫ θ₁, and F far below zero against its own size, for ReLU."""
     worst = 0.0
-    for marginal in FAMILIES:
+    for marginal in isotropic.FAMILIES:
         low, high = np.sort(rng.uniform(-0.9, 0.9, size=2))
         cuts = [low, 0.0, high] if low < 0 < high else [low, high]
         total = 0.0
         for a, b in itertools.pairwise(cuts):
-            shares = reference(marginal, (a + b) / 2 + (b - a) / 2 * _NODES).share
+            shares = isotropic.reference(marginal, (a + b) / 2 + (b - a) / 2 * _NODES).share
             total += (b - a) / 2 * float(_WEIGHTS @ shares)
         difference = float(formula(marginal, high) - formula(marginal, low))
         worst = max(worst, abs(difference - total))
         deep = -0.95 if np.isfinite(marginal.reach) else -20.0
-        expected = float(reference(marginal, deep).first_integral)
+        expected = float(isotropic.reference(marginal, deep).first_integral)
         worst = max(worst, abs(float(formula(marginal, deep)) / expected - 1))
     return Measurement(worst, 1e-9)
 
 
 def _first_integral_leaky(formula: Formula, rng: np.random.Generator) -> Measurement:
     """For a leaky ReLU F = θ₂ + sθ₁ does not vanish far below zero but tends to c₋ s."""
-    del rng
     leak, s = 0.1, -20.0
     leaky = leak * s + (1 - leak) * float(formula(Gaussian(), s))
     return Measurement(abs(leaky), 1e-9)
 
 
+@over(**isotropic.FAMILY, s=Real(-60.0, 60.0, special=(0.0, -1.0)))
 def _first_integral_at(formula: Formula, point: Point) -> Measurement:
     """F in relative size, at any depth where θ₁ is a normal float."""
-    marginal = family_of(point)
+    marginal = isotropic.family_of(point)
     # The range ends at the edge of a ball, where F is smallest, and 60 widths out otherwise.
     s = point["s"] / 60 if isinstance(marginal, Ball) else point["s"]
     if s <= -marginal.reach:
         return Measurement(abs(float(formula(marginal, s))), 1e-300)
-    expected = reference(marginal, s)
+    expected = isotropic.reference(marginal, s)
     if expected.log_share < -600:
         raise JomaError("s must leave a part of the cluster on the active side")
     error = abs(float(formula(marginal, s)) / float(expected.first_integral) - 1)
@@ -220,17 +227,18 @@ def _radial(formula: Formula, rng: np.random.Generator) -> Measurement:
         means, a = rng.normal(size=(2, 3)), np.array([0.9, -0.6])
         v, bias = 2 * rng.normal(size=3), -0.2
         shapes = [marginal, Scaled(marginal, 2.0)]
-        direct = float(v @ flow(shapes, a, means, v, bias)[:-1])
+        direct = float(v @ isotropic.flow(shapes, a, means, v, bias)[:-1])
         worst = max(worst, abs(formula(shapes, a, means, v, bias) - direct))
-    return Measurement(float(worst), 1e-8)
+    return measured(worst, 1e-8)
 
 
+@over(**_CLUSTERS)
 def _radial_at(formula: Formula, point: Point) -> Measurement:
     shapes, a, means, v, bias = _scene(point)
-    expected = float(v @ flow(shapes, a, means, v, bias)[:-1])
+    expected = float(v @ isotropic.flow(shapes, a, means, v, bias)[:-1])
     reach = np.abs(means @ v) + abs(bias) + np.linalg.norm(v) * _widths(shapes)
     error = abs(formula(shapes, a, means, v, bias) - expected) / (np.abs(a) @ reach + 1e-300)
-    return Measurement(float(error), 1e-9)
+    return measured(error, 1e-9)
 
 
 def _slopes(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -245,8 +253,8 @@ def _slopes(formula: Formula, rng: np.random.Generator) -> Measurement:
 def _slope_error(
     formula: Formula, marginal: Marginal, low: float, high: float, below: float, above: float
 ) -> float:
-    def leaky(s: float) -> Array:
-        there = reference(marginal, s)
+    def leaky(s: float) -> isotropic.Array:
+        there = isotropic.reference(marginal, s)
         jump = above - below
         return np.array([below + jump * there.share, jump * spread(marginal, s)])
 
@@ -258,9 +266,16 @@ def _slope_error(
     return float(np.abs(leaky(high) - leaky(low) - total).max())
 
 
+@over(
+    **isotropic.FAMILY,
+    low=Real(-5.0, 5.0, special=(0.0,)),
+    step=Real(1e-3, 1.0, log=True),
+    below=Real(-1.0, 1.0, special=(0.0, 0.01)),
+    above=Real(-1.0, 2.0, special=(0.0, 1.0)),
+)
 def _slopes_at(formula: Formula, point: Point) -> Measurement:
-    marginal = family_of(point)
-    width = width_of(marginal)
+    marginal = isotropic.family_of(point)
+    width = isotropic.width_of(marginal)
     low = point["low"] * width
     high = low + point["step"] * width
     # The density of a ball has no slope at its edge, and 16 nodes see that.
@@ -273,7 +288,6 @@ def _slopes_at(formula: Formula, point: Point) -> Measurement:
 
 def _sphere(formula: Formula, rng: np.random.Generator) -> Measurement:
     """The area of the unit sphere in n - 1 dimensions, by the recursion of areas."""
-    del rng
     return Measurement(max(_sphere_error(formula, n) for n in range(2, 10)), 1e-11)
 
 
@@ -287,6 +301,7 @@ def _sphere_error(formula: Formula, n: int) -> float:
     return abs(float(formula(n)) / float(np.exp(log)) - 1)
 
 
+@over(n=Integer(2, 250, log=True))
 def _sphere_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(_sphere_error(formula, point["n"]), 1e-11)
 
@@ -296,7 +311,7 @@ def _ball(formula: Formula, rng: np.random.Generator) -> Measurement:
     worst = max(
         _ball_error(formula, n, float(u)) for n in (1, 2, 4, 7) for u in rng.uniform(-1, 1, 4)
     )
-    drawn = draw(Ball(4), 4, 20_000, rng)[:, 0]
+    drawn = isotropic.draw(Ball(4), 4, 20_000, rng)[:, 0]
     inside = float(np.mean(np.abs(drawn) < 0.3))
     at = 0.3 * _NODES
     share = 0.3 * float(_WEIGHTS @ np.array([float(formula(4, u)) for u in at]))
@@ -321,6 +336,7 @@ def _ball_error(formula: Formula, n: int, u: float) -> float:
     return abs(given / float(np.exp(slice_log)) - 1)
 
 
+@over(n=Integer(1, 1000, log=True), u=Real(-1.2, 1.2, special=(0.0, -1.0, 1.0)))
 def _ball_at(formula: Formula, point: Point) -> Measurement:
     return Measurement(_ball_error(formula, point["n"], point["u"]), 1e-10)
 
@@ -343,13 +359,14 @@ def _curve(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 def _curve_error(formula: Formula, marginal: Marginal, s: float) -> float:
-    return abs(float(formula(marginal, s)) * float(reference(marginal, s).hazard) - 1)
+    return abs(float(formula(marginal, s)) * float(isotropic.reference(marginal, s).hazard) - 1)
 
 
+@over(**isotropic.FAMILY, s=Real(-49.9, 49.9, special=(0.0,)))
 def _curve_at(formula: Formula, point: Point) -> Measurement:
-    marginal = family_of(point)
+    marginal = isotropic.family_of(point)
     s = point["s"] * (1 if np.isinf(marginal.reach) else 1 / 50)
-    if reference(marginal, s).hazard < 1e-290 or s >= marginal.reach:
+    if isotropic.reference(marginal, s).hazard < 1e-290 or s >= marginal.reach:
         raise JomaError("s must lie where the density is not 0")
     return Measurement(_curve_error(formula, marginal, s), 1e-9)
 
@@ -363,11 +380,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.expectations,
         printed=printed.expectations,
         measure=_moments,
-        search=Search(
-            {**_SAMPLED, "mean": Vector(Real(-3.0, 3.0), Integer(1, 5)), "rank": Integer(1, 5)},
-            _moments_at,
-            sampled=True,
-        ),
+        search=_moments_at,
     ),
     Claim(
         id="lemma2",
@@ -377,7 +390,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.velocity,
         printed=printed.velocity,
         measure=_flow,
-        search=Search(_CLUSTERS, _flow_at),
+        search=_flow_at,
     ),
     Claim(
         id="lemma3",
@@ -388,7 +401,7 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_first_integral,
         condition="ReLU; for c₋ ≠ 0 the derivative holds, but F tends to c₋ s",
         without=_first_integral_leaky,
-        search=Search({**FAMILY, "s": Real(-60.0, 60.0, special=(0.0, -1.0))}, _first_integral_at),
+        search=_first_integral_at,
     ),
     Claim(
         id="eqn53",
@@ -398,7 +411,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.radial_velocity,
         printed=printed.radial_velocity,
         measure=_radial,
-        search=Search(_CLUSTERS, _radial_at),
+        search=_radial_at,
     ),
     Claim(
         id="lemma5",
@@ -408,16 +421,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=clusters.homogeneous_slopes,
         printed=printed.homogeneous_slopes,
         measure=_slopes,
-        search=Search(
-            {
-                **FAMILY,
-                "low": Real(-5.0, 5.0, special=(0.0,)),
-                "step": Real(1e-3, 1.0, log=True),
-                "below": Real(-1.0, 1.0, special=(0.0, 0.01)),
-                "above": Real(-1.0, 2.0, special=(0.0, 1.0)),
-            },
-            _slopes_at,
-        ),
+        search=_slopes_at,
     ),
     Claim(
         id="eqn35",
@@ -426,7 +430,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="area of the unit sphere by recursion, n = 2 to 9",
         derived=marginals.sphere_constant,
         measure=_sphere,
-        search=Search({"n": Integer(2, 250, log=True)}, _sphere_at),
+        search=_sphere_at,
     ),
     Claim(
         id="eqn36",
@@ -444,10 +448,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="volume of a slice by recursion; shares of drawn points",
         derived=lambda n, u: Ball(n).pdf(u),
         measure=_ball,
-        search=Search(
-            {"n": Integer(1, 1000, log=True), "u": Real(-1.2, 1.2, special=(0.0, -1.0, 1.0))},
-            _ball_at,
-        ),
+        search=_ball_at,
     ),
     Claim(
         id="eqn57",
@@ -456,6 +457,6 @@ CLAIMS: tuple[Claim, ...] = (
         method="hazard by quadrature of the density",
         derived=clusters.curve_slope,
         measure=_curve,
-        search=Search({**FAMILY, "s": Real(-49.9, 49.9, special=(0.0,))}, _curve_at),
+        search=_curve_at,
     ),
 )

@@ -4,14 +4,23 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import integrate, stats
+from scipy import stats
 
-from joma.experiments.claims import _block_reference as reference
-from joma.experiments.claims._claim import Claim, Formula, Measurement, monte_carlo
-from joma.experiments.claims._search import Choice, Integer, Point, Real, Search, Seed, Vector
-from joma.experiments.claims.joint import POINTWISE, random_point, random_samples
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import (
+    Formula,
+    Measurement,
+    difference,
+    largest_error,
+    measured,
+    monte_carlo,
+)
+from joma.experiments.claims.reference import block as reference
+from joma.experiments.claims.reference.block import POINTWISE, random_point, random_samples
+from joma.experiments.claims.reference.ode import solve
+from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, Vector, over
+from joma.theory import as_printed as printed
 from joma.theory import embeddings, invariants
-from joma.theory.as_printed import embeddings as printed
 from joma.theory.block import Block, State, simulate
 
 
@@ -29,9 +38,10 @@ def _coherence(formula: Formula, rng: np.random.Generator) -> Measurement:
         _coherence_at(formula, Point({"epsilon": eps, "tokens": tokens})).error
         for eps, tokens in ((0.01, 1e50), (0.05, 1e20), (0.5, 1e3))
     ]
-    return Measurement(float(max(0.0, *excess, *exponents)), 0.0)
+    return measured(max(0.0, *excess, *exponents), 0.0)
 
 
+@over(epsilon=Real(0.01, 0.999, log=True), tokens=Real(2.0, 1e60, log=True))
 def _coherence_at(formula: Formula, point: Point) -> Measurement:
     """Whether M² pairs exceed ε less often than M⁻², and for small ε not much less often."""
     epsilon, tokens = point["epsilon"], point["tokens"]
@@ -58,6 +68,12 @@ def _overlaps(formula: Formula, rng: np.random.Generator) -> Measurement:
     return max(found, key=lambda m: m.error / m.tolerance)
 
 
+@over(
+    epsilon=Real(0.01, 0.99),
+    tokens=Integer(2, 150, log=True),
+    dimension=Integer(2, 100, log=True),
+    sampled=True,
+)
 def _overlaps_at(formula: Formula, point: Point) -> Measurement:
     epsilon, tokens, d = point["epsilon"], point["tokens"], point["dimension"]
     rng, total = point.generator, 0
@@ -74,13 +90,11 @@ def _overlaps_at(formula: Formula, point: Point) -> Measurement:
 
 
 def _drift_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
-    worst = Measurement(0.0, 1.0)
-    for attention in POINTWISE:
-        for drive in ("gradient", "labels"):
-            values = dict(random_point(rng, drive=drive, queries=2).values)
-            at = _drift_rate_at(formula, Point({**values, "attention": attention}))
-            worst = max(worst, at, key=lambda m: m.error)
-    return worst
+    return largest_error(
+        _drift_rate_at(formula, random_point(rng, drive=drive, queries=2, attention=attention))
+        for attention in POINTWISE
+        for drive in ("gradient", "labels")
+    )
 
 
 def _drift_rate_at(formula: Formula, point: Point) -> Measurement:
@@ -93,7 +107,7 @@ def _drift_rate_at(formula: Formula, point: Point) -> Measurement:
 
     derivative, h = reference.law_derivative(without_drift, setting)
     sizes = reference.law_sizes(setting, h)
-    return Measurement(float(np.max(np.abs(derivative - rate) / sizes)), 1.0)
+    return measured(np.abs(derivative - rate) / sizes, 1.0)
 
 
 def _implicit_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -105,21 +119,18 @@ def _implicit_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
     tokens, query = basis[:, :6], basis[:, 6]
     w0, z0 = 0.3 * rng.normal(size=(d, 3)), 0.3 * rng.normal(size=6)
 
-    def right_side(_: float, flat: Any) -> Any:
+    def right_side(flat: Any) -> Any:
         w, z = flat[:-6].reshape(d, 3), flat[-6:]
         b = np.exp(z) * x
         f = b @ tokens.T + query
         pull = g * (1 - np.tanh(f @ w) ** 2) / len(x)
         return np.concatenate([(f.T @ pull).ravel(), np.sum(b * (pull @ w.T @ tokens), axis=0)])
 
-    flow: Any = integrate.solve_ivp(
-        right_side, (0, 0.5), np.concatenate([w0.ravel(), z0]), "DOP853", rtol=1e-11, atol=1e-12
-    )
+    flow = solve(right_side, np.concatenate([w0.ravel(), z0]), 0.5, rtol=1e-11, atol=1e-12)
     start = State(tokens.T @ w0, z0[None], (query @ w0)[None])
     path = simulate(Block("exp", "tanh"), samples, [0.0, 0.5], initial=start)
     predicted = formula(w0, tokens, path.v[1] - path.v[0], query, path.bias[1, 0] - path.bias[0, 0])
-    actual = flow.y[:-6, -1].reshape(d, 3)
-    return Measurement(float(np.max(np.abs(predicted - actual))), 1e-8)
+    return measured(difference(predicted, flow[:-6].reshape(d, 3)), 1e-8)
 
 
 def _implicit_bias_at(formula: Formula, point: Point) -> Measurement:
@@ -128,17 +139,13 @@ def _implicit_bias_at(formula: Formula, point: Point) -> Measurement:
     m, moving = setting.samples.tokens, setting
     for _ in range(point["steps"]):
         rate = reference.rates(moving)
-        speed = max(
-            float(np.max(np.abs(rate.w)) / np.max(np.abs(moving.w))),
-            float(np.max(np.abs(rate.z)) / setting.block.tau),
-        )
-        moving = moving.moved(rate, point["step"] / max(speed, 1e-30))
+        moving = moving.moved(rate, point["step"] / max(moving.speed(rate), 1e-30))
     change = moving.state.v - setting.state.v
     bias = moving.state.bias[0] - setting.state.bias[0]
     tokens, query = setting.columns[:, :m], setting.columns[:, m]
     predicted = formula(setting.w, tokens, change, query, bias)
     size = float(np.max(np.abs(moving.w)) + np.max(np.abs(setting.w)))
-    return Measurement(float(np.max(np.abs(predicted - moving.w))), 1e-12 * size)
+    return measured(np.abs(predicted - moving.w), 1e-12 * size)
 
 
 def _superposition(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -147,6 +154,7 @@ def _superposition(formula: Formula, rng: np.random.Generator) -> Measurement:
     return _superposition_at(formula, point)
 
 
+@over(tokens=Vector(Real(1, 5), Integer(1, 5)), size=Real(0.0, 100.0, special=(0.0,)), draw=Seed())
 def _superposition_at(formula: Formula, point: Point) -> Measurement:
     rng = np.random.default_rng(point["draw"])
     counts = np.asarray(point["tokens"]).astype(int)
@@ -162,14 +170,13 @@ def _superposition_at(formula: Formula, point: Point) -> Measurement:
         b = rng.uniform(0, 1, size=len(own))
         worst = max(worst, abs(w @ (b @ own + query) - template @ b - bias))
     size = 1 + point["size"] + sum(float(np.abs(one).sum()) for one in templates)
-    return Measurement(float(worst), 1e-13 * size)
+    return measured(worst, 1e-13 * size)
 
 
 def _superposition_of_shared_tokens(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Patterns (1, 1) and (1, -1), orthogonal, with both tokens in common; the input is (1, 0)."""
-    del rng
     w = formula(np.array([[1.0, 1, 0, 0], [1, -1, 0, 0]]), np.eye(4)[2:], np.array([-0.5, -0.5]))
-    return Measurement(float(abs(w @ np.array([1.0, 0, 1, 0]) - (1 - 0.5))), 1e-13)
+    return measured(abs(w @ np.array([1.0, 0, 1, 0]) - (1 - 0.5)), 1e-13)
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -181,10 +188,7 @@ CLAIMS: tuple[Claim, ...] = (
         "sides",
         derived=embeddings.dimension_for,
         measure=_coherence,
-        search=Search(
-            {"epsilon": Real(0.01, 0.999, log=True), "tokens": Real(2.0, 1e60, log=True)},
-            _coherence_at,
-        ),
+        search=_coherence_at,
     ),
     Claim(
         id="sec7-overlaps",
@@ -193,15 +197,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="counted in random draws of 100 to 400 vectors in 2 to 40 dimensions",
         derived=embeddings.expected_overlaps,
         measure=_overlaps,
-        search=Search(
-            {
-                "epsilon": Real(0.01, 0.99),
-                "tokens": Integer(2, 150, log=True),
-                "dimension": Integer(2, 100, log=True),
-            },
-            _overlaps_at,
-            sampled=True,
-        ),
+        search=_overlaps_at,
     ),
     Claim(
         id="sec7-drift",
@@ -242,13 +238,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_superposition,
         condition="an input's tokens are orthogonal to the other patterns, as disjoint tokens are",
         without=_superposition_of_shared_tokens,
-        search=Search(
-            {
-                "tokens": Vector(Real(1, 5), Integer(1, 5)),
-                "size": Real(0.0, 100.0, special=(0.0,)),
-                "draw": Seed(),
-            },
-            _superposition_at,
-        ),
+        search=_superposition_at,
     ),
 )

@@ -6,12 +6,18 @@ import mpmath
 import numpy as np
 from scipy import integrate
 
-from joma.experiments.claims import _rates_points as points
-from joma.experiments.claims._claim import Claim, Formula, Measurement
-from joma.experiments.claims._dynamics import slope_at, time_at
-from joma.experiments.claims.nonlinear import flow
+from joma.errors import JomaError
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, difference, measured
+from joma.experiments.claims.reference.eqn6 import Course, flow, slope_at, time_at
+from joma.experiments.claims.reference.ode import follow, integral, solve
+from joma.experiments.claims.search import Point, Real, over
+from joma.theory import as_printed as printed
 from joma.theory import nonlinear
-from joma.theory.as_printed import nonlinear as printed
+
+_SIZE = Real(1e-6, 6, special=(1.872,))
+_Y = Real(1e-6, 1e8, log=True)
+_POSITIVE = Real(1e-6, 1e3, log=True)
 
 
 def _below(bound: float, peak: float) -> Measurement:
@@ -19,19 +25,29 @@ def _below(bound: float, peak: float) -> Measurement:
     return Measurement(max(0.0, peak - bound), 1e-6)
 
 
-def _equal(value: float, peak: float, tolerance: float) -> Measurement:
-    return Measurement(abs(peak - value), tolerance)
-
-
 def _lemma6_peak() -> float:
     y = np.linspace(1e-3, 8, 200_001)
     return float(np.max((1 - np.exp(-(y**2))) / y))
+
+
+@over(y=_POSITIVE)
+def _lemma6_at(formula: Formula, point: Point) -> Measurement:
+    y = point["y"]
+    return measured(-np.expm1(-(y**2)) / y - float(formula()), 1e-12)
 
 
 def _lemma7_peak() -> float:
     y = np.linspace(0, 8, 80_001)
     total = integrate.cumulative_simpson(np.exp(y**2 / 2), x=y, initial=0.0)
     return float(np.max(np.exp(-(y**2) / 2) * total))
+
+
+@over(y=_POSITIVE)
+def _lemma7_at(formula: Formula, point: Point) -> Measurement:
+    """e^{-y²/2} ∫₀ʸ e^{x²/2} dx with x = y - s, so that nothing overflows."""
+    y = point["y"]
+    peak = integral(lambda s: np.exp(-s * (y - s / 2)), (0.0, min(y, 40 / y), 8))
+    return measured(peak - float(formula()), 1e-12)
 
 
 def _offsets() -> tuple[float, float]:
@@ -47,25 +63,51 @@ def _offsets() -> tuple[float, float]:
     return low, high
 
 
+def _offset(y: float, mu: float) -> float:
+    """F - e^{-μ²/2} y at ln 1/δ = y: ∫ (e^{-v²/2} - e^{-μ²/2}) dy."""
+    bend, far = min(y, 8 / max(mu, 0.2)), min(y, 45.0)
+
+    def excess(x: Any) -> Any:
+        # With the difference of two exponentials written without its cancellation.
+        v = -mu * np.expm1(-x)
+        return -np.exp(-(v**2) / 2) * np.expm1(-(mu - v) * (mu + v) / 2)
+
+    return integral(excess, (0.0, bend, 8), (bend, far, 12))
+
+
 def _offset_bound(formula: Formula, rng: np.random.Generator) -> Measurement:
-    del rng
     low, high = _offsets()
     return _below(formula(), max(high, formula() - low if low < -1e-9 else 0.0))
 
 
-def _largest_lambda(mu: Any) -> float:
-    """The largest |λ_jk| of Eqn 7 along the ODE of y = ln 1/δ."""
-    solution: Any = integrate.solve_ivp(
-        lambda _, y: np.exp(mu**2 * np.expm1(-y) ** 2 / 2),
-        (0, 8),
+@over(size=Real(0, 37), y=_Y)
+def _offset_at(formula: Formula, point: Point) -> Measurement:
+    found = _offset(point["y"], point["size"])
+    return Measurement(-found if found < -1e-9 else found - float(formula()), 1e-9)
+
+
+def _largest_lambda(smallest: float, others: Any) -> float:
+    """The largest |λ_jk| of Eqn 7 along the ODE of y = ln 1/δ, for 1.872 and other μ."""
+    mu = np.array([smallest, 1.872, *others])
+    path = solve(
+        lambda y: np.exp(mu**2 * np.expm1(-y) ** 2 / 2),
         np.zeros(mu.size),
-        "Radau",
-        t_eval=np.linspace(0.1, 8, 80),
+        np.linspace(0.1, 8, 80),
+        method="Radau",
         rtol=1e-9,
         atol=1e-10,
     )
-    scaled = np.exp(-(mu**2) / 2)[:, None] * solution.y
-    return float(np.max(np.ptp(scaled, axis=0)))
+    return float(np.max(np.ptp(np.exp(-(mu**2) / 2) * path, axis=1)))
+
+
+@over(size_j=_SIZE, size_k=_SIZE, time=Real(1e-4, 1e6, log=True))
+def _lambda_at(formula: Formula, point: Point) -> Measurement:
+    """|λ_jk| of Eqn 7 at a time, from courses by quadrature."""
+    scaled = [
+        np.exp(-(size**2) / 2) * float(Course.of(size).at(point["time"]))
+        for size in (point["size_j"], point["size_k"])
+    ]
+    return measured(abs(scaled[0] - scaled[1]) - float(formula()), 1e-7 + 1e-13 * max(scaled))
 
 
 def _leading_time(log_residual: Any, mu: Any) -> Any:
@@ -74,14 +116,23 @@ def _leading_time(log_residual: Any, mu: Any) -> Any:
 
 def _leading(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Is F minus its leading term bounded by √(π/2)+1 down to δ = 1e-300?"""
-    worst = 0.0
+    errors = [0.0]
     with mpmath.workdps(20):
         for mu in rng.uniform(1, 2.5, size=2):
             for exponent in (4, 30, 300):
                 log_residual = -exponent * np.log(10)
                 rest = abs(float(time_at(log_residual, mu)) - formula(log_residual, mu))
-                worst = max(worst, rest - printed.offset_bound())
-    return Measurement(max(0.0, float(worst)), 0.0)
+                errors.append(rest - printed.offset_bound())
+    return measured(errors, 0.0)
+
+
+@over(size=Real(0, 6), y=_Y)
+def _leading_at(formula: Formula, point: Point) -> Measurement:
+    """Whether F minus its leading term stays within the bound of Theorem 4."""
+    y, size = point["y"], point["size"]
+    leading = float(np.exp(-(size**2) / 2)) * y
+    rest = _offset(y, size) + (leading - float(formula(-y, size)))
+    return Measurement(abs(rest) - printed.offset_bound(), 1e-9 + 1e-14 * leading)
 
 
 def _settled(formula: Formula, rng: np.random.Generator) -> Measurement:
@@ -91,7 +142,7 @@ def _settled(formula: Formula, rng: np.random.Generator) -> Measurement:
     ½ and 1.
     """
     worst_mu = 1.8719
-    error = 0.0
+    errors = []
     with mpmath.workdps(20):
         for mu_k in (worst_mu, *rng.uniform(2.5, 4, size=2)):
             log_residual = 10 * float(formula(mu_k))
@@ -99,9 +150,9 @@ def _settled(formula: Formula, rng: np.random.Generator) -> Measurement:
             ratios = np.array([-t, -_reached(worst_mu, t)]) / log_residual
             expected = np.exp(np.array([-(mu_k**2), worst_mu**2 - mu_k**2]) / 2)
             size = 10 * float(np.max(np.abs(ratios / expected - 1)))
-            off = abs(size - 1) if mu_k == worst_mu else max(0.0, size - 1, 0.5 - size)
-            error = max(error, off)
-    return Measurement(error, 1e-4)
+            worst = mu_k == worst_mu
+            errors.append(abs(size - 1) if worst else max(0.0, size - 1, 0.5 - size))
+    return measured(errors, 1e-4)
 
 
 def _reached(mu: float, t: float) -> float:
@@ -115,35 +166,52 @@ def _reached(mu: float, t: float) -> float:
     return float(y)
 
 
-def _exp_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
-    """The same formula where attention is exponential."""
-    mu = rng.uniform(0.5, 3, size=4)
-    return Measurement(
-        float(np.max(np.abs(formula(mu, [4.0], initial=0.05)[0] - _late_logs(mu)))), 1e-7
-    )
-
-
-def _late_logs(mu: Any) -> Any:
-    return np.log(np.maximum(1 - flow(mu, np.array([4.0]))[0] / mu, 1e-12))
+@over(size_j=_SIZE, size_k=_SIZE, many=Real(0.1, 1e4, log=True))
+def _settled_at(formula: Formula, point: Point) -> Measurement:
+    """N|Λ| where ln δ_k is N times the threshold."""
+    size_j, size_k, many = point["size_j"], point["size_k"], point["many"]
+    y_k = -many * float(formula(size_k))
+    scaled_k = np.exp(-(size_k**2) / 2) * y_k
+    h_k = _offset(y_k, size_k)
+    y_j = float(Course.of(size_j).at(scaled_k + h_k))
+    return measured(many * abs(h_k - _offset(y_j, size_j)) / scaled_k - 1, 1e-6)
 
 
 def _logistic(formula: Formula, rng: np.random.Generator) -> Measurement:
     """Log residual of v̇ = (μ - v) v against the ODE, and its rate against μ late on."""
     mu = rng.uniform(0.5, 3, size=4)
     t = np.array([1.0, 4.0])
-    solution: Any = integrate.solve_ivp(
-        lambda _, v: (mu - v) * v,
-        (0, 4),
-        np.full(4, 0.05),
-        "DOP853",
-        t_eval=t,
-        rtol=1e-11,
-        atol=1e-13,
-    )
-    ours = formula(mu, t, initial=0.05)
+    path = solve(lambda v: (mu - v) * v, np.full(4, 0.05), t, rtol=1e-11)
     late = formula(mu, np.array([200.0]), initial=0.05)[0] / -(mu * 200)
-    ode = np.max(np.abs(ours - np.log(1 - solution.y.T / mu)))
-    return Measurement(float(max(ode, np.max(np.abs(late - 1)) - 0.1)), 1e-7)
+    ode = difference(formula(mu, t, initial=0.05), np.log(1 - path / mu))
+    return measured([ode, difference(late, 1) - 0.1], 1e-7)
+
+
+def _exp_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """The same formula where attention is exponential."""
+    mu = rng.uniform(0.5, 3, size=4)
+    late = np.log(np.maximum(1 - flow(mu, np.array([4.0]))[0] / mu, 1e-12))
+    return measured(difference(formula(mu, [4.0], initial=0.05)[0], late), 1e-7)
+
+
+@over(
+    size=Real(1e-2, 1e2, log=True),
+    share=Real(1e-12, 0.99, log=True),
+    angle=Real(1e-3, 30, log=True),
+)
+def _logistic_at(formula: Formula, point: Point) -> Measurement:
+    """Log residual of v̇ = (μ - v) v by LSODA, and how fast it falls in the end."""
+    mu = point["size"]
+    start, t = mu * point["share"], point["angle"] / mu
+    grown = float(follow(lambda w: (mu - start * w) * w, np.ones(1), t, 1e-11)[0])
+    left = 1 - grown * point["share"]
+    if left < 1e-3:
+        raise JomaError("too close to the target for the reference")
+    off = abs(float(formula([mu], t, initial=start)[0]) - np.log(left))
+    # From v near μ on, δ falls by e^{-μt}.
+    late = (60 - np.log(point["share"])) / mu
+    ends = [float(formula([mu], when, initial=start)[0]) for when in (late, late + 1 / mu)]
+    return measured([off, abs(ends[1] - ends[0] + 1)], 1e-6)
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -154,7 +222,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="maximum over a fine grid",
         derived=lambda: np.sqrt(0.5),
         measure=lambda formula, rng: _below(formula(), _lemma6_peak()),
-        search=points.LEMMA6,
+        search=_lemma6_at,
     ),
     Claim(
         id="lemma6-sharp",
@@ -162,8 +230,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="maximum over a fine grid",
         derived=nonlinear.lemma6_bound,
-        measure=lambda formula, rng: _equal(formula(), _lemma6_peak(), 1e-6),
-        search=points.LEMMA6,
+        measure=lambda formula, rng: measured(difference(formula(), _lemma6_peak()), 1e-6),
+        search=_lemma6_at,
     ),
     Claim(
         id="lemma7",
@@ -172,7 +240,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="maximum over a fine grid, Simpson's rule",
         derived=lambda: 1.0,
         measure=lambda formula, rng: _below(formula(), _lemma7_peak()),
-        search=points.LEMMA7,
+        search=_lemma7_at,
     ),
     Claim(
         id="lemma7-sharp",
@@ -180,8 +248,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="maximum over a fine grid, Simpson's rule",
         derived=nonlinear.lemma7_bound,
-        measure=lambda formula, rng: _equal(formula(), _lemma7_peak(), 1e-6),
-        search=points.LEMMA7,
+        measure=lambda formula, rng: measured(difference(formula(), _lemma7_peak()), 1e-6),
+        search=_lemma7_at,
     ),
     Claim(
         id="thm4",
@@ -190,7 +258,7 @@ CLAIMS: tuple[Claim, ...] = (
         method="Simpson's rule over a grid of μ and δ",
         derived=printed.offset_bound,
         measure=_offset_bound,
-        search=points.OFFSET,
+        search=_offset_at,
     ),
     Claim(
         id="thm4-sharp",
@@ -198,8 +266,8 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="Simpson's rule over a grid of μ and δ",
         derived=nonlinear.offset_bound,
-        measure=lambda formula, rng: _equal(formula(), _offsets()[1], 2e-5),
-        search=points.OFFSET,
+        measure=lambda formula, rng: measured(difference(formula(), _offsets()[1]), 2e-5),
+        search=_offset_at,
     ),
     Claim(
         id="thm4-rates",
@@ -208,9 +276,9 @@ CLAIMS: tuple[Claim, ...] = (
         method="implicit integration of eight components",
         derived=lambda: np.sqrt(2 * np.pi) + 2,
         measure=lambda formula, rng: _below(
-            formula(), _largest_lambda(np.array([0.0, 1.872, *rng.uniform(0, 3, size=6)]))
+            formula(), _largest_lambda(0.0, rng.uniform(0, 3, size=6))
         ),
-        search=points.LAMBDA,
+        search=_lambda_at,
     ),
     Claim(
         id="thm4-rates-sharp",
@@ -218,10 +286,10 @@ CLAIMS: tuple[Claim, ...] = (
         source="new",
         method="implicit integration of μ = 0.001, 1.872 and others",
         derived=nonlinear.offset_bound,
-        measure=lambda formula, rng: _equal(
-            formula(), _largest_lambda(np.array([1e-3, 1.872, *rng.uniform(0, 3, size=3)])), 1e-4
+        measure=lambda formula, rng: measured(
+            difference(formula(), _largest_lambda(1e-3, rng.uniform(0, 3, size=3))), 1e-4
         ),
-        search=points.LAMBDA,
+        search=_lambda_at,
     ),
     Claim(
         id="thm4-leading",
@@ -231,7 +299,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=_leading_time,
         printed=printed.leading_time,
         measure=_leading,
-        search=points.LEADING,
+        search=_leading_at,
     ),
     Claim(
         id="thm4-threshold",
@@ -241,7 +309,7 @@ CLAIMS: tuple[Claim, ...] = (
         derived=nonlinear.settled_threshold,
         printed=printed.settled_threshold,
         measure=_settled,
-        search=points.SETTLED,
+        search=_settled_at,
     ),
     Claim(
         id="thm4-linear",
@@ -252,6 +320,6 @@ CLAIMS: tuple[Claim, ...] = (
         measure=_logistic,
         condition="linear attention",
         without=_exp_rates,
-        search=points.LOGISTIC,
+        search=_logistic_at,
     ),
 )

@@ -2,7 +2,13 @@
 
 Networks of one depth are trained together, with every learning rate and seed that is asked of that
 depth, in the published setting; `joma.experiments.fig6` and `fig8` each take the depths they show.
-Here live the setting (`_groups`), the text as the networks read it (`_data`), how they begin
-(`_starts`), the training and what is measured on its way (`_train`), what the numbers say
-(`_summary`), their comparison with recorded curves (`_reference`) and the pictures (`_draw`).
+Here live the setting (`_groups`), the text as the networks read it (`_data`), the training and what
+is measured on its way (`_train`), what the numbers say (`_summary`), their comparison with recorded
+curves (`_reference`) and the pictures (`_draw`).
 """
+
+REFERENCE = (
+    "folder with recorded curves, wikitext2_entropy.csv and wikitext2_val_loss.csv, to draw and "
+    "compare with"
+)
+"""What `--reference` takes."""

@@ -1,12 +1,12 @@
 """What was measured of the networks of one depth and learning rate, from step to step."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments._trained import is_done
+from joma.experiments._trained import groups_done, read_metric
 from joma.experiments.language._groups import GROUPS, UNIFORM, Setting
 from joma.runs import Run
 from joma.train.findings import Finding, attention_bounce, attention_collapse
@@ -30,14 +30,14 @@ class Curves:
     """Networks that differ in their seeds alone, while they learn.
 
     Attributes:
-        depth: their layers.
-        rate: their learning rate.
-        steps: of the looks, as they are counted.
-        entropy: of the attention on one validation window, in nats, (layers, looks, seeds).
-        loss: on the validation text, (looks, seeds).
-        entropy_mean: of the attention on all validation windows; none where it was not recorded.
-        stable_rank: of each lower layer; none where it was not recorded.
-        apart: share of the updates at which the training loss of one network is apart from those
+        depth: Number of layers.
+        rate: Learning rate.
+        steps: The steps of the measurements, as they are counted.
+        entropy: Entropy of the attention on one validation window, in nats, (layers, steps, seeds).
+        loss: Loss on the validation text, (steps, seeds).
+        entropy_mean: Entropy of the attention on all validation windows; empty where not recorded.
+        stable_rank: Stable rank of each lower layer; empty where it was not recorded.
+        apart: Share of the updates at which the training loss of one network is apart from those
             of the others, which read the same words (`share_apart`).
     """
 
@@ -62,11 +62,11 @@ class Curves:
 
     @property
     def mean(self) -> np.ndarray:
-        """Entropy, mean over seeds, (layers, looks)."""
+        """Entropy, mean over seeds, (layers, steps)."""
         return self.entropy.mean(-1)
 
     def lowest(self, layer: int) -> tuple[float, int]:
-        """The lowest of a layer's mean entropy, and its step."""
+        """Return the lowest of a layer's mean entropy, and its step."""
         at = int(np.argmin(self.mean[layer]))
         return float(self.mean[layer][at]), self.steps[at]
 
@@ -112,17 +112,17 @@ class Curves:
 
 
 def collapse(steps: tuple[int, ...], values: np.ndarray, layer: int) -> Finding | None:
-    """Whether the attention of a layer has collapsed, as `joma.train.findings` defines it."""
+    """Return the finding of `joma.train.findings` if the attention of a layer has collapsed."""
     return attention_collapse(steps, values, UNIFORM, layer=layer)
 
 
 def done(run: Run, setting: Setting, groups: Iterable[str]) -> dict[str, Run]:
-    """The runs of those groups that are done, by name.
+    """Return the runs of those groups that are done, by name.
 
     Raises:
-        ValueError: one of them was trained on another text.
+        ValueError: One of them was trained on another text.
     """
-    found = {name: Run.open(run.path / "groups" / name) for name in groups if is_done(run, name)}
+    found = groups_done(run, groups)
     for own in found.values():
         if own.config["digests"] != setting.digests:
             raise JomaError(
@@ -133,7 +133,7 @@ def done(run: Run, setting: Setting, groups: Iterable[str]) -> dict[str, Run]:
 
 
 def collect(run: Run, setting: Setting, groups: Iterable[str]) -> dict[Key, Curves]:
-    """Reads the metrics of those groups that are done."""
+    """Return what the metrics of those groups that are done hold."""
     return {
         (curves.depth, curves.rate): curves
         for name, own in done(run, setting, groups).items()
@@ -161,25 +161,14 @@ def share_apart(losses: np.ndarray) -> float:
 
 
 def _read(own: Run, depth: int, setting: Setting) -> Iterable[Curves]:
-    cells, looks = setting.size.cells(depth), np.array(setting.looks)
-    members = len(cells) * setting.seeds
+    def read(name: str, layers: int = 0, steps: Sequence[int] = setting.measure_at) -> np.ndarray:
+        return read_metric(own, name, steps, setting.seeds, layers)
 
-    def read(name: str, layers: int) -> np.ndarray:
-        """(layers, looks, cells, seeds)."""
-        values = np.full((layers, len(looks), members), np.nan)
-        log = own.metrics.read(name)
-        at = np.searchsorted(looks, log["step"])
-        values[np.maximum(log["layer"], 0), at, log["member"]] = log["value"]
-        return values.reshape(layers, len(looks), len(cells), setting.seeds)
-
-    loss = read("validation_loss", 1)[0]
-    by_layer = [
-        read(name, depth) for name in ("attention_entropy", "attention_entropy_mean", "stable_rank")
-    ]
-    log = own.metrics.read("loss")
-    trained = np.full((setting.looks[-1], members), np.nan)
-    trained[log["step"], log["member"]] = log["value"]
-    for i, (cell, own_loss) in enumerate(zip(cells, np.split(trained, len(cells), 1), strict=True)):
-        entropy, mean, rank = (values[:, :, i] for values in by_layer)
-        apart = share_apart(own_loss)
-        yield Curves(depth, cell.rate, setting.counted, entropy, loss[:, i], mean, rank, apart)
+    names = ("attention_entropy", "attention_entropy_mean", "stable_rank")
+    by_layer = zip(*(read(name, depth) for name in names), strict=True)
+    trained = read("loss", steps=range(setting.measure_at[-1]))
+    for cell, (entropy, mean, rank), loss, losses in zip(
+        setting.size.cells(depth), by_layer, read("validation_loss"), trained, strict=True
+    ):
+        apart = share_apart(losses)
+        yield Curves(depth, cell.rate, setting.counted, entropy, loss, mean, rank, apart)

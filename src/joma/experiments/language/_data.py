@@ -11,7 +11,7 @@ from joma.experiments.language._groups import LENGTH, Setting, Size
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class WindowedText:
     """A text for one size of the experiment.
 
     Attributes:
@@ -24,13 +24,13 @@ class Text:
     train: "Windows"
     valid: "Windows"
 
-    def to(self, device: str) -> "Text":
-        """The same text on a device."""
+    def to(self, device: str) -> "WindowedText":
+        """Return the same text on a device."""
         return replace(self, train=self.train.to(device), valid=self.valid.to(device))
 
 
 def find(size: Size) -> Corpus:
-    """The text of a size.
+    """Return the text of a size.
 
     Raises:
         ValueError: it is not there, or has no part to train or to measure on.
@@ -41,8 +41,8 @@ def find(size: Size) -> Corpus:
     return source
 
 
-def load(size: Size) -> Text:
-    """Reads and encodes the text of a size."""
+def load(size: Size) -> WindowedText:
+    """Read and encode the text of a size."""
     source = find(size)
     tokenizer = BasicEnglish.of(source)
     if size.vocabulary is not None:
@@ -64,7 +64,7 @@ def load(size: Size) -> Text:
         stream=train.streams_SN.shape[1],
         digests={**digests, "tokenizer": tokenizer.digest},
     )
-    return Text(setting, train, valid)
+    return WindowedText(setting, train, valid)
 
 
 class Windows:
@@ -84,17 +84,17 @@ class Windows:
         if streams_SN.shape[1] < 2:
             raise JomaError(f"streams must have at least 2 words each, got {streams_SN.shape[1]}")
         self.streams_SN = streams_SN
-        self._last = streams_SN.shape[1] - 1  # the last word is there to be foretold alone
+        self._last = streams_SN.shape[1] - 1  # the last word is only predicted
         self.whole = self._last // LENGTH
         self.count = -(-self._last // LENGTH)
         self._places_T = torch.arange(LENGTH, device=streams_SN.device)
 
     def to(self, device: str) -> "Windows":
-        """The same windows on a device."""
+        """Return the same windows on a device."""
         return Windows(self.streams_SN.to(device))
 
     def at(self, step: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The window of a step, epoch after epoch.
+        """Return the window of a step, epoch after epoch.
 
         There is nothing in it that a CUDA graph could not capture, where `step` is a tensor.
 
@@ -110,7 +110,7 @@ class Windows:
         return tokens, targets, weights_T.expand_as(tokens)
 
     def all(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All windows, those of window w and stream s in row w·S + s; weights are together 1."""
+        """Return all windows, window w of stream s in row w·S + s; weights are together 1."""
         parts = [self.at(window) for window in range(self.count)]
         tokens, targets, weights = (torch.cat(part) for part in zip(*parts, strict=True))
         inside = (weights > 0).double()

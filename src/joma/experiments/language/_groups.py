@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from joma.errors import JomaError
-from joma.experiments._seeds import member_seeds
+from joma.experiments._experiment import member_seeds
 
 LENGTH = 35
 """Words of a window, in training as in validation."""
@@ -236,7 +236,7 @@ class Setting:
         words: of the vocabulary.
         stream: words of one training stream.
         digests: of the texts and the tokenizer.
-        first_seed: from which torch draws the first network; see `_starts`.
+        first_seed: from which torch draws the first network; see `start_as_torch`.
     """
 
     size: Size
@@ -274,7 +274,7 @@ class Setting:
         return tuple(range(0, self.size.last + 1, self.size.every))
 
     @property
-    def looks(self) -> tuple[int, ...]:
+    def measure_at(self) -> tuple[int, ...]:
         """The updates after which those looks come."""
         return tuple(self.update(step) for step in self.counted)
 

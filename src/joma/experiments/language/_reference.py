@@ -30,13 +30,13 @@ Place = tuple[int, float, int, int, int]
 
 @dataclass(frozen=True)
 class Pair:
-    """One layer of ours beside the recorded one; means over seeds.
+    """One layer of ours next to the recorded one; means over seeds.
 
     Attributes:
         depth: of the networks.
         rate: their learning rate.
         layer: which.
-        looks: steps that both have.
+        measurements: How many steps both have.
         pearson: correlation of the two curves.
         left_out: the same for each recorded seed against the mean of the others, their mean: how
             alike two honest runs can be. NaN with one seed.
@@ -54,7 +54,7 @@ class Pair:
     depth: int
     rate: float
     layer: int
-    looks: int
+    measurements: int
     pearson: float
     left_out: float
     begins: float
@@ -67,7 +67,7 @@ class Pair:
 
 
 def read(folder: Path) -> dict[Key, Curves]:
-    """Reads a folder with recorded curves.
+    """Read a folder with recorded curves.
 
     Raises:
         ValueError: a file is missing or is not such a record, with what is wrong and where.
@@ -80,7 +80,7 @@ def read(folder: Path) -> dict[Key, Curves]:
 
 
 def compare(ours: Mapping[Key, Curves], recorded: Mapping[Key, Curves]) -> list[Pair]:
-    """Every layer of ours that was recorded too, at three steps in common or more."""
+    """Return every layer of ours that was recorded too, at three steps in common or more."""
     pairs = []
     for key, own in ours.items():
         other = recorded.get(key)
@@ -96,13 +96,13 @@ def compare(ours: Mapping[Key, Curves], recorded: Mapping[Key, Curves]) -> list[
 
 
 def table(pairs: Sequence[Pair]) -> dict[str, list[Any]]:
-    """Columns with a row for each pair."""
+    """Return a table with a row for each pair."""
     rows = [asdict(pair) for pair in pairs]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def pearson(one: np.ndarray, two: np.ndarray) -> float:
-    """Correlation of two series; NaN where one of them does not move."""
+    """Return the correlation of two series; NaN where one of them does not move."""
     one, two = one - one.mean(), two - two.mean()
     size = np.linalg.norm(one) * np.linalg.norm(two)
     return float(one @ two / size) if size > 0 else float("nan")
@@ -124,7 +124,7 @@ def _pair(own: Curves, layer: int, ours_KS: np.ndarray, recorded_KS: np.ndarray)
         depth=own.depth,
         rate=own.rate,
         layer=layer,
-        looks=len(mean),
+        measurements=len(mean),
         pearson=pearson(mean, expected),
         left_out=float(np.mean(left_out)) if left_out else float("nan"),
         begins=float(np.abs(ours_KS[0, :both] - recorded_KS[0, :both]).max()),
@@ -138,13 +138,13 @@ def _pair(own: Curves, layer: int, ours_KS: np.ndarray, recorded_KS: np.ndarray)
 
 
 def _share_inside(curve_K: np.ndarray, others_KS: np.ndarray) -> float:
-    """Share of the steps at which a curve lies in the range of others, ± `BAND`."""
+    """Return the share of the steps at which a curve lies in the range of others, ± `BAND`."""
     low, high = others_KS.min(-1) - BAND, others_KS.max(-1) + BAND
     return float(np.mean((low <= curve_K) & (curve_K <= high)))
 
 
 def _values(path: Path) -> dict[Place, float]:
-    """The numbers of a file by what they are of."""
+    """Return the numbers of a file by what they are of."""
     columns = _COLUMNS[path.name]
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -187,7 +187,7 @@ def _curves(
     entropies: Mapping[Place, float],
     losses: Mapping[Place, float],
 ) -> Curves:
-    """The curves of one depth and learning rate, whose places these are."""
+    """Return the curves of one depth and learning rate, whose places these are."""
     depth, rate = places[0][:2]
     seeds = sorted({place[2] for place in places})
     steps = sorted({place[3] for place in places})

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
+from joma.experiments._trained import columns
 from joma.experiments.language._curves import MAX_LOSS_GAP, Curves, Key
 from joma.experiments.language._groups import (
     DEPTHS,
@@ -40,7 +41,7 @@ SAME_BEGIN = 1e-3
 
 
 def near(rate: float) -> float:
-    """How far from the recorded loss ours may be at each learning rate."""
+    """Return how far from the recorded loss ours may be at each learning rate."""
     return 0.1 if rate >= 1e-2 else 0.05
 
 
@@ -142,7 +143,7 @@ def judge_rates(curves: Mapping[Key, Curves], setting: Setting) -> Outcome:
 
 
 def check_depths(pairs: Sequence[Pair]) -> list[Check]:
-    """What can be asked of Fig. 6 beside recorded curves, for those depths that are there."""
+    """Return how the depths of Fig. 6 that are there compare with recorded curves."""
     alike = [p for p in pairs if p.depth <= 2 or (p.depth == SWEPT and p.layer == 0)]
     others = [p for p in pairs if p not in alike]
     first = [p for p in pairs if p.layer == 0 and p.depth <= SWEPT]
@@ -187,7 +188,7 @@ def check_depths(pairs: Sequence[Pair]) -> list[Check]:
 def check_rates(
     pairs: Sequence[Pair], curves: Mapping[Key, Curves], recorded: Mapping[Key, Curves]
 ) -> list[Check]:
-    """What can be asked of Fig. 8 beside recorded curves."""
+    """Return how the rates of Fig. 8 compare with recorded curves."""
     both = sorted({(p.depth, p.rate) for p in pairs}, key=lambda key: key[1])
     off = {key: abs(float(curves[key].best.mean() - recorded[key].best.mean())) for key in both}
     shares = {key: [of[key].collapses / of[key].seeds for of in (curves, recorded)] for key in both}
@@ -218,66 +219,45 @@ def _begins(pairs: Sequence[Pair]) -> Check:
 
 
 def _inside(pairs: Sequence[Pair]) -> Check:
-    looks = sum(p.looks for p in pairs)
-    share = sum(p.inside * p.looks for p in pairs) / looks
+    total = sum(p.measurements for p in pairs)
+    share = sum(p.inside * p.measurements for p in pairs) / total
     seen, known = f"{share:.0%}", [p for p in pairs if np.isfinite(p.left_out_inside)]
     if known:
-        alone = sum(p.left_out_inside * p.looks for p in known) / sum(p.looks for p in known)
+        alone = sum(p.left_out_inside * p.measurements for p in known) / sum(
+            p.measurements for p in known
+        )
         seen += f"; of one recorded seed {alone:.0%} lie in the range of the others"
     return Check(
-        f"80% of the looks lie in the recorded seeds' range ± {BAND:g}",
+        f"80% of the measurements lie in the recorded seeds' range ± {BAND:g}",
         share >= 0.8,
         seen,
     )
 
 
-def bounce_table(curves: Iterable[Curves]) -> dict[str, list[Any]]:
-    """Return a table of the networks that bounce, by layer and threshold."""
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("depth", "learning_rate", "layer", "nats", "bounces", "networks")
-    }
+def tables(curves: Iterable[Curves]) -> dict[str, dict[str, list[Any]]]:
+    """Return two tables: a row for each network, layer and counted step, and the bounces."""
+    rows, bounces = [], []
     for own in curves:
-        for least in THRESHOLDS:
-            for layer, count in enumerate(own.bounced_at(least)):
-                row = (own.depth, own.rate, layer, least, count, own.seeds)
-                for column, value in zip(columns.values(), row, strict=True):
-                    column.append(value)
-    return columns
-
-
-def table(curves: Iterable[Curves]) -> dict[str, list[Any]]:
-    """A row for each network, layer and look, under the counted step."""
-    columns: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            "depth",
-            "learning_rate",
-            "seed",
-            "step",
-            "layer",
-            "attention_entropy",
-            "attention_entropy_mean",
-            "stable_rank",
-            "validation_loss",
-        )
-    }
-    for own in curves:
-        for layer, look, seed in np.ndindex(own.entropy.shape):
-            row = (
-                own.depth,
-                own.rate,
-                seed,
-                own.steps[look],
-                layer,
-                *(
-                    float(of[layer, look, seed])
-                    for of in (own.entropy, own.entropy_mean, own.stable_rank)
-                ),
-                float(own.loss[look, seed]),
+        where = {"depth": own.depth, "learning_rate": own.rate}
+        for layer, at, seed in np.ndindex(own.entropy.shape):
+            rows.append(
+                {
+                    **where,
+                    "seed": seed,
+                    "step": own.steps[at],
+                    "layer": layer,
+                    "attention_entropy": float(own.entropy[layer, at, seed]),
+                    "attention_entropy_mean": float(own.entropy_mean[layer, at, seed]),
+                    "stable_rank": float(own.stable_rank[layer, at, seed]),
+                    "validation_loss": float(own.loss[at, seed]),
+                }
             )
-            for column, value in zip(columns.values(), row, strict=True):
-                column.append(value)
-    return columns
+        for nats in THRESHOLDS:
+            bounces += [
+                {**where, "layer": layer, "nats": nats, "bounces": count, "networks": own.seeds}
+                for layer, count in enumerate(own.bounced_at(nats))
+            ]
+    return {"curves": columns(rows), "bounces": columns(bounces)} if rows else {}
 
 
 def _row(
@@ -303,7 +283,7 @@ def _row(
 
 
 def _spoiled(shown: Iterable[Curves]) -> str:
-    """A sentence where networks that read the same words learn as if they did not."""
+    """Return a sentence where networks that read the same words learn as if they did not."""
     worst = max(shown, key=lambda own: own.apart)
     if worst.apart <= SOUND:
         return ""
@@ -340,7 +320,7 @@ def _paragraphs(shown: Iterable[Curves], what: str) -> tuple[str, ...]:
 
 
 def _sweep(shown: Sequence[Curves], what: str) -> str:
-    """How the number of bounces depends on the threshold, which is a choice."""
+    """Return how the number of bounces depends on the threshold, which is a choice."""
     rows = []
     for own in shown:
         counts = [own.bounced_at(least) for least in THRESHOLDS]
@@ -354,7 +334,7 @@ def _sweep(shown: Sequence[Curves], what: str) -> str:
 
 
 def _ranks_at_end(shown: Sequence[Curves], what: str) -> str:
-    """Whether stable ranks bounce back as attention does."""
+    """Return whether stable ranks bounce back as attention does."""
     rows = []
     for own in shown:
         ratios = own.rank_at_end
@@ -369,7 +349,7 @@ def _ranks_at_end(shown: Sequence[Curves], what: str) -> str:
 
 
 def _learned(shown: Iterable[Curves], setting: Setting) -> str:
-    """How the loss went, where there is nothing published to compare it with."""
+    """Return how the loss went, where there is nothing published to compare it with."""
     shown, size = list(shown), setting.size
     fell = all((own.best < own.loss[0]).all() for own in shown)
     parts = [f"{own.loss[0].mean():.2f} → {own.best.mean():.2f} with {_name(own)}" for own in shown]
@@ -411,7 +391,7 @@ def _of(counts: Sequence[int], own: Curves) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in a row as one range: 0, 2–4."""
+    """Return numbers in a row as one range: 0, 2–4."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from joma.experiments import _trained
 from joma.experiments._experiment import Request
-from joma.experiments.language._data import Text
-from joma.experiments.language._groups import GROUPS, LENGTH, WATCHED, Setting
-from joma.experiments.language._starts import begin, torch_seeds
+from joma.experiments.language._data import WindowedText
+from joma.experiments.language._groups import FIRST_SEED, GROUPS, LENGTH, WATCHED, Setting
 from joma.models import LanguageConfig, LanguageModel
-from joma.optim import StackedAdam
+from joma.models.full_speed import FastLanguageModel
+from joma.models.language import FIRST_RANGE
+from joma.optim.full_speed import LazyAdam
 from joma.probes import stable_ranks
 from joma.runs import Run, is_run
 from joma.train import Ensemble
@@ -29,7 +30,7 @@ _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 
 
 def train_groups(
-    run: Run, names: Sequence[str], text: Text, request: Request, beside: Sequence[str]
+    run: Run, names: Sequence[str], text: WindowedText, request: Request, beside: Sequence[str]
 ) -> None:
     """Trains groups, each in a run folder of its own, unless they are done already.
 
@@ -47,12 +48,12 @@ def train_groups(
     """
     text = text.to(request.device)
     groups = [
-        _trained.Group(
+        _trained.NetworkGroup(
             name,
             text.setting.size.cells(GROUPS[name]),
             lambda own, name=name: GroupWork(own, name, text, request),
             lambda own, name=name: _done_beside(run, own, name, beside),
-            light=_is_light(text.setting, GROUPS[name]),
+            can_share_gpu=_is_light(text.setting, GROUPS[name]),
         )
         for name in names
     ]
@@ -79,7 +80,7 @@ def _done_beside(run: Run, own: Run, name: str, beside: Sequence[str]) -> Run | 
 class GroupWork:
     """The networks of a depth, the text, and what is looked at."""
 
-    def __init__(self, run: Run, name: str, text: Text, request: Request) -> None:
+    def __init__(self, run: Run, name: str, text: WindowedText, request: Request) -> None:
         setting, depth, device = text.setting, GROUPS[name], request.device
         size = setting.size
         cells = size.cells(depth)
@@ -87,15 +88,15 @@ class GroupWork:
         self.tokens, self.targets, self.weights = text.valid.all()
         self.watched = min(WATCHED, max(text.valid.whole, 1) - 1) * size.valid_streams
         self.numbers = _NUMBERS[device]
-        model = LanguageModel(
+        model = FastLanguageModel(
             LanguageConfig(
                 vocabulary=setting.words, layers=depth, width=size.width, hidden=size.hidden
             ),
             [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)],
             device=device,
         )
-        begin(model, torch_seeds(request.seed, size.seeds) * len(cells))
-        optimizer = StackedAdam(
+        start_as_torch(model, torch_seeds(request.seed, size.seeds) * len(cells))
+        optimizer = LazyAdam(
             model.named_parameters(),
             [cell.rate for cell in cells for _ in range(size.seeds)],
             clip=CLIP,
@@ -111,12 +112,12 @@ class GroupWork:
             restart_every=setting.updates,
         )
 
-    def look(self, step: int) -> None:
+    def measure(self, step: int) -> None:
         """Measures all networks after `step` updates."""
         one = slice(self.watched, self.watched + 1)
-        with self.ensemble.looking() as model:
+        with self.ensemble.evaluating() as model:
             loss_E, mean_LE = self._validate(model)
-            _, sum_LE = model.measured(self.tokens[one], self.targets[one], self.weights[one])
+            _, sum_LE = model.evaluate(self.tokens[one], self.targets[one], self.weights[one])
             watched_LE = sum_LE / self.weights[one].double().sum()
             self._log_ranks(step, model)
         log = self.run.metrics.append
@@ -127,15 +128,15 @@ class GroupWork:
             log(step, "attention_entropy", watched_E, layer=layer)
             log(step, "attention_entropy_mean", mean_E, layer=layer)
 
-    def _validate(self, model: LanguageModel) -> tuple[Tensor, Tensor]:
+    def _validate(self, model: FastLanguageModel) -> tuple[Tensor, Tensor]:
         """Loss (E,) and entropies (layers, E), means over all words of the validation text."""
         rows = self._rows(model, model.config.vocabulary)
         parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
-        found = [model.measured(*part) for part in zip(*parts, strict=True)]
+        found = [model.evaluate(*part) for part in zip(*parts, strict=True)]
         losses, entropies = zip(*found, strict=True)
         return torch.stack(losses).double().sum(0), torch.stack(entropies).sum(0)
 
-    def _log_ranks(self, step: int, model: LanguageModel) -> None:
+    def _log_ranks(self, step: int, model: FastLanguageModel) -> None:
         weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
         flat = [matrix for members in weights_LE for matrix in members]
         finite = [bool(matrix.isfinite().all()) for matrix in flat]
@@ -146,7 +147,7 @@ class GroupWork:
             values, bounds = own.T
             self.run.metrics.append(step, "stable_rank", values, layer=layer, bound=bounds)
 
-    def _rows(self, model: LanguageModel, numbers: int) -> int:
+    def _rows(self, model: FastLanguageModel, numbers: int) -> int:
         """How many rows of words fit at a time, where each word takes so many numbers."""
         each = len(model.seeds) * LENGTH * numbers
         return max(self.numbers // each, 1)
@@ -156,7 +157,7 @@ Window = tuple[Tensor, Tensor, Tensor]
 """Tokens, the words after them, and how much each counts, all (B, T)."""
 
 
-def training_loss(optimizer: StackedAdam) -> Callable[[LanguageModel, Window, Tensor], Tensor]:
+def training_loss(optimizer: LazyAdam) -> Callable[[FastLanguageModel, Window, Tensor], Tensor]:
     """Cross-entropy of each member on a window, mean over the words that are there, (E,)."""
     rows = optimizer.rows.get(_TABLE)
 
@@ -164,7 +165,77 @@ def training_loss(optimizer: StackedAdam) -> Callable[[LanguageModel, Window, Te
         assert rows is not None
         return rows.fetch(tokens_BT, optimizer.steps)
 
-    def loss(model: LanguageModel, window: Window, step: Tensor) -> Tensor:
-        return model.descend(*window, step, None if rows is None else fetch)
+    def loss(model: FastLanguageModel, window: Window, step: Tensor) -> Tensor:
+        return model.loss_and_backward(*window, step, None if rows is None else fetch)
 
     return loss
+
+
+def torch_seeds(seed: int, count: int) -> list[int]:
+    """Return torch's seeds of the networks of each cell; seed 0 has the recorded ones."""
+    return [(FIRST_SEED + seed * count + number) % 2**63 for number in range(count)]
+
+
+@torch.no_grad()
+def start_as_torch(model: LanguageModel, seeds: Sequence[int]) -> None:
+    """Give each member the parameters of a network that torch makes from a seed.
+
+    The recorded runs began so: with what torch draws after `torch.manual_seed`. Torch draws on
+    the CPU, whatever the device of the model.
+
+    Args:
+        model: Networks whose parameters are written to.
+        seeds: One for each member.
+    """
+    drawn = {seed: _drawn(model, seed) for seed in set(seeds)}
+    for member, seed in enumerate(seeds):
+        for name, parameter in model.named_parameters():
+            parameter[member].copy_(drawn[seed][name])
+
+
+def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
+    """Return the parameters of one network by name, drawn in the order of the usual script.
+
+    Embeddings and output weights are drawn twice, the second time as they stay.
+    """
+    config = model.config
+    kind = {"device": "cpu", "dtype": torch.float32}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # that of the CPU alone, as manual_seed does it
+        layer = nn.TransformerEncoderLayer(config.width, config.heads, config.hidden, **kind)
+        embedding = nn.Embedding(config.vocabulary, config.width, **kind)
+        output = nn.Linear(config.width, config.vocabulary, **kind)
+        embedding.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
+        output.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
+    weight = torch.zeros(config.width, config.columns, **kind)
+    weight[:, : config.vocabulary] = output.weight.T
+    block = _block(layer)
+    blocks = {
+        f"blocks.{number}.{name}": value
+        for number in range(config.layers)
+        for name, value in block.items()
+    }
+    return {
+        "embedding.weight": embedding.weight,
+        **blocks,
+        "output.weight": weight,
+        "output.bias": torch.zeros(1, config.columns, **kind),
+    }
+
+
+def _block(layer: nn.TransformerEncoderLayer) -> dict[str, Tensor]:
+    """Return torch's layer by the names of ours, whose matrices are (in, out)."""
+    attention = layer.self_attn
+    linear = {
+        "queries_keys_values": (attention.in_proj_weight, attention.in_proj_bias),
+        "projection": (attention.out_proj.weight, attention.out_proj.bias),
+        "lower": (layer.linear1.weight, layer.linear1.bias),
+        "upper": (layer.linear2.weight, layer.linear2.bias),
+    }
+    norms = {"norm_attention": layer.norm1, "norm_mlp": layer.norm2}
+    return {
+        **{f"{name}.weight": weight.T for name, (weight, _) in linear.items()},
+        **{f"{name}.bias": bias.view(1, -1) for name, (_, bias) in linear.items()},
+        **{f"{name}.weight": norm.weight for name, norm in norms.items()},
+        **{f"{name}.bias": norm.bias for name, norm in norms.items()},
+    }

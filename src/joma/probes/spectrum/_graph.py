@@ -1,11 +1,23 @@
-"""Block Lanczos of one large matrix on a GPU as captured graphs: `_krylov` without the waiting.
+"""Block Lanczos of one large matrix on a GPU as captured graphs.
 
-A step is eight kernels, all but the two products of a few microseconds, less than it takes to
-launch them one by one. So for each shape the steps are captured once, over buffers of their own,
-and replayed. The mathematics is that of `_krylov`, with three-term recurrence alone, M·V_j =
-V_{j−1}·R_jᵀ + V_j·A_j + V_{j+1}·R_{j+1}: what orthogonality rounding costs is measured at the end
-and enters the bound; where it is too much, or a block loses rank, no answer is given and the
-careful way is taken.
+The mark of 1 ms for a 4096 × 11008 matrix needs this module and its kernels: launched one by one
+from Python a step takes 1 ms, as a graph of library calls 0.14, with these kernels 0.095, and there
+are 3 to 18 steps (`docs/performance.md`). `python -m benchmarks.spectrum` shows what that buys a
+probe and a monitored training.
+
+A step is eight kernels, all but the two products of a few microseconds. For each shape the steps
+are captured once, over buffers of their own, and replayed. The mathematics is that of `_krylov`,
+with three-term recurrence alone, M·V_j = V_{j−1}·R_jᵀ + V_j·A_j + V_{j+1}·R_{j+1}: the
+orthogonality lost to rounding is measured at the end and enters the bound; where too much is lost,
+or a block loses rank, there is no answer and `_krylov` is used.
+
+**Products go through a half-precision copy** whose rounding is random. An entry goes to one of its
+two neighbours in float16 with probabilities that make the copy Ã right on average. Then uᵀ(Ã − A)v
+for the top singular vectors u, v of A, which are independent of the dice, is a sum of independent
+terms of mean zero, by Hoeffding below ½·step·√(2 ln(1/failure)) but with probability `failure`,
+step ≤ 2⁻¹⁰·max|A|. Since σ₁(Ã) ≥ uᵀÃv = σ₁(A) + uᵀ(Ã − A)v, a bound above Ã is one above A with
+that slack. The lower bound is a Rayleigh quotient of A itself. Blocks go in as two float16 parts,
+22 bits.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -22,20 +34,21 @@ from torch import Tensor
 
 from joma.common.float32 import float32_products
 from joma.probes.spectrum import _bound_kernel, _dither_kernel, _step_kernels
-from joma.probes.spectrum._krylov import chi_square_floor, squarings_for
+from joma.probes.spectrum._inputs import check_finite
+from joma.probes.spectrum._krylov import Iterated, chi_square_floor
 from joma.probes.spectrum._operator import wide_product
 
 STOPS = (3, 8, 12, 15, 18, 22)
-"""After how many applications of the Gram matrix bounds are looked at."""
+"""Applications of the Gram matrix after which bounds are computed."""
 _COLUMNS = 32
 _WARPS = 4
-"""Of a program that tests one value."""
+"""Warps of a program that tests one value."""
 _EACH = 32
 """Numbers that one program adds up."""
 _FULL = 16384.0
-"""What entries of a block are multiplied with to lie well in float16."""
+"""Factor that brings entries of a block to the range of float16."""
 _LOW = 2048.0
-"""What is left of them beyond float16 is multiplied with."""
+"""Factor that brings what float16 leaves of them to its range."""
 _ROWS = 64
 """Rows of a block one program works on."""
 _GUARD = 0.3
@@ -60,13 +73,13 @@ None is below `_GUARD`: only beyond the top eigenvalue of the projection K grows
 """
 
 
-class Look(NamedTuple):
-    """What a stop shows.
+class Check(NamedTuple):
+    """What is known after some steps.
 
     Attributes:
         numbers: three, in float64: how far above the next the copy's top eigenvalue can lie, as a
             share, which may be ∞; an estimate of that eigenvalue, for ‖A‖_F = 1; and 1 where no
-            block lost rank and orthogonality held.
+            block lost rank and the basis stayed orthogonal.
         vector_S: a unit vector near the top eigenvector.
         length: ‖Aᵀ·vector‖ with the matrix itself, in float64, (1,).
     """
@@ -76,9 +89,71 @@ class Look(NamedTuple):
     length: Tensor
 
 
+def iterate(matrix: Tensor, tolerance: float, seed: int, failure: float) -> Iterated | None:
+    """Iterate until the bound is at most the tolerance; return None where there is no answer.
+
+    Args:
+        matrix: a whole matrix on a GPU, not of float64.
+        tolerance: wanted bound as a share of the value.
+        seed: of the random start and the rounding.
+        failure: probability that the bound does not hold.
+    """
+    matrix = matrix if matrix.is_contiguous() else matrix.mT
+    if not matrix.is_contiguous():
+        return None
+    shape = plan(*matrix.shape, matrix.device, failure * 0.9)
+    scales = shape.load(matrix, tolerance, seed)
+    since, stop = None, shape.likely
+    direct = stop > 0
+    while stop < len(STOPS):
+        check = shape.advance(matrix, stop, since)
+        numbers = torch.cat([check.numbers, scales, check.length]).tolist()  # one wait
+        excess, top, sound, norm, most, fits, length = numbers
+        if not fits:  # entries of another size than the last matrix had
+            scales = shape.load(matrix, tolerance, seed, rescale=True)
+            since, stop = None, shape.likely
+            continue
+        check_finite(norm)
+        if norm == 0:
+            return Iterated(0.0, 0.0, 0.0, 1, check.vector_S)
+        if not sound and not direct:
+            return None
+        if not sound:  # gone too far for so fast a spectrum: once more, with all checks
+            shape.likely = stop = 0
+            since, direct = None, False
+            continue
+        floor = (length / norm) ** 2
+        exact = matrix.dtype != torch.float32
+        share = top * (1 + excess) / floor - 1 + _slack(most, norm, floor, failure / 10, exact)
+        if share < 0:  # a ceiling below the floor is rounding that got out of hand
+            return None
+        if share <= tolerance:
+            shape.likely = stop
+            return Iterated(floor, share, norm, 2 * STOPS[stop] + 1, check.vector_S)
+        since, stop = stop, stop + 1
+    return None
+
+
+def _slack(most: float, norm: float, top: float, failure: float, exact: bool) -> float:
+    """Return what the half-precision copy may hide of the top eigenvalue, as a share of it.
+
+    Args:
+        most: the least power of two above the entries of the matrix.
+        norm: its ‖A‖_F.
+        top: its top eigenvalue over ‖A‖_F².
+        failure: probability that the dice hide more.
+        exact: whether its entries were representable.
+    """
+    if exact:
+        return 3e-5
+    # The largest entry lies in [most/2, most), where float16 has steps of 2⁻¹⁰·most/2.
+    sway = 0.5 * (most / 2 / norm * 2.0**-10) * math.sqrt(2 * math.log(1 / failure))
+    return 3e-5 + 2 * sway / math.sqrt(max(top, 1e-300))
+
+
 @lru_cache(maxsize=4)
 def plan(rows: int, columns: int, device: torch.device, failure: float) -> "Plan":
-    """The buffers and graphs of one shape; those of the four shapes used last are kept.
+    """Return the buffers and graphs of one shape; those of the four shapes used last are kept.
 
     `joma.probes.spectrum.release` frees them.
     """
@@ -102,11 +177,9 @@ class Plan:
         wide = {"device": device, "dtype": torch.float64}
         self._seed: int | None = None
         self._wide = rows <= columns
-        self._size = rows * columns
         self._half = torch.empty(rows, columns, device=device, dtype=torch.float16)
-        self._grid = _dither_kernel.grid(self._size, 1)
-        self._squares = torch.zeros(1, self._grid[0], **real)
-        self._largest = torch.zeros(1, self._grid[0], **real)
+        count = _dither_kernel.blocks(rows * columns)
+        self._squares, self._largest = (torch.zeros(1, count, **real) for _ in range(2))
         self._scale = torch.ones(1, **real)
         self._factor = torch.ones(1, **real)
         self._quantile = chi_square_floor(b, failure)
@@ -124,23 +197,23 @@ class Plan:
         self._crossed = torch.empty(b, b, **real)
         self._partial = torch.empty(triton.cdiv(side, _ROWS), 4 * b * b, **wide)
         self._total = torch.empty(4 * b * b, **wide)
-        self._beside = torch.cuda.Stream(device)
+        self._second_stream = torch.cuda.Stream(device)
         # Graphs use the scratch memory of the stream they were captured on, which torch may take
         # back with any of them: no plan's graphs are on another's.
         self._captured = torch.cuda.Stream(device)
         self.likely = 0
-        """Where the last matrix of this shape was done: where to look first at the next."""
+        """The stop at which the last matrix was done, where the next one is checked first."""
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
 
-    def load(self, matrix: Tensor, tolerance: float, seed: int, *, afresh: bool = False) -> Tensor:
-        """Takes a matrix in; its ‖A‖_F, the least power of two above its entries, 1 if it fits.
+    def load(self, matrix: Tensor, tolerance: float, seed: int, *, rescale: bool = False) -> Tensor:
+        """Load a matrix; return ‖A‖_F, the least power of two above its entries, and 1 if it fits.
 
         Args:
             matrix: of the plan's shape, contiguous.
             tolerance: wanted bound, about which excesses are tried.
             seed: of the random start and the rounding.
-            afresh: find the scale of the entries first, which takes one reading. Otherwise they are
-                scaled as those of the last matrix were, and fit in float16 then, or not.
+            rescale: find the scale of the entries first, which takes one reading. Otherwise they
+                are scaled as those of the last matrix were, and may not fit in float16.
         """
         if seed != self._seed:
             self._seed = seed
@@ -148,38 +221,38 @@ class Plan:
         if tolerance != self._tolerance:
             self._tolerance, self.likely = tolerance, 0
             self._excess_G.copy_(torch.tensor(_SHARES) * tolerance)
-        blocks = self._squares, self._largest, self._grid
-        guess, self._known_scale = self._known_scale and not afresh, True
+        norms = self._squares, self._largest
+        guess, self._known_scale = self._known_scale and not rescale, True
         if guess:
-            _dither_kernel.launch_both(matrix, self._half, self._scale, *blocks, seed)
+            _dither_kernel.launch_dither(matrix, self._half, self._scale, seed, norms)
             return self._replay("guessed", self._guessed)[0]
-        _dither_kernel.launch_norms(matrix, *blocks)
+        _dither_kernel.launch_norms(matrix, *norms)
         (numbers,) = self._replay("scales", self._scales)
-        _dither_kernel.launch_dither(matrix, self._half, self._scale, self._grid, seed)
+        _dither_kernel.launch_dither(matrix, self._half, self._scale, seed)
         return numbers
 
-    def advance(self, matrix: Tensor, stop: int, since: int | None) -> Look:
-        """Goes on to `STOPS[stop]` applications, from `STOPS[since]` or the start.
+    def advance(self, matrix: Tensor, stop: int, since: int | None) -> Check:
+        """Run to `STOPS[stop]` applications, from `STOPS[since]` or the start.
 
         Args:
             matrix: the one that was loaded.
-            stop: where to go.
-            since: where it is.
+            stop: stop to run to.
+            since: stop it is at, or None at the start.
         """
         first, last = 0 if since is None else STOPS[since], STOPS[stop]
-        squarings = squarings_for(last * _COLUMNS, _GUARD * self._tolerance)
+        squarings = _squarings(last * _COLUMNS, _GUARD * self._tolerance)
         key = (since, stop, squarings)
         top, vector_S = self._replay(key, lambda: self._steps(first, last, squarings))
-        # The bound keeps a few multiprocessors busy: the product with the matrix goes beside it.
+        # The bound keeps a few multiprocessors busy: the product with the matrix runs alongside.
         here = torch.cuda.current_stream()
-        self._beside.wait_stream(here)
-        with torch.cuda.stream(self._beside):
+        self._second_stream.wait_stream(here)
+        with torch.cuda.stream(self._second_stream):
             turned = matrix.mT if self._wide else matrix
-            image = wide_product(turned[None], vector_S[None, :, None])
+            image = wide_product(turned, vector_S[:, None])
             length = torch.linalg.vector_norm(image, dtype=torch.float64).unsqueeze(0)
         (numbers,) = self._replay(("bound", *key), lambda: self._excess(last, top))
-        here.wait_stream(self._beside)
-        return Look(numbers, vector_S, length)
+        here.wait_stream(self._second_stream)
+        return Check(numbers, vector_S, length)
 
     def _replay(self, key: object, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         if key not in self._graphs:
@@ -213,7 +286,7 @@ class Plan:
         return self._basis[:, first * _COLUMNS : (first + count) * _COLUMNS]
 
     def _begin(self, seed: int) -> None:
-        """The Gaussian start Ω = V_0·R_0, the same for every matrix."""
+        """Draw the Gaussian start Ω = V_0·R_0, the same for every matrix."""
         dice = torch.Generator(self._basis.device).manual_seed(seed)
         start = torch.randn(
             len(self._basis), _COLUMNS, generator=dice, device=self._basis.device
@@ -254,7 +327,7 @@ class Plan:
             _step_kernels.formed[(1,)](
                 self._total, self._columns, self._roots, self._gram, self._crossed, j, **shape
             )
-            # One warp: elimination is a chain of exchanges, which are dear between warps.
+            # One warp: elimination is a chain of exchanges, which are expensive between warps.
             _step_kernels.rooted[(1,)](
                 self._gram, self._roots, self._inverses, j, B=_COLUMNS, num_warps=1
             )
@@ -275,14 +348,14 @@ class Plan:
         return self._top(last, squarings)
 
     def _applied(self) -> Tensor:
-        """M of the two parts of the last block, to be added up and scaled."""
+        """Return M of the two parts of the last block, to be added up and scaled."""
         half = self._half if self._wide else self._half.mT
         product = torch.mm(half.mT, self._thin, out_dtype=torch.float32)
         _launch(_step_kernels.middle, product, self._long, self._factor)
         return torch.mm(half, self._long, out_dtype=torch.float32)
 
     def _top(self, count: int, squarings: int) -> tuple[Tensor, ...]:
-        """The top eigenvalue of the projection, up to the guard, and the vector it comes from."""
+        """Return the top eigenvalue of the projection, up to the guard, and its vector."""
         b = _COLUMNS
         project = self._basis.new_zeros(count * b, count * b)
         blocks = project.view(count, b, count, b)
@@ -341,3 +414,12 @@ def _launch(kernel: Any, source: Tensor, out: Tensor, more: Any) -> None:
     kernel[(triton.cdiv(len(source), 32),)](
         source, out, more, len(source), FULL=_FULL, LOW=_LOW, B=_COLUMNS, ROWS=32
     )
+
+
+def _squarings(size: int, miss: float) -> int:
+    """Return how often a matrix of that size is squared to find its top eigenvalue up to a share.
+
+    The column of the power 2^s that has most of the top eigenvector has at least 1/size of it, so
+    the best of all columns misses at most (ln size + 1)/2^(s+1) of the eigenvalue.
+    """
+    return max(0, math.ceil(math.log2((math.log(size) + 1) / (2 * miss))))

@@ -26,10 +26,9 @@ not multiplied on: they have lost digits to cancellation. Where later blocks com
 Qᵀ·Q exceeds 1; it is measured, and K divided by it.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from scipy.special import gammaincinv
@@ -41,196 +40,151 @@ _RIDGE = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Directions below this share of ‖M‖ are rounding: they are not blown up to length 1."""
 _MARGIN = 1.01
 """By how much r·K must exceed 1."""
-_MOST_SQUARINGS = 18
-"""More would cost as much as all eigenvectors."""
 
 
 @cache
 def chi_square_floor(degrees: int, failure: float) -> float:
-    """What a chi-square variable of that many degrees exceeds with probability 1 − failure."""
+    """Return the quantile that a chi-square variable exceeds with probability 1 − failure."""
     return 2.0 * float(gammaincinv(degrees / 2, failure))
 
 
-def squarings_for(size: int, miss: float) -> int:
-    """How often a matrix of that size is squared to find its top eigenvalue up to a share.
-
-    The column of the power 2^s that has most of the top eigenvector has at least 1/size of it, so
-    the best of all columns misses at most (ln size + 1)/2^(s+1) of the eigenvalue.
-    """
-    return max(0, math.ceil(math.log2((math.log(size) + 1) / (2 * miss))))
-
-
-@dataclass(eq=False)
-class Krylov:
-    """A growing block Krylov basis of L operators at once.
+class Iterated(NamedTuple):
+    """The top of a spectrum as an iteration leaves it.
 
     Attributes:
-        apply: M of a block, (L, s, b) → (L, s, b).
-        start_LSB: the Gaussian start Ω.
-        careful: find the short directions of every block by its eigenvectors; otherwise blocks are
-            taken to have full rank, and `sound` says whether they had.
-        blocks: V_j, short columns included.
-        kept: which columns of V_j are orthonormal, (L, b); the others are short.
-        columns: Qᵀ·M·V_j over kept columns, (L, (j + 1)·b, b).
-        scalings: X of each block, in float64.
+        floor: σ₁²/‖A‖_F² is at least this.
+        share: 1/floor exceeds the true stable rank by at most this share of it.
+        norm: ‖A‖_F.
+        products: how often the matrix was multiplied with a block of vectors.
+        vector_S: a unit vector near the top one.
     """
 
-    apply: Callable[[Tensor], Tensor]
-    start_LSB: Tensor
-    careful: bool = True
-    blocks: list[Tensor] = field(default_factory=list)
-    kept: list[Tensor] = field(default_factory=list)
-    columns: list[Tensor] = field(default_factory=list)
-    scalings: list[Tensor] = field(default_factory=list)
-    size_L: Tensor | None = None
+    floor: float
+    share: float
+    norm: float
+    products: int
+    vector_S: Tensor
 
-    def __post_init__(self) -> None:
-        self._append(self.start_LSB, _gram(self.start_LSB), None)
+
+class Krylov:
+    """A growing block Krylov basis.
+
+    Args:
+        apply: M of a block, (s, b) → (s, b).
+        start_SB: the Gaussian start Ω.
+    """
+
+    def __init__(self, apply: Callable[[Tensor], Tensor], start_SB: Tensor) -> None:
+        self._apply = apply
+        self._b = start_SB.shape[-1]
+        self._blocks: list[Tensor] = []
+        """V_j, short columns included."""
+        self._kept: list[Tensor] = []
+        """Which columns of V_j are orthonormal, (b,); the others are short."""
+        self._columns: list[Tensor] = []
+        """Qᵀ·M·V_j over kept columns, ((j + 1)·b, b)."""
+        self._scalings: list[Tensor] = []
+        """X of each block, in float64."""
+        root, _ = torch.linalg.cholesky_ex(_gram(start_SB), upper=True)
+        one = torch.eye(self._b, dtype=root.dtype, device=root.device)
+        scaling = torch.linalg.solve_triangular(root, one, upper=True)
+        self._append(start_SB, scaling, torch.ones(self._b, dtype=torch.bool, device=root.device))
+        self._size = one.new_zeros(())
+        """The largest ‖M·V_j‖ so far."""
 
     @property
     def applications(self) -> int:
         """How often M was applied."""
-        return len(self.columns)
+        return len(self._columns)
 
     def extend(self) -> None:
-        """One more application of M and one more block of the basis."""
-        all_LSN = self._orthonormal(self.applications + 1)
-        b = self.start_LSB.shape[-1]
-        rest = self.apply(all_LSN[..., -b:])
-        first_LNB = all_LSN.mT @ rest
-        rest = torch.baddbmm(rest, all_LSN, first_LNB, alpha=-1)
+        """Apply M once more and append a block to the basis."""
+        all_SN = self._orthonormal(self.applications + 1)
+        rest = self._apply(all_SN[:, -self._b :])
+        first_NB = all_SN.mT @ rest
+        rest = torch.addmm(rest, all_SN, first_NB, alpha=-1)
         # Once is not enough: what rounding leaves of the old directions would grow step by step.
-        second_LNB = all_LSN.mT @ rest
-        rest = torch.baddbmm(rest, all_LSN, second_LNB, alpha=-1)
-        column_LNB = first_LNB + second_LNB
+        second_NB = all_SN.mT @ rest
+        rest = torch.addmm(rest, all_SN, second_NB, alpha=-1)
+        column_NB = first_NB + second_NB
         gram = _gram(rest)
-        own = column_LNB[:, -b:].diagonal(dim1=-2, dim2=-1).amax(-1)
-        size = torch.maximum(own, gram.diagonal(dim1=-2, dim2=-1).amax(-1).sqrt())
-        self.size_L = size if self.size_L is None else torch.maximum(self.size_L, size)
-        self.columns.append(column_LNB)
-        self._append(rest, gram, self.size_L)
+        for size in (column_NB[-self._b :].diagonal().amax(), gram.diagonal().amax().sqrt()):
+            self._size = torch.maximum(self._size, size.double())
+        self._columns.append(column_NB)
+        value_B, vector_BB = torch.linalg.eigh(gram)
+        squared = self._size.double().square().clamp(min=1e-30)
+        length_B = torch.maximum(value_B, squared * _RIDGE[rest.dtype] ** 2).sqrt()
+        self._append(rest, vector_BB / length_B, value_B > squared * _KEPT[rest.dtype] ** 2)
 
-    def sound(self) -> Tensor:
-        """Whether every block had full rank where that was taken for granted, (L,)."""
-        lengths = torch.cat(self.blocks, -1).square().sum(-2)
-        return ((lengths - 1).abs() < 1e-3).all(-1)  # not so where a factorisation made NaN
-
-    def ritz(self, miss: float) -> tuple[Tensor, Tensor]:
-        """The top eigenvalue within the basis, (L,), and a unit vector close to it, (L, s).
-
-        Args:
-            miss: by what share of it the value may be too small.
-        """
-        count = self.applications
-        project = self._projection()
-        squarings = squarings_for(project.shape[-1], miss)
-        if project.is_cuda and project.dtype == torch.float32 and squarings <= _MOST_SQUARINGS:
-            # Products are what a GPU does fast.
-            power = _squared(project, squarings)
-            square_LN = power.square().sum(-2)
-            quotient_LN = (power * (project @ power)).sum(-2) / square_LN
-            best_L = quotient_LN.where(square_LN > 1e-20, 0.0).argmax(-1)
-            y_LN = power[torch.arange(len(best_L), device=best_L.device), :, best_L]
-            y_LN = y_LN / torch.linalg.vector_norm(y_LN, dim=-1, keepdim=True).clamp(min=1e-30)
-        else:
-            project = project.nan_to_num()  # what overflowed is found by its quotient
-            y_LN = torch.linalg.eigh(project.double()).eigenvectors[..., -1].to(project.dtype)
-        top_L = (y_LN.unsqueeze(-2) @ project @ y_LN.unsqueeze(-1)).flatten()
-        x_LS = (self._orthonormal(count) @ y_LN.unsqueeze(-1)).squeeze(-1)
-        return top_L.double(), x_LS / torch.linalg.vector_norm(x_LS, dim=-1, keepdim=True).clamp(
-            min=1e-30
-        )
+    def ritz(self) -> tuple[Tensor, Tensor]:
+        """Return the top eigenvalue within the basis, in float64, and a unit vector close to it."""
+        project = self._projection().nan_to_num()  # what overflowed is found by its quotient
+        y_N = torch.linalg.eigh(project.double()).eigenvectors[:, -1].to(project.dtype)
+        x_S = (self._orthonormal(self.applications) @ y_N[:, None]).squeeze(-1)
+        length = torch.linalg.vector_norm(x_S).clamp(min=1e-30)
+        return (y_N[None] @ project @ y_N[:, None]).double().squeeze(), x_S / length
 
     def top(self, k: int) -> Tensor:
-        """Unit vectors close to the k top eigenvectors of the first operator, (s, k)."""
-        vector_NN = torch.linalg.eigh(self._projection()[0].double()).eigenvectors
-        top_NK = vector_NN[:, -k:].flip(1).to(self.start_LSB.dtype)
-        x_SK = self._orthonormal(self.applications)[0] @ top_NK
+        """Return unit vectors close to the k top eigenvectors, (s, k)."""
+        vector_NN = torch.linalg.eigh(self._projection().double()).eigenvectors
+        top_NK = vector_NN[:, -k:].flip(1).to(self._blocks[0].dtype)
+        x_SK = self._orthonormal(self.applications) @ top_NK
         return x_SK / torch.linalg.vector_norm(x_SK, dim=0).clamp(min=1e-30)
 
-    def excluded(self, value_LG: Tensor, failure: float) -> Tensor:
-        """Which values the top eigenvalue cannot have, but with that probability: r·K(λ) ≻ 1.
+    def excluded(self, value_G: Tensor, failure: float) -> Tensor:
+        """Return which values the top eigenvalue cannot have, where r·K(λ) ≻ 1.
 
         K is kept as K⁻¹ = F·Fᵀ, and the polynomials as Fᵀ·P: the least eigenvalue of K, which
         decides, is then the greatest of F·Fᵀ, and nothing overflows. A margin makes up for what
         that eigenvalue may fall between two values of λ (see the top of this file).
 
         Args:
-            value_LG: λ, each above the top eigenvalue within the basis.
+            value_G: λ, each above the top eigenvalue within the basis.
             failure: probability, over the start, that λ₁ is excluded wrongly.
         """
-        L, G = value_LG.shape
-        b = self.start_LSB.shape[-1]
-        value = value_LG.double().reshape(L * G, 1, 1)
+        G, b = len(value_G), self._b
+        value = value_G.double().reshape(G, 1, 1)
         one = torch.eye(b, dtype=torch.float64, device=value.device)
-        first = self.scalings[0]
         # P_0·P_0ᵀ = X·Xᵀ, so F = X⁻ᵀ and Fᵀ·P_0 = 1.
-        factor = torch.linalg.inv_ex(first).inverse.mT.repeat_interleave(G, 0)
-        white = one.repeat(L * G, 1, 1)
+        factor = torch.linalg.inv_ex(self._scalings[0]).inverse.mT.expand(G, b, b)
+        white = one.repeat(G, 1, 1)
         for column, scaling, kept in zip(
-            self.columns, self.scalings[1:], self.kept[:-1], strict=True
+            self._columns, self._scalings[1:], self._kept[:-1], strict=True
         ):
-            column, scaling, kept = (
-                x.double().repeat_interleave(G, 0) for x in (column, scaling, kept)
-            )
-            last = white[:, :, -b:] * kept.unsqueeze(-2)
-            new = (value * last - white @ column) @ scaling
+            last = white[:, :, -b:] * kept.double()
+            new = (value * last - white @ column.double()) @ scaling
             root, _ = torch.linalg.cholesky_ex(one + new @ new.mT)
             white = torch.linalg.solve_triangular(root, torch.cat([white, new], -1), upper=False)
             factor = torch.linalg.solve_triangular(root, factor.mT, upper=False).mT
-        defect = self._defect().double().repeat_interleave(G)
-        quantile = chi_square_floor(b, failure) / (_MARGIN * defect)
-        _, info = torch.linalg.cholesky_ex(quantile[:, None, None] * one - factor @ factor.mT)
-        return (info == 0).view(L, G)
+        quantile = chi_square_floor(b, failure) / (_MARGIN * self._defect())
+        _, info = torch.linalg.cholesky_ex(quantile * one - factor @ factor.mT)
+        return info == 0
 
     def _projection(self) -> Tensor:
-        """Qᵀ·M·Q over kept columns, (L, N, N)."""
-        count, b = self.applications, self.start_LSB.shape[-1]
-        matrix = self.start_LSB.new_zeros(len(self.start_LSB), count * b, count * b)
-        for j, column in enumerate(self.columns):
-            matrix[:, : (j + 1) * b, j * b : (j + 1) * b] = column
-            matrix[:, j * b : (j + 1) * b, : j * b] = column[:, : j * b].mT
+        """Return Qᵀ·M·Q over kept columns, (N, N)."""
+        count, b = self.applications, self._b
+        matrix = self._blocks[0].new_zeros(count * b, count * b)
+        for j, column in enumerate(self._columns):
+            matrix[: (j + 1) * b, j * b : (j + 1) * b] = column
+            matrix[j * b : (j + 1) * b, : j * b] = column[: j * b].mT
         return matrix
 
-    def _append(self, block: Tensor, gram: Tensor, size_L: Tensor | None) -> None:
-        b = block.shape[-1]
-        kept = torch.ones(len(block), b, dtype=torch.bool, device=block.device)
-        if size_L is None or not self.careful:
-            one = torch.eye(b, dtype=gram.dtype, device=gram.device)
-            root, _ = torch.linalg.cholesky_ex(gram, upper=True)
-            scaling = torch.linalg.solve_triangular(root, one.expand_as(root), upper=True)
-        else:
-            value_LB, vector_LBB = torch.linalg.eigh(gram)
-            squared_L1 = size_L.double().square().clamp(min=1e-30).unsqueeze(-1)
-            kept = value_LB > squared_L1 * _KEPT[block.dtype] ** 2
-            length_LB = torch.maximum(value_LB, squared_L1 * _RIDGE[block.dtype] ** 2).sqrt()
-            scaling = vector_LBB / length_LB.unsqueeze(-2)
-        self.blocks.append(block @ scaling.to(block.dtype))
-        self.kept.append(kept)
-        self.scalings.append(scaling)
+    def _append(self, block: Tensor, scaling: Tensor, kept: Tensor) -> None:
+        self._blocks.append(block @ scaling.to(block.dtype))
+        self._scalings.append(scaling)
+        self._kept.append(kept)
 
     def _orthonormal(self, count: int) -> Tensor:
-        """The kept columns of the first blocks, zeros in place of the short ones, (L, s, N)."""
-        all_LSN = torch.cat(self.blocks[:count], -1)
-        if not self.careful:
-            return all_LSN
-        return all_LSN * torch.cat(self.kept[:count], -1).unsqueeze(-2)
+        """Return the kept columns of the first blocks, zeros in place of the short ones, (s, N)."""
+        return torch.cat(self._blocks[:count], -1) * torch.cat(self._kept[:count])
 
-    def _defect(self) -> Tensor:
-        """An upper bound of the greatest eigenvalue of Qᵀ·Q, (L,): 1 but for rounding."""
-        all_LSN = torch.cat(self.blocks, -1)
-        return (all_LSN.mT @ all_LSN).abs().sum(-1).amax(-1)
-
-
-def _squared(power: Tensor, times: int) -> Tensor:
-    """The matrix to the power 2^times, but for its length."""
-    for _ in range(times):
-        power = power / torch.linalg.matrix_norm(power, keepdim=True).clamp(min=1e-30)
-        power = power @ power
-    return power / torch.linalg.matrix_norm(power, keepdim=True).clamp(min=1e-30)
+    def _defect(self) -> float:
+        """Return an upper bound of the greatest eigenvalue of Qᵀ·Q: 1 but for rounding."""
+        all_SN = torch.cat(self._blocks, -1)
+        return float((all_SN.mT @ all_SN).abs().sum(-1).amax())
 
 
 def _gram(block: Tensor) -> Tensor:
-    """blockᵀ·block in float64: in float32, directions below 3e-4 of the greatest would be noise."""
+    """Return blockᵀ·block in float64: float32 turns directions below 3e-4 of the top into noise."""
     wide = block.double()
     return wide.mT @ wide

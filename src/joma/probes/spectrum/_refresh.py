@@ -1,10 +1,10 @@
-"""The greatest singular value of a matrix that has moved a little, from what is known of before.
+"""The greatest singular value of a matrix that moved a little since it was measured.
 
 Below: the greatest Rayleigh quotient within the old top vectors. Above: σ₁ moves by at most the
 norm of the change, σ₁(A) ≤ σ₁(A₀) + ‖A − A₀‖, and a change D is seen in the sketch Ωᵀ·D that an old
 Gaussian Ω of b columns makes of it: with g = uᵀΩ for its top singular vector u, ‖Ωᵀ·D‖ ≥ ‖D‖·‖g‖,
 so ‖D‖² is at most ‖Ωᵀ·D‖² over the quantile of ‖g‖², a chi-square variable. Ω must not have
-influenced the change, as nothing that only measures has.
+influenced the change; a measurement never does.
 """
 
 import math
@@ -45,34 +45,31 @@ class Anchor:
     replay: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
-def anchors(linear: Operator, top_LS: Tensor, ceilings: list[float], seed: int) -> list[Anchor]:
-    """What to keep of each of L matrices, whose top vectors are known."""
+def anchor(linear: Operator, top_S: Tensor, ceiling: float, seed: int) -> Anchor:
+    """Return what to keep of a matrix whose top vector and upper bound of σ₁ are known."""
     dice = torch.Generator(linear.device).manual_seed(seed + 1)  # not the start that found them
     like = {"generator": dice, "device": linear.device, "dtype": linear.dtype}
-    more = torch.randn(linear.count, linear.side, min(_VECTORS, linear.side) - 1, **like)
-    vectors = torch.cat([top_LS.to(linear.dtype).unsqueeze(-1), more], -1)
+    more = torch.randn(linear.side, min(_VECTORS, linear.side) - 1, **like)
+    vectors = torch.cat([top_S.to(linear.dtype).unsqueeze(-1), more], -1)
     for _ in range(_ROUNDS):
         vectors = torch.linalg.qr(linear.apply(vectors)).Q
-    start = torch.randn(linear.count, linear.side, _SKETCH, **like)
+    start = torch.randn(linear.side, _SKETCH, **like)
     before = torch.nn.functional.pad(linear.across(start), (vectors.shape[-1], 0))
     block = torch.cat([torch.linalg.qr(vectors).Q, start], -1)
-    return [
-        Anchor(b, vectors.shape[-1], s, ceiling)
-        for b, s, ceiling in zip(block, before, ceilings, strict=True)
-    ]
+    return Anchor(block, vectors.shape[-1], before, ceiling)
 
 
 def refreshed(
     linear: Operator, anchor: Anchor, failure: float, where: Hashable = None
 ) -> tuple[float, float, float]:
-    """Lower and upper bound of σ₁² and ‖A‖_F of the matrix as it is now.
+    """Return lower and upper bound of σ₁² and ‖A‖_F of the matrix as it is now.
 
     Args:
         linear: the matrix.
         anchor: what was kept of it.
         failure: probability that the upper bound does not hold.
-        where: on a GPU, what tells the memory of the matrix from any other. A weight that training
-            changes in place stays there, and from the second time on the work is replayed.
+        where: on a GPU, what identifies the memory of the matrix. A weight that training changes
+            in place stays there, and from the second time on the work is replayed.
     """
     side, kept = linear.side, len(anchor.block_SB)
     if kept != side or anchor.block_SB.device != linear.device:
@@ -95,27 +92,28 @@ def refreshed(
 
 @cache
 def _pool(device: torch.device) -> Any:
-    """One pool of memory for all graphs, since no two of them are replayed at once."""
+    """Return one pool of memory for all graphs, since no two of them are replayed at once."""
     del device
     return torch.cuda.graph_pool_handle()
 
 
 def _packed(linear: Operator, anchor: Anchor) -> Tensor:
-    """What the block shows, as one vector: its two Gram matrices stand on the diagonal; ‖A‖_F."""
-    image = linear.across(anchor.block_SB.to(linear.dtype).unsqueeze(0))[0]
+    """Return the Gram matrix of what the block gives, whose two halves count, and ‖A‖_F, packed."""
+    image = linear.across(anchor.block_SB.to(linear.dtype))
     if len(image) != len(anchor.before_TB):
         raise JomaError(
             f"start must come from a matrix of the same shape, got one with a longer side of "
             f"{len(anchor.before_TB)}, not {len(image)}"
         )
     image = (image - anchor.before_TB).double()
-    return torch.cat([(image.mT @ image).reshape(-1), linear.frobenius()])
+    return torch.cat([(image.mT @ image).reshape(-1), linear.frobenius.reshape(1)])
 
 
 def _replayed(linear: Operator, anchor: Anchor, where: Hashable) -> Tensor:
-    """`_packed`, as a captured graph where the matrix lies where it lay the last time.
+    """Return `_packed`, from a captured graph where the matrix has the same memory as last time.
 
-    Launched one by one, its kernels take less time than their launches.
+    Launched one by one, its kernels take less time than their launches: the mark of 0.4 ms for a
+    warm start needs the graph (`python -m benchmarks.probes`).
     """
     if where is None or torch.cuda.is_current_stream_capturing():
         return _packed(linear, anchor)

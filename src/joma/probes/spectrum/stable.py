@@ -11,22 +11,28 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
-from joma.probes.spectrum import _certificate, _refresh, _squaring
-from joma.probes.spectrum._arithmetic import plain_arithmetic
-from joma.probes.spectrum._given import as_matrix, check_method, check_tolerance
-from joma.probes.spectrum._krylov import Krylov
-from joma.probes.spectrum._operator import Operator, dither_slack, operator
+from joma.probes.spectrum import _certificate, _refresh
+from joma.probes.spectrum._inputs import (
+    as_matrix,
+    check_finite,
+    check_options,
+    plain_arithmetic,
+)
+from joma.probes.spectrum._krylov import Iterated, Krylov
+from joma.probes.spectrum._operator import Operator, operator
 
 FAILURE = 1e-6
 """Probability, over the random start, that a bound does not hold."""
 _EVENT = 0.4 * FAILURE
-"""Of one attempt; there may be two, or one and what a warm start adds."""
+"""Probability of one attempt; there may be two, or one and what a warm start adds."""
 _TINY = 1e-25
 """Matrices of smaller norms are worked on in float64 on a GPU."""
 _SMALL = 192
-"""Shorter sides up to this are solved whole."""
+"""Matrices with shorter sides up to this get a certificate on a CPU."""
 _SQUARED = 1024
-"""On a GPU shorter sides below this are squared: products of all matrices of a shape at once."""
+"""Matrices with shorter sides below this get a certificate on a GPU, those of a shape together."""
+_STACKED = 1 << 22
+"""Entries from which on a matrix is not stacked with others."""
 _STEPS = 12
 _MISS = 0.08
 """Share of the tolerance by which the top eigenvalue within the basis may be missed."""
@@ -79,7 +85,7 @@ def stable_rank(
     start: StableRank | None = None,
     seed: int = 0,
 ) -> StableRank:
-    """Stable rank ‖A‖_F²/σ₁² of one matrix, with an error bound.
+    """Return the stable rank ‖A‖_F²/σ₁² of one matrix, with an error bound.
 
     `"lanczos"` iterates until the bound is at most `tolerance` of the value; it holds with
     probability 1 − 1e-6 over the random start, for every matrix. `"exact"` factorises
@@ -102,8 +108,7 @@ def stable_rank(
         ValueError: for a matrix that is not one, or holds NaN or infinity.
     """
     if start is not None:
-        check_method(method)
-        check_tolerance(tolerance)
+        check_options(method, tolerance)
         whole = as_matrix(matrix)
         with plain_arithmetic(whole.device):
             found = _refreshed(whole, start)
@@ -121,170 +126,25 @@ def stable_ranks(
     keep: bool = False,
     seed: int = 0,
 ) -> list[StableRank]:
-    """`stable_rank` of many matrices; on a GPU those of one shape are worked on together."""
-    check_method(method)
-    check_tolerance(tolerance)
-    checked = [as_matrix(matrix) for matrix in matrices]
+    """Return `stable_rank` of many matrices; on a GPU small ones of one shape are batched."""
+    check_options(method, tolerance)
+    groups: dict[tuple[bool, object], list[tuple[int, Tensor]]] = {}
+    for i, matrix in enumerate(map(as_matrix, matrices)):
+        squared = method == "auto" and _on_gpu(matrix) and min(matrix.shape) < _SQUARED
+        together = squared and matrix.numel() < _STACKED
+        key = (squared, (matrix.shape, matrix.dtype, matrix.device) if together else i)
+        groups.setdefault(key, []).append((i, matrix))
     results: dict[int, StableRank] = {}
-    for group in _alike(checked):
-        with plain_arithmetic(checked[group[0]].device):
-            stacked = _stack([checked[i] for i in group])
-            solved = _solve(stacked, tolerance, method, keep, seed)
-        results.update(zip(group, solved, strict=True))
-    return [results[i] for i in range(len(checked))]
-
-
-def _alike(matrices: list[Tensor]) -> list[list[int]]:
-    """Which matrices can be stacked: on a GPU those of one shape and type, elsewhere none."""
-    groups: dict[object, list[int]] = {}
-    for i, matrix in enumerate(matrices):
-        together = matrix.is_cuda and not isinstance(matrix, DTensor) and matrix.numel() < 1 << 22
-        key = (matrix.shape, matrix.dtype, matrix.device) if together else i
-        groups.setdefault(key, []).append(i)
-    return list(groups.values())
-
-
-def _stack(matrices: list[Tensor]) -> Tensor:
-    return matrices[0].unsqueeze(0) if len(matrices) == 1 else torch.stack(matrices)
-
-
-def _solve(
-    stacked: Tensor, tolerance: float, method: str, keep: bool, seed: int
-) -> list[StableRank]:
-    if not len(stacked):
-        return []
-    side = min(stacked.shape[-2:])
-    whole = stacked.is_cuda and not isinstance(stacked, DTensor)
-    if method == "auto" and whole and side < _SQUARED and not keep:
-        return _squared(stacked, tolerance)
-    small = side <= _SMALL
-    if method == "exact" or (small and method == "auto"):
-        return [_exact(matrix, keep, seed) for matrix in stacked]
-    if (found := _by_graph(stacked, tolerance, keep, seed)) is not None:
-        return [found]
-    linear = operator(stacked, seed)
-    norm_L = linear.frobenius()
-    if not bool(norm_L.isfinite().all()):
-        raise JomaError("matrix must be finite, got NaN or infinity")
-    if bool((norm_L == 0).any()):
-        rest = iter(_solve(stacked[norm_L > 0], tolerance, method, keep, seed))
-        nothing = StableRank(0.0, 0.0, True, 0.0, 0.0, 0)
-        return [nothing if norm == 0 else next(rest) for norm in norm_L.tolist()]
-    if stacked.is_cuda and stacked.dtype != torch.float64 and bool((norm_L < _TINY).any()):
-        return _solve(stacked.double(), tolerance, method, keep, seed)
-    # On a GPU, where the eigenvectors of every block cost more than its products, it is first
-    # taken for granted that blocks have full rank, as they have unless the matrix has not.
-    near_LS = None
-    for careful in (False, True) if linear.device.type == "cuda" else (True,):
-        solved, near_LS = _iterate(linear, tolerance, keep, seed, careful=careful)
-        if solved is not None:
-            return solved
-    return [
-        _exact(matrix, keep, seed, None if near_LS is None else near_LS[i])
-        for i, matrix in enumerate(stacked)
-    ]
-
-
-def _iterate(
-    linear: Operator, tolerance: float, keep: bool, seed: int, *, careful: bool
-) -> tuple[list[StableRank] | None, Tensor | None]:
-    """Block Lanczos until the bounds are met, and unit vectors near the top ones.
-
-    There is no answer where blocks lost rank, room ran out, or the bounds stand still.
-    """
-    b = _block(linear)
-    last = linear.side // max(b, 1) - 1
-    slack_L = linear.slack(torch.ones(linear.count, device=linear.device), _EVENT / 10)
-    # So short a side has no room to iterate in; a tolerance below the rounding cannot be met.
-    if b < 4 or bool((slack_L >= tolerance).any()):
-        return None, None
-    dice = torch.Generator(linear.device).manual_seed(seed)
-    start_LSB = torch.randn(
-        linear.count, linear.side, b, generator=dice, device=linear.device, dtype=linear.dtype
-    )
-    krylov = Krylov(linear.apply, start_LSB, careful)
-    looks: list[tuple[int, float]] = []
-    check, x_LS = 3, None
-    while krylov.applications < last:
-        krylov.extend()
-        if krylov.applications < min(check, last):
-            continue
-        top_L, x_LS = krylov.ritz(_MISS * tolerance)
-        floor_L = linear.quotient(x_LS)
-        slack_L = linear.slack(floor_L, _EVENT / 10)
-        ceiling_L = top_L * (1 + _excess(krylov, top_L, tolerance, slack_L))
-        bad = ~krylov.sound() if not careful else torch.zeros_like(floor_L, dtype=torch.bool)
-        numbers = torch.stack(
-            [floor_L, ceiling_L, slack_L, bad.double(), linear.frobenius()]
-        ).tolist()  # one wait for the device
-        share = [
-            ceiling / floor - 1 + slack if floor > 0 else -1.0
-            for floor, ceiling, slack, _, _ in zip(*numbers, strict=True)
-        ]
-        # A ceiling below the floor, or none, is rounding that got out of hand.
-        if any(numbers[3]) or min(share) < 0:
-            return None, None
-        if max(share) <= tolerance:
-            products = 2 * krylov.applications + 1
-            found = [
-                _result(floor, s, norm, products)
-                for floor, s, norm in zip(numbers[0], share, numbers[4], strict=True)
-            ]
-            return _anchored(found, linear, x_LS, seed) if keep else found, x_LS
-        looks.append((krylov.applications, max(share)))
-        if _stands_still(looks):
-            break
-        check = _next_check(looks, tolerance)
-    return None, x_LS
-
-
-def _stands_still(looks: list[tuple[int, float]]) -> bool:
-    """Whether the last two looks brought nothing: what is left is too small to build upon."""
-    shares = [share for _, share in looks[-3:]]
-    return len(shares) == 3 and math.isfinite(shares[0]) and min(shares[1:]) >= shares[0]
-
-
-def _block(linear: Operator) -> int:
-    """Columns of the start: on a GPU more are nearly free, on a CPU each costs its share."""
-    wanted = 64 if linear.device.type == "cuda" else 16
-    return min(wanted, linear.side // 8)
-
-
-def _excess(krylov: Krylov, top_L: Tensor, tolerance: float, slack_L: Tensor) -> Tensor:
-    """How far above the estimate the top eigenvalue can lie, as a share of it; may be ∞."""
-    wanted_L = (tolerance - slack_L).clamp(min=1e-6)
-    powers = torch.arange(-_STEPS // 2, _STEPS, dtype=torch.float64, device=top_L.device)
-    # K grows with λ only beyond the top eigenvalue of the projection, which may be missed a little.
-    excess_LG = (wanted_L.unsqueeze(-1) * (0.98 * 1.5**powers)).clamp(min=_MISS * tolerance)
-    out_LG = krylov.excluded(top_L.unsqueeze(-1) * (1 + excess_LG), _EVENT * 0.9)
-    # The first from which on all are excluded.
-    at = out_LG.shape[-1] - out_LG.flip(-1).to(torch.int8).cummin(-1).values.sum(-1)
-    padded = torch.nn.functional.pad(excess_LG, (0, 1), value=math.inf)
-    return padded.gather(-1, at.long().unsqueeze(-1)).squeeze(-1)
-
-
-def _next_check(looks: list[tuple[int, float]], tolerance: float) -> int:
-    """When to look again: bounds fall geometrically once they are there at all.
-
-    Args:
-        looks: applications so far and what bound they gave, as a share of the value; may be ∞.
-        tolerance: wanted share.
-    """
-    now, share = looks[-1]
-    if math.isinf(share):
-        return 2 * now
-    then, before = looks[-2] if len(looks) > 1 else (now, math.inf)
-    if math.isinf(before) or before <= share:
-        return now + math.ceil(now / 2)
-    steps = (now - then) * math.log(share / tolerance) / math.log(before / share)
-    return now + min(max(math.ceil(steps), 1), now)
-
-
-def _result(floor: float, share: float, norm: float, products: int) -> StableRank:
-    if norm == 0:
-        return StableRank(0.0, 0.0, True, 0.0, 0.0, products)
-    value = 1 / floor
-    return StableRank(value, value * share, False, norm * math.sqrt(floor), norm, products)
+    for (squared, _), group in groups.items():
+        alike = [matrix for _, matrix in group]
+        with plain_arithmetic(alike[0].device):
+            if squared:
+                stacked = torch.stack(alike) if len(alike) > 1 else alike[0].unsqueeze(0)
+                solved = _squared(stacked, tolerance, keep, seed)
+            else:
+                solved = [_solve(matrix, tolerance, method, keep, seed) for matrix in alike]
+        results.update(zip((i for i, _ in group), solved, strict=True))
+    return [results[i] for i in range(len(results))]
 
 
 def release() -> None:
@@ -294,106 +154,165 @@ def release() -> None:
         graph.plan.cache_clear()
 
 
-def _by_graph(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> StableRank | None:
-    """One large matrix on a GPU; None where that way is not open or ends without an answer."""
-    if isinstance(stacked, DTensor) or not stacked.is_cuda or len(stacked) > 1:
-        return None
-    if stacked.dtype == torch.float64 or min(stacked.shape[1:]) < 1024 or tolerance < 1e-4:
-        return None
-    from joma.probes.spectrum import _graph  # Triton comes with torch's CUDA builds alone
+def _on_gpu(matrix: Tensor) -> bool:
+    return matrix.is_cuda and not isinstance(matrix, DTensor)
 
-    matrix = stacked[0] if stacked[0].is_contiguous() else stacked[0].mT
-    if not matrix.is_contiguous():
-        return None
-    plan = _graph.plan(*matrix.shape, matrix.device, _EVENT * 0.9)
-    scales = plan.load(matrix, tolerance, seed)
-    since, stop = None, plan.likely
-    direct = stop > 0
-    while stop < len(_graph.STOPS):
-        look = plan.advance(matrix, stop, since)
-        numbers = torch.cat([look.numbers, scales, look.length]).tolist()  # one wait for the device
-        excess, top, sound, norm, most, fits, length = numbers
-        if not fits:  # entries of another size than the last matrix had
-            scales = plan.load(matrix, tolerance, seed, afresh=True)
-            since, stop = None, plan.likely
+
+def _zero(products: int) -> StableRank:
+    return StableRank(0.0, 0.0, True, 0.0, 0.0, products)
+
+
+def _solve(matrix: Tensor, tolerance: float, method: str, keep: bool, seed: int) -> StableRank:
+    side = min(matrix.shape)
+    if method == "exact" or (side <= _SMALL and method == "auto"):
+        return _exact(matrix, keep, seed)
+    kind = matrix.dtype
+    if _on_gpu(matrix) and side >= 1024 and tolerance >= 1e-4 and kind != torch.float64:
+        from joma.probes.spectrum import _graph  # Triton comes with torch's CUDA builds alone
+
+        found = _graph.iterate(matrix, tolerance, seed, _EVENT)
+        if found is not None:
+            return _result(found, matrix, keep, seed)
+    if _on_gpu(matrix) and kind != torch.float64:
+        matrix = matrix.float()  # blocks in half precision would overflow at some scales
+    linear = operator(matrix)
+    check_finite(norm := float(linear.frobenius))
+    if norm == 0:
+        return _zero(0)
+    if matrix.is_cuda and kind != torch.float64 and norm < _TINY:
+        return _solve(matrix.double(), tolerance, method, keep, seed)
+    found, near_S = _iterate(linear, tolerance, seed)
+    if found is not None:
+        return _result(found, matrix, keep, seed)
+    return _exact(matrix, keep, seed, near_S)
+
+
+def _iterate(
+    linear: Operator, tolerance: float, seed: int
+) -> tuple[Iterated | None, Tensor | None]:
+    """Run block Lanczos until the bound is met; return that, and a unit vector near the top one.
+
+    There is no answer where the basis has no more room or the bounds stop falling.
+    """
+    b = min(16, linear.side // 8)
+    last = linear.side // max(b, 1) - 1
+    slack = linear.rounding
+    # So short a side has no room to iterate in; a tolerance below the rounding cannot be met.
+    if b < 4 or slack >= tolerance:
+        return None, None
+    dice = torch.Generator(linear.device).manual_seed(seed)
+    start_SB = torch.randn(linear.side, b, generator=dice, device=linear.device, dtype=linear.dtype)
+    krylov = Krylov(linear.apply, start_SB)
+    checks: list[tuple[int, float]] = []
+    check, x_S = 3, None
+    while krylov.applications < last:
+        krylov.extend()
+        if krylov.applications < min(check, last):
             continue
-        if not math.isfinite(norm):
-            raise JomaError("matrix must be finite, got NaN or infinity")
-        if norm == 0:
-            return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
-        if not sound and not direct:
-            return None
-        if not sound:  # gone too far for so fast a spectrum: once more, with all looks
-            plan.likely = stop = 0
-            since, direct = None, False
-            continue
-        floor = (length / norm) ** 2
-        exact = matrix.dtype != torch.float32
-        share = top * (1 + excess) / floor - 1 + dither_slack(most, norm, floor, _EVENT / 10, exact)
-        if share < 0:  # a ceiling below the floor is rounding that got out of hand
-            return None
+        top, x_S = krylov.ritz()
+        floor = float(linear.quotient(x_S))
+        ceiling = float(top * (1 + _excess(krylov, top, tolerance, slack)))
+        share = ceiling / floor - 1 + slack if floor > 0 else -1.0
+        if share < 0:  # a ceiling below the floor, or none, is rounding that got out of hand
+            return None, None
         if share <= tolerance:
-            plan.likely = stop
-            found = _result(floor, share, norm, 2 * _graph.STOPS[stop] + 1)
-            if not keep:
-                return found
-            linear = operator(stacked, None)
-            return _anchored([found], linear, look.vector_S.unsqueeze(0), seed)[0]
-        since, stop = stop, stop + 1
-    return None
+            products = 2 * krylov.applications + 1
+            return Iterated(floor, share, float(linear.frobenius), products, x_S), x_S
+        checks.append((krylov.applications, share))
+        if _has_stalled(checks):
+            break
+        check = _next_check(checks, tolerance)
+    return None, x_S
 
 
-def _anchored(
-    found: list[StableRank], linear: Operator, top_LS: Tensor, seed: int
-) -> list[StableRank]:
-    ceilings = [result.frobenius / math.sqrt(result.value - result.bound) for result in found]
-    anchors = _refresh.anchors(linear, top_LS, ceilings, seed)
-    return [replace(r, anchor=anchor) for r, anchor in zip(found, anchors, strict=True)]
+def _has_stalled(checks: list[tuple[int, float]]) -> bool:
+    """Return whether the last two checks brought nothing: the rest is too small to build upon."""
+    shares = [share for _, share in checks[-3:]]
+    return len(shares) == 3 and math.isfinite(shares[0]) and min(shares[1:]) >= shares[0]
 
 
-def _squared(stacked: Tensor, tolerance: float) -> list[StableRank]:
-    """From bounds on both sides of σ₁² that a quarter of the tolerance separates."""
-    numbers = torch.stack(_squaring.tops(stacked, tolerance / 4)).tolist()  # one wait
-    found = []
-    for floor, ceiling, norm in zip(*numbers, strict=True):
-        if not math.isfinite(norm):
-            raise JomaError("matrix must be finite, got NaN or infinity")
+def _excess(krylov: Krylov, top: Tensor, tolerance: float, slack: float) -> Tensor:
+    """Return how far above the estimate the top eigenvalue can lie, as a share of it; may be ∞."""
+    powers = torch.arange(-_STEPS // 2, _STEPS, dtype=torch.float64, device=top.device)
+    # K grows with λ only beyond the top eigenvalue of the projection, which may be missed a little.
+    excess_G = (max(tolerance - slack, 1e-6) * (0.98 * 1.5**powers)).clamp(min=_MISS * tolerance)
+    out_G = krylov.excluded(top * (1 + excess_G), _EVENT * 0.9)
+    # The first from which on all are excluded.
+    at = len(out_G) - out_G.flip(0).to(torch.int8).cummin(0).values.sum()
+    return torch.nn.functional.pad(excess_G, (0, 1), value=math.inf)[at]
+
+
+def _next_check(checks: list[tuple[int, float]], tolerance: float) -> int:
+    """Return when to compute the bound again: bounds fall geometrically once they are finite.
+
+    Args:
+        checks: applications so far and what bound they gave, as a share of the value; may be ∞.
+        tolerance: wanted share.
+    """
+    now, share = checks[-1]
+    if math.isinf(share):
+        return 2 * now
+    then, before = checks[-2] if len(checks) > 1 else (now, math.inf)
+    if math.isinf(before) or before <= share:
+        return now + math.ceil(now / 2)
+    steps = (now - then) * math.log(share / tolerance) / math.log(before / share)
+    return now + min(max(math.ceil(steps), 1), now)
+
+
+def _result(found: Iterated, matrix: Tensor, keep: bool, seed: int) -> StableRank:
+    floor, share, norm, products, top_S = found
+    if norm == 0:
+        return _zero(products)
+    value = 1 / floor
+    rank = StableRank(value, value * share, False, norm * math.sqrt(floor), norm, products)
+    return _anchored(rank, matrix, top_S, seed) if keep else rank
+
+
+def _anchored(found: StableRank, matrix: Tensor, top_S: Tensor, seed: int) -> StableRank:
+    ceiling = found.frobenius / math.sqrt(found.value - found.bound)
+    return replace(found, anchor=_refresh.anchor(operator(matrix), top_S, ceiling, seed))
+
+
+def _squared(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> list[StableRank]:
+    """Return stable ranks from certified bounds that a quarter of the tolerance separates."""
+    *bounds, vector_LS = _certificate.tops(stacked, tolerance / 4, vectors=keep)
+    numbers = torch.stack(bounds).tolist()  # one wait for the device
+    check_finite(*numbers[2])
+    ranks = []
+    for i, (floor, ceiling, norm) in enumerate(zip(*numbers, strict=True)):
         if norm == 0:
-            found.append(StableRank(0.0, 0.0, True, 0.0, 0.0, 1))
+            ranks.append(_zero(1))
             continue
         value = 2 / (floor + ceiling)
         bound = max(1 / floor - value, value - 1 / ceiling) if floor > 0 else math.inf
-        found.append(StableRank(value, bound, True, norm * floor**0.5, norm, 1))
-    return found
+        rank = StableRank(value, bound, True, norm * floor**0.5, norm, 1)
+        ranks.append(_anchored(rank, stacked[i], vector_LS[i], seed) if keep else rank)
+    return ranks
 
 
-def _exact(matrix: Tensor, keep: bool, seed: int, near: Tensor | None = None) -> StableRank:
-    top = _certificate.top(matrix, seed, near)
+def _exact(matrix: Tensor, keep: bool, seed: int, near_S: Tensor | None = None) -> StableRank:
+    top = _certificate.top(matrix, seed, near_S)
     if top.norm == 0:
-        return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
+        return _zero(1)
     value = top.norm**2 / top.floor
     bound = value - top.norm**2 / top.ceiling
     sigma, ceiling = (top.scale * math.sqrt(square) for square in (top.floor, top.ceiling))
     found = StableRank(value, bound, True, sigma, top.scale * top.norm, 1)
     if not keep:
         return found
-    linear = operator(matrix.unsqueeze(0), None)
-    (anchor,) = _refresh.anchors(linear, top.vector.unsqueeze(0), [ceiling], seed)
-    return replace(found, anchor=anchor)
+    return replace(found, anchor=_refresh.anchor(operator(matrix), top.vector, ceiling, seed))
 
 
 def _refreshed(matrix: Tensor, start: StableRank) -> StableRank | None:
-    """The value from old vectors; None where they say nothing of this matrix."""
+    """Return the value from old vectors; None where they say nothing of this matrix."""
     if start.anchor is None:
         raise JomaError("start must be a result made with keep=True, of a matrix that is not zero")
-    linear = operator(matrix.unsqueeze(0), None)
-    whole = matrix.is_cuda and not isinstance(matrix, DTensor)
-    where = (matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype) if whole else None
-    floor, ceiling, norm = _refresh.refreshed(linear, start.anchor, FAILURE / 10, where)
-    if not math.isfinite(norm):
-        raise JomaError("matrix must be finite, got NaN or infinity")
+    place = (matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype)
+    where = place if _on_gpu(matrix) else None
+    floor, ceiling, norm = _refresh.refreshed(operator(matrix), start.anchor, FAILURE / 10, where)
+    check_finite(norm)
     if norm == 0:
-        return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
+        return _zero(1)
     # Products of so small a matrix lose digits; a ceiling below the floor is rounding, too.
     if norm < _TINY or not 0 < floor <= ceiling:
         return None

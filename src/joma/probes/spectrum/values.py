@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.probes.spectrum._arithmetic import plain_arithmetic
 from joma.probes.spectrum._certificate import gram_matrix
-from joma.probes.spectrum._given import as_matrix, check_method, check_tolerance
+from joma.probes.spectrum._inputs import (
+    as_matrix,
+    check_finite,
+    check_options,
+    plain_arithmetic,
+)
 from joma.probes.spectrum._krylov import Krylov
 from joma.probes.spectrum._operator import Operator, operator
 from joma.probes.spectrum.stable import StableRank
@@ -56,7 +60,7 @@ class SingularValues:
     rounding: float
 
     def energy(self, r: int) -> Energy:
-        """Share of ‖A‖_F² in the top r of these directions.
+        """Return the share of ‖A‖_F² in the top r of these directions.
 
         Args:
             r: How many directions, from 1 to the number of these values.
@@ -74,7 +78,7 @@ class SingularValues:
         return Energy(min(share, 1.0), spread + self.rounding * share, self.certain)
 
     def stable_rank(self) -> StableRank:
-        """‖A‖_F²/σ₁²; only where these are certain to be the greatest."""
+        """Return ‖A‖_F²/σ₁²; only where these are certain to be the greatest."""
         assert self.certain, "a greater one may have been passed over"
         if self.frobenius == 0:
             return StableRank(0.0, 0.0, True, 0.0, 0.0, 1)
@@ -100,7 +104,7 @@ class EffectiveRank:
 def singular_values(
     matrix: Tensor, k: int, *, tolerance: float = 1e-3, method: str = "auto", seed: int = 0
 ) -> SingularValues:
-    """The k greatest singular values.
+    """Return the k greatest singular values.
 
     Args:
         matrix: (m, n), as of `stable_rank`.
@@ -111,14 +115,13 @@ def singular_values(
         seed: of the random start.
     """
     matrix = as_matrix(matrix)
-    check_method(method)
-    check_tolerance(tolerance)
+    check_options(method, tolerance)
     side = min(matrix.shape)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= side:
         raise JomaError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
     with plain_arithmetic(matrix.device):
         if method == "lanczos" or (method == "auto" and side > _LARGE):
-            found = _iterated(operator(matrix.unsqueeze(0), None), k, tolerance, seed)
+            found = _iterated(operator(matrix), k, tolerance, seed)
             if found is not None:
                 values, bounds, norm = found
                 return SingularValues(values, bounds, False, norm, _ADDED_UP)
@@ -129,13 +132,13 @@ def singular_values(
 def energy(
     matrix: Tensor, r: int, *, tolerance: float = 1e-3, method: str = "auto", seed: int = 0
 ) -> Energy:
-    """Share of ‖A‖_F² in the top r singular directions; arguments as of `singular_values`."""
+    """Return the share of ‖A‖_F² in the top r directions; arguments as of `singular_values`."""
     found = singular_values(matrix, r, tolerance=tolerance, method=method, seed=seed)
     return found.energy(r)
 
 
 def effective_rank(matrix: Tensor) -> EffectiveRank:
-    """Effective rank, from all singular values, in float64."""
+    """Return the effective rank, from all singular values, in float64."""
     matrix = as_matrix(matrix)
     with plain_arithmetic(matrix.device):
         values, bounds, norm = _all(matrix)
@@ -151,7 +154,7 @@ def effective_rank(matrix: Tensor) -> EffectiveRank:
 
 
 def _all(matrix: Tensor) -> tuple[Tensor, Tensor, float]:
-    """All singular values, descending, with bounds, and ‖A‖_F, by the Gram matrix in float64."""
+    """Return all singular values, descending, bounds, and ‖A‖_F, by the Gram matrix in float64."""
     gram, scale = gram_matrix(matrix)
     total = float(gram.diagonal().sum())
     squares = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0)
@@ -167,23 +170,21 @@ def _all(matrix: Tensor) -> tuple[Tensor, Tensor, float]:
 def _iterated(
     linear: Operator, k: int, tolerance: float, seed: int
 ) -> tuple[Tensor, Tensor, float] | None:
-    """Block Lanczos until the residuals of the top k are small; None where room runs out."""
-    norm = float(linear.frobenius()[0])
-    if not math.isfinite(norm):
-        raise JomaError("matrix must be finite, got NaN or infinity")
+    """Return values, bounds and ‖A‖_F by block Lanczos; None where the basis has no more room."""
+    check_finite(norm := float(linear.frobenius))
     if norm == 0:
         nothing = torch.zeros(k, dtype=torch.float64, device=linear.device)
         return nothing, nothing, 0.0
     b = max(16, k + 8)
     dice = torch.Generator(linear.device).manual_seed(seed)
     like = {"generator": dice, "device": linear.device, "dtype": linear.dtype}
-    krylov = Krylov(linear.apply, torch.randn(1, linear.side, b, **like))
+    krylov = Krylov(linear.apply, torch.randn(linear.side, b, **like))
     while (krylov.applications + 2) * b <= linear.side:
         krylov.extend()
         if krylov.applications % 3:
             continue
         vectors_SK = krylov.top(k)
-        image = linear.apply(vectors_SK.unsqueeze(0))[0].double()
+        image = linear.apply(vectors_SK).double()
         vectors = vectors_SK.double()
         squares = (vectors * image).sum(0)
         # |λ − θ| ≤ ‖Mx − θx‖ for a unit vector x; the last term is the rounding of the product.

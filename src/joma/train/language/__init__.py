@@ -1,43 +1,44 @@
-"""Training a language model from a configuration: data, steps, checkpoints, and going on.
+"""Training a language model from a configuration, on one process or several.
 
 What may live here is what `joma train` does for a causal model of transformers on a text: its
-configuration and presets, the feeding of its data, the loop with its checkpoints and its monitor,
-on one process or several, and the export of a series of models. Networks in ensembles are trained
-by `joma.train.fit`; texts and tokenizers live in `joma.data`, measurements in `joma.probes`.
+configuration and presets, its data, its steps with the monitor, and the export of a series of
+models. The loop itself is `joma.train.loop`, which ensembles share; texts and tokenizers live in
+`joma.data`, measurements in `joma.probes`.
 """
 
 from joma.train.language._config import (
-    Checkpoints,
+    CheckpointsSection,
     Config,
-    Data,
-    Model,
-    Monitoring,
-    Optimizer,
-    Training,
-    Validation,
+    DataSection,
+    ModelSection,
+    MonitorSection,
+    OptimizerSection,
+    TrainingSection,
+    ValidationSection,
+    changing,
+    check_length,
 )
 from joma.train.language._estimate import Estimate, estimate
 from joma.train.language._export import SERIES, series_folder
-from joma.train.language._length import changing, check_length
-from joma.train.language._loop import Trained, train
 from joma.train.language._presets import PRESETS, read_config
-from joma.train.language._processes import FailedElsewhereError, Processes, joined
+from joma.train.language._training import Trained, train
+from joma.train.processes import FailedElsewhereError, Processes, joined
 
 __all__ = [
     "PRESETS",
     "SERIES",
-    "Checkpoints",
+    "CheckpointsSection",
     "Config",
-    "Data",
+    "DataSection",
     "Estimate",
     "FailedElsewhereError",
-    "Model",
-    "Monitoring",
-    "Optimizer",
+    "ModelSection",
+    "MonitorSection",
+    "OptimizerSection",
     "Processes",
     "Trained",
-    "Training",
-    "Validation",
+    "TrainingSection",
+    "ValidationSection",
     "changing",
     "check_length",
     "estimate",

@@ -1,19 +1,21 @@
-"""What a training of a language model is made of, as settings that check themselves."""
+"""The configuration of a training, section by section; each checks itself."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, get_type_hints
 
-from joma.errors import JomaError
-from joma.train.language._checks import (
+from joma.common.checks import (
     check_known,
     check_number,
     check_one_of,
+    check_text,
     check_truth,
-    check_whole,
-    check_word,
+    whole_number,
 )
+from joma.errors import JomaError
+from joma.optim import registry
+from joma.runs import Run, differing
 
 MODEL_TYPES = ("gpt_neox", "gpt2", "llama", "opt")
 SCHEDULES = ("constant", "cosine", "linear")
@@ -22,13 +24,13 @@ SHARDINGS = ("none", "fsdp2")
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSection:
     """[model]: a causal language model with random weights.
 
     Args:
-        type: one of `MODEL_TYPES`, as transformers names them.
-        settings: the other entries of the section, as the configuration of that type names them;
-            what is not given is as transformers has it. The vocabulary is the tokenizer's unless
+        type: One of `MODEL_TYPES`, as transformers names them.
+        settings: The other entries of the section, as the configuration of that type names them;
+            the rest is as transformers has it. The vocabulary is the tokenizer's unless
             `vocab_size` is given.
     """
 
@@ -40,16 +42,16 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Data:
-    """[data]: what is read, and how much of it in a step.
+class DataSection:
+    """[data]: the text, and how much of it a step reads.
 
     Args:
-        corpus: what `joma.data.corpora.corpus` takes: embedded, wikitext-2, a folder, …
+        corpus: What `joma.data.corpora.corpus` takes: embedded, wikitext-2, a folder, …
         tokenizer: bytes, basic_english, bpe (trained on the corpus), or what
             `joma.models.load_tokenizer` takes.
-        vocabulary: how many tokens a bpe has.
-        window: tokens in a sequence.
-        batch: sequences in a step, over all pieces and processes.
+        vocabulary: How many tokens a bpe has.
+        window: Number of tokens in a sequence.
+        batch: Number of sequences in a step, over all pieces and processes.
     """
 
     corpus: str = "embedded"
@@ -59,60 +61,76 @@ class Data:
     batch: int = 16
 
     def __post_init__(self) -> None:
-        check_word("data.corpus", self.corpus)
-        check_word("data.tokenizer", self.tokenizer)
-        check_whole("data.window", self.window, 1)
-        check_whole("data.batch", self.batch, 1)
+        check_text("data.corpus", self.corpus)
+        check_text("data.tokenizer", self.tokenizer)
+        whole_number("data.window", self.window, 1)
+        whole_number("data.batch", self.batch, 1)
         if (self.tokenizer == "bpe") != (self.vocabulary is not None):
             raise JomaError(
                 "data.vocabulary goes with the tokenizer bpe, which needs it, got "
                 f"{self.vocabulary} with the tokenizer {self.tokenizer}"
             )
         if self.vocabulary is not None:
-            check_whole("data.vocabulary", self.vocabulary, 257)
+            whole_number("data.vocabulary", self.vocabulary, 257)
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """[optimizer]: AdamW; matrices decay, biases and the gains of norms do not.
+class OptimizerSection:
+    """[optimizer]: matrices decay, biases and the gains of norms do not.
 
     Args:
-        name: adamw.
-        learning_rate: the highest.
-        betas: of the two moments.
-        weight_decay: times the learning rate, of matrices.
-        clip: the largest norm of the whole gradient; 0 does not clip.
-        warmup: steps in which the learning rate rises from 0, linearly.
-        schedule: what it does afterwards, one of `SCHEDULES`.
-        final: which part of it is left at the last step, where the schedule lets it fall.
+        name: One of torch's optimizers or of ours, as `joma.optim.registry` names them.
+        learning_rate: The highest.
+        betas: Decay of the moments; (0.9, 0.95) for adamw unless given.
+        weight_decay: Weight decay of matrices; 0.1 for adamw unless given.
+        clip: The largest norm of the whole gradient; 0 does not clip.
+        warmup: Steps in which the learning rate rises from 0, linearly.
+        schedule: What it does afterwards, one of `SCHEDULES`.
+        final: The fraction of it that is left at the last step, where the schedule lets it fall.
+        settings: The other entries of the section, as the signature of the optimizer names them.
     """
 
     name: str = "adamw"
     learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
+    betas: tuple[float, float] | None = None
+    weight_decay: float | None = None
     clip: float = 1.0
     warmup: int = 0
     schedule: str = "constant"
     final: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_one_of("optimizer.name", self.name, ("adamw",))
+        if self.name == "adamw":
+            object.__setattr__(self, "betas", (0.9, 0.95) if self.betas is None else self.betas)
+            decay = 0.1 if self.weight_decay is None else self.weight_decay
+            object.__setattr__(self, "weight_decay", decay)
+        own = [one.name for one in fields(self) if one.name != "settings"]
+        known = [*own, *registry.defaults(self.name)]
+        check_known(f"entry of [optimizer] for {self.name}", self.settings, known)
+        registry.check_settings(self.name, self.given())
         check_number("optimizer.learning_rate", self.learning_rate)
         if self.learning_rate == 0:
             raise JomaError("optimizer.learning_rate must be above 0, got 0")
-        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
-            raise JomaError(f"optimizer.betas must be two numbers below 1, got {self.betas!r}")
-        for beta in self.betas:
-            check_number("optimizer.betas", beta, below=1.0)
-        check_number("optimizer.weight_decay", self.weight_decay)
+        if self.betas is not None:
+            if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+                raise JomaError(f"optimizer.betas must be two numbers below 1, got {self.betas!r}")
+            for beta in self.betas:
+                check_number("optimizer.betas", beta, below=1.0)
+        if self.weight_decay is not None:
+            check_number("optimizer.weight_decay", self.weight_decay)
         check_number("optimizer.clip", self.clip)
-        check_whole("optimizer.warmup", self.warmup, 0)
+        whole_number("optimizer.warmup", self.warmup, 0)
         check_one_of("optimizer.schedule", self.schedule, SCHEDULES)
         check_number("optimizer.final", self.final, below=math.nextafter(1, 2))
 
+    def given(self) -> dict[str, Any]:
+        """Return the settings that the optimizer is made with, besides the learning rate."""
+        own = {"betas": self.betas, "weight_decay": self.weight_decay}
+        return {name: one for name, one in own.items() if one is not None} | dict(self.settings)
+
     def learning_rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of step `step`, from 0, of `steps`."""
+        """Return the learning rate of step `step`, from 0, of `steps`."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(steps - self.warmup, 1)
@@ -125,18 +143,18 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Training:
-    """[training]: how far, and how it is computed.
+class TrainingSection:
+    """[training]: how many steps, and how they are computed.
 
     Args:
-        steps: of the optimizer.
+        steps: Number of updates.
         precision: float32, or bfloat16, which computes in it on a GPU and keeps weights, moments
             and gradients in float32.
-        accumulate: pieces a batch is cut into, to save memory; the step is the same.
-        compile: whether torch compiles the model.
-        seed: decides the first weights, the order of the data and what dropout drops.
-        sharding: on several processes, fsdp2 spreads weights, gradients and moments over them; with
-            none each has them all.
+        accumulate: Number of pieces a batch is cut into, to save memory; the step is the same.
+        compile: Whether torch compiles the model.
+        seed: Decides the first weights, the order of the data and what dropout drops.
+        sharding: With several processes, fsdp2 spreads weights, gradients and moments over them;
+            with none each has them all.
     """
 
     steps: int = 1000
@@ -147,23 +165,23 @@ class Training:
     sharding: str = "none"
 
     def __post_init__(self) -> None:
-        check_whole("training.steps", self.steps, 1)
+        whole_number("training.steps", self.steps, 1)
         check_one_of("training.precision", self.precision, PRECISIONS)
-        check_whole("training.accumulate", self.accumulate, 1)
+        whole_number("training.accumulate", self.accumulate, 1)
         check_truth("training.compile", self.compile)
-        check_whole("training.seed", self.seed, 0, below=2**63)
+        whole_number("training.seed", self.seed, 0, below=2**63)
         check_one_of("training.sharding", self.sharding, SHARDINGS)
 
 
 @dataclass(frozen=True)
-class Checkpoints:
-    """[checkpoints]: at which steps the model is kept for others, and how often for itself.
+class CheckpointsSection:
+    """[checkpoints]: at which steps a model is exported, and how often to save a checkpoint.
 
     Args:
         schedule: "pythia" for 0, 1, 2, 4, …, 512, 1000, 2000, …; or a list of steps. The last
-            step of the training is kept in any case.
-        every: instead of a schedule, 0 and each step that is a multiple.
-        seconds: the most work, in seconds, that a kill may cost.
+            step of the training is exported in any case.
+        every: Instead of a schedule, 0 and each step that is a multiple.
+        seconds: The most work, in seconds, that a kill may cost.
     """
 
     schedule: str | tuple[int, ...] | None = None
@@ -177,10 +195,10 @@ class Checkpoints:
                 f"{self.schedule!r} and {self.every!r}"
             )
         if self.every is not None:
-            check_whole("checkpoints.every", self.every, 1)
+            whole_number("checkpoints.every", self.every, 1)
         if isinstance(self.schedule, tuple):
             for step in self.schedule:
-                check_whole("checkpoints.schedule", step, 0)
+                whole_number("checkpoints.schedule", step, 0)
         elif self.schedule not in (None, "pythia"):
             raise JomaError(
                 f"checkpoints.schedule must be pythia or a list of steps, got {self.schedule!r}"
@@ -188,7 +206,7 @@ class Checkpoints:
         check_number("checkpoints.seconds", self.seconds)
 
     def steps(self, last: int) -> tuple[int, ...]:
-        """The steps up to the last of a training at which the model is kept."""
+        """Return the steps up to the last of a training at which the model is kept."""
         if self.every is not None:
             wanted: Iterable[int] = range(0, last, self.every)
         elif isinstance(self.schedule, tuple):
@@ -200,34 +218,34 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationSection:
     """[validation]: the loss on text that is not trained on, without dropout.
 
     Args:
-        every: so many steps, and at the last; 0 never.
-        windows: read each time, from the beginning of the validation text.
+        every: Number of steps between two, besides the last step; 0 for never.
+        windows: Number of windows, from the beginning of the validation text.
     """
 
     every: int = 100
     windows: int = 64
 
     def __post_init__(self) -> None:
-        check_whole("validation.every", self.every, 0)
-        check_whole("validation.windows", self.windows, 1)
+        whole_number("validation.every", self.every, 0)
+        whole_number("validation.windows", self.windows, 1)
 
 
 @dataclass(frozen=True)
-class Monitoring:
-    """[monitor]: what `joma.Monitor` sees.
+class MonitorSection:
+    """[monitor]: what `joma.Monitor` measures.
 
     Args:
-        off: without one.
-        every: so many steps.
-        metrics: which; the monitor's own choice unless given.
-        windows: of the validation text that attention is measured on.
-        budget: share of the training's time that looks may take before they come more rarely than
-            asked for; 0 for no limit.
-        theorem1: the layer whose Theorem-1 residual is measured.
+        off: Whether to train without a monitor.
+        every: Number of steps between two measurements.
+        metrics: Names of metrics; the monitor's own choice unless given.
+        windows: Number of windows of the validation text that attention is measured on.
+        budget: Share of the training's time that measurements may take before they come more
+            rarely than asked for; 0 for no limit.
+        theorem1: The layer whose Theorem-1 residual is measured.
         stop_on: Findings at which the training ends, as `joma.Monitor` names them.
     """
 
@@ -241,17 +259,17 @@ class Monitoring:
 
     def __post_init__(self) -> None:
         check_truth("monitor.off", self.off)
-        check_whole("monitor.every", self.every, 1)
-        check_whole("monitor.windows", self.windows, 1)
+        whole_number("monitor.every", self.every, 1)
+        whole_number("monitor.windows", self.windows, 1)
         check_number("monitor.budget", self.budget, below=math.nextafter(1, 2))
         if self.theorem1 is not None:
-            check_whole("monitor.theorem1", self.theorem1, 0)
+            whole_number("monitor.theorem1", self.theorem1, 0)
         for entry in ("metrics", "stop_on"):
             names = getattr(self, entry)
             if names is not None and not isinstance(names, tuple):
                 raise JomaError(f"monitor.{entry} must be a list of names, got {names!r}")
             for name in names or ():
-                check_word(f"monitor.{entry}", name)
+                check_text(f"monitor.{entry}", name)
 
 
 @dataclass(frozen=True)
@@ -259,16 +277,16 @@ class Config:
     """A training of a language model; each section has its own class.
 
     Raises:
-        ValueError: settings that do not go together.
+        JomaError: Settings do not go together.
     """
 
-    model: Model
-    data: Data = field(default_factory=Data)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    training: Training = field(default_factory=Training)
-    checkpoints: Checkpoints = field(default_factory=Checkpoints)
-    validation: Validation = field(default_factory=Validation)
-    monitor: Monitoring = field(default_factory=Monitoring)
+    model: ModelSection
+    data: DataSection = field(default_factory=DataSection)
+    optimizer: OptimizerSection = field(default_factory=OptimizerSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    checkpoints: CheckpointsSection = field(default_factory=CheckpointsSection)
+    validation: ValidationSection = field(default_factory=ValidationSection)
+    monitor: MonitorSection = field(default_factory=MonitorSection)
 
     def __post_init__(self) -> None:
         if self.data.batch % self.training.accumulate:
@@ -284,10 +302,10 @@ class Config:
 
     @classmethod
     def of(cls, sections: Mapping[str, Any]) -> "Config":
-        """The configuration of sections by their names, as a TOML file has them.
+        """Return the configuration of sections by their names, as a TOML file has them.
 
         Raises:
-            ValueError: naming the entry, what it is, and what would be right.
+            JomaError: An entry is wrong; the message names it and says what would be right.
         """
         check_known("section", sections, [one.name for one in fields(cls)])
         for name, section in sections.items():
@@ -295,32 +313,29 @@ class Config:
                 raise JomaError(f"{name} must be a section, [{name}], got {section!r}")
         if "type" not in sections.get("model", {}):
             raise JomaError(f"[model] must have a type, one of {', '.join(MODEL_TYPES)}")
-        rest = dict(sections["model"])
-        made: dict[str, Any] = {"model": Model(rest.pop("type"), rest)}
+        made: dict[str, Any] = {}
         for name, kind in _SECTIONS.items():
-            given = sections.get(name, {})
+            given = {key: _tuples(value) for key, value in sections.get(name, {}).items()}
+            known = {one.name for one in fields(kind)}
+            if "settings" in known:
+                others = [key for key in given if key not in known or key == "settings"]
+                given["settings"] = {key: given.pop(key) for key in others}
             check_known(f"entry of [{name}]", given, [one.name for one in fields(kind)])
-            made[name] = kind(**{key: _tuples(value) for key, value in given.items()})
+            made[name] = kind(**given)
         return cls(**made)
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """The sections by their names, all settings written out; what `of` takes."""
-        all_of_them = asdict(self)
-        all_of_them["model"] = {"type": self.model.type, **self.model.settings}
+        """Return the sections by their names, all settings written out; what `of` takes."""
+        sections = asdict(self)
+        for section in sections.values():
+            section |= section.pop("settings", {})
         return {
             name: {key: _lists(value) for key, value in section.items() if value is not None}
-            for name, section in all_of_them.items()
+            for name, section in sections.items()
         }
 
 
-_SECTIONS: dict[str, Any] = {
-    "data": Data,
-    "optimizer": Optimizer,
-    "training": Training,
-    "checkpoints": Checkpoints,
-    "validation": Validation,
-    "monitor": Monitoring,
-}
+_SECTIONS: dict[str, Any] = get_type_hints(Config)
 
 
 def _lists(value: Any) -> Any:
@@ -329,3 +344,49 @@ def _lists(value: Any) -> Any:
 
 def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+_STEPS = "training.steps"
+_CHECKPOINT_SECONDS = "checkpoints.seconds"
+
+
+def changing(config: Config) -> tuple[str, ...]:
+    """Return the settings that may be others than in the run that is resumed.
+
+    How often checkpoints are saved changes no number. The number of steps may change if no step
+    made so far would have been another with it.
+    """
+    constant = config.optimizer.schedule == "constant"
+    return (_CHECKPOINT_SECONDS, _STEPS) if constant else (_CHECKPOINT_SECONDS,)
+
+
+def check_length(config: Config, run: Run) -> None:
+    """Raise JomaError if a run cannot have another length, where nothing but its length differs.
+
+    Args:
+        config: What is asked for.
+        run: The run that is to be resumed.
+
+    Raises:
+        JomaError: Its learning rates follow from how many steps there are, or it has made more.
+    """
+    asked = {"name": run.name, **config.sections()}
+    if differing(run.config, asked, changing=(_CHECKPOINT_SECONDS,)).keys() != {_STEPS}:
+        return
+    if _STEPS not in changing(config):
+        raise JomaError(
+            f"training.steps must stay {run.config['training']['steps']} with the schedule "
+            f"{config.optimizer.schedule}, which takes the learning rate to its end in as many "
+            f"steps, got {config.training.steps}; give that, or another folder: only with the "
+            "schedule constant can a training be made longer or shorter"
+        )
+    check_made(config, max(run.checkpoints.steps, default=0))
+
+
+def check_made(config: Config, made: int) -> None:
+    """Raise JomaError for fewer steps than a run has made."""
+    if config.training.steps < made:
+        raise JomaError(
+            f"training.steps must be at least {made}, which the run has made, got "
+            f"{config.training.steps}"
+        )

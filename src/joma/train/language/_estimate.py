@@ -1,4 +1,4 @@
-"""What a training will take, from a few of its steps."""
+"""Estimates what a training will take from a few of its steps."""
 
 import sys
 import time
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from joma.train.language._config import Config
-from joma.train.language._processes import Processes
 from joma.train.language._trainer import Trainer
+from joma.train.processes import Processes
 
 _SECONDS = 2.0
 _MOST_STEPS = 10
 _KEPT = 3
-"""Checkpoints to go on from that are on the disk at a time, one of them being written."""
+"""Checkpoints that are on the disk at a time, one of them being written."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Estimate:
     """What a training takes on one process.
 
     Attributes:
-        parameters: of the model.
-        tokens: read in all steps.
-        seconds: of the steps, without looks and checkpoints.
-        memory: bytes at most, of the GPU where there is one; None where that is not known.
-        disk: bytes of series and checkpoints.
-        exports: how many models the series has.
+        parameters: Number of parameters of the model.
+        tokens: Number of tokens that all steps read.
+        seconds: Duration of the steps, without measurements and checkpoints.
+        memory: Bytes at most, of the GPU where there is one; None where that is not known.
+        disk: Bytes of series and checkpoints.
+        exports: How many models the series has.
     """
 
     parameters: int
@@ -38,7 +38,7 @@ class Estimate:
 
 
 def estimate(config: Config, device: str = "cpu") -> Estimate:
-    """Makes a few steps of a training, which are thrown away, and scales them up."""
+    """Make a few steps of a training, which are thrown away, and scale them up."""
     processes = Processes(device=torch.device(device))
     with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
         trainer = Trainer(config, processes)
@@ -67,7 +67,7 @@ def _step(trainer: Trainer, step: int) -> None:
 
 
 def _memory(device: str) -> int | None:
-    """The most this process has had, of the GPU's memory or of the machine's."""
+    """Return the most memory this process has had, of the GPU or of the machine."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     try:

@@ -9,72 +9,13 @@ from typing import Any
 from joma.errors import JomaError
 from joma.train.language._config import Config
 
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "tiny": {
-        "model": {
-            "type": "gpt_neox",
-            "hidden_size": 48,
-            "intermediate_size": 192,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 64,
-        },
-        "data": {"corpus": "embedded", "tokenizer": "bytes", "window": 64, "batch": 16},
-        "optimizer": {"learning_rate": 5e-3, "warmup": 10, "schedule": "cosine", "final": 0.1},
-        "training": {"steps": 300},
-        "checkpoints": {"schedule": "pythia"},
-        "validation": {"every": 100, "windows": 64},
-        "monitor": {"every": 20, "budget": 0.0},
-    },
-    "small": {
-        "model": {
-            "type": "gpt_neox",
-            "hidden_size": 128,
-            "intermediate_size": 512,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 128,
-        },
-        "data": {
-            "corpus": "embedded",
-            "tokenizer": "bpe",
-            "vocabulary": 2048,
-            "window": 128,
-            "batch": 16,
-        },
-        "optimizer": {"learning_rate": 2e-3, "warmup": 50, "schedule": "cosine", "final": 0.1},
-        "training": {"steps": 1500},
-        "checkpoints": {"schedule": "pythia"},
-        "validation": {"every": 100, "windows": 64},
-        "monitor": {"every": 50},
-    },
-    # The blocks of Pythia-31M, on its schedule of checkpoints.
-    "neox-wikitext2": {
-        "model": {
-            "type": "gpt_neox",
-            "hidden_size": 256,
-            "intermediate_size": 1024,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "max_position_embeddings": 256,
-        },
-        "data": {
-            "corpus": "wikitext-2",
-            "tokenizer": "basic_english",
-            "window": 256,
-            "batch": 32,
-        },
-        "optimizer": {"learning_rate": 1e-3, "warmup": 200, "schedule": "cosine", "final": 0.1},
-        "training": {"steps": 10_000, "precision": "bfloat16"},
-        "checkpoints": {"schedule": "pythia"},
-        "validation": {"every": 500, "windows": 256},
-        "monitor": {"every": 100},
-    },
-}
-"""What `joma train NAME` trains: the sections of a configuration, as a TOML file has them.
+_FOLDER = Path(__file__).parent / "presets"
 
-"tiny" takes seconds and "small" minutes on two cores; "neox-wikitext2" is for a GPU.
-"""
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    name: tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    for name in ("tiny", "small", "neox-wikitext2")
+}
+"""What `joma train NAME` trains: the sections of each configuration in `presets/`."""
 
 
 def read_config(source: str | Path, changes: Iterable[str] = ()) -> Config:

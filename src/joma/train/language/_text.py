@@ -12,7 +12,7 @@ from torch import Tensor
 
 from joma.errors import JomaError
 from joma.random import integers
-from joma.train.language._config import Data
+from joma.train.language._config import DataSection
 
 if TYPE_CHECKING:
     from joma.data.corpora import Corpus
@@ -24,10 +24,10 @@ class Text:
     """A corpus in tokens.
 
     Args:
-        tokenizer: that made them.
-        train: the tokens to learn, memory-mapped.
-        valid: those of the validation text, None where the corpus has none.
-        digest: of both and of the tokenizer.
+        tokenizer: Tokenizer that made the tokens.
+        train: Tokens to learn, memory-mapped.
+        valid: Tokens of the validation text, None where the corpus has none.
+        digest: Hash of both and of the tokenizer.
     """
 
     tokenizer: "TextTokenizer"
@@ -36,11 +36,11 @@ class Text:
     digest: str
 
 
-def read_tokens(data: Data) -> Text:
-    """The tokens of a section [data], encoded once and mapped from then on.
+def read_tokens(data: DataSection) -> Text:
+    """Return the tokens of a section [data], encoded once and mapped from then on.
 
     Raises:
-        ValueError: there is no such text, or it is shorter than a window.
+        JomaError: There is no such text, or it is shorter than a window.
     """
     from joma.data.corpora import corpus
     from joma.data.encoded import encoded
@@ -65,7 +65,7 @@ def read_tokens(data: Data) -> Text:
 
 
 def save_tokenizer(tokenizer: "TextTokenizer", folder: Path) -> None:
-    """Writes a tokenizer's files as transformers has them; bytes need none."""
+    """Write a tokenizer's files as transformers has them; bytes need none."""
     from joma.data.subwords import HuggingFace
     from joma.models.tokenizers import note_no_special_tokens
 
@@ -76,7 +76,7 @@ def save_tokenizer(tokenizer: "TextTokenizer", folder: Path) -> None:
         tokenizer.save(folder)  # type: ignore[attr-defined]
 
 
-def _tokenizer(data: Data, text: "Corpus") -> Any:
+def _tokenizer(data: DataSection, text: "Corpus") -> Any:
     from joma.data import subwords, tokenizing
 
     if data.tokenizer == "bytes":
@@ -104,10 +104,10 @@ class Feed:
     A batch is windows of the text that begin at random places, drawn with replacement.
 
     Args:
-        tokens: of the text.
-        window: tokens in a sequence.
-        batch: sequences in a step, of all processes.
-        seed: of the order.
+        tokens: Tokens of the text.
+        window: Number of tokens in a sequence.
+        batch: Number of sequences in a step, of all processes.
+        seed: Seed of the order.
     """
 
     tokens: NDArray[Any]
@@ -123,7 +123,7 @@ class Feed:
             )
 
     def at(self, step: int) -> Tensor:
-        """The sequences of a step, each with the token after it: (batch, window + 1)."""
+        """Return the sequences of a step, each with the token after it: (batch, window + 1)."""
         seeds = torch.tensor([self.seed])
         places = len(self.tokens) - self.window
         starts = integers(seeds, "windows", step, self.batch, places)[0].numpy()
@@ -132,7 +132,7 @@ class Feed:
 
 
 def first_windows(tokens: NDArray[Any], window: int, count: int) -> Tensor:
-    """The text's first windows, each with the token after it: (at most count, window + 1)."""
+    """Return the first windows, each with the token after it: (at most count, window + 1)."""
     number = min(count, (len(tokens) - 1) // window)
     where = window * np.arange(number)[:, None] + np.arange(window + 1)
     return torch.from_numpy(tokens[where].astype(np.int64))

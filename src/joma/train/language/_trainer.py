@@ -1,7 +1,8 @@
-"""A model, its optimizer and its data, and what is done with them one step at a time."""
+"""A language model of transformers, its optimizer and its data, one step at a time."""
 
+import difflib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,26 +11,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma.common.quiet import need_transformers, quietly
 from joma.errors import JomaError
-from joma.train.language._config import Config
+from joma.optim import Optimizer, registry
+from joma.optim.state import check_tensors, load_state, split_state
+from joma.train.language._config import Config, ModelSection
 from joma.train.language._export import export, gathered, series_folder
-from joma.train.language._model import make_config, make_model, make_shell
-from joma.train.language._processes import Processes, shard_again, spread, summing
-from joma.train.language._state import load_arrays, state_tensors
 from joma.train.language._text import Feed, Text, first_windows, read_tokens
+from joma.train.processes import Processes, shard_again, sharded_like, spread, summing, whole
 
 EVALUATED_AT_ONCE = 16
 """Validation windows in one forward pass."""
 
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Special tokens of a type's first model, which another tokenizer has elsewhere or not at all."""
+
+_LONGEST = 240
+"""Characters of an error of transformers that are passed on."""
+
 
 class Trainer:
-    """A language model that can make steps, be measured, be saved and go on.
+    """A language model that can make steps, be measured, be saved and be resumed.
 
-    On several processes each holds one, and all call the same methods in the same order.
+    On several processes each has one, and all call the same methods in the same order.
 
     Args:
-        config: what is trained, and how.
-        processes: that train together.
+        config: What is trained, and how.
+        processes: The processes that train together.
     """
 
     def __init__(self, config: Config, processes: Processes) -> None:
@@ -42,9 +50,9 @@ class Trainer:
                 f"validation.every must be 0 where the corpus has no valid split, as "
                 f"{config.data.corpus} has none, got {config.validation.every}"
             )
-        self.settings = make_config(config.model, self.text.tokenizer.size, config.data.window)
-        model = make_model(self.settings, config.training.seed)
-        self._shell = make_shell(self.settings)  # sharding changes the class of the model itself
+        self.settings = _make_config(config.model, self.text.tokenizer.size, config.data.window)
+        model = _make_model(self.settings, config.training.seed)
+        self._shell = _make_shell(self.settings)  # sharding changes the class of the model itself
         self.model = model.to(processes.device).train()
         self.feed = Feed(
             self.text.train, config.data.window, config.data.batch, config.training.seed
@@ -52,10 +60,10 @@ class Trainer:
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._module = spread(self.model, processes, config.training.sharding)
         self._called: Any = torch.compile(self._module) if config.training.compile else self._module
-        self.optimizer = _adamw(self.model, config)
+        self.optimizer = _make_optimizer(self.model, config)
 
     def backward(self, step: int) -> Tensor:
-        """The gradients of a step and its loss on this process's part of the batch."""
+        """Compute the gradients of a step; return its loss on this process's part of the batch."""
         pieces = self._pieces(self.feed.at(step))
         losses = []
         for number, piece in enumerate(pieces):
@@ -67,25 +75,25 @@ class Trainer:
         return torch.stack(losses).mean()
 
     def update(self, step: int) -> float:
-        """Moves the weights by the gradients there are; gives the learning rate."""
+        """Move the weights by their gradients; return the learning rate."""
         settings = self.config.optimizer
         if settings.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
         rate = settings.learning_rate_at(step, self.config.training.steps)
-        for group in self.optimizer.param_groups:
+        for group in getattr(self.optimizer, "param_groups", ()):
             group["lr"] = rate
         self.optimizer.step()
         return rate
 
-    def held(self, count: int) -> Tensor:
-        """Windows to measure the model on, the same at all times: (count, window)."""
+    def held_out(self, count: int) -> Tensor:
+        """Return windows to measure the model on, the same at all times: (count, window)."""
         tokens = self.text.train if self.text.valid is None else self.text.valid
         windows = first_windows(tokens, self.config.data.window, count)
         return windows[:, :-1].to(self.processes.device)
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """The mean loss over the validation windows, without dropout."""
+        """Return the mean loss over the validation windows, without dropout."""
         assert self.text.valid is not None, "refused when it was made"
         windows = first_windows(
             self.text.valid, self.config.data.window, self.config.validation.windows
@@ -99,7 +107,7 @@ class Trainer:
         return float(torch.stack(losses).sum() / len(windows))
 
     def export(self, run: Path | None, step: int) -> None:
-        """Writes the model of this step into the run's series; `run` is the first process's."""
+        """Write the model of this step into the run's series; `run` is the first process's."""
         weights = gathered(self.model, self.processes)
 
         def write() -> None:
@@ -110,15 +118,68 @@ class Trainer:
         self.processes.first(write)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and tensors of what `load` takes; all processes must go through them."""
-        return state_tensors(self.model, self.optimizer)
+        """Yield weights and optimizer state by name, each whole; all processes go through them."""
+        for name, parameter in self.model.named_parameters():
+            yield f"model.{name}", whole(parameter)
+        for name, tensor in self._optimizer_state()[0].items():
+            yield f"optimizer.{name}", whole(tensor)
 
-    def load(self, arrays: dict[str, Any], step: int) -> None:
-        """Goes on from where `state` was called after that many steps."""
-        load_arrays(arrays, self.model, self.optimizer, step, self.processes)
+    def about(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps next to `state`, in JSON types."""
+        return {"text": self.text.digest, "optimizer": self._optimizer_state()[1]}
+
+    @torch.no_grad()
+    def load(self, step: int, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Return to a checkpoint; all processes must call it.
+
+        The order of the data and what dropout drops follow from seed and step.
+
+        Args:
+            step: Number of updates after which it was saved.
+            state: What `state` yielded; read on the first process only.
+            about: What `about` returned; read on the first process only.
+
+        Raises:
+            JomaError: It is of another model.
+        """
+        state, about = self.processes.tensors_from_first(state, about)
+        parameters = dict(self.model.named_parameters())
+        parts = {name: state.pop(name) for name in list(state) if name.startswith("optimizer.")}
+        own: dict[str, Tensor] = {f"model.{name}": one for name, one in parameters.items()}
+        check_tensors("arrays must be of this model", state, own, dtypes=False)
+        for name, parameter in parameters.items():
+            parameter.copy_(sharded_like(state[f"model.{name}"], parameter))
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in parts.items():
+            key = name.removeprefix("optimizer.")
+            tensors[key] = sharded_like(tensor, parameters.get(key.partition(".")[2]))
+        if "optimizer" in about:
+            load_state(self.optimizer, tensors, about["optimizer"])
+        else:
+            self.optimizer.load_state_dict(self._old_state(step, tensors))
+
+    def _optimizer_state(self) -> tuple[dict[str, Tensor], Any]:
+        return split_state(self.optimizer, self.model.named_parameters())
+
+    def _old_state(self, step: int, parts: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return the state of AdamW from a checkpoint of before 0.2, which has moments alone."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        groups = getattr(self.optimizer, "param_groups", ())
+        ordered = [names[parameter] for group in groups for parameter in group["params"]]
+        try:
+            state = {
+                number: {
+                    "step": torch.tensor(float(step)),
+                    **{key: parts[f"{key}.{name}"] for key in ("exp_avg", "exp_avg_sq")},
+                }
+                for number, name in enumerate(ordered)
+            }
+        except KeyError as error:
+            raise JomaError(f"arrays must be of this model; {error} is missing") from error
+        return {"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]}
 
     def _pieces(self, batch: Tensor) -> list[Tensor]:
-        """This process's part of a batch, cut into the pieces that are computed one by one."""
+        """Return this process's part of a batch, cut into pieces that are computed one by one."""
         accumulate, own = self.config.training.accumulate, self.processes
         parts = batch.chunk(accumulate * own.size)[own.rank :: own.size]
         if own.device.type != "cuda":
@@ -132,7 +193,7 @@ class Trainer:
         return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
     def _dropout_seed(self, step: int, piece: int) -> int:
-        """What dropout draws from, so that a training that goes on at a step drops the same."""
+        """Return the seed of dropout, so that a training that resumes at a step drops the same."""
         place = f"{self.config.training.seed} {step} {piece} {self.processes.rank}"
         digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1
@@ -163,21 +224,29 @@ def _check_same(text: Text, processes: Processes) -> None:
         )
 
 
-def _adamw(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    settings = config.optimizer
+def _make_optimizer(model: nn.Module, config: Config) -> Optimizer:
+    """Return the optimizer; matrices decay, biases and the gains of norms do not."""
+    section = config.optimizer
+    known, settings = registry.defaults(section.name), section.given()
     parameters = list(model.parameters())
-    groups = [
-        {
-            "params": [parameter for parameter in parameters if parameter.ndim >= 2],
-            "weight_decay": settings.weight_decay,
-        },
-        {
-            "params": [parameter for parameter in parameters if parameter.ndim < 2],
-            "weight_decay": 0.0,
-        },
-    ]
+    groups: list[dict[str, Any]] = [{"params": parameters}]
+    if "weight_decay" in known:
+        groups = [
+            {"params": [one for one in parameters if one.ndim >= 2]},
+            {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
+        ]
+    if "fused" in known and not settings.keys() & {"fused", "foreach", "differentiable"}:
+        settings["fused"] = True
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=True)
+    optimizer = registry.make(section.name, groups, section.learning_rate, **settings)
+    if not hasattr(optimizer, "param_groups") and (
+        section.warmup or section.schedule != "constant"
+    ):
+        raise JomaError(
+            f"optimizer.schedule must be constant without warmup for {section.name}, which has no "
+            f"parameter groups whose learning rate could change, got {section.schedule}"
+        )
+    return optimizer
 
 
 @contextmanager
@@ -188,3 +257,81 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         model.train()
         shard_again(model)
+
+
+def _make_config(model: ModelSection, vocabulary: int, window: int) -> Any:
+    """Return the configuration of transformers for a section [model].
+
+    Args:
+        model: The section.
+        vocabulary: How many tokens the tokenizer has.
+        window: How many tokens a sequence has.
+
+    Raises:
+        JomaError: An entry is none of that type's, or does not fit the data.
+    """
+    need_transformers("joma train")
+    from transformers import AutoConfig
+
+    with quietly():
+        default = AutoConfig.for_model(model.type)
+        known = {*default.to_dict(), *default.attribute_map}
+        for name in model.settings:
+            if name not in known:
+                closest = difflib.get_close_matches(name, known, 5, 0.0)
+                raise JomaError(
+                    f"model.{name} is no setting of {model.type}; the closest are "
+                    f"{', '.join(closest)}"
+                )
+        settings = {
+            "vocab_size": vocabulary,
+            **dict.fromkeys(_TOKENS),
+            **model.settings,
+        }
+        try:
+            config = AutoConfig.for_model(model.type, **settings)
+        except Exception as error:  # checks of values differ from class to class
+            raise JomaError(f"[model] cannot be used ({_short(error)})") from error
+    if config.vocab_size < vocabulary:
+        raise JomaError(
+            f"model.vocab_size must be at least {vocabulary}, as many as the tokenizer has, got "
+            f"{config.vocab_size}"
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions < window:
+        raise JomaError(
+            f"data.window must be at most {positions}, as many positions as the model has, got "
+            f"{window}"
+        )
+    return config
+
+
+def _make_model(config: Any, seed: int) -> nn.Module:
+    """Return the model of a configuration; its weights depend on the seed alone, on any device.
+
+    The global random numbers continue as if nothing had been drawn.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]), quietly():
+        torch.manual_seed(seed)
+        try:
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except Exception as error:  # as above, of values that do not go together
+            raise JomaError(f"[model] cannot be built ({_short(error)})") from error
+    model.config.use_cache = False  # of no use where every position is computed at once
+    return model
+
+
+def _make_shell(config: Any) -> Any:
+    """Return the model of a configuration without its weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"), quietly():
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _short(error: BaseException) -> str:
+    """Return an error on one line: transformers says what is wrong on the second."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"

@@ -1,0 +1,238 @@
+"""What ends a command, in one sentence and an exit code: bad input, a signal, a defect of joma."""
+
+import contextlib
+import difflib
+import os
+import platform
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import joma
+from joma.common.signals import EXIT_SIGINT, TerminatedError, exit_code
+from joma.errors import JomaError, printable
+
+EXIT_BAD_INPUT = 2
+EXIT_DEFECT = 70
+"""Exit code of a defect of this package, EX_SOFTWARE of sysexits.h."""
+EXIT_SIGPIPE = 141
+"""What a shell reports of a program that wrote into a closed pipe."""
+
+DEBUG = "JOMA_DEBUG"
+"""Environment variable that, set to anything but 0, shows the traceback of every error."""
+
+CLOSEST = 5
+"""How many of many names an error lists."""
+
+
+class OneSentenceGroup(TyperGroup):
+    """Commands whose errors end in one sentence and an exit code, without a traceback.
+
+    A `JomaError`, an `OSError` or too little memory is reported as a user error, with exit code 2.
+    Any other exception, a bare `ValueError` included, is reported as a defect of joma, with exit
+    code 70. With `JOMA_DEBUG=1` the traceback comes first.
+    """
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run the command line; end the process unless `standalone_mode` is off."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = self._exit_code(*args, **extra)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_output()
+            code = EXIT_SIGPIPE
+        except OSError as error:  # a full disk that is noticed only as the last lines are written
+            code = _refuse(f"output: {reason(error)}")
+            _discard_output()
+        sys.exit(code)
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Parse a command line."""
+        with _leaving_on_ctrl_c():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; Ctrl-C before it took over, as in its imports, is answered too."""
+        with _leaving_on_ctrl_c():
+            return super().invoke(ctx)
+
+    def _exit_code(self, *args: Any, **extra: Any) -> int:
+        try:
+            result = super().main(*args, standalone_mode=False, **extra)
+        except SystemExit as leave:
+            if isinstance(leave.__context__, BrokenPipeError):  # typer would leave with 1
+                raise leave.__context__ from None
+            raise
+        except BrokenPipeError:
+            raise
+        except typer.Abort:
+            return EXIT_SIGINT
+        except Exception as error:
+            return _report(error)
+        return result if isinstance(result, int) else 0
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help names arguments as the user writes them, without Python types."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line: a required argument stands without braces."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [re.sub(r"^\{(.*)\}((?:\.\.\.)?)$", r"\1\2", piece) for piece in pieces]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the options."""
+        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = [
+                param.get_help_record(ctx)
+                for param in self.get_params(ctx)
+                if param.param_type_name == kind
+            ]
+            rows = [(re.sub(r" <.*>$", "", record[0]), record[1]) for record in records if record]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+@contextlib.contextmanager
+def _leaving_on_ctrl_c() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        typer.echo(f"\n{signal_name(error)}.", err=True)
+        raise typer.Exit(exit_code(error)) from None
+
+
+def signal_name(error: KeyboardInterrupt) -> str:
+    """Return the word for what ended a command, Ctrl-C or SIGTERM."""
+    return "Terminated" if isinstance(error, TerminatedError) else "Interrupted"
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Return what to type for a command of these words."""
+    return shlex.join(["joma", *words])
+
+
+def reason(error: OSError) -> str:
+    """Return what the system says, in its own words."""
+    return str(error.strerror or error)
+
+
+def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = "") -> JomaError:
+    """Return the error for an unknown name; it lists those there are, the closest first.
+
+    Args:
+        what: What is named, such as "claim".
+        given: The name.
+        available: The names there are.
+        all_of_them: The command that lists them all; with it only the closest are named.
+    """
+
+    def distance(name: str) -> float:
+        return -difflib.SequenceMatcher(None, given.lower(), name.lower()).ratio()
+
+    names = sorted(available, key=distance)
+    if not all_of_them:
+        return JomaError(f"there is no {what} {given!r}; available: {', '.join(names)}")
+    closest = ", ".join(names[:CLOSEST])
+    return JomaError(
+        f"there is no {what} {given!r}; the closest are {closest}; `{all_of_them}` lists all"
+    )
+
+
+def _report(error: Exception) -> int:
+    """Print what ended a command; return the exit code."""
+    debugging = os.environ.get(DEBUG, "") not in ("", "0")
+    if debugging:
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error)
+    if isinstance(error, JomaError):
+        return _refuse(str(error), verbatim=getattr(error, "verbatim", False))
+    if isinstance(error, OSError):
+        return _refuse(f"{error.filename or 'output'}: {reason(error)}")
+    if hasattr(error, "format_message"):  # what typer raises on a wrong command line
+        return _refuse(error.format_message())  # type: ignore[attr-defined]
+    if _is_out_of_memory(error):
+        what = str(error) or type(error).__name__
+        return _refuse(f"there is too little memory for this command ({what})")
+    return _refuse(_defect(error, debugging), code=EXIT_DEFECT)
+
+
+def _refuse(sentence: str, *, verbatim: bool = False, code: int = EXIT_BAD_INPUT) -> int:
+    """Print what is wrong on standard error; return the exit code.
+
+    Args:
+        sentence: What is wrong; whatever a file or the user put into it is escaped and shortened.
+        verbatim: Whether the message has lines of its own, such as a module tree.
+        code: The exit code.
+    """
+    shown = printable(sentence, limit=None) if verbatim else printable(" ".join(sentence.split()))
+    with contextlib.suppress(OSError):  # the exit code counts also where nobody reads
+        typer.echo(f"joma: {shown}", err=True)
+    return code
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether the machine or its GPU had too little memory."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True  # by name: torch is not imported here
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _defect(error: Exception, debugging: bool) -> str:
+    """Return what to tell the user about a defect: what it is and how to report it."""
+    what = _named(error)
+    if error.__cause__ is not None:
+        what = f"{what}, from {_named(error.__cause__)}"
+    again = f"`{DEBUG}=1 {command_line(sys.argv[1:])}`"
+    traced = "the traceback above" if debugging else f"the traceback that {again} shows"
+    return (
+        f"this is a defect of joma, not a mistake of yours ({what}, {_place(error)}); please "
+        f"report it to the developers with {traced} and these versions: {_versions()}"
+    )
+
+
+def _named(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    if len(message) > 100:
+        message = f"{message[:99]}…"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def _place(error: Exception) -> str:
+    """Return the file and line of this package that the error came through last."""
+    package = Path(joma.__file__).parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(package):
+            return f"{path.relative_to(package.parent).as_posix()}:{frame.lineno}"
+    return "outside of joma"
+
+
+def _versions() -> str:
+    versions = [f"joma {joma.__version__}", f"Python {platform.python_version()}"]
+    for name in ("torch", "numpy", "transformers"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions.append(f"{name} {metadata.version(name)}")
+    return ", ".join(versions)
+
+
+def _discard_output() -> None:
+    """Send what is still to be flushed nowhere, so that Python does not complain as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()  # type: ignore[union-attr]
+            continue
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]

@@ -1,0 +1,312 @@
+"""The backward pass and Theorem 1: the sign of corr(z_β, g_{j→k})."""
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+
+from joma.errors import JomaError
+from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.search import (
+    Choice,
+    Integer,
+    Matrix,
+    Point,
+    Real,
+    Search,
+    Seed,
+    Simplex,
+    Vector,
+    over,
+)
+from joma.theory import as_printed, cdag
+
+Array = np.ndarray
+
+NONLINEARITIES = {
+    "linear": cdag.LINEAR,
+    "relu": cdag.RELU,
+    "leaky_relu": cdag.LEAKY_RELU,
+    "tanh": cdag.TANH,
+    "sigmoid": cdag.SIGMOID,
+}
+
+
+def _backward(
+    network: cdag.CDAG, activations: cdag.Activations, output_gradient: Array
+) -> cdag.Gradients:
+    return network.backward(activations, output_gradient)
+
+
+def _finite_differences(formula: Formula, rng: np.random.Generator) -> Measurement:
+    network = cdag.CDAG.layered(
+        (3, 4, 3, 2), (cdag.TANH, cdag.SIGMOID, cdag.LINEAR), rng, scale=1.5
+    )
+    x, output_gradient = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
+
+    def objective(weights: Array, inputs: Array) -> float:
+        # Eqn 1 written once more, so that the reference shares no code with the formula.
+        f = list(inputs.T)
+        for j, sigma in enumerate(network.nonlinearities, start=network.inputs):
+            f.append(sigma.value(np.einsum("k,kn->n", weights[j, :j], np.stack(f))))
+        return float(np.sum(output_gradient * np.stack(f[-2:], axis=1)))
+
+    def derivative(at: Array, index: tuple[int, ...], value: Callable[[Array], float]) -> float:
+        step = np.zeros_like(at)
+        step[index] = 1e-5
+        return (value(at + step) - value(at - step)) / 2e-5
+
+    gradients = formula(network, network.forward(x), output_gradient)
+    by_weight = [
+        derivative(network.weights, (j, k), lambda weights: objective(weights, x))
+        - gradients.weights[j, k]
+        for j, k in np.argwhere(network.trained)
+    ]
+    by_input = [
+        derivative(x, (i, k), lambda inputs: objective(network.weights, inputs))
+        - gradients.nodes[i, k]
+        for i, k in product(range(5), range(3))
+    ]
+    arriving = np.zeros_like(gradients.nodes)
+    for (_, k), edge in zip(network.edges, gradients.edges, strict=True):
+        arriving[:, k] += edge
+    arriving[:, network.outputs] += output_gradient
+    error = np.max(np.abs([*by_weight, *by_input]))
+    return Measurement(max(float(error), float(np.abs(arriving - gradients.nodes).max())), 1e-7)
+
+
+@over(
+    widths=Vector(Real(1, 4.99), Integer(1, 4)),
+    outputs=Integer(1, 3),
+    kinds=Choice(("tanh", "sigmoid", "linear"), ("relu", "leaky_relu", "tanh")),
+    scale=Real(0.01, 3.0, log=True),
+    draw=Seed(),
+)
+def _backward_at(formula: Formula, point: Point) -> Measurement:
+    """The derivative along a random direction of weights and inputs, by differences."""
+    rng = np.random.default_rng(point["draw"])
+    widths = (*np.asarray(point["widths"]).astype(int).tolist(), point["outputs"])
+    choices = [NONLINEARITIES[str(one)] for one in rng.choice(point["kinds"], len(widths) - 1)]
+    network = cdag.CDAG.layered(widths, tuple(choices), rng, scale=point["scale"])
+    x = rng.standard_normal((4, widths[0]))
+    output_gradient = rng.standard_normal((4, widths[-1]))
+    by_weights = np.where(network.trained, rng.standard_normal(network.weights.shape), 0.0)
+    by_inputs = rng.standard_normal(x.shape)
+
+    def values(share: float) -> tuple[float, list[Array]]:
+        weights, inputs = network.weights + share * by_weights, x + share * by_inputs
+        f, slopes = list(inputs.T), []
+        for j, sigma in enumerate(network.nonlinearities, start=network.inputs):
+            before = np.einsum("k,kn->n", weights[j, :j], np.stack(f))
+            f.append(sigma.value(before))
+            slopes.append(before > 0)
+        outputs = np.stack([f[i] for i in network.outputs], axis=1)
+        return float(np.sum(output_gradient * outputs)), slopes
+
+    output_gradient = rng.standard_normal((4, len(network.outputs)))
+    gradients = formula(network, network.forward(x), output_gradient)
+    slope = np.sum(by_weights * gradients.weights) + np.sum(
+        by_inputs * gradients.nodes[:, : network.inputs]
+    )
+    h = 1e-4
+    found = {share: values(share * h) for share in (-2, -1, 0, 1, 2)}
+    kinked = any(one in ("relu", "leaky_relu") for one in point["kinds"])
+    if kinked and any(
+        not np.array_equal(a, b)
+        for share in (-2, -1, 1, 2)
+        for a, b in zip(found[0][1], found[share][1], strict=True)
+    ):
+        raise JomaError("a node switches within the difference")
+    difference = 8 * (found[1][0] - found[-1][0]) - (found[2][0] - found[-2][0])
+    size = 1 + float(np.abs(by_weights).sum() * np.max(np.abs(gradients.weights)))
+    size += float(np.sum(np.abs(gradients.nodes)))
+    return Measurement(abs(difference / (12 * h) - slope), 1e-7 * size)
+
+
+def small_angle_bound(theta_1: Array, theta_2: Array, theta_3: Array) -> Array:
+    """Theorem 1, derived, as a product: the least corr(z_β, g_{j→k}) of unit signals."""
+    return np.cos(theta_1 + theta_2 + theta_3) * np.cos(theta_1 + theta_3)
+
+
+def _random_signals(gradient_rule: bool) -> Measure:
+    """The share of signals that break the bound, and of small angles at which it says nothing."""
+
+    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
+        failed = total = 0
+        for dimension in (2, 3, 4, 5):
+            cases = cdag.random_cases(20_000, dimension, 0.1, rng)
+            bound = formula(*cases.angles)
+            weight = cdag.corr(cases.f, cases.delta)
+            if not gradient_rule:
+                weight = rng.choice([-1.0, 1.0], weight.shape)
+            # In the plane the bound is often attained, up to rounding of arccos near 0.
+            failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
+            total += bound.size
+        small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
+        return Measurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
+
+    return measure
+
+
+@over(vectors=Matrix(Real(-1.0, 1.0), Integer(4, 4), Integer(2, 6)))
+def _signals_at(formula: Formula, point: Point) -> Measurement:
+    vectors = point["vectors"]
+    lengths = np.linalg.norm(vectors, axis=1)
+    if np.min(lengths) < 1e-6:
+        raise JomaError("signals must not vanish")
+    z_alpha, z_beta, f, delta = vectors / lengths[:, None]
+    first, second, third = (
+        float(np.arccos(np.clip(a @ b, -1, 1)))
+        for a, b in ((z_alpha, delta), (z_beta, f), (z_alpha, z_beta))
+    )
+    bound = float(formula(first, second, min(third, np.pi - third)))
+    # arccos near 0 and π has half the digits of its argument.
+    return Measurement(bound - float((f @ delta) * (z_beta @ delta)), 1e-7)
+
+
+def _least_correlation(theta_1: float, theta_2: float, theta_3: float) -> float:
+    """The least corr(z_β, g_{j→k}) over all arrangements of four unit vectors, on a grid."""
+    azimuths = np.linspace(0, np.pi, 721)
+    # z_β points up; σ′g lies θ₁ from z_α, and f_k lies θ₂ from z_β, in every direction.
+    up = np.cos(theta_1) * np.cos(theta_3)
+    up = up - np.sin(theta_1) * np.sin(theta_3) * np.cos(azimuths)
+    aside = np.sqrt(np.maximum(1 - up**2, 0))
+    with_f = np.cos(theta_2) * up[:, None]
+    with_f = with_f + np.sin(theta_2) * aside[:, None] * np.cos(azimuths)
+    return float(np.min(up[:, None] * with_f))
+
+
+def _least_on_a_line(theta_1: float, theta_2: float, theta_3: float) -> float:
+    """The same where f_k is at its worst for each σ′g, in closed form: one azimuth is left."""
+    azimuths = np.linspace(0, np.pi, 4001)
+    up = np.cos(theta_1) * np.cos(theta_3)
+    up = up - np.sin(theta_1) * np.sin(theta_3) * np.cos(azimuths)
+    aside = np.sqrt(np.maximum(1 - up**2, 0))
+    return float(np.min(np.cos(theta_2) * up**2 - np.sin(theta_2) * np.abs(up) * aside))
+
+
+def _least_arrangement(formula: Formula, rng: np.random.Generator) -> Measurement:
+    worst = 0.0
+    for angles in rng.uniform(0, np.pi, (40, 3)):
+        worst = max(worst, abs(_least_correlation(*angles) - float(formula(*angles))))
+    return Measurement(worst, 1e-4)
+
+
+def _tight_at(formula: Formula, point: Point) -> Measurement:
+    angles = (point["theta_1"], point["theta_2"], point["theta_3"])
+    return Measurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-4)
+
+
+def _small_angles(within: bool) -> Measure:
+    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
+        shares = rng.dirichlet(np.ones(3), 20)
+        # Where the angles' sum stays below a right angle, or from there to three of them.
+        low, high = (0.0, np.pi / 2) if within else (np.pi / 2, 3 * np.pi / 2)
+        cases = shares * rng.uniform(low, high, (20, 1))
+        worst = 0.0
+        for angles in cases:
+            worst = max(worst, abs(_least_correlation(*angles) - float(formula(*angles))))
+        return Measurement(worst, 1e-9)
+
+    return measure
+
+
+@over(shares=Simplex(Integer(3, 3), zeros=True), sum=Real(0.0, np.pi / 2))
+def _small_angles_at(formula: Formula, point: Point) -> Measurement:
+    angles = point["shares"] * point["sum"]
+    # The square root of 1 - cos² has half its digits where the cosine is close to 1.
+    return Measurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-7)
+
+
+def _at_an_input(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """A node of one input, which is the latent itself, through its backward pass."""
+    z_beta, g = rng.standard_normal((2, 50))
+    return _at_an_input_of(formula, z_beta, g, z_beta)
+
+
+def _near_an_input(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """The same where f_k is only correlated with z_β."""
+    z_beta, g, other = rng.standard_normal((3, 50))
+    return _at_an_input_of(formula, z_beta, g, z_beta + other)
+
+
+@over(
+    signal=Vector(Real(-1.0, 1.0, special=(0.0,)), Integer(1, 20)),
+    gradient=Vector(Real(-1.0, 1.0, special=(0.0,)), Integer(1, 20)),
+)
+def _at_an_input_at(formula: Formula, point: Point) -> Measurement:
+    z_beta = point["signal"]
+    g = np.resize(point["gradient"], len(z_beta))
+    return _at_an_input_of(formula, z_beta, g, z_beta)
+
+
+def _at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> Measurement:
+    weights = np.array([[0.0, 0.0], [0.0, 0.0]])
+    node = cdag.CDAG(
+        1, (cdag.LINEAR,), weights, np.eye(2, k=-1, dtype=bool), np.zeros((2, 2), bool)
+    )
+    gradients = node.backward(node.forward(f[:, None]), g[:, None])
+    # The gradient rule: the weight is its own gradient.
+    arriving = gradients.weights[1, 0] * gradients.deltas[:, 1]
+    size = float(np.sum(np.abs(z_beta * g))) ** 2 + 1e-300
+    return measured(abs(z_beta @ arriving - formula(z_beta, g)) / size, 1e-12)
+
+
+_ANGLE = Real(0.0, np.pi, special=(0.0, np.pi / 2, np.pi))
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="cdag-backward",
+        title="g_{j→k} = σ′_j w_jk g_j and ẇ_jk = corr(f_k, σ′_j g_j), residual edges included",
+        source="CDAG draft note, Eqn 1 and proof of Theorem 1",
+        method="central finite differences",
+        derived=_backward,
+        measure=_finite_differences,
+        search=_backward_at,
+    ),
+    Claim(
+        id="cdag-theorem-1",
+        title="corr(z_β, g_{j→k}) is at least what three angles allow: > 0 if θ₁+θ₂+θ₃ < π/2",
+        source="CDAG draft note, Theorem 1",
+        method="random unit signals with C₁ = C₂ = C₃ = .1: share that breaks the bound",
+        derived=cdag.correlation_bound,
+        printed=as_printed.correlation_bound,
+        measure=_random_signals(gradient_rule=True),
+        condition="w_jk = corr(f_k, σ′_j g_j), not a weight of any other sign",
+        without=_random_signals(gradient_rule=False),
+        search=_signals_at,
+    ),
+    Claim(
+        id="cdag-theorem-1-angles",
+        title="the least corr(z_β, g_{j→k}) is cos(θ₁+θ₂+θ₃)cos(θ₁+θ₃), and positive",
+        source="new",
+        method="least value over all arrangements of the four unit vectors, on a grid",
+        derived=small_angle_bound,
+        measure=_small_angles(within=True),
+        condition="θ₁+θ₂+θ₃ < π/2",
+        without=_small_angles(within=False),
+        search=_small_angles_at,
+    ),
+    Claim(
+        id="cdag-theorem-1-tight",
+        title="the bound is attained; at acute angles with θ₁+θ₂+θ₃ > π/2, θ₂ > 0 the sign is free",
+        source="new",
+        method="least value over all arrangements of the four unit vectors, on a grid",
+        derived=cdag.correlation_bound,
+        measure=_least_arrangement,
+        search=Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
+    ),
+    Claim(
+        id="cdag-theorem-1-input",
+        title="at an input node the note is right: corr(z_β, g_{j→k}) = corr(z_β, σ′_j g_j)² ≥ 0",
+        source="CDAG draft note, Theorem 1",
+        method="backward pass of a node whose input is the latent, with the gradient rule",
+        derived=lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2,
+        measure=_at_an_input,
+        condition="f_k = z_β",
+        without=_near_an_input,
+        search=_at_an_input_at,
+    ),
+)

@@ -1,0 +1,294 @@
+"""Theorem 3: the Jacobian at a rest point, and whether a node returns to it."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from joma.errors import JomaError
+from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.reference import clusters as isotropic
+from joma.experiments.claims.search import (
+    Choice,
+    Integer,
+    Matrix,
+    Point,
+    Real,
+    Search,
+    Vector,
+    over,
+)
+from joma.theory import as_printed as printed
+from joma.theory import clusters
+from joma.theory.marginals import Gaussian, Marginal, Scaled, StudentT
+
+_SMOOTH: dict[str, Any] = {
+    "family": Choice("gaussian", "student", "student", "logistic", "humps"),
+    "df": Real(1.1, 60.0, log=True, special=(2.0, 3.0)),
+    "center": Real(0.0, 6.0),
+    "width": Real(0.2, 1.0),
+    "negative": Real(0.3, 3.0, log=True, special=(1.0,)),
+    "distance": Real(0.05, 20.0, log=True),
+    "which": Integer(0, 2),
+    "gradient": Real(0.1, 10.0, log=True, special=(1.0,)),
+    "length": Real(0.1, 10.0, log=True, special=(1.0,)),
+}
+"""Two clusters whose density has a bounded derivative, as Theorem 3 asks, at a rest point."""
+
+
+CASES: tuple[tuple[Marginal, float, Marginal], ...] = (
+    (StudentT(3), 1.2, StudentT(3)),
+    (StudentT(3), 2.4, Scaled(StudentT(3), 1.4)),
+    (Gaussian(), 2.0, Scaled(Gaussian(), 2.0)),
+    (isotropic.TwoHumps(3.0, 0.4), 1.0, isotropic.TwoHumps(3.0, 0.4)),
+)
+"""Pairs of clusters with rest points; those between the humps of the last are not all stable."""
+
+
+class _Rest:
+    """A rest point of two clusters in the plane, the negative one at the origin."""
+
+    def __init__(
+        self,
+        positive: Marginal,
+        distance: float,
+        negative: Marginal,
+        which: int = 0,
+        gradient: float = 1.3,
+        length: float = 1.7,
+    ) -> None:
+        found = isotropic.rest_points(positive, distance, negative)
+        if not found:
+            raise JomaError("there is no rest point at this distance")
+        s, ratio = found[which % len(found)]
+        if ratio * gradient > 1e100 or isotropic.reference(positive, s + distance).log_share < -100:
+            raise JomaError("the forces must be floats")
+        if abs(s) > 1e3 * (1 + distance):
+            raise JomaError("the node must be nearer than where differences of the flow vanish")
+        self.positive, self.negative, self.length = positive, negative, length
+        self.gradient = gradient
+        self.point = clusters.CriticalPoint(s, s + distance, ratio)
+
+    @functools.cached_property
+    def jacobian(self) -> isotropic.Array:
+        """∂(v̇, ξ̇)/∂(v, ξ) by differences of the reference flow."""
+        distance = self.point.s_plus - self.point.s_minus
+        return isotropic.flow_jacobian(
+            [self.positive, self.negative],
+            [self.gradient, -self.gradient * self.point.ratio],
+            np.array([[distance, 0.0], [0.0, 0.0]]),
+            np.array([self.length, 0.0]),
+            self.point.s_minus * self.length,
+        )
+
+    def size(self) -> float:
+        """The size of the terms that the Jacobian is a sum of."""
+        plus = isotropic.reference(self.positive, self.point.s_plus)
+        minus = isotropic.reference(self.negative, self.point.s_minus)
+        force = self.gradient * float(plus.share)
+        rates = float(plus.hazard + minus.hazard) * (1 + self.point.s_minus**2)
+        return force * (rates + self.point.s_plus - self.point.s_minus) / self.length
+
+
+@functools.cache
+def _all_rests() -> list[_Rest]:
+    return [_Rest(*case, which) for case in CASES for which in (0, 1)]
+
+
+def _at(point: Point) -> _Rest:
+    family = isotropic.family_of(point)
+    negative = family if point["negative"] == 1 else Scaled(family, point["negative"])
+    where = point["which"], point["gradient"], point["length"]
+    return _Rest(family, point["distance"], negative, *where)
+
+
+def _jacobian_error(formula: Formula, rest: _Rest) -> float:
+    given = formula(
+        rest.positive,
+        rest.point,
+        negative=rest.negative,
+        positive_gradient=rest.gradient,
+        length=rest.length,
+    )
+    expected = rest.jacobian[:2, :2]
+    return float(
+        np.abs(expected - np.diag([given.longitudinal, given.transverse])).max() / rest.size()
+    )
+
+
+def _jacobian(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Differences of v̇, whose integrals and rest points come from the density alone."""
+    return Measurement(max(_jacobian_error(formula, rest) for rest in _all_rests()), 1e-7)
+
+
+def _jacobian_with_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Distance of the predicted longitudinal eigenvalue from those of the flow in v and ξ."""
+    rest = _all_rests()[0]
+    predicted = formula(rest.positive, rest.point, positive_gradient=1.3, length=1.7).longitudinal
+    values = np.linalg.eigvals(rest.jacobian)
+    return measured(np.min(np.abs(values - predicted)) / rest.size(), 1e-7)
+
+
+def _ray(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """How far the Jacobian moves the predicted direction."""
+    return Measurement(max(_ray_error(formula, rest) for rest in _all_rests()), 1e-7)
+
+
+def _ray_error(formula: Formula, rest: _Rest) -> float:
+    direction = formula(rest.point, rest.length)
+    moved = rest.jacobian @ direction
+    return float(np.linalg.norm(moved) / np.linalg.norm(direction) / rest.size())
+
+
+def _eigenvalues(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Eigenvalues of the Jacobian in (v, ξ), by differences of the reference flow."""
+    return Measurement(max(_eigenvalue_error(formula, rest) for rest in _all_rests()), 1e-7)
+
+
+def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
+    given = formula(
+        rest.positive,
+        rest.point,
+        negative=rest.negative,
+        positive_gradient=rest.gradient,
+        length=rest.length,
+    )
+    jacobian = rest.jacobian
+    # v lies along the first axis, so that turning it and shifting the hyperplane do not mix.
+    along = np.linalg.eigvals(jacobian[np.ix_([0, 2], [0, 2])]).real
+    expected = np.array([jacobian[1, 1], along[np.argmax(np.abs(along))], 0.0])
+    found = np.array([given.across, given.along, along[np.argmin(np.abs(along))]])
+    mixed = np.abs(jacobian[1, [0, 2]]).max()
+    return float(max(np.abs(found - expected).max(), mixed) / rest.size())
+
+
+def _stability(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
+    wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
+    return measured(np.mean(wrong), 0.0)
+
+
+def _stability_at(formula: Formula, rest: _Rest) -> Measurement:
+    values = np.linalg.eigvals(rest.jacobian).real / rest.size()
+    others = np.delete(values, np.argmin(np.abs(values)))
+    if np.abs(others).min() < 1e-5:
+        raise JomaError("the node must return or leave faster than the reference errs")
+    stable = bool(np.all(others < 0))
+    said = formula(rest.positive, rest.point, negative=rest.negative)
+    return isotropic.decide(said != stable, 10 * float(others.max()))
+
+
+SCENE: dict[str, Any] = {
+    "family": Choice("gaussian", "student", "logistic"),
+    "df": Real(1.1, 60.0, log=True, special=(2.0, 3.0)),
+    "means": Matrix(Real(-5.0, 5.0), Integer(1, 5), Integer(1, 3)),
+    "gradients": Vector(Real(-2.0, 2.0, special=(0.0, 1.0)), Integer(1, 5)),
+    "widths": Vector(Real(0.3, 3.0, log=True, special=(1.0,)), Integer(1, 5)),
+    "v": Vector(Real(-5.0, 5.0), Integer(1, 3)),
+    "bias": Real(-10.0, 10.0, special=(0.0,)),
+}
+
+
+def _full(formula: Formula, rng: np.random.Generator) -> Measurement:
+    """Five clusters of unequal width in three dimensions, at any node, also not at rest."""
+    worst = 0.0
+    for family in ("gaussian", "logistic"):
+        values = {"family": family, "means": rng.normal(size=(5, 3)), "bias": 0.4}
+        values |= {"gradients": rng.normal(size=5), "widths": np.exp(rng.uniform(-1, 1, 5))}
+        at = Point({**values, "v": rng.normal(size=3)})
+        worst = max(worst, _full_at(formula, at).error)
+    return Measurement(worst, 1e-7)
+
+
+def scene(
+    point: Point,
+) -> tuple[list[Marginal], isotropic.Array, isotropic.Array, isotropic.Array, float]:
+    """Return the shapes, gradients and means of clusters, and v and ξ of a node."""
+    means = point["means"]
+    shapes: list[Marginal] = [
+        Scaled(isotropic.family_of(point), float(width))
+        for width in np.resize(point["widths"], len(means))
+    ]
+    v = np.resize(point["v"], means.shape[1])
+    if np.linalg.norm(v) < 1e-2:
+        raise JomaError("v must have a direction")
+    return shapes, np.resize(point["gradients"], len(means)), means, v, point["bias"]
+
+
+@over(**SCENE)
+def _full_at(formula: Formula, point: Point) -> Measurement:
+    shapes, a, means, v, bias = scene(point)
+    length = float(np.linalg.norm(v))
+    s = (means @ v + bias) / length
+    size = 1e-300
+    for one, weight, mean, at in zip(shapes, a, means, s, strict=True):
+        foot = 1 + float(np.sum((mean - at * v / length) ** 2))
+        density = float(isotropic.reference(one, at).density)
+        size += abs(weight) * ((density + 1e-3) * foot + isotropic.spread(one, float(at))) / length
+    expected = isotropic.flow_jacobian(shapes, a, means, v, bias)
+    error = np.abs(formula(shapes, a, means, v, bias) - expected).max() / size
+    return measured(error, 1e-6)
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="thm3-jacobian",
+        title="the Jacobian is -a₊θ₁‖x̄₊‖/‖μ‖ across μ and -(ξ²/‖μ‖³)[a₋p₋ - a₊p₊] along",
+        source="JoMA preprint, Theorem 3 (Eqns 72-74)",
+        method="differences of v̇ at rest points, both by quadrature of the density",
+        derived=clusters.jacobian,
+        printed=printed.jacobian,
+        measure=_jacobian,
+        condition="ξ held fixed",
+        without=_jacobian_with_bias,
+        search=Search(
+            _SMOOTH,
+            lambda formula, point: Measurement(_jacobian_error(formula, _at(point)), 1e-6),
+        ),
+    ),
+    Claim(
+        id="thm3-ray",
+        title="with ξ free, critical points are rays: (μ, ξ*) is a zero eigenvector",
+        source="new",
+        method="Jacobian in (v, ξ) by quadrature of the density",
+        derived=lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
+        measure=_ray,
+        search=Search(
+            _SMOOTH, lambda formula, point: Measurement(_ray_error(formula, _at(point)), 1e-6)
+        ),
+    ),
+    Claim(
+        id="thm3-eigenvalues",
+        title="the others: -a₊θ₁(s₊)D/‖μ‖ across, -(1+s₋²)[a₋p(s₋) - a₊p(s₊)]/‖μ‖ along",
+        source="new",
+        method="eigenvalues of the Jacobian in (v, ξ) by quadrature of the density",
+        derived=clusters.eigenvalues,
+        measure=_eigenvalues,
+        search=Search(
+            _SMOOTH,
+            lambda formula, point: Measurement(_eigenvalue_error(formula, _at(point)), 1e-6),
+        ),
+    ),
+    Claim(
+        id="thm3-stability",
+        title="a ray is stable exactly if F/θ₁ rises faster at s₊ than at s₋: θ₁/p larger at s₊",
+        source="new",
+        method="signs of the eigenvalues by quadrature; clusters with two humps among them",
+        derived=clusters.is_stable,
+        measure=_stability,
+        search=Search(
+            _SMOOTH,
+            lambda formula, point: _stability_at(formula, _at(point)),
+        ),
+    ),
+    Claim(
+        id="thm3-full-jacobian",
+        title="any clusters: (Σ a_j p_j y_j y_jᵀ + Σ a_j θ₂(s_j) P)/‖v‖, y_j = (foot of x̄_j, 1)",
+        source="new",
+        method="differences of v̇ and ξ̇, by quadrature, five clusters of unequal width",
+        derived=clusters.full_jacobian,
+        measure=_full,
+        search=_full_at,
+    ),
+)

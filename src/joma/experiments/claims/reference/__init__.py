@@ -1,0 +1,1 @@
+"""Independent references: numerics that share nothing with the formulas of `joma.theory`."""

@@ -1,0 +1,147 @@
+"""Fig. 4 of JoMA: salient components are learned first, entropy drops and bounces back."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+
+from joma.experiments._experiment import Outcome, Request, Verdict, publish
+from joma.experiments.fig4 import EXPERIMENT
+from joma.report import figures
+from joma.runs import Run
+from joma.theory import nonlinear
+
+COMPONENTS, START, STEP, STEPS, SHARPNESS = 10, 0.05, 0.02, 5000, 1 / 3
+
+
+@dataclass(frozen=True)
+class Fig4Curves:
+    """Components over time: t (T,), v (T, components), entropy (T,)."""
+
+    t: np.ndarray
+    v: np.ndarray
+    entropy: np.ndarray
+
+    def learned(self, mu: np.ndarray) -> np.ndarray:
+        """When each component first reaches 90% of its target; inf if never."""
+        reached = self.v >= 0.9 * mu
+        return np.where(reached.any(axis=0), self.t[np.argmax(reached, axis=0)], np.inf)
+
+
+def targets(seed: int) -> np.ndarray:
+    """Ten targets, uniform between 1 and 4, in increasing order."""
+    return np.sort(1 + 3 * np.random.default_rng(seed).uniform(size=COMPONENTS))
+
+
+def as_printed(mu: np.ndarray) -> Fig4Curves:
+    """Eqn 6 in closed form, entropy of softmax(v²)."""
+    t = np.concatenate([[0.0], np.geomspace(1e-2, 10, 400)])
+    v = nonlinear.weights(mu, t)
+    return Fig4Curves(t, v, nonlinear.attention_entropy(v))
+
+
+def as_drawn(mu: np.ndarray) -> Fig4Curves:
+    """Return the published figure's own recursion: the gate is softmax(v²/3), not exp(v²/2)."""
+    v = np.full(mu.size, START)
+    path = [v]
+    for _ in range(STEPS):
+        gate = np.exp(SHARPNESS * (v**2 - np.max(v**2)))
+        v = v + STEP * (mu - v) * gate / np.sum(gate)
+        path.append(v)
+    every = np.array(path)
+    t = STEP * np.arange(STEPS + 1)
+    return Fig4Curves(t, every, nonlinear.attention_entropy(every, scale=SHARPNESS))
+
+
+def judge(mu: np.ndarray, courses: dict[str, Fig4Curves]) -> Outcome:
+    """Agreement: larger targets are reached earlier, and entropy falls and rises by .1 nats."""
+    agrees, each = True, []
+    for name, course in courses.items():
+        drop, rebound = nonlinear.drop_and_rebound(course.entropy)
+        learned = course.learned(mu)
+        ordered = bool(np.all(learned[:-1] >= learned[1:]))
+        agrees = agrees and ordered and float(drop) > 0.1 and float(rebound) > 0.1
+        each.append(
+            f"{name}: entropy falls by {float(drop):.2f} and rises by {float(rebound):.2f} nats, "
+            f"{'every' if ordered else 'not every'} larger target is learned first"
+        )
+    return Outcome(Verdict.of(agrees), f"{'; '.join(each)}.")
+
+
+def reproduce(run: Run, request: Request) -> Outcome:
+    """Compute both versions, write them and draw them side by side."""
+    mu = targets(request.seed)
+    courses = {"Eqn 6 as printed": as_printed(mu), "recursion as drawn": as_drawn(mu)}
+    outcome = judge(mu, courses)
+    for table, course in zip(("as_printed", "as_drawn"), courses.values(), strict=True):
+        columns = {f"v{j}": course.v[:, j] for j in range(mu.size)}
+        run.write_table(table, {"t": course.t, "entropy": course.entropy, **columns})
+    run.write_table("targets", {"mu": mu})
+    figure, axes = figures.new(10.4, 6.2, 2, 2)
+    labels = {
+        "Eqn 6 as printed": "Eqn 6: v̇ = (μ − v) exp(v²/2), closed form",
+        "recursion as drawn": "as drawn: gate softmax(v²/3), v(0) = 0.05",
+    }
+    for row, (name, course) in zip(axes, courses.items(), strict=True):
+        log = name == "Eqn 6 as printed"
+        _draw_components(row[0], course, mu, labels[name], log)
+        _draw_entropy(row[1], course, log)
+    publish(run, EXPERIMENT, figure, outcome)
+    return outcome
+
+
+def _draw_components(ax: Axes, course: Fig4Curves, mu: np.ndarray, title: str, log: bool) -> None:
+    shades = colormaps["viridis"](np.linspace(0.9, 0.0, mu.size))
+    for v, target, shade in zip(course.v.T, mu, shades, strict=True):
+        ax.plot(course.t, v, color=shade, lw=1.7)
+        ax.axhline(target, color=shade, lw=0.8, ls=":")
+    if log:
+        ax.plot([], [], color=shades[-1], label="most salient")
+        ax.plot([], [], color=shades[0], label="least salient")
+        ax.plot([], [], color=figures.GREY, lw=0.9, ls=":", label="targets μ")
+        ax.legend(loc="upper left", bbox_to_anchor=(0.0, 0.85))
+    ax.set(title=title, xlabel=_time(log), ylabel="component v(t)", ylim=(0, mu[-1] * 1.06))
+    _time_axis(ax, course, log)
+
+
+def _draw_entropy(ax: Axes, course: Fig4Curves, log: bool) -> None:
+    low = int(np.argmin(course.entropy))
+    ax.plot(course.t, course.entropy, color=figures.PURPLE, lw=2.2)
+    ax.plot(course.t[low], course.entropy[low], "o", color=figures.BLACK, ms=5)
+    ax.annotate(
+        f"lowest: {course.entropy[low]:.2f} at t = {course.t[low]:.3g}",
+        (course.t[low], course.entropy[low]),
+        xytext=(-9, 8) if log else (0, -16),
+        textcoords="offset points",
+        ha="right" if log else "left",
+    )
+    ax.set(
+        title=f"entropy of the attention softmax({'v²' if log else 'v²/3'})",
+        xlabel=_time(log),
+        ylabel="entropy (nats)",
+        ylim=(-0.08, np.log(COMPONENTS) * 1.05),
+    )
+    ax.axhline(np.log(COMPONENTS), color=figures.GREY, lw=0.9, ls=":")
+    ax.annotate(
+        "uniform",
+        (1, np.log(COMPONENTS)),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, -11),
+        textcoords="offset points",
+        ha="right",
+        color=figures.GREY,
+    )
+    _time_axis(ax, course, log)
+
+
+def _time(log: bool) -> str:
+    return "time t (logarithmic)" if log else f"time t ({STEPS} steps of {STEP})"
+
+
+def _time_axis(ax: Axes, course: Fig4Curves, log: bool) -> None:
+    if log:
+        ax.set_xscale("log")
+        ax.set_xlim(course.t[1], course.t[-1])
+    else:
+        ax.set_xlim(0, course.t[-1])

@@ -1,0 +1,173 @@
+"""What each layer attends to by height, and how sparse it is, while networks learn."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from joma.experiments._experiment import Outcome, Request
+from joma.experiments._trained import train_cells, write_results
+from joma.experiments.hierarchy import EXPERIMENT
+from joma.experiments.hierarchy.course import LayerCurves, course, standard_error
+from joma.experiments.hierarchy.networks import (
+    DECIDES,
+    GROUPS,
+    HEIGHTS,
+    SIZES,
+    HierarchyNetworks,
+)
+from joma.experiments.hierarchy.results import (
+    GroupResults,
+    collect,
+    cooccurrence,
+    judge,
+    tables,
+)
+from joma.report import figures
+from joma.runs import Run
+
+_STYLES = {1: (figures.BLUE, "-"), 2: (figures.VERMILLION, "--"), 3: (figures.GREEN, ":")}
+_FINE_TICKS = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2])
+_TICKS = np.array([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10])
+
+
+def reproduce(run: Run, request: Request) -> Outcome:
+    """Train the groups asked for that are not done, and say what all that are show."""
+    size = SIZES[request.scale].with_options(request.options)
+    groups = {name: [group] for name, group in GROUPS.items()}
+    train_cells(run, groups, HierarchyNetworks, size, request)
+    results = collect(run, size)
+    outcome = judge(results, comparable=request.scale == "full")
+    write_results(run, EXPERIMENT, outcome, draw_layers(results), tables(results))
+    if (shallow := draw_one_layer(results)) is not None:
+        figures.save(
+            run,
+            "hierarchy-one-layer",
+            shallow,
+            title="The same in networks of one layer",
+            caption="\n".join(outcome.paragraphs[:2]),
+        )
+    return outcome
+
+
+def draw_layers(results: Mapping[str, GroupResults]) -> Figure | None:
+    """Draw every layer of the networks that decide, above the same on the flat tree, if there."""
+    titles = {DECIDES: "tree of three levels", "flat-3": "control, flat tree"}
+    there = [name for name in titles if name in results]
+    if not there:
+        return None
+    columns = results[there[0]].group.layers
+    figure, axes = figures.new(10.5, 2.5 * (len(there) + 1), len(there) + 1, columns)
+    for row, name in zip(axes, there, strict=False):
+        expected = cooccurrence(results[name].group)
+        for layer, (ax, curves) in enumerate(zip(row, results[name].layers, strict=True)):
+            _draw_ratio(ax, curves, expected)
+            ax.set_title(f"{titles[name]}: layer {layer}")
+        row[0].set_ylabel("attention, × untrained")
+        row[0].legend(loc="lower left", fontsize=8)
+    colors, styles = (figures.BLACK, figures.GREY), ("-", "--")
+    for layer, ax in enumerate(axes[-1]):
+        for name, color, style in zip(there, colors, styles, strict=False):
+            _draw_entropy(ax, results[name].layers[layer], color, style, titles[name])
+        ax.set(title=f"entropy: layer {layer}", xlabel="step")
+    axes[-1][0].set_ylabel("nats")
+    axes[-1][0].legend(loc="lower left", fontsize=8)
+    _share_limits(axes[:-1], ratios=True, room=0.8)
+    _share_limits(axes[-1])
+    return figure
+
+
+def draw_one_layer(results: Mapping[str, GroupResults]) -> Figure | None:
+    """Draw networks of one layer, with each label and on the flat tree; those that are there."""
+    styles = {
+        "class-1": ("class as label", figures.BLACK, "-"),
+        "flat-1": ("control, flat tree", figures.GREY, "--"),
+        "token-1": ("token as label", figures.PURPLE, "-."),
+    }
+    there = [name for name in styles if name in results]
+    if not there:
+        return None
+    figure, axes = figures.new(3.0 * (len(there) + 1), 3.1, 1, len(there) + 1)
+    for name, ax in zip(there, axes, strict=False):
+        curves, (title, color, style) = results[name].layers[0], styles[name]
+        _draw_ratio(ax, curves, cooccurrence(results[name].group))
+        ax.set(title=title, xlabel="step")
+        _draw_entropy(axes[-1], curves, color, style, title)
+    axes[-1].set(title="entropy", xlabel="step", ylabel="nats")
+    axes[0].set_ylabel("attention, × untrained")
+    _share_limits(axes[:-1], ratios=True, room=0.72)
+    low, high = axes[-1].get_ylim()
+    axes[-1].set_ylim(low - 0.3 * (high - low), high)
+    for ax in axes:
+        ax.legend(loc="lower left", fontsize=8)
+    return figure
+
+
+def _draw_ratio(ax: Axes, curves: LayerCurves, expected: Sequence[float]) -> None:
+    steps = _places(curves.steps)
+    ax.axhline(1, color=figures.GREY, lw=0.8)
+    seen = course(curves)
+    for i, height in enumerate(HEIGHTS):
+        color, style = _STYLES[height]
+        label = f"H = {height}, P[l|m] = {expected[i]:.2f}"
+        # Relative to the untrained network, as all is that is said of it.
+        own, wrong = (
+            np.log(values[i]) - np.log(values[i, :1]) for values in (curves.ratio, curves.shuffled)
+        )
+        mean, error = own.mean(-1), 2 * standard_error(own)
+        ax.fill_between(
+            steps, np.exp(mean - error), np.exp(mean + error), color=color, alpha=0.18, lw=0
+        )
+        ax.semilogx(steps, np.exp(mean), style, color=color, label=label)
+        ax.semilogx(
+            steps,
+            np.exp(wrong.mean(-1)),
+            style,
+            color="#a8a8a8",
+            lw=0.9,
+            label="tree under wrong leaves" if height == HEIGHTS[-1] else None,
+        )
+        taken_up = seen.taken_up[i]
+        if taken_up is not None:
+            at = curves.steps.index(taken_up)
+            ax.semilogx(steps[at], np.exp(mean[at]), "o", color=color, ms=5.5, mec="white")
+    ax.set_yscale("log")
+    _step_axis(ax, curves.steps)
+
+
+def _draw_entropy(ax: Axes, curves: LayerCurves, color: str, style: str, label: str) -> None:
+    steps = _places(curves.steps)
+    mean, error = curves.entropy.mean(-1), 2 * standard_error(curves.entropy)
+    ax.fill_between(steps, mean - error, mean + error, color=color, alpha=0.15, lw=0)
+    ax.semilogx(steps, mean, style, color=color, label=label, lw=1.5)
+    _step_axis(ax, curves.steps)
+
+
+def _places(steps: tuple[int, ...]) -> np.ndarray:
+    """Return steps on a logarithmic axis, ½ standing for 0."""
+    places = np.array(steps, dtype=float)
+    places[0] = 0.5
+    return places
+
+
+def _step_axis(ax: Axes, steps: tuple[int, ...]) -> None:
+    powers = [power for power in (1, 10, 100, 1000, 10_000) if power <= steps[-1]]
+    ax.set_xticks([0.5, *powers], ["0", *(f"{power:,}" for power in powers)])
+    ax.minorticks_off()
+
+
+def _share_limits(rows: np.ndarray, ratios: bool = False, room: float = 1.0) -> None:
+    """Set one range for all panels, with numbers at the left alone and room for a legend."""
+    limits = np.array([ax.get_ylim() for ax in rows.flat])
+    low, high = limits[:, 0].min() * room, limits[:, 1].max()
+    for row in np.atleast_2d(rows):
+        for ax in row:
+            ax.set_ylim(low, high)
+            if ratios:
+                ticks = _FINE_TICKS if high < 3 * low else _TICKS
+                inside = ticks[(ticks >= low) & (ticks <= high)]
+                ax.set_yticks(inside, [f"{tick:g}" for tick in inside])
+                ax.yaxis.set_minor_formatter(NullFormatter())
+            ax.tick_params(labelleft=ax is row[0])

@@ -1,0 +1,203 @@
+"""What a map finds among the names of a model's or a file's parameters."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from joma.errors import JomaError
+from joma.models.architectures._known import architecture_of
+from joma.models.architectures._map import LAYER, ROLES, Architecture
+from joma.models.parts import Attention, Block, Found, Mlp, Part, Place, Weight
+
+
+def weights(
+    names: Iterable[str],
+    architecture: Architecture,
+    roles: Sequence[str] = ROLES,
+    heads: int | None = None,
+) -> list[Weight]:
+    """Return every weight of the given roles, the embedding first and then block by block.
+
+    Args:
+        names: the parameters' full names, of a model (`named_parameters`) or of a file.
+        architecture: the map.
+        roles: which weights; a role the architecture does not have is left out.
+        heads: the number of heads, needed where a fused matrix goes by head.
+
+    Raises:
+        ValueError: a weight the architecture names is not among the names.
+    """
+    names = set(names)
+    prefix = prefix_of(names, architecture)
+    places = architecture.places(roles)
+    whole = [_weight(role, None, prefix, place) for role, place in places if role == "embedding"]
+    blocks = [
+        _weight(role, layer, prefix, place)
+        for layer in range(number_of_layers(names, architecture))
+        for role, place in places
+        if role != "embedding"
+    ]
+    for weight in whole + blocks:
+        if weight.name not in names:
+            raise JomaError(
+                f"the map of {architecture.name} has the {weight.role} at {weight.name}, which the "
+                f"model does not have; its names look like {_some(names)}"
+            )
+    by_head = any(isinstance(place.part, Part) and place.part.by_head for _, place in places)
+    if by_head and (heads is None or heads < 1):
+        raise JomaError(
+            f"heads must be the model's number of heads, got {heads}: {architecture.name} stores "
+            "queries and keys in one matrix, head by head"
+        )
+    return [replace(weight, heads=heads) for weight in whole + blocks]
+
+
+def prefix_of(names: Iterable[str], architecture: Architecture) -> str:
+    """Return what stands before the base model's names in these names."""
+    names = list(names)
+    patterns = [_pattern(place.name) for _, place in architecture.places()]
+    for prefix in architecture.prefixes:
+        inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        if any(pattern.fullmatch(name) for pattern in patterns for name in inside):
+            return prefix
+    raise JomaError(
+        f"no parameter is named as the map of {architecture.name} has it, such as "
+        f"{architecture.prefixes[-1]}{architecture.mlp_lower.name}; names look like {_some(names)}"
+    )
+
+
+def number_of_layers(names: Iterable[str], architecture: Architecture) -> int:
+    """Return how many blocks the names tell of.
+
+    Raises:
+        ValueError: none, or the numbers of the blocks leave some out.
+    """
+    names = set(names)
+    start = re.compile(
+        re.escape(prefix_of(names, architecture))
+        + re.escape(architecture.layer).replace(re.escape(LAYER), "([0-9]+)")
+        + r"\."
+    )
+    layers = {int(match[1]) for name in names if (match := start.match(name))}
+    missing = sorted(set(range(max(layers, default=0) + 1)) - layers)
+    if missing:
+        raise JomaError(
+            f"the model has blocks {sorted(layers)} but none numbered {missing[0]}: "
+            "a part of the checkpoint is missing"
+        )
+    return len(layers)
+
+
+def module_at(
+    model: nn.Module,
+    path: str,
+    layer: int | None = None,
+    *,
+    architecture: Architecture | None = None,
+) -> nn.Module:
+    """Return the module at a path of the model's map, such as `architecture.attention`.
+
+    Args:
+        model: the model, with or without a head.
+        path: relative to the base model, "{layer}" where the block's number stands.
+        layer: that number.
+        architecture: the model's map; found by `architecture_of` unless given.
+    """
+    return model.get_submodule(module_path(model, path, layer, architecture=architecture))
+
+
+def module_path(
+    model: nn.Module,
+    path: str,
+    layer: int | None = None,
+    *,
+    architecture: Architecture | None = None,
+) -> str:
+    """Return the full name of the module `module_at` finds, as `named_modules` has it."""
+    if architecture is None:
+        architecture = architecture_of(model)
+    if (LAYER in path) != (layer is not None):
+        raise JomaError(f"layer must be given where the path has {LAYER}, got {layer} and {path}")
+    names = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    return prefix_of(names, architecture) + path.replace(LAYER, str(layer))
+
+
+def found_by_map(
+    model: nn.Module | Iterable[str], architecture: Architecture, config: Any = None
+) -> Found:
+    """Return what a hand-written map names.
+
+    Args:
+        model: the model, or the names of its parameters.
+        architecture: the map.
+        config: the configuration where names are given.
+
+    Raises:
+        ValueError: something the map names is not there.
+    """
+    if isinstance(model, nn.Module):
+        names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        config = model
+    else:
+        names = list(model)
+    heads, key_heads = architecture.head_counts(config) if config is not None else (None, None)
+    prefix = prefix_of(names, architecture)
+    embeddings, layers = [], dict[int, dict[str, Weight]]()
+    for weight in weights(names, architecture, heads=heads):
+        if weight.layer is None:
+            embeddings.append(weight)
+        else:
+            layers.setdefault(weight.layer, {})[weight.role] = weight
+
+    def path(template: str, layer: int) -> str:
+        return prefix + template.replace(LAYER, str(layer))
+
+    def of(layer: int, *names: str) -> dict[str, Any]:
+        """Return the weights of a layer as arguments of `Attention` or `Mlp`."""
+        return {name.removeprefix("mlp_"): layers[layer].get(name) for name in names}
+
+    return Found(
+        tuple(embeddings),
+        tuple(
+            Attention(
+                path(architecture.attention, layer),
+                layer,
+                **of(layer, "query", "key", "value", "output"),
+                heads=heads,
+                key_heads=key_heads,
+            )
+            for layer in layers
+        ),
+        tuple(
+            Mlp(
+                path(architecture.mlp_down, layer).rpartition(".")[0],
+                layer,
+                **of(layer, "mlp_lower", "mlp_up", "mlp_down"),
+                down_path=path(architecture.mlp_down, layer),
+            )
+            for layer in layers
+        ),
+        tuple(Block(path(architecture.layer, layer), layer) for layer in layers),
+        {
+            role: f"the map of {architecture.name} does not name it"
+            for role in ("value", "output")
+            if getattr(architecture, role) is None
+        },
+    )
+
+
+def _weight(role: str, layer: int | None, prefix: str, place: Place) -> Weight:
+    name = prefix + place.name.replace(LAYER, str(layer))
+    module = name.removesuffix(".weight")
+    return Weight(role, layer, module if place.part is None else f"{module}[{role}]", name, place)
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.escape(template).replace(re.escape(LAYER), "[0-9]+"))
+
+
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)[:3]) or "nothing (there are none)"

@@ -1,0 +1,237 @@
+"""The map of an architecture: where the weights and modules of one family of transformers are.
+
+`load_map` reads one from a file.
+"""
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from joma.common.files import read_file
+from joma.errors import JomaError, printable
+from joma.models.parts import Part, Place, Rows
+
+ROLES = ("embedding", "query", "key", "value", "output", "mlp_lower", "mlp_up", "mlp_down")
+"""What a weight may be. In a gated MLP `mlp_lower` is the gate, `mlp_up` its partner."""
+
+Config: TypeAlias = Mapping[str, Any] | Any
+"""A Hugging Face configuration object, or the contents of a config.json."""
+
+LAYER = "{layer}"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Where to find what in one family of transformers; every path is relative to the base model.
+
+    Args:
+        name: the family's name.
+        model_types: the `model_type` of the configurations it is for; for a module without a
+            configuration, the name of its class.
+        prefixes: what may stand before the base model's names: "" where it is the whole model,
+            "transformer." where it carries a head.
+        embedding: the token embedding, (vocabulary, width).
+        query: the matrix that makes the queries, of block {layer}.
+        key: the matrix that makes the keys.
+        mlp_lower: the MLP's first matrix; in a gated MLP the one before the activation.
+        mlp_up: in a gated MLP the matrix whose output the activation is multiplied with.
+        layer: path of a block; its output is the residual stream.
+        attention: path of the module that computes attention.
+        mlp_down: path of the MLP's second matrix; its input is the MLP's hidden activations.
+        value: the matrix that makes the values; not measured where None.
+        output: the matrix applied to what attention gathered; not measured where None.
+        heads: the configuration's attribute with the number of heads, or that number.
+        key_value_heads: the same for the heads of the keys where they may be fewer.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    embedding: Place
+    query: Place
+    key: Place
+    mlp_lower: Place
+    layer: str
+    attention: str
+    mlp_down: str
+    mlp_up: Place | None = None
+    value: Place | None = None
+    output: Place | None = None
+    heads: str | int = "num_attention_heads"
+    key_value_heads: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prefixes:
+            raise JomaError('prefixes must name at least one, "" for none, got ()')
+        if LAYER in self.embedding.name:
+            raise JomaError(f"embedding must not have {LAYER}, got {self.embedding.name!r}")
+        inside = {role: place.name for role, place in self.places() if role != "embedding"}
+        inside |= {"layer": self.layer, "attention": self.attention, "mlp_down": self.mlp_down}
+        for argument, path in inside.items():
+            if path.count(LAYER) != 1:
+                raise JomaError(f"{argument} must have {LAYER} once, got {path!r}")
+
+    def places(self, roles: Iterable[str] = ROLES) -> list[tuple[str, Place]]:
+        """Return the places of the given roles, in their order, without roles it does not have."""
+        found = [(role, self._place(role)) for role in roles]
+        return [(role, place) for role, place in found if place is not None]
+
+    def _place(self, role: str) -> Place | None:
+        if role not in ROLES:
+            raise JomaError(f"roles must be among {', '.join(ROLES)}, got {role!r}")
+        if role == "mlp_down":  # given as a module, stored as the MLP's first matrix is
+            return Place(f"{self.mlp_down}.weight", transposed=self.mlp_lower.transposed)
+        return getattr(self, role)
+
+    def head_counts(self, model_or_config: nn.Module | Config) -> tuple[int, int]:
+        """Return how many heads the queries and the keys have."""
+        config = config_of(model_or_config)
+        heads, own = _number(self.heads, config), self.key_value_heads
+        if own is None or (isinstance(own, str) and config_entry(config, own) is None):
+            return heads, heads
+        return heads, _number(own, config)
+
+
+def config_of(model_or_config: nn.Module | Config) -> Config:
+    """Return a model's configuration, None where it has none; a configuration as it is."""
+    if isinstance(model_or_config, nn.Module):
+        return getattr(model_or_config, "config", None)
+    return model_or_config
+
+
+def config_entry(config: Config, attribute: str) -> Any:
+    """Return an entry of a configuration, None where it has none."""
+    if isinstance(config, Mapping):
+        return config.get(attribute)
+    return getattr(config, attribute, None)
+
+
+def _number(attribute: str | int, config: Config) -> int:
+    number = attribute if isinstance(attribute, int) else config_entry(config, attribute)
+    if not isinstance(number, int) or number < 1:
+        raise JomaError(f"the configuration's {attribute} must be a number of heads, got {number}")
+    return number
+
+
+_PLACES = ("embedding", "query", "key", "value", "output", "mlp_lower", "mlp_up")
+_OPTIONAL = ("value", "output", "mlp_up", "key_value_heads")
+_LARGEST = 2**20
+
+
+def load_map(path: str | Path) -> Architecture:
+    """Return the map in a .json or .toml file, whose entries are the fields of `Architecture`.
+
+    A place is the name of a parameter, or a table with `name`, `transposed` and `part`; a part has
+    `index`, `of` and `by_head`, or `start`, `stop` and `of`. `name` and `model_types` may be left
+    out, and so may `prefixes` where names are given as the model has them.
+
+    Args:
+        path: The file.
+
+    Raises:
+        JomaError: In one sentence, what is wrong with the file.
+    """
+    path = Path(path)
+    contents = _contents(path)
+    fields = dataclasses.fields(Architecture)
+    _check_entries(contents, [it.name for it in fields], str(path))
+    entries = {"name": path.stem, "model_types": [], "prefixes": [""], **contents}
+    needed = [it.name for it in fields if it.default is dataclasses.MISSING]
+    if missing := [name for name in needed if name not in entries]:
+        raise JomaError(f"{path} must have {', '.join(missing)}")
+    made: dict[str, Any] = {
+        name: _field(name, value, f"{path}: {name}") for name, value in entries.items()
+    }
+    try:
+        return Architecture(**made)
+    except JomaError as error:
+        raise JomaError(f"{path}: {error}") from error
+
+
+def _contents(path: Path) -> Mapping[str, Any]:
+    if path.suffix not in (".json", ".toml"):
+        raise JomaError(f"a map must be a .json or .toml file, got {path}")
+    try:
+        text = read_file(path, largest=_LARGEST).decode()
+        contents = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise JomaError(f"{path} cannot be read ({error.strerror})") from error
+    except JomaError:
+        raise
+    except (ValueError, RecursionError) as error:
+        kind = path.suffix[1:].upper()
+        raise JomaError(f"{path} must be a {kind} file ({printable(str(error), 100)})") from error
+    if not isinstance(contents, Mapping):
+        raise JomaError(f"{path} must hold a table of entries, got a {type(contents).__name__}")
+    return contents
+
+
+def _field(entry: str, value: Any, what: str) -> Any:
+    if value is None and entry in _OPTIONAL:
+        return None
+    if entry in _PLACES:
+        return _place(value, what)
+    if entry in ("model_types", "prefixes"):
+        if not isinstance(value, list) or not all(isinstance(it, str) for it in value):
+            raise JomaError(f"{what} must be a list of names, got {printable(str(value), 60)}")
+        return tuple(value)
+    if entry in ("heads", "key_value_heads"):
+        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if not whole and not isinstance(value, str):
+            raise JomaError(
+                f"{what} must be a number or an attribute of the configuration, got "
+                f"{printable(str(value), 60)}"
+            )
+        return value
+    return _of_type(str, "a name", value, what)
+
+
+def _place(value: Any, what: str) -> Place:
+    if isinstance(value, str):
+        return Place(value)
+    _check_entries(value, ("name", "part", "transposed"), what)
+    part = value.get("part")
+    return Place(
+        _of_type(str, "a name", value.get("name"), f"{what}.name"),
+        None if part is None else _part(part, f"{what}.part"),
+        _of_type(bool, "true or false", value.get("transposed", False), f"{what}.transposed"),
+    )
+
+
+def _part(value: Any, what: str) -> Part | Rows:
+    of_rows = isinstance(value, Mapping) and "start" in value
+    names = ("start", "stop", "of") if of_rows else ("index", "of", "by_head")
+    _check_entries(value, names, what)
+    numbers = [
+        _of_type(int, "a whole number", value.get(name), f"{what}.{name}")
+        for name in names
+        if name != "by_head"
+    ]
+    by_head = _of_type(bool, "true or false", value.get("by_head", False), f"{what}.by_head")
+    try:
+        return Rows(*numbers) if of_rows else Part(*numbers, by_head=by_head)
+    except JomaError as error:
+        raise JomaError(f"{what}: {error}") from error
+
+
+def _check_entries(value: Any, names: Collection[str], what: str) -> None:
+    if not isinstance(value, Mapping):
+        raise JomaError(f"{what} must be a name or a table of {', '.join(names)}, got {value!r}")
+    for name in value:
+        if name not in names:
+            raise JomaError(
+                f"{what} must have entries among {', '.join(names)}, got {printable(name, 60)!r}"
+            )
+
+
+def _of_type(kind: type, described: str, value: Any, what: str) -> Any:
+    """Return a value of exactly this type that is no empty text."""
+    if type(value) is not kind or value == "":
+        raise JomaError(f"{what} must be {described}, got {printable(str(value), 60)}")
+    return value

@@ -1,0 +1,277 @@
+"""The weights of any transformer, found by reading its module tree.
+
+Names and shapes say what a matrix is: which modules hold queries, keys, values and what follows
+attention, which an MLP, whether several matrices share one parameter, and in which order. One
+forward pass, where one is given, decides what the names leave open. What cannot be understood is
+left out and named in `Found.missing`; nothing raises for it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from joma.models.architectures import (
+    ROLES,
+    config_entry,
+)
+from joma.models.discovery._attentions import FoundAttention, attention_at
+from joma.models.discovery._embeddings import embeddings_of
+from joma.models.discovery._mlps import FoundMlp, experts_at, mlp_at
+from joma.models.discovery._projections import Projection, reader_path
+from joma.models.parts import Attention, Block, Found, Mlp, Rows, Weight
+
+_PARTS_OF_CONFIGS = ("text_config", "language_config", "llm_config", "decoder", "vision_config")
+
+
+@dataclass(eq=False)
+class Finder:
+    """Reads one module tree.
+
+    Attributes:
+        attentions: those found, with the ways their fused matrices may be read.
+        mlps: those found.
+    """
+
+    model: nn.Module
+    attentions: list[FoundAttention] = field(default_factory=list)
+    mlps: list[FoundMlp] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._adapted = _adapted_stacks(self.model)
+        self._modules = {path: it for path, it in self.model.named_modules() if not _unused(path)}
+        unused = _not_in_use(self._modules)
+        self._modules = {
+            path: it
+            for path, it in self._modules.items()
+            if not any(path == one or path.startswith(one + ".") for one in unused)
+        }
+        taken: set[str] = set()
+        for path, module in self._modules.items():
+            parent = self._modules.get(path.rpartition(".")[0]) if path else None
+            attention = attention_at(module, path, parent, self.config_of)
+            names = set() if attention is None else _names_of(attention)
+            if attention is not None and not names & taken:
+                self.attentions.append(attention)
+                taken |= names
+        for path, module in self._modules.items():
+            mlp = mlp_at(module, path, taken) or experts_at(module, path)
+            names = set() if mlp is None else _names_of(mlp)
+            if mlp is not None and not names & taken:
+                self.mlps.append(mlp)
+                taken |= names
+        self._numbers = _Blocks(self._modules, self.attentions, self.mlps)
+
+    def config_of(self, path: str) -> Any:
+        """Return the configuration of the part of the model at a path, None without one."""
+        while True:
+            module = self._modules.get(path)
+            config = None if module is None else vars(module).get("config")
+            if config is not None or not path:
+                break
+            path = path.rpartition(".")[0]
+        if config_entry(config, "hidden_size") is None and config is not None:
+            inside = (config_entry(config, name) for name in _PARTS_OF_CONFIGS)
+            known = (it for it in inside if it is not None and not isinstance(it, str))
+            config = next(known, config)
+        return config
+
+    def found(self) -> Found:
+        """Return what was found."""
+        missing = dict(self._adapted)
+        attentions = tuple(self._attention(it, missing) for it in self.attentions)
+        mlps = tuple(one for it in self.mlps for one in self._experts(it, missing))
+        embeddings = embeddings_of(self.model, self._modules, missing)
+        found = Found(
+            embeddings,
+            tuple(it for it in attentions if it.weights),
+            tuple(it for it in mlps if it.weights),
+            self._numbers.blocks,
+        )
+        present = {weight.role for weight in found.weights}
+        for role in ROLES:
+            if role not in present and not (role == "mlp_up" and "mlp_lower" in present):
+                missing[role] = (
+                    f"no part of {type(self.model).__name__} was recognised as its {role}"
+                )
+        return replace(found, missing=missing, unrecognised=self._unrecognised(found))
+
+    def _attention(self, found: FoundAttention, missing: dict[str, str]) -> Attention:
+        layer = self._numbers.layer_of(found.path)
+        missing |= found.notes
+        made: dict[str, Any] = {
+            role: _weight(role, layer, *part, missing) for role, part in found.parts.items()
+        }
+        return Attention(
+            reader_path(found.path),
+            layer,
+            **made,
+            heads=found.heads,
+            key_heads=found.key_heads,
+            latent=found.latent,
+            checked=found.checked,
+        )
+
+    def _experts(self, found: FoundMlp, missing: dict[str, str]) -> list[Mlp]:
+        layer = self._numbers.layer_of(found.path)
+        path = reader_path(found.path)
+
+        def one(module: str, expert: int | None) -> Mlp:
+            stacked = found.experts is not None
+            made: dict[str, Any] = {
+                role.removeprefix("mlp_"): _weight(role, layer, *part, missing, expert, stacked)
+                for role, part in found.parts.items()
+            }
+            return Mlp(module, layer, **made, expert=expert, down_path=found.down_path)
+
+        if found.experts is None:
+            return [one(path, _expert_number(found.path))]
+        return [one(f"{path}[{expert}]", expert) for expert in range(found.experts)]
+
+    def _unrecognised(self, found: Found) -> tuple[str, ...]:
+        used = {name for weight in found.weights for name in weight.names}
+        inside = tuple(block.module + "." for block in found.blocks if block.module)
+        return tuple(
+            name
+            for name, parameter in self.model.named_parameters()
+            if name not in used
+            and not name.endswith("bias")
+            and reader_path(name).startswith(inside)
+            and not is_lazy(parameter)
+            and parameter.ndim > 1
+        )
+
+
+class _Blocks:
+    """Which block each part of a model is in, and the blocks' numbers."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        attentions: Iterable[FoundAttention],
+        mlps: Iterable[FoundMlp],
+    ) -> None:
+        self._of: dict[str, str] = {}
+        attending = {path for it in attentions for path in _above(it.path)}
+        thinking = {path for it in mlps for path in _above(it.path)}
+        both = attending & thinking
+        for it in (*attentions, *mlps):
+            numbered = [path for path in _above(it.path) if _is_numbered(path)]
+            whole = [path for path in numbered if path in both]
+            if whole:
+                self._of[it.path] = whole[0]
+        lists = {path.rpartition(".")[0] for path in self._of.values()}
+        for it in (*attentions, *mlps):
+            if it.path in self._of:
+                continue
+            numbered = [path for path in _above(it.path) if _is_numbered(path)]
+            listed = [path for path in numbered if path.rpartition(".")[0] in lists]
+            common = [path for path in _above(it.path) if path in both]
+            self._of[it.path] = (listed or numbered or common or [it.path])[0]
+        found = dict.fromkeys(self._of.values())
+        lists |= {path.rpartition(".")[0] for path in found if _is_numbered(path)}
+        if not found:
+            lists = _longest_list(modules)
+        # A model may have blocks without numbers in their paths: their order numbers them.
+        self._order: dict[str, int] = {}
+        if all(_number(path) is None for path in found):
+            self._order = {path: at for at, path in enumerate(it for it in modules if it in found)}
+        self.blocks = tuple(
+            Block(reader_path(path), self._number(path))
+            for path, module in modules.items()
+            if (path in found or (path.rpartition(".")[0] in lists and _is_numbered(path)))
+            and not isinstance(module, nn.Identity)
+        )
+
+    def layer_of(self, path: str) -> int | None:
+        """Return the number of the block a part is in."""
+        return self._number(self._of.get(path, path))
+
+    def _number(self, path: str) -> int | None:
+        return self._order.get(path, _number(path))
+
+
+def _longest_list(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Return the list of most modules of one class, where nothing in a model was recognised."""
+    alike = {
+        path: len(module)
+        for path, module in modules.items()
+        if isinstance(module, nn.ModuleList) and len({type(it) for it in module}) == 1
+    }
+    return {max(alike, key=lambda path: alike[path])} if alike else set()
+
+
+def _above(path: str) -> list[str]:
+    """Return a path and those above it, the closest first."""
+    found = [path]
+    while path:
+        path = path.rpartition(".")[0]
+        found.append(path)
+    return found
+
+
+def _is_numbered(path: str) -> bool:
+    return path.rpartition(".")[2].isdigit() and _expert_number(path) is None
+
+
+def _number(path: str) -> int | None:
+    numbers = [int(part) for part in path.split(".") if part.isdigit()]
+    return numbers[-1] if numbers else None
+
+
+def _expert_number(path: str) -> int | None:
+    above, _, last = path.rpartition(".")
+    inside = "expert" in above.rpartition(".")[2].lower()
+    return int(last) if inside and last.isdigit() else None
+
+
+def _weight(
+    role: str,
+    layer: int | None,
+    projection: Projection,
+    rows: Rows | None,
+    missing: dict[str, str],
+    expert: int | None = None,
+    stacked: bool = False,
+) -> Weight | None:
+    if projection.why_not:
+        missing[projection.path] = projection.why_not
+        return None
+    return projection.weight(role, layer, rows, expert, stacked=stacked)
+
+
+def _names_of(found: FoundAttention | FoundMlp) -> set[str]:
+    return {projection.name for projection, _ in found.parts.values()}
+
+
+def _unused(path: str) -> bool:
+    inside = path.split(".")
+    return "base_layer" in inside or "lora_A" in inside or "lora_B" in inside
+
+
+def _adapted_stacks(model: nn.Module) -> dict[str, str]:
+    """Return experts that peft adapts as stacks of matrices, and why they are left out."""
+    return {
+        reader_path(path): "an adapter changes it, and how is not known for stacks of matrices"
+        for path, module in model.named_modules()
+        if (base := module._modules.get("base_layer")) is not None
+        and any(not is_lazy(it) and it.ndim == 3 for it in base.parameters())
+    }
+
+
+def _not_in_use(modules: Mapping[str, nn.Module]) -> set[str]:
+    """Return paths of what peft keeps next to the copies it trains, and of inactive copies."""
+    unused: set[str] = set()
+    for path, module in modules.items():
+        copies = module._modules.get("modules_to_save")
+        if not isinstance(copies, nn.ModuleDict):
+            continue
+        active = getattr(module, "active_adapters", None) or getattr(module, "active_adapter", ())
+        active = (active,) if isinstance(active, str) else tuple(active or ())
+        used = [] if getattr(module, "disable_adapters", False) else active
+        unused |= {f"{path}.modules_to_save.{name}" for name in copies if name not in used}
+        if any(name in copies for name in used):
+            unused.add(f"{path}.original_module")
+    return unused

@@ -1,0 +1,266 @@
+"""Scan&Snap: what follows from the flow, as formulas."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.integrate import cumulative_trapezoid
+from scipy.optimize import brentq
+
+from joma.errors import JomaError
+from joma.theory import _checks
+from joma.theory._checks import Array
+from joma.theory.scan_snap._flow import Corpus, feature
+
+
+def initial_pull(corpus: Corpus) -> Array:
+    """Scan&Snap, z̈(0)/(η_Y η_Z) from z = Y = 0: the first thing that happens to each logit.
+
+    A distinct token of class n gets P(n|m) f_nl² Σ_{n'≠n} P(m',n') f_nᵀf_n'/K ≥ 0: it is pulled
+    up, unless its class shares no token with another, and then it never moves. Shared tokens are
+    pulled down if there is only one, or if all are equally common in all classes; else a shared
+    token, and even an equally common one, can go either way.
+
+    Returns:
+        Shape (queries, tokens), (1/2)·η_Yη_Z·t² times which is z to leading order.
+    """
+    up, down = _pulls(corpus)
+    # Class by class, so that nothing cancels for distinct tokens.
+    return corpus.of_query.T @ (up - down)
+
+
+def initial_fate(corpus: Corpus) -> Array:
+    """Scan&Snap, common tokens fall and distinct tokens rise, at first: −1, 0 or 1 for each logit.
+
+    The sign of `initial_pull`, which says when common tokens fall and distinct ones rise. It is the
+    sign of z at small times; later, tokens can turn. A pull below 1e-13 of the terms that it is the
+    difference of counts as 0, for float64 does not know its sign.
+    """
+    pull = initial_pull(corpus)
+    up, down = _pulls(corpus)
+    return np.where(np.abs(pull) <= 1e-13 * (corpus.of_query.T @ (up + down)), 0.0, np.sign(pull))
+
+
+def _pulls(corpus: Corpus) -> tuple[Array, Array]:
+    """What pulls a token up and what pulls it down, each class on its own, (classes, tokens).
+
+    The terms of (1/K) Σ_n P(n|m) f_nl Σ_{n'≠n} P(m',n') (f_nl f_nᵀf_n' − f_n'l).
+    """
+    corpus = _checks.instance("corpus", corpus, Corpus)
+    f = feature(corpus, np.zeros((corpus.queries, corpus.tokens)))
+    others = (1 - np.eye(corpus.classes)) * corpus.joint
+    overlap = np.sum(others * (f @ f.T), axis=1, keepdims=True)
+    weight = corpus.class_given_query[:, None] * f / corpus.classes
+    return weight * f * overlap, weight * (others @ f)
+
+
+def rise_ratio(corpus: Corpus, class_: int, token: int, other: int) -> float:
+    """Scan&Snap, learnable TF-IDF: z_l/z_l' = (P(l|m,n)/P(l'|m,n))² for t → 0.
+
+    So the more frequent of two distinct tokens rises faster, at first. If the tokens of a class
+    fall later on, the more frequent one falls faster too, and can end below the other.
+
+    Args:
+        corpus: the data.
+        class_: the class n.
+        token: a distinct token l of the class.
+        other: another, l'.
+    """
+    own = _checks.instance("corpus", corpus, Corpus).distinct_of(class_)
+    if token not in own or other not in own:
+        raise JomaError(f"token and other must be distinct tokens of class {class_}")
+    if not np.any(corpus.shared & (corpus.token_given_class[class_] > 0)):
+        raise JomaError(f"class_ must share a token with another, or nothing moves, got {class_}")
+    p = corpus.token_given_class[class_]
+    return float((p[token] / p[other]) ** 2)
+
+
+def relative_gain_rate(
+    gain: ArrayLike,
+    f_squared: ArrayLike,
+    *,
+    gamma: ArrayLike,
+    overlap: ArrayLike,
+    class_given_query: float,
+    eta_z: float,
+) -> Array:
+    """Scan&Snap Theorem 3, dr/dt = 2η_Z P(n|m) γ(1−S) f_l² r, where g = γf on distinct tokens.
+
+    Args:
+        gain: r_{l/l'|n}.
+        f_squared: f_nl².
+        gamma: γ.
+        overlap: S = f_nᵀg_n/γ.
+        class_given_query: P(n|m).
+        eta_z: rate of the attention.
+    """
+    b_rate = eta_z * class_given_query * _checks.finite("gamma", gamma)
+    b_rate = b_rate * (1 - _checks.finite("overlap", overlap))
+    square = _checks.within("f_squared", f_squared, 0.0, 1.0)
+    return 2 * b_rate * square * _checks.finite("gain", gain)
+
+
+def growth_factor(f_squared: ArrayLike, b: ArrayLike) -> Array:
+    """Scan&Snap Theorem 3, χ_l(t) = exp(2∫ f_nl² dB_n), so that r(t) = r(0) χ_l(t).
+
+    Args:
+        f_squared: f_nl²(t) at some times, shape (T,).
+        b: B_n at the same times, shape (T,).
+    """
+    square = _checks.shape("f_squared", _checks.within("f_squared", f_squared, 0, 1), (None,))
+    b = _checks.shape("b", _checks.finite("b", b), square.shape)
+    path: Array = np.asarray(cumulative_trapezoid(square, b, initial=0), dtype=np.float64)
+    return np.exp(2 * path)
+
+
+def log_gain_bounds(b: ArrayLike, f_squared: ArrayLike) -> tuple[Array, Array]:
+    """Scan&Snap Theorem 3, 2f²_{l*}(0)B ≤ ln χ_{l*} ≤ 2B, where g is γf or 0.
+
+    That is, g = γf on the distinct tokens, γ > 0, and g = 0 on the common ones. Then
+    ln χ = 2∫f²_{l*}dB = 2z_{l*}, and f²_{l*} only rises: the lower bound is the tangent at B = 0,
+    the upper one has the slope of B → ∞. On the full flow g = γf holds only at the start; what is
+    left is `full_log_gain_bounds`, and near the start `early_log_gain`.
+
+    Args:
+        b: B_n(t).
+        f_squared: f²_{nl*}(0) of the dominant token.
+    """
+    b = _checks.non_negative("b", b)
+    return 2 * _checks.within("f_squared", f_squared, 0.0, 1.0) * b, 2 * b
+
+
+def full_log_gain_bounds(b: ArrayLike, f_squared: ArrayLike) -> tuple[Array, Array]:
+    """Scan&Snap Theorem 3 on the full flow, 0 ≤ ln χ_{l*} ≤ 2B, for classes that are alike.
+
+    Y remembers the attention of the past, when the other tokens had not fallen behind as far, so
+    that g_l/f_l is least for the dominant token. Hence ln χ ≤ 2∫f²_{l*}dB ≤ 2B, the first no longer
+    an equality. The lower bound is not proven but stood a search over such corpora and all rates.
+    Where classes differ (`Corpus.alike`) B and ln χ can both fall below 0.
+
+    Args:
+        b: B_n(t).
+        f_squared: f²_{nl*}(0), on which these bounds do not depend.
+    """
+    low, high = log_gain_bounds(b, f_squared)
+    return np.zeros_like(low), high
+
+
+def early_log_gain(corpus: Corpus, class_: int, token: int, other: int, b: ArrayLike) -> Array:
+    """New: ln χ = 2f_l²B(1 + cB) + O(B³) on the full flow, for η_Z ≪ η_Y and classes alike.
+
+        c = f_l² − Σ_d f⁴ + K F/(1−F) Σ_c f⁴ − (f_l² + f_l'² − Σ_d f⁴/F)/(3(1−F))
+
+    with f at the start, sums over the distinct and the common tokens of a class and F = Σ_d f². At
+    a fixed η_Y t, B is proportional to η_Z/η_Y, and so is the distance cB from the tangent, which
+    is Theorem 3's lower bound. ln χ starts above it where c > 0 and below it where c < 0, which is
+    so where the common tokens' share 1 − F is small, as with little mass on them or with many of
+    them. For K = 3, half of the mass on C equally frequent common tokens and distinct frequencies
+    0.25, 0.15 and 0.1, c of the first two is 0.69, 0.46, −0.24, −4.8 for C = 1, 2, 10, 100.
+
+    Args:
+        corpus: classes that are alike and share a token.
+        class_: the class n.
+        token: a distinct token l of the class.
+        other: a less frequent one, l'.
+        b: B_n, small.
+    """
+    own = _checks.instance("corpus", corpus, Corpus).distinct_of(class_)
+    p = corpus.token_given_class[class_]
+    if not corpus.alike or not np.any(corpus.shared):
+        raise JomaError("corpus must have classes that are alike and share a token")
+    if token not in own or other not in own or not p[token] > p[other]:
+        raise JomaError(f"token and other must be distinct in class {class_}, token more frequent")
+    square = feature(corpus, np.zeros((1, corpus.tokens)))[class_] ** 2
+    distinct, common = square[own], square[corpus.shared]
+    share, rest, fourth = distinct.sum(), common.sum(), float(distinct @ distinct)
+    lead, behind = square[token], square[other]
+    bend = lead - fourth + corpus.classes * share / rest * float(common @ common)
+    bend -= (lead + behind - fourth / share) / (3 * rest)
+    b = _checks.finite("b", b)
+    return 2 * lead * b * (1 + bend * b)
+
+
+def rescaled_time(t: ArrayLike, factor: float) -> Array:
+    """Scan&Snap Theorem 4 (1), both rates times `factor`: the same training at time factor·t.
+
+    So larger rates together mean a larger B where B rises with time, and sparser attention where
+    attention becomes sparser with time. Neither is always so: `b_rate`, `Balanced.densest`.
+    """
+    return _checks.positive_scalar("factor", factor) * _checks.times("t", t)
+
+
+def snapping_time(classes: int, tokens: int, eta_y: float) -> float:
+    """Scan&Snap Theorem 4, t₀ = 2K ln M/η_Y: the order at which scanning ends.
+
+    `deciding_time` is at most 0.61 t₀/F for every K and every M > K (0.6098 for K = 30, M = 31).
+    """
+    tokens = _checks.whole("tokens", tokens, 2)
+    return 2 * _classes(classes) * float(np.log(tokens)) / _checks.positive_scalar("eta_y", eta_y)
+
+
+def margin_time(margin: ArrayLike, *, classes: int, distinct_share: float, eta_y: float) -> Array:
+    """New: the time (e^Δ − 1 + (K−1)Δ)/(η_Y F) at which the decoder has the margin Δ.
+
+    Δ is the score of the right class less that of another, for K classes that are alike
+    (`Corpus.alike`) while attention stands still, η_Z ≪ η_Y.
+
+    Args:
+        margin: Δ.
+        classes: K.
+        distinct_share: F = Σ f² over a class's distinct tokens.
+        eta_y: rate of the decoder.
+    """
+    margin = _checks.non_negative("margin", margin)
+    share = _checks.positive_scalar("distinct_share", distinct_share)
+    if share > 1:
+        raise JomaError(f"distinct_share must lie in (0, 1], got {share:g}")
+    steps = np.expm1(margin) + (_classes(classes) - 1) * margin
+    return steps / (_checks.positive_scalar("eta_y", eta_y) * share)
+
+
+def deciding_time(*, classes: int, distinct_share: float, eta_y: float) -> float:
+    """New: the time (K − 2 + (K−1) ln(K−1))/(η_Y F) from which on the right class has more than ½.
+
+    Then Δ = ln(K − 1), for K classes that are alike (`Corpus.alike`) while attention stands still.
+    If it moves F rises, and the time is shorter. It is about K ln K/(F η_Y); M does not enter.
+
+    Args:
+        classes: K.
+        distinct_share: F = Σ f² over a class's distinct tokens.
+        eta_y: rate of the decoder.
+    """
+    margin = np.log(_classes(classes) - 1)
+    return float(margin_time(margin, classes=classes, distinct_share=distinct_share, eta_y=eta_y))
+
+
+def critical_margin(classes: int) -> float:
+    """New: the margin Δ_c where d ln Δ/d ln t = ½, 2(e^Δ − 1 + (K−1)Δ) = Δ(e^Δ + K − 1).
+
+    It is 2 for K = 2 and rises with K.
+    """
+    others = _classes(classes) - 1
+
+    def excess(margin: float) -> float:
+        # Divided by e^Δ, so that a wide bracket does not overflow.
+        fading = np.exp(-margin)
+        return float((2 - margin) - 2 * fading + others * margin * fading)
+
+    return float(brentq(excess, 1.0, 4 + 2 * np.log(others + 1.0)))
+
+
+def decoder_rate_turn(*, classes: int, distinct_share: float, eta_y: float) -> float:
+    """New: when a larger η_Y at fixed η_Z turns from raising B (sparser) to lowering it (denser).
+
+    While attention has moved little B = (η_Z/η_Y)(1 − 1/K)(1 − F)Δ²/(2F²), and Δ depends on η_Y t
+    alone, so that ∂B/∂η_Y = 0 at the critical margin.
+
+    Args:
+        classes: K classes that are alike (`Corpus.alike`).
+        distinct_share: F = Σ f² over a class's distinct tokens.
+        eta_y: rate of the decoder.
+    """
+    margin = critical_margin(classes)
+    turn = margin_time(margin, classes=classes, distinct_share=distinct_share, eta_y=eta_y)
+    return float(turn)
+
+
+def _classes(classes: int) -> int:
+    return _checks.whole("classes", classes, 2)
