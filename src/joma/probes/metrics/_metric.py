@@ -69,7 +69,7 @@ class Metric:
         unit: Unit of the number; "" for a share or a count.
         measure: Measures it; see `Needs`. None where only the monitor can.
         collects: What has to be collected for it: options of the function that collects.
-        by_default: Whether a probe measures it unless told otherwise.
+        by_default: Whether a probe measures it unless asked for others.
         probed: Whether a probe measures it at all.
         monitored: How often a monitor measures it, None for never.
         repeated: Returns an object that measures the same matrices again and again, faster than

@@ -71,7 +71,7 @@ def judge(series: Iterable[Series], *, ended: bool = True) -> Judgement:
 
     Args:
         series: What was recorded, as `series_of` returns it.
-        ended: Whether the training has ended. While it runs, what only the end can tell (a learning
+        ended: Whether the training has ended. While it runs, what only the end can show (a learning
             rate that is too low for the number of steps) is not judged.
     """
     recorded = Recorded(series, ended=ended)

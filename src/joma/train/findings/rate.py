@@ -1,6 +1,6 @@
 """Rules on the learning rate: too high, too low.
 
-Both look at how far single steps move the weights, as a share of their size: the learning rate
+Both judge how far single steps move the weights, as a share of their size: the learning rate
 itself says little, since good ones differ by factors of a thousand between models.
 """
 

@@ -44,7 +44,7 @@ class FiniteWatch:
     Attributes:
         bad_loss: Step and value of the first loss that was not finite, or None.
         bad_gradients: Names of gradients that were not finite at the step they were scanned.
-        reported: Whether the monitor has told the user.
+        reported: Whether the monitor has logged it.
         alarmed: Whether a check has seen a weight or loss that is not finite. Of a GPU this is
             known one check later, so that nothing waits for it.
     """
@@ -177,22 +177,22 @@ class FiniteWatch:
             self.alarmed |= not math.isfinite(loss)
         for flag in flags:
             if flag.is_cuda:
-                held = torch.empty((), dtype=torch.bool, pin_memory=True)
-                held.copy_(flag, non_blocking=True)
+                copied = torch.empty((), dtype=torch.bool, pin_memory=True)
+                copied.copy_(flag, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record(torch.cuda.current_stream(flag.device))
-                self._pending.append((held, event))
+                self._pending.append((copied, event))
             else:
                 self.alarmed |= bool(flag)
 
     def _collect_flags(self) -> None:
         """Take the flags that have arrived from a GPU."""
         waiting = []
-        for held, event in self._pending:
+        for copied, event in self._pending:
             if event.query():
-                self.alarmed |= bool(held)
+                self.alarmed |= bool(copied)
             else:
-                waiting.append((held, event))
+                waiting.append((copied, event))
         self._pending = waiting
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> None:
@@ -313,7 +313,7 @@ class Alarm:
             report()
 
     def see_loss(self, step: int, loss: float) -> None:
-        """Look at a loss that is known by now."""
+        """Check a loss that is known by now."""
         if not math.isfinite(loss) and self._finite.bad_loss is None:
             self._finite.bad_loss = (step, loss)
             self._finite.alarmed = True

@@ -13,7 +13,7 @@ from joma.runs import Run, is_run
 from joma.train.monitor.faults import Faults
 
 _ORIGIN = "origin"
-"""Name of the JSON file that says which folder was asked for and held an earlier run."""
+"""Name of the JSON file that says which folder was asked for and contains an earlier run."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from joma.train.monitor.parts import Parts, Tensors, module_named
 from joma.train.monitor.record import Row
 
 KEYS = 128
-"""Tokens of the first held sequence on which Theorem 1 is measured."""
+"""Tokens of the first sequence on which Theorem 1 is measured."""
 _STATE = tuple(f"theorem1.{name}" for name in ("first", "predicted", "own", "attention"))
 
 
@@ -29,12 +29,12 @@ class Theorem1:
     The theorem says that logits grow with the MLP's weights: dz_l is proportional to
     d Σ_k v_lk² − b̄_l d Σ_k ‖v_k‖², where v_lk = w_k·u_l is how hidden node k, with weights w_k of
     the MLP's lower layer, reads token l, and b̄ the attention. On a real layer u_l is what enters
-    the block at position l of the first held sequence (128 tokens at most), z the scaled scores of
-    a head's query with the keys it sees, b̄ its attention row, between two looks the mean of both;
-    positions that the same enters are copies of one token. What z should have grown by is added up
-    from look to look. Since the learning rates of the two sides are not known, the two growths
-    since the first look are compared by their correlation over the keys, averaged over all query
-    rows that see 8 keys or more and all heads; the residual is 1 − that mean: 0 where the law
+    the block at position l of the first sequence (128 tokens at most), z the scaled scores of
+    a head's query with the keys it sees, b̄ its attention row, between two measurements the mean of
+    both; positions that the same enters are copies of one token. What z should have grown by is
+    added up from one to the next. Since the learning rates of the two sides are not known, the two
+    growths since the first one are compared by their correlation over the keys, averaged over all
+    query rows that see 8 keys or more and all heads; the residual is 1 − that mean: 0 where the law
     holds, 1 where the two have nothing to do with each other, 2 where they are opposite.
 
     The theorem is of gradient descent and one query; its value matrix is the identity, its
@@ -69,7 +69,7 @@ class Theorem1:
 
     @contextmanager
     def watching(self, model: nn.Module, parts: Parts) -> Iterator[None]:
-        """Keeps what enters the block."""
+        """Keep what enters the block."""
         if self.layer not in parts.blocks:
             raise JomaError(
                 f"theorem1 must be a layer whose block and MLP are known, one of "
@@ -92,7 +92,7 @@ class Theorem1:
             self._stream = None  # an activation of the model, large
 
     def see(self, call: AttentionCall) -> None:
-        """Keeps the scores of the first sequence."""
+        """Keep the scores of the first sequence."""
         stream = self._stream
         if self._scores_HTS is not None or stream is None:
             return
@@ -114,7 +114,7 @@ class Theorem1:
         self._inputs_TD = inputs_TD[:KEYS].float()
 
     def rows(self, lower_KD: Tensor) -> list[Row]:
-        """The residual, from the second look on."""
+        """Return the residual, from the second measurement on."""
         scores_HTS, seen_HTS = self._scores_HTS, self._seen_HTS
         if self._inputs_TD is None or scores_HTS is None or seen_HTS is None:
             return []
@@ -234,7 +234,7 @@ class _Attention:
 
 
 class Reading:
-    """Forward passes over held inputs, measurement after measurement.
+    """Forward passes over the same inputs, measurement after measurement.
 
     What fails in here is noted and ends no forward pass: with sharded weights the other processes
     would wait for it.

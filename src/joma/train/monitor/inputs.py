@@ -16,7 +16,7 @@ from joma.train.monitor.processes import Processes
 from joma.train.monitor.undisturbed import device_of, is_sharded
 
 TOKENS = 2048
-"""Tokens that a look reads, unless one sequence alone has more."""
+"""Tokens that a measurement reads, unless one sequence alone has more."""
 
 
 _ONLY_FOR_THE_LOSS = ("labels", "num_items_in_batch", "shift_labels")
@@ -90,8 +90,8 @@ class Held:
 def _attention_without_plans() -> Iterator[None]:
     """Attention by other kernels than cuDNN's, which are planned anew for every shape of inputs.
 
-    A plan takes half a second, as long as ten looks. Plain products, which take every shape, must
-    be allowed in its place.
+    A plan takes half a second, as long as ten measurements. Plain products, which take every shape,
+    must be allowed in its place.
     """
     cuda = torch.backends.cuda
     planned = cuda.cudnn_sdp_enabled()
@@ -103,7 +103,7 @@ def _attention_without_plans() -> Iterator[None]:
 
 
 def _body(model: nn.Module) -> nn.Module:
-    """A Hugging Face model without its head: logits are large, and nothing here looks at them."""
+    """Return a Hugging Face model without its head: logits are large and not measured."""
     body = getattr(model, "base_model", model)
     if not hasattr(model, "config") or not isinstance(body, nn.Module):
         return model
@@ -236,7 +236,7 @@ class Inputs:
             self._await()  # the model was compiled in place meanwhile
 
     def _shared(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
-        """Return the first process's inputs; each keeps its own where they cannot be told apart.
+        """Return the first process's inputs; each keeps its own where they differ in number.
 
         Batches may be of another length in each process, and then of another number of candidates.
         """

@@ -52,7 +52,7 @@ class Monitor:
         print(monitor.summary())
 
     The losses of a training are the same to the bit with it and without. Measurements are made in
-    evaluation mode, on inputs held since the first step; modes, buffers, gradients, random states,
+    evaluation mode, on inputs kept since the first step; modes, buffers, gradients, random states,
     autocast and what is compiled are put back. Compiled models are measured uncompiled.
 
     Findings are made after every measurement. New ones are logged to "joma.monitor", passed to
@@ -83,7 +83,7 @@ class Monitor:
         held: What the model is called with to be measured: a tensor, tuple or dict, or a list of
             such. Otherwise the first sequences, about 2,048 tokens, of the first forward pass.
         architecture: Where the parts of the model are; found by its modules unless given.
-        attention: Which modules make queries and keys, for a model that does not tell.
+        attention: Which modules make queries and keys, for a model that does not say it itself.
         metrics: Which of `METRICS` to measure; otherwise all that can be.
         ranks: Each r of the gradients' energy in their top r directions.
         theorem1: Layer on which Theorem 1 is measured; none if not given.

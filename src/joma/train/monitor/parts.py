@@ -56,7 +56,7 @@ class Matrix:
 
     @property
     def key(self) -> str:
-        """What tells it from other matrices."""
+        """What distinguishes it from other matrices."""
         return self.name if self.expert is None else f"{self.name}[{self.expert}]"
 
     def read(self, tensor: Tensor) -> Tensor:

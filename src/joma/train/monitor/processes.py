@@ -50,9 +50,9 @@ class Processes:
         """The numbers of the first process, in all."""
         if not self.together:
             return numbers
-        held = torch.tensor(numbers, dtype=torch.long, device=self.device)
-        dist.broadcast(held, src=0)
-        return held.tolist()
+        shared = torch.tensor(numbers, dtype=torch.long, device=self.device)
+        dist.broadcast(shared, src=0)
+        return shared.tolist()
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set in any process that takes part."""
@@ -62,17 +62,17 @@ class Processes:
         """Return whether the flag is set in any process at all; each of them calls this."""
         if not self.several:
             return flag
-        held = torch.tensor(int(flag), device=self.device)
-        dist.all_reduce(held, op=dist.ReduceOp.MAX)
-        return bool(held)
+        shared = torch.tensor(int(flag), device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return bool(shared)
 
     def least(self, numbers: list[float]) -> list[float]:
         """Return the least of all processes' numbers, place by place."""
         if not self.together or not numbers:
             return numbers
-        held = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.all_reduce(held, op=dist.ReduceOp.MIN)
-        return held.tolist()
+        shared = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MIN)
+        return shared.tolist()
 
     def same(self, tensor: Tensor) -> Tensor:
         """The tensor of the first process, in all; its shape may be another than here."""
@@ -80,10 +80,10 @@ class Processes:
             return tensor
         sizes = self.agree([tensor.ndim])[0]
         shape = self.agree([*tensor.shape, *[0] * 8][:sizes])
-        held = tensor.to(self.device) if self.first else tensor.new_empty(shape).to(self.device)
-        held = held.contiguous()
-        dist.broadcast(held, src=0)
-        return held.to(tensor.device)
+        shared = tensor.to(self.device) if self.first else tensor.new_empty(shape).to(self.device)
+        shared = shared.contiguous()
+        dist.broadcast(shared, src=0)
+        return shared.to(tensor.device)
 
     def same_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the named tensors of the first process, in all."""
@@ -93,11 +93,11 @@ class Processes:
         dist.broadcast_object_list(kinds, src=0)
         found: dict[str, Tensor] = {}
         for name, shape, dtype in kinds[0]:
-            held = torch.empty(shape, dtype=dtype, device=self.device)
+            shared = torch.empty(shape, dtype=dtype, device=self.device)
             if self.first:
-                held.copy_(tensors[name])
-            dist.broadcast(held, src=0)
-            found[name] = held
+                shared.copy_(tensors[name])
+            dist.broadcast(shared, src=0)
+            found[name] = shared
         return found
 
 

@@ -15,7 +15,7 @@ from joma.train.monitor.parts import Heads, Matrix
 from joma.train.monitor.record import Row
 
 _BATCH = 2**26
-"""Numbers of matrices that are held at a time to be worked on together."""
+"""Numbers of matrices that are measured together at a time."""
 
 
 W = TypeVar("W", Matrix, Weight)
@@ -32,9 +32,9 @@ def batches(weights: Iterable[W], tensor: Callable[[str], Tensor | None]) -> Ite
     batch: list[W] = []
     left = 0
     for weight in weights:
-        held = tensor(weight.name)
-        together = held is not None and StableRanks.is_small(held)
-        size = held.numel() if held is not None and together else _BATCH + 1
+        stored = tensor(weight.name)
+        together = stored is not None and StableRanks.is_small(stored)
+        size = stored.numel() if stored is not None and together else _BATCH + 1
         if size > left:
             if batch:
                 yield batch

@@ -150,7 +150,7 @@ def _present(tensors: Tensors, matrices: Sequence[Matrix]) -> list[Matrix]:
 
 
 def _placed(copy: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor as a weight is held: sharded, or on its device."""
+    """Return a whole tensor as a weight is stored: sharded, or on its device."""
     if isinstance(like, DTensor):
         return distribute_tensor(copy, like.device_mesh, like.placements)
     return copy
