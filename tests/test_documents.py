@@ -17,7 +17,7 @@ from joma.experiments import EXPERIMENTS
 from joma.experiments.claims import CLAIMS, errata
 from joma.experiments.claims.errata import ERRATA
 from joma.experiments.cooccurrence import figure as cooccurrence
-from joma.train.findings._kinds import KINDS
+from joma.train.findings import KINDS
 from joma.train.monitor import METRICS
 
 ROOT = Path(__file__).parent.parent

@@ -88,7 +88,7 @@ def test_updates_are_measured_since_the_last_look(tmp_path: Path) -> None:
         moved = float((matrix.detach() - before).norm() / before.norm())
         with torch.no_grad():
             matrix += 3
-        monitor.look()
+        monitor.measure()
     module = "encoder.layers.0.linear1"
     assert of_run(monitor.run, "update_relative", module=module) == (  # type: ignore[arg-type]
         [1, 2],
@@ -107,7 +107,7 @@ def clocked(
 ) -> tuple[list[float], list[float]]:
     """Looks that measure nothing and take so long, the first one longer: the time, and theirs."""
     now, looks = [100.0], []
-    for module in ("_monitor", "_cadence"):
+    for module in ("monitor", "cadence"):
         monkeypatch.setattr(f"joma.train.monitor.{module}.perf_counter", lambda: now[0])
     for kind in ("forward", "weights", "expensive", "moved"):
 
@@ -119,7 +119,7 @@ def clocked(
                 return [], args[2][0]
             return []
 
-        monkeypatch.setattr(f"joma.train.monitor._measure.Measurements.{kind}", slow)
+        monkeypatch.setattr(f"joma.train.monitor.measure.Measurements.{kind}", slow)
     return now, looks
 
 
@@ -233,11 +233,11 @@ def test_gradients_are_not_missed_before_a_step(
         caplog.at_level(logging.WARNING, "joma.monitor"),
         joma.Monitor(model, run=tmp_path / "run", held=held, step=begun) as monitor,
     ):
-        monitor.look()  # at everything
+        monitor.measure()  # at everything
         assert not caplog.records
         assert "is not measured" not in monitor.summary()
         train(model, 1, told=monitor.step)
-        monitor.look()  # after zero_grad
+        monitor.measure()  # after zero_grad
     (said,) = [record.getMessage() for record in caplog.records]
     assert "call step() before zero_grad()" in said
     run = Run.open(tmp_path / "run")
@@ -249,8 +249,8 @@ def test_gradients_are_not_missed_before_a_step(
 def test_a_look_before_any_input_turns_nothing_off(tmp_path: Path) -> None:
     model = encoder()
     with joma.Monitor(model, run=tmp_path / "run", step=20) as monitor:
-        monitor.look()
-        train(model, 1, told=lambda loss: (monitor.step(loss), monitor.look())[0])
+        monitor.measure()
+        train(model, 1, told=lambda loss: (monitor.step(loss), monitor.measure())[0])
     assert of_run(Run.open(tmp_path / "run"), "attention_entropy", layer=0, head=-1)[0] == [21]
 
 

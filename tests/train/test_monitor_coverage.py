@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import joma
 from joma.probes import AttentionCall, attention_entropy, watch_attention
 from joma.runs import Run
-from joma.train.monitor._held import Held
-from joma.train.monitor._parts import parts_of, spread
-from joma.train.monitor._theorem1 import Theorem1, seen_keys
+from joma.train.monitor.forward import Theorem1, seen_keys
+from joma.train.monitor.inputs import Held
+from joma.train.monitor.parts import parts_of, spread
 from tests.train._watched import batches, encoder, hugging_face, loss_of, of_run, train
 
 
@@ -33,7 +33,7 @@ def of_module(run: Run | None, name: str, **where: Any) -> dict[str, list[float]
 def measured(model: nn.Module, folder: Path, **options: Any) -> joma.Monitor:
     """One measurement of everything."""
     monitor = joma.Monitor(model, run=folder / "run", **options)
-    monitor.look()
+    monitor.measure()
     monitor.close()
     return monitor
 
@@ -109,7 +109,7 @@ def test_a_finding_names_its_module(tmp_path: Path) -> None:
             with torch.no_grad():
                 model.get_parameter(f"{CROSS}.in_proj_weight")[:32] *= 6
             monitor.step()
-            monitor.look()
+            monitor.measure()
     found = [one for one in monitor.findings if one.kind == "attention_collapse"]
     assert [one.module for one in found] == [CROSS]
     assert "layer 0 (decoder cross) has collapsed" in found[0].sentence
@@ -367,7 +367,7 @@ def test_a_monitor_that_is_forgotten_holds_no_model_and_no_folder(
     gc.collect()
     assert alive() is None  # though the monitor was not closed
     monitor.step(1.0)
-    monitor.look()
+    monitor.measure()
     monitor.close()
     model = encoder()
     monitor = joma.Monitor(model, run=tmp_path / "run")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import joma
-from joma.train.monitor._facts import norms_of, tied_layers
+from joma.train.monitor.facts import norms_of, tied_layers
 from tests.train._watched import VOCABULARY, batches, encoder, loss_of, of_run
 
 
@@ -104,11 +104,11 @@ def test_norms_and_moves_are_those_of_every_measurement(tmp_path: Path) -> None:
 def test_a_vocabulary_is_known_only_of_models_that_predict_tokens(tmp_path: Path) -> None:
     model = encoder()
     with joma.Monitor(model, run=tmp_path / "tokens", held=next(batches())) as monitor:
-        monitor.look()
+        monitor.measure()
     assert monitor.run is not None
     assert of_run(monitor.run, "vocabulary")[1] == [VOCABULARY]
     model.output = nn.Linear(16, 1)
     with joma.Monitor(model, run=tmp_path / "value", held=next(batches())) as monitor:
-        monitor.look()
+        monitor.measure()
     assert monitor.run is not None
     assert of_run(monitor.run, "vocabulary")[1] == []

@@ -96,7 +96,7 @@ def watched(case: Case, folder: Path, **more: Any) -> tuple[list[float], joma.Mo
         monitor = monitors[0]
         monitor.step(loss if case.loss is None else case.loss)
         if monitor._step in (2, 4):
-            monitor.look()
+            monitor.measure()
         if case.meanwhile is not None:
             case.meanwhile(monitor._step, monitor)
 
@@ -542,7 +542,7 @@ def test_a_disk_that_stays_full_keeps_numbers_in_memory(
 def test_memory_is_bounded_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("joma.train.monitor._recorder.MOST_UNWRITTEN", 50)
+    monkeypatch.setattr("joma.train.monitor.record.MOST_UNWRITTEN", 50)
     run = Run.create("monitor", {}, out=tmp_path / "made")
     with full_disk(monkeypatch):
         monitor = check(Case("numbers dropped since step 1"), tmp_path, run=run)
@@ -569,20 +569,23 @@ def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("_weights.stable_rank", "stable_rank of encoder.layers.0.self_attn"),
-        ("_weights.scores_spectra", "ranks of Q·K of encoder.layers.0.self_attn"),
-        ("_weights.gradient_rows", "gradient of encoder.layers.0"),
-        ("_weights.update_rows", "update_stable_rank of encoder.layers.0"),
-        ("_weights.overlap", "embedding_overlap of embedding"),
-        ("_weights.effective", "effective_rank of encoder.layers.0.self_attn"),
-        ("_reading.watch_attention", "attention not measured since step 1"),
-        ("_reading.AttentionAccumulator.update", "attention of encoder.layers.0.self_attn"),
-        ("_monitor.undisturbed", "a measurement failed since step 1"),
-        ("_live.judge", "findings not made"),
-        ("_inputs.Held.seen", "catching inputs failed"),
-        ("_alarm.FiniteWatch.check", "where numbers stop being finite not located"),
-        ("_finite.named_parameters", "where numbers stop being finite not located"),
-        ("_measure.Measurements.moved", "a measurement failed"),
+        ("probes.spectrum.stable_rank", "stable_rank of encoder.layers.0.self_attn"),
+        ("train.monitor.ranks.scores_spectra", "ranks of Q·K of encoder.layers.0.self_attn"),
+        ("train.monitor.measure.gradient_rows", "gradient of encoder.layers.0"),
+        ("train.monitor.ranks.update_rows", "update_stable_rank of encoder.layers.0"),
+        ("probes.embedding.embedding_overlap", "embedding_overlap of embedding"),
+        ("probes.spectrum.effective_rank", "effective_rank of encoder.layers.0.self_attn"),
+        ("train.monitor.forward.watch_attention", "attention not measured since step 1"),
+        (
+            "train.monitor.forward.AttentionAccumulator.update",
+            "attention of encoder.layers.0.self_attn",
+        ),
+        ("train.monitor.monitor.undisturbed", "a measurement failed since step 1"),
+        ("train.monitor.findings.judge", "findings not made"),
+        ("train.monitor.inputs.Held.seen", "catching inputs failed"),
+        ("train.monitor.finite.FiniteWatch.check", "where numbers stop being finite not located"),
+        ("train.monitor.finite.named_parameters", "where numbers stop being finite not located"),
+        ("train.monitor.measure.Measurements.moved", "a measurement failed"),
     ],
 )
 @pytest.mark.parametrize(
@@ -606,7 +609,7 @@ def test_our_own_defects_are_noted(
     def init(self: joma.Monitor, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
         monitors.append(self)
-        monkeypatch.setattr(f"joma.train.monitor.{where}", fail)
+        monkeypatch.setattr(f"joma.{where}", fail)
 
     monkeypatch.setattr(joma.Monitor, "__init__", init)
     check(case, tmp_path)
@@ -620,7 +623,7 @@ def test_a_lazy_model_draws_its_weights_itself(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.LazyLinear(VOCABULARY))
         if watched:
             with joma.Monitor(model, run=tmp_path / "run", held=tokens) as monitor:
-                monitor.look()
+                monitor.measure()
                 model(tokens)
                 monitor.step(1.0)
         else:
@@ -638,7 +641,7 @@ def test_ctrl_c_in_a_measurement_is_not_caught(
         def stop(*args: Any, error: type[BaseException] = error, **options: Any) -> None:
             raise error
 
-        monkeypatch.setattr("joma.train.monitor._measure.Measurements.weights", stop)
+        monkeypatch.setattr("joma.train.monitor.measure.Measurements.weights", stop)
         model = small()
         monitor = joma.Monitor(model, run=tmp_path / error.__name__)
         with pytest.raises(error):

@@ -10,9 +10,8 @@ import joma
 from joma.errors import JomaError
 from joma.models import find_weights
 from joma.runs import Run
-from joma.train.monitor._faults import Faults
-from joma.train.monitor._held import Held
-from joma.train.monitor._inputs import Inputs
+from joma.train.monitor.faults import Faults
+from joma.train.monitor.inputs import Held, Inputs
 
 
 def trained(folder: Path | str, steps: int, **options: object) -> joma.Monitor:
@@ -114,7 +113,7 @@ def test_losses_collected_in_lists_are_the_trainings_own(watched: bool, tmp_path
 class Other:
     """A process among several whose first one has other inputs."""
 
-    together = looks = True
+    together = measures = True
 
     def __init__(self, first: list[int]) -> None:
         self.first, self.broadcasts = list(first), 0

@@ -17,12 +17,11 @@ import torch
 import joma
 from joma.runs import Run
 from joma.train import findings
-from joma.train.findings import Finding, Judgement, NotJudged, Series, judge, series_of
-from joma.train.findings._kinds import KINDS
-from joma.train.findings._words import nothing_line
-from joma.train.monitor import _history, _live
-from joma.train.monitor._history import History
-from joma.train.monitor._row import Row
+from joma.train.findings import KINDS, Finding, Judgement, NotJudged, Series, judge, series_of
+from joma.train.findings.finding import nothing_line
+from joma.train.monitor import findings as live_findings
+from joma.train.monitor import record
+from joma.train.monitor.record import History, Row
 from tests.train._watched import batches, encoder
 
 Judge = Callable[[Sequence[Series]], Judgement]
@@ -53,7 +52,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, *found: Sequence[Finding]) -> list[
         now = found[min(len(judged), len(found)) - 1]
         return Judgement(tuple(now), (NotJudged("rank_collapse", "4 measurements"),))
 
-    monkeypatch.setattr(_live, "judge", fake)
+    monkeypatch.setattr(live_findings, "judge", fake)
     return judged
 
 
@@ -128,10 +127,10 @@ def test_numbers_alone_are_rewritten_now_and_then(
         for _ in range(4):
             monitor.step(1.0)
         assert writes == [("findings", "At 0.")]
-        monkeypatch.setattr(_live, "REWRITE_SECONDS", 0.0)
+        monkeypatch.setattr(live_findings, "REWRITE_SECONDS", 0.0)
         monitor.step(1.0)
         assert writes[1:] == [("findings", "At 5.")]
-        monkeypatch.setattr(_live, "REWRITE_SECONDS", 100.0)
+        monkeypatch.setattr(live_findings, "REWRITE_SECONDS", 100.0)
         monitor.step(1.0)
     assert writes[2:] == [("findings", "At 7.")]  # at its end, judged as ended
 
@@ -158,7 +157,7 @@ def test_rules_that_fail_are_named_and_nothing_is_claimed(
     def fail(series: Sequence[Series], *, ended: bool) -> Judgement:
         raise KeyError("loss")
 
-    monkeypatch.setattr(_live, "judge", fail)
+    monkeypatch.setattr(live_findings, "judge", fail)
     with watching(run=tmp_path / "run", **OPTIONS) as monitor:
         monitor.step(1.0)
     assert "- findings not made: KeyError" in monitor.summary()
@@ -170,14 +169,14 @@ KILLED = """
 import os, signal, sys
 import joma
 from joma.train.findings import Finding, Judgement
-from joma.train.monitor import _live
+from joma.train.monitor import findings as live_findings
 from tests.train._watched import batches, encoder
 
 def judge(series, *, ended):
     found = Finding("diverged_loss", "critical", 2, "It diverged.", "Try less.")
     return Judgement((found,) if max(one.steps[-1] for one in series) >= 3 else ())
 
-_live.judge = judge
+live_findings.judge = judge
 model = encoder()
 monitor = joma.Monitor(model, every=1, run=sys.argv[1], held=next(batches()), budget=None)
 for step in range(1, 9):
@@ -338,7 +337,7 @@ def test_series_in_memory_are_those_of_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_memory_of_the_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_history, "MOST_NUMBERS", 10_000)
+    monkeypatch.setattr(record, "MOST_NUMBERS", 10_000)
     history = History()
     for step in range(30_000):
         history.add("loss", [step], [float(step)])
@@ -380,7 +379,9 @@ def test_the_summary_has_severity_advice_and_what_was_not_judged(
     missing = [NotJudged(kind, "an optimizer") for kind in KINDS[:2]]
     missing.append(NotJudged(KINDS[2], "at least 4 measurements; there are 2"))
     found = (finding("diverged_loss", "critical", 3), finding("attention_bounce", "note", 1))
-    monkeypatch.setattr(_live, "judge", lambda series, ended: Judgement(found, tuple(missing)))
+    monkeypatch.setattr(
+        live_findings, "judge", lambda series, ended: Judgement(found, tuple(missing))
+    )
     with watching(run=tmp_path / "run", **OPTIONS) as monitor:
         monitor.step(1.0)
     assert monitor.summary().splitlines()[1:] == [

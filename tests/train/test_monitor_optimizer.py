@@ -12,7 +12,7 @@ from torch import nn
 
 import joma
 from joma.runs import Run
-from joma.train.monitor._optimizer import OptimizerView
+from joma.train.monitor.facts import OptimizerView
 from tests.train._watched import batches, encoder, loss_of, of_run
 
 

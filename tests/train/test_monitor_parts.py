@@ -14,19 +14,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from joma.models.architectures import Place, Weight
 from joma.probes import AttentionCall, stable_rank
+from joma.probes.metrics import Effort
+from joma.probes.metrics.stable_rank import StableRanks
 from joma.theory.block import Block
 from joma.theory.invariants import softmax_logits
-from joma.train.monitor._cadence import EARLY, Budget
-from joma.train.monitor._held import Held, _attention_without_plans, bare, undisturbed
-from joma.train.monitor._parts import Heads, Matrix, Parts, parts_of
-from joma.train.monitor._theorem1 import (
+from joma.train.monitor.cadence import EARLY, Budget
+from joma.train.monitor.forward import (
     Theorem1,
     predicted_growth,
     residual,
     same_rows,
     seen_keys,
 )
-from joma.train.monitor._weights import StableRanks, batches, scores_spectra, update_rows
+from joma.train.monitor.inputs import Held, _attention_without_plans
+from joma.train.monitor.parts import Heads, Matrix, Parts, parts_of
+from joma.train.monitor.ranks import batches, scores_spectra, update_rows
+from joma.train.monitor.undisturbed import undisturbed, unwrap
 from tests.train._watched import encoder
 
 
@@ -44,7 +47,7 @@ class Simulated:
         self.steps: list[int] = []
         self.expensive: list[int] = []
         self.trained = 0.0
-        monkeypatch.setattr("joma.train.monitor._cadence.perf_counter", lambda: self.now)
+        monkeypatch.setattr("joma.train.monitor.cadence.perf_counter", lambda: self.now)
         self.budget = Budget(every, 10 * every, share, step)
         self._step = step
 
@@ -170,7 +173,7 @@ def test_updates_that_are_not_finite_take_no_others_with_them() -> None:
     changes = [normal(6, 9, seed=number) * 1e-30 for number in range(3)]
     ranks = [stable_rank(change.double()).value for change in changes]
     changes[1][2, 3] = math.inf
-    rows = update_rows(matrices, changes, 1e-3, 0)
+    rows = update_rows("update_stable_rank", matrices, changes, Effort(1e-3, 0))
     assert [row.module for row in rows] == ["m0", "m2"]
     assert [row.value for row in rows] == pytest.approx([ranks[0], ranks[2]], rel=1e-6)
 
@@ -254,7 +257,7 @@ def test_ranks_of_scores_are_those_of_the_product(
 
 
 def test_warm_stable_ranks_are_within_tolerance_of_cold_ones() -> None:
-    ranks, matrix = StableRanks(1e-2, 0), normal(250, 400)
+    ranks, matrix = StableRanks(Effort(1e-2, 0)), normal(250, 400)
     for step in range(4):
         found = ranks.of("w", matrix)
         true = stable_rank(matrix, method="exact").value
@@ -268,7 +271,7 @@ def test_stable_ranks_of_all_weights(device: str) -> None:
         pytest.skip("needs a CUDA device")
     shapes = [(250, 400), (250, 400), (20, 30)]
     matrices = [normal(*shape, seed=number).to(device) for number, shape in enumerate(shapes)]
-    ranks = StableRanks(1e-2, 0)
+    ranks = StableRanks(Effort(1e-2, 0))
     for _ in range(2):
         for matrix, found in zip(matrices, ranks.of_all("abc", matrices), strict=True):
             true = stable_rank(matrix, method="exact").value
@@ -401,7 +404,7 @@ def test_sequences_that_come_second_are_cut_there() -> None:
 
 def test_what_is_wrapped_is_found_inside() -> None:
     model = nn.Linear(2, 2)
-    assert bare(model) is model
+    assert unwrap(model) is model
     compiled = torch.compile(model, backend="eager")
     assert isinstance(compiled, nn.Module)
-    assert bare(compiled) is model
+    assert unwrap(compiled) is model

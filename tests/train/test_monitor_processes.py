@@ -48,7 +48,7 @@ def train(model: nn.Module, monitor: Any, rank: int, ranks: int) -> list[float]:
         if monitor is not None:
             monitor.step(loss)
             if step == 4:
-                monitor.look()
+                monitor.measure()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
     return losses
@@ -80,7 +80,7 @@ def faulty(fault: str, folder: Path, rank: int) -> tuple[list[float], str]:
         if fault == "model" and rank == 1:
             model.get_submodule("encoder.layers.0.linear1").register_forward_pre_hook(refuse)
         elif fault == "attention" and rank == 0:
-            patch.setattr("joma.train.monitor._reading.AttentionAccumulator.update", fail)
+            patch.setattr("joma.train.monitor.forward.AttentionAccumulator.update", fail)
         elif fault == "disk" and rank == 0:
             patch.setattr("os.fsync", fail)
         return train(model, monitor, rank, 2), monitor.summary()
@@ -96,7 +96,7 @@ def stopped(folder: Path, rank: int) -> list[int | str]:
             pytest.MonkeyPatch.context() as patch,
             joma.Monitor(model, run=place, held=next(batches(9)), stop_on=["nan"]) as monitor,
         ):
-            patch.setattr("joma.train.monitor._stopping.STOP_EVERY", 3)
+            patch.setattr("joma.train.monitor.findings.STOP_EVERY", 3)
             for step in range(1, 9):
                 if monitor.step(torch.nan if (rank, step) == (1, 2) else 1.0):
                     ends += [step, str(monitor.stop_reason)]
@@ -120,8 +120,8 @@ def found(folder: Path, rank: int) -> list[int | str]:
                 stop_on={"collapse"},
             ) as monitor,
         ):
-            patch.setattr("joma.train.monitor._stopping.STOP_EVERY", 3)
-            patch.setattr("joma.train.monitor._live.judge", _collapsed_from_step_4)
+            patch.setattr("joma.train.monitor.findings.STOP_EVERY", 3)
+            patch.setattr("joma.train.monitor.findings.judge", _collapsed_from_step_4)
             for step in range(1, 9):
                 if monitor.step(1.0):
                     ends += [step, str(monitor.stop_reason)]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import joma
+from joma.probes.metrics import Effort
+from joma.probes.metrics.stable_rank import StableRanks
 from joma.runs import Run
-from joma.train.monitor._weights import StableRanks
 from tests.train._language import Stop, begin, make, stop_after, write_text
 from tests.train._watched import batches, encoder, loss_of
 
@@ -95,13 +96,13 @@ def test_a_state_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
     ):
         monitor.load_state_dict(state)  # type: ignore[arg-type]
     monitor.step(1.0)
-    monitor.look()
+    monitor.measure()
     monitor.close()
 
 
 def test_warm_ranks_continue_to_the_bit() -> None:
     def measure(again: Callable[[StableRanks], StableRanks]) -> list[float]:
-        ranks, found = StableRanks(1e-2, 0), []
+        ranks, found = StableRanks(Effort(1e-2, 0)), []
         dice = torch.Generator().manual_seed(0)
         matrix = torch.randn(250, 300, generator=dice) + 3  # one direction stands out
         for _ in range(4):
@@ -111,12 +112,12 @@ def test_warm_ranks_continue_to_the_bit() -> None:
         return found
 
     def saved(ranks: StableRanks) -> StableRanks:
-        other = StableRanks(1e-2, 0)
+        other = StableRanks(Effort(1e-2, 0))
         other.load(dict(ranks.state()))
         return other
 
     assert measure(saved) == measure(lambda ranks: ranks)
-    assert measure(lambda ranks: StableRanks(1e-2, 0)) != measure(lambda ranks: ranks)
+    assert measure(lambda ranks: StableRanks(Effort(1e-2, 0))) != measure(lambda ranks: ranks)
 
 
 @pytest.mark.parametrize("given", ["path", "text", "run"])

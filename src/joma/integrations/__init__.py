@@ -1,7 +1,7 @@
 """Other people's trainers and dashboards: where `joma.Monitor` meets them.
 
 What may live here is glue: when to call the monitor in a loop that somebody else wrote, and how to
-tell a dashboard of its numbers. What is measured, and when, lives in `joma.train.monitor`. Each
+log its numbers to a dashboard. What is measured, and when, lives in `joma.train.monitor`. Each
 module needs a package that joma itself does not, and says which where it is missing; nothing here
 is imported unless it is asked for.
 

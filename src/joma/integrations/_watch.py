@@ -49,7 +49,7 @@ class Watch:
 
     @property
     def holds(self) -> bool:
-        """Whether inputs to look at were given."""
+        """Whether inputs to measure on were given."""
         return self._options.get("held") is not None
 
     def begin(
@@ -73,7 +73,7 @@ class Watch:
         run = options.pop("run", None)
         run = folder if run is None else run
         self._monitor = monitor = Monitor(model, optimizer, run=run, step=step, **options)
-        atexit.register(monitor.close)  # trainers do not tell when they are interrupted
+        atexit.register(monitor.close)  # trainers do not report when they are interrupted
         self._running = True
         return monitor.__enter__()
 
@@ -82,12 +82,12 @@ class Watch:
         return self.monitor.stop_reason if self.monitor.step(loss) else None
 
     def end(self) -> None:
-        """Closes the monitor, if there is one that is open."""
+        """Close the monitor, if there is one that is open."""
         if self._monitor is not None:
             atexit.unregister(self._monitor.close)
             self._monitor.close()
         self._running = False
 
-    def told(self) -> str:
-        """What was found; nothing in processes that do not write."""
+    def summary(self) -> str:
+        """Return what was found; nothing in processes that do not write."""
         return "" if self._monitor is None else self._monitor.summary()

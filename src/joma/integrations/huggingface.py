@@ -26,7 +26,7 @@ class MonitorCallback(TrainerCallback):
         trainer = Trainer(model, arguments, callbacks=[MonitorCallback(every=100)], …)
         trainer.train()
 
-    The monitor is told of every step of the optimizer, after it and before gradients are cleared,
+    The monitor records every step of the optimizer, after it and before gradients are cleared,
     however many batches it took. When training ends the findings are printed. Gradients are seen
     as the optimizer saw them: clipped, if they are.
 
@@ -48,7 +48,7 @@ class MonitorCallback(TrainerCallback):
         self._hook: RemovableHandle | None = None
         self._losses: list[Tensor] = []
         self._counted = False
-        self._told = 0
+        self._recorded = 0
 
     @property
     def monitor(self) -> Monitor:
@@ -58,7 +58,7 @@ class MonitorCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attaches the monitor to the model."""
+        """Attach the monitor to the model."""
         model: nn.Module = kwargs["model"]
         self._leave()
         self._watch.begin(
@@ -67,18 +67,18 @@ class MonitorCallback(TrainerCallback):
             step=state.global_step,
             folder=Path(args.output_dir or ".") / "monitor",
         )
-        self._losses, self._told = [], state.global_step
+        self._losses, self._recorded = [], state.global_step
         # The Trainer may compile the model around it.
-        hook: Callable[..., None] = torch.compiler.disable(self._heard)  # type: ignore[assignment]
+        hook: Callable[..., None] = torch.compiler.disable(self._keep_loss)  # type: ignore[assignment]
         self._hook = model.register_forward_hook(hook, with_kwargs=True)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tells of a step: the weights have moved, and gradients are still there."""
+        """Record a step: the weights have moved, and gradients are still there."""
         loss = None
         if self._losses:
-            self._told = state.global_step + 1
+            self._recorded = state.global_step + 1
             losses = torch.stack(self._losses)
             if self._counted:  # each is its share of the step's loss
                 share = args.world_size if args.average_tokens_across_devices else 1
@@ -97,9 +97,9 @@ class MonitorCallback(TrainerCallback):
     ) -> None:
         """Records the Trainer's own loss, where the model returned none."""
         loss = (kwargs.get("logs") or {}).get("loss")
-        if self._hook is None or loss is None or self._told >= state.global_step:
+        if self._hook is None or loss is None or self._recorded >= state.global_step:
             return
-        self._told = state.global_step
+        self._recorded = state.global_step
         self.monitor.record_loss(state.global_step, loss)
 
     def on_evaluate(
@@ -113,14 +113,14 @@ class MonitorCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Writes the findings and prints them."""
+        """Write the findings and print them."""
         self._leave()
         self._watch.end()
-        told = self._watch.told()
-        if told:
-            print(told)
+        summary = self._watch.summary()
+        if summary:
+            print(summary)
 
-    def _heard(
+    def _keep_loss(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         """Keeps the loss of one batch, on its device."""

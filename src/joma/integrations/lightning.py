@@ -32,7 +32,7 @@ class MonitorCallback(Callback):
         trainer = Trainer(callbacks=[MonitorCallback(every=100)], …)
         trainer.fit(module)
 
-    The monitor is told of every step of the optimizer, however many batches it took, while
+    The monitor records every step of the optimizer, however many batches it took, while
     gradients are still there. When training ends the findings are printed. With manual
     optimization, gradients are seen where `training_step` leaves them, and a batch in which
     several optimizers step is one step.
@@ -69,7 +69,7 @@ class MonitorCallback(Callback):
         self._step, self._folder = state_dict["step"], state_dict["folder"]
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Attaches the monitor to the model."""
+        """Attach the monitor to the model."""
         self._steps, self._losses = trainer.global_step, []
         going_on = self._steps > 0
         step = self._step if going_on and self._step is not None else self._steps
@@ -97,7 +97,7 @@ class MonitorCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Tells of a step, if the optimizer made one."""
+        """Record a step, if the optimizer made one."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor):
             self._losses.append(loss.detach())
@@ -125,11 +125,11 @@ class MonitorCallback(Callback):
             self.monitor.record_validation(loss, self._step)
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Writes the findings and prints them."""
+        """Write the findings and print them."""
         self._watch.end()
-        told = self._watch.told()
-        if told:
-            print(told)
+        summary = self._watch.summary()
+        if summary:
+            print(summary)
 
     def on_exception(
         self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException

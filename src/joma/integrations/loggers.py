@@ -1,7 +1,7 @@
-"""Dashboards that are told of every look: `Monitor(model, loggers=[tensorboard("runs/mine")])`.
+"""Dashboards for every measurement: `Monitor(model, loggers=[tensorboard("runs/mine")])`.
 
 What is logged is the same everywhere, under names like `attention_entropy/layer0/head1`. Nothing is
-opened before the first look, and only in the process that writes.
+opened before the first measurement, and only in the process that writes.
 """
 
 import importlib
@@ -20,7 +20,7 @@ class Dashboard:
     """One place that numbers go to; a `Logger` of the monitor.
 
     Args:
-        begin: opens it, and returns what to call with every look and what to call at the end.
+        begin: Opens it, and returns what to call with every measurement and at the end.
     """
 
     def __init__(self, begin: Callable[[], tuple[_Log, _Close]]) -> None:
@@ -28,18 +28,18 @@ class Dashboard:
         self._open: tuple[_Log, _Close] | None = None
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None:
-        """Tells of a look.
+        """Log a measurement.
 
         Args:
-            step: of the training.
-            values: by name.
+            step: Step of the training.
+            values: Values by name.
         """
         if self._open is None:
             self._open = self._begin()
         self._open[0](step, values)
 
     def close(self) -> None:
-        """Ends what was begun here; a run that was given goes on."""
+        """Close what was opened here; a run that was given stays open."""
         if self._open is not None:
             self._open[1]()
             self._open = None
@@ -61,7 +61,7 @@ def tensorboard(folder: Path | str) -> Dashboard:
         def log(step: int, values: Mapping[str, float]) -> None:
             for name, value in values.items():
                 writer.add_scalar(name, value, step)
-            writer.flush()  # a training that is killed has told of every look
+            writer.flush()  # what a killed training measured is on disk
 
         return log, writer.close
 
@@ -75,7 +75,7 @@ def wandb(run: Any = None) -> Dashboard:
     that nothing is lost where the training logs to the same run by another count.
 
     Args:
-        run: what `wandb.init` returned; otherwise the run that is active at the first look, or a
+        run: what `wandb.init` returned; otherwise the run active at the first measurement, or a
             new one.
     """
     module = _need("wandb", "Weights & Biases")

@@ -1,6 +1,6 @@
 """What can be measured of a model: a functional core and thin stateful classes.
 
-A probe looks at what a model computed (activations, attention, weights) and returns numbers. A pure
+A probe takes what a model computed (activations, attention, weights) and returns numbers. A pure
 function does the mathematics, batched over leading axes with the ensemble's first; where data come
 in batches, an accumulator of the same name adds up the same mathematics. What may live here is
 measuring, and reading a text with a model in order to measure it; nothing here trains or draws.

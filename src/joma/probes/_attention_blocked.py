@@ -29,7 +29,7 @@ _COVERED = 1e29
 _MINUS_INFINITY = -1e30
 """Stands for a score of −∞ of a key that is seen: above `HIDDEN`, below all other scores."""
 _LEAST = -80.0
-"""Bound of x: e⁻⁸⁰ is nothing beside 1, and below it exponentials are slow and then inexact."""
+"""Bound of x: e⁻⁸⁰ is nothing next to 1, and below it exponentials are slow and then inexact."""
 _NOTHING = 1e-34
 _ROWS = 64
 _CPU_BLOCK = 1 << 18

@@ -1,6 +1,6 @@
 """Statistics of an MLP's hidden activations: how sparse, how heavy-tailed, how many nodes are dead.
 
-What is looked at is what goes into the second matrix of the MLP. Where a few nodes of each token
+They are measured where they go into the second matrix of the MLP. Where a few nodes of each token
 carry nearly all of the energy Σ a², the others could be left out for that token: the question that
 Deja Vu asks before it skips them.
 """
@@ -20,7 +20,7 @@ NEAR = 0.01
 TOP = (0.01, 0.1)
 
 _AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
-"""Activations looked at together: on a CPU they stay in its cache, a GPU wants many."""
+"""Activations measured together: on a CPU they stay in its cache, a GPU wants many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,13 +253,13 @@ def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _Sums:
 
 def _energies(shares: Tensor, energy: Tensor, top: tuple[float, ...]) -> tuple[float, ...]:
     """Added up over tokens, the share of the energy in the largest nodes; in the order of `top`."""
-    held: dict[float, float] = {}
+    found: dict[float, float] = {}
     nodes = shares.shape[-1]
     for share in sorted(top, reverse=True):
-        # The fewer are among the more, so each is looked for in what was found before.
+        # The fewer are among the more, so each is searched in what was found before.
         shares = shares.topk(math.ceil(share * nodes), dim=-1, sorted=False).values
-        held[share] = float((shares.sum(-1, keepdim=True) / energy).sum(dtype=torch.float64))
-    return tuple(held[share] for share in top)
+        found[share] = float((shares.sum(-1, keepdim=True) / energy).sum(dtype=torch.float64))
+    return tuple(found[share] for share in top)
 
 
 def _moments(rows: Tensor) -> _Moments:

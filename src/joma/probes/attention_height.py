@@ -2,7 +2,7 @@
 
 Two tokens of a latent hierarchy are related through their lowest common ancestor; the lower it
 stands, the more often they occur together. Attention is sorted by the height of that ancestor of
-query and key, and held against a row that spreads evenly over the keys it can see.
+query and key, and compared with a row that spreads evenly over the keys it can see.
 """
 
 from dataclasses import dataclass

@@ -76,7 +76,7 @@ def probe(
 
     Means are over all tokens of all windows; what is measured of MLPs and of the residual stream,
     over a random sample of the tokens. The model runs in evaluation mode without its head, for
-    nothing here looks at logits, and is left as it was.
+    no metric needs logits, and is left as it was.
 
     Args:
         model: a transformer.
@@ -94,10 +94,10 @@ def probe(
         attention: for a module of one's own: which of its modules make queries and keys.
         batch: windows read at once; otherwise chosen for the device.
         tolerance: of stable ranks, relative.
-        sample: tokens at which MLPs and the residual stream are looked at; all where there are not
+        sample: tokens at which MLPs and the residual stream are measured; all where there are not
             more.
         seed: decides the samples and where the search for singular values begins.
-        progress: is told how far it is.
+        progress: Called with how far it is.
     """
     chosen = checked_metrics(DEFAULT_METRICS if metrics is None else metrics)
     reader = Reader(windows, inputs, sample, seed)
@@ -148,7 +148,7 @@ def probe_weights(
             does not have are left out.
         tolerance: of stable ranks, relative.
         seed: decides samples and where the search for singular values begins.
-        progress: is told how far it is.
+        progress: Called with how far it is.
     """
     chosen = checked_metrics(("stable_rank",) if metrics is None else metrics, WEIGHT_METRICS)
     if parts is not None:

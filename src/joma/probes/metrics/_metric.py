@@ -24,8 +24,8 @@ Needs = Literal[
   `ActivationStatistics`.
 - "residual": outputs of blocks. `measure(overlap)` takes `EmbeddingOverlap`.
 - "embedding", "weights": the token embedding, or any weight matrix. `measure(matrix, effort)` takes
-  a tensor and an `Effort`, and returns something with `value` and `bound`, or None where a quick
-  measurement is not possible.
+  a tensor and an `Effort`, and returns something with `value` and `bound`. It raises JomaError
+  where a quick measurement is not possible.
 - "gradients": `measure(found)` takes `GradientRank` and returns estimates by the name that they are
   recorded under.
 - "norms", "step", "updates", "theorem1": of a training alone; `joma.train.monitor` measures them.
@@ -69,7 +69,7 @@ class Metric:
         unit: Unit of the number; "" for a share or a count.
         measure: Measures it; see `Needs`. None where only the monitor can.
         collects: What has to be collected for it: options of the function that collects.
-        by_default: Whether a probe measures it unless told otherwise.
+        by_default: Whether a probe measures it unless asked for others.
         probed: Whether a probe measures it at all.
         monitored: How often a monitor measures it, None for never.
         repeated: Returns an object that measures the same matrices again and again, faster than

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from joma.errors import JomaError
 from joma.probes.metrics._metric import Effort, Metric
 
 if TYPE_CHECKING:
@@ -13,12 +14,17 @@ QUICK_SIDE = 2048
 """Shorter side beyond which it is not quick: it needs every singular value."""
 
 
-def measure(matrix: "Tensor", effort: Effort) -> "EffectiveRank | None":
-    """Return the effective rank of a matrix, None of one that is too large to be quick."""
+def measure(matrix: "Tensor", effort: Effort) -> "EffectiveRank":
+    """Return the effective rank of a matrix.
+
+    Raises:
+        JomaError: The matrix is too large for a quick measurement.
+    """
     from joma.probes.spectrum import effective_rank
 
     if effort.quick and min(matrix.shape) > QUICK_SIDE:
-        return None
+        shape = tuple(matrix.shape)
+        raise JomaError(f"it needs all singular values of a matrix of shape {shape}")
     return effective_rank(matrix)
 
 

@@ -10,10 +10,10 @@ model to measure. The measurements live in `joma.probes`, what the numbers mean 
 - `OnFinding`: what is called with every new finding.
 """
 
-from joma.train.monitor._live import OnFinding
-from joma.train.monitor._metrics import METRICS
-from joma.train.monitor._monitor import EXPENSIVE_EVERY, Monitor
-from joma.train.monitor._recorder import Logger
+from joma.train.monitor.findings import OnFinding
+from joma.train.monitor.monitor import EXPENSIVE_EVERY, Monitor
+from joma.train.monitor.options import METRICS
+from joma.train.monitor.record import Logger
 
 __all__ = [
     "EXPENSIVE_EVERY",

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,22 +21,18 @@ from joma.probes import AttentionMap
 from joma.probes.spectrum import release
 from joma.runs import Run
 from joma.train.findings import Finding, Judgement
-from joma.train.monitor._alarm import Alarm
-from joma.train.monitor._cadence import Budget
-from joma.train.monitor._faults import Faults
-from joma.train.monitor._folder import Opened, open_run
-from joma.train.monitor._held import Held, bare, undisturbed
-from joma.train.monitor._inputs import Inputs
-from joma.train.monitor._live import LiveFindings, OnFinding
-from joma.train.monitor._losses import Losses, one_number
-from joma.train.monitor._measure import measurements_of
-from joma.train.monitor._optimizer import OptimizerView
-from joma.train.monitor._options import Options, check_kinds, whole_number
-from joma.train.monitor._processes import Processes
-from joma.train.monitor._recorder import Logger, Recorder, logged
-from joma.train.monitor._row import Row
-from joma.train.monitor._stopping import Stopping
-from joma.train.monitor._summary import summary_of
+from joma.train.monitor.cadence import Budget
+from joma.train.monitor.facts import OptimizerView
+from joma.train.monitor.faults import Faults
+from joma.train.monitor.findings import LiveFindings, OnFinding, Stopping, summary_of
+from joma.train.monitor.finite import Alarm
+from joma.train.monitor.folder import Opened, open_run
+from joma.train.monitor.inputs import Held, Inputs
+from joma.train.monitor.measure import Measurements
+from joma.train.monitor.options import Options, check_kinds, whole_number
+from joma.train.monitor.processes import Processes
+from joma.train.monitor.record import Logger, Losses, Recorder, Row, logged, one_number
+from joma.train.monitor.undisturbed import undisturbed, unwrap
 
 EXPENSIVE_EVERY = 10
 """Every how many measurements the expensive metrics are measured too."""
@@ -55,7 +52,7 @@ class Monitor:
         print(monitor.summary())
 
     The losses of a training are the same to the bit with it and without. Measurements are made in
-    evaluation mode, on inputs held since the first step; modes, buffers, gradients, random states,
+    evaluation mode, on inputs kept since the first step; modes, buffers, gradients, random states,
     autocast and what is compiled are put back. Compiled models are measured uncompiled.
 
     Findings are made after every measurement. New ones are logged to "joma.monitor", passed to
@@ -86,7 +83,7 @@ class Monitor:
         held: What the model is called with to be measured: a tensor, tuple or dict, or a list of
             such. Otherwise the first sequences, about 2,048 tokens, of the first forward pass.
         architecture: Where the parts of the model are; found by its modules unless given.
-        attention: Which modules make queries and keys, for a model that does not tell.
+        attention: Which modules make queries and keys, for a model that does not say it itself.
         metrics: Which of `METRICS` to measure; otherwise all that can be.
         ranks: Each r of the gradients' energy in their top r directions.
         theorem1: Layer on which Theorem 1 is measured; none if not given.
@@ -150,7 +147,7 @@ class Monitor:
             stop_on=stop_on,
         )
         self._begun = self._step = whole_number("step", step, 0)
-        inner = bare(model)
+        inner = unwrap(model)
         self._model, self._name = weakref.ref(inner), type(inner).__name__
         self._processes = processes = Processes(inner)
         self._faults = faults = Faults(step, processes.first)
@@ -161,7 +158,7 @@ class Monitor:
         self._moved_at: int | None = None
         self._alarm = Alarm(processes, faults)
         given = None if held is None else Held.of(held)
-        self._measurements = measurements_of(
+        self._measurements = Measurements(
             inner,
             architecture,
             attention,
@@ -216,7 +213,7 @@ class Monitor:
     def begin(self) -> None:
         """Measure the model before it learns, if `held` was given; `with` does it too."""
         with self._lock:
-            if self._inputs.held is not None and self._step == 0 and self._processes.looks:
+            if self._inputs.held is not None and self._step == 0 and self._processes.measures:
                 self._guarded(lambda: self._measure(expensive=False))
 
     def step(
@@ -241,7 +238,7 @@ class Monitor:
                 return False
             self._step += 1
             self._faults.step = self._step
-            if self._processes.looks:
+            if self._processes.measures:
                 self._guarded(lambda: self._made_step(loss, learning_rate))
             elif self._options.stop_on:
                 self._guarded(lambda: self._check_finite(self._losses.kept(loss)))
@@ -280,9 +277,14 @@ class Monitor:
             )
 
     def look(self) -> None:
+        """Deprecated name of `measure`."""
+        warnings.warn("look is deprecated, use measure", DeprecationWarning, stacklevel=2)
+        self.measure()
+
+    def measure(self) -> None:
         """Measure everything now."""
         with self._lock:
-            if self._processes.looks and not self._closed:
+            if self._processes.measures and not self._closed:
                 self._guarded(lambda: self._measure(expensive=True))
 
     @property
@@ -336,7 +338,7 @@ class Monitor:
             state: Tensors by name.
         """
         with self._lock:
-            if self._processes.looks:
+            if self._processes.measures:
                 self._guarded(lambda: self._load(state), "the saved state")
 
     def _load(self, given: Mapping[str, Tensor]) -> None:

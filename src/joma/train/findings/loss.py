@@ -6,10 +6,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from joma.train.findings._attention import COLLAPSED
-from joma.train.findings._finding import Finding, NotJudged
-from joma.train.findings._recorded import Curve, Recorded, Verdict, curve_of, too_few
-from joma.train.findings._series import Series, checked_series
+from joma.train.findings.attention import COLLAPSED
+from joma.train.findings.finding import Finding, NotJudged
+from joma.train.findings.recorded import (
+    Curve,
+    Recorded,
+    Series,
+    Verdict,
+    checked_series,
+    curve_of,
+    too_few,
+)
 
 DIVERGED = 0.5
 """Share of what a loss had fallen by that it must rise again to have diverged."""

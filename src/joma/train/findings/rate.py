@@ -1,24 +1,24 @@
 """Rules on the learning rate: too high, too low.
 
-Both look at how far single steps move the weights, as a share of their size: the learning rate
+Both judge how far single steps move the weights, as a share of their size: the learning rate
 itself says little, since good ones differ by factors of a thousand between models.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.train.findings._attention import COLLAPSED, is_harmful
-from joma.train.findings._finding import Finding, NotJudged
-from joma.train.findings._recorded import (
+from joma.train.findings.attention import COLLAPSED, is_harmful
+from joma.train.findings.finding import Finding, NotJudged
+from joma.train.findings.recorded import (
     LAST,
     Recorded,
+    Series,
     Verdict,
     at_steps,
     common_steps,
     curve_of,
     end_of,
 )
-from joma.train.findings._series import Series
 
 LARGE_STEP = 0.15
 """Share of their size by which single steps move three quarters of the weights, or more."""

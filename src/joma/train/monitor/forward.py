@@ -1,7 +1,9 @@
-"""How far one layer is from Theorem 1 of JoMA, measured from forward pass to forward pass."""
+"""What a forward pass over the inputs shows: attention, MLP activity, and Theorem 1."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -9,12 +11,15 @@ from torch import Tensor, nn
 
 from joma.common.float32 import float32_products
 from joma.errors import JomaError
-from joma.probes import AttentionCall
-from joma.train.monitor._parts import Parts, module_named
-from joma.train.monitor._row import Row
+from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch_attention
+from joma.probes.metrics import Metric, collected
+from joma.train.monitor.faults import Faults
+from joma.train.monitor.inputs import Held
+from joma.train.monitor.parts import Parts, Tensors, module_named
+from joma.train.monitor.record import Row
 
 KEYS = 128
-"""Tokens of the first held sequence on which Theorem 1 is measured."""
+"""Tokens of the first sequence on which Theorem 1 is measured."""
 _STATE = tuple(f"theorem1.{name}" for name in ("first", "predicted", "own", "attention"))
 
 
@@ -24,12 +29,12 @@ class Theorem1:
     The theorem says that logits grow with the MLP's weights: dz_l is proportional to
     d Σ_k v_lk² − b̄_l d Σ_k ‖v_k‖², where v_lk = w_k·u_l is how hidden node k, with weights w_k of
     the MLP's lower layer, reads token l, and b̄ the attention. On a real layer u_l is what enters
-    the block at position l of the first held sequence (128 tokens at most), z the scaled scores of
-    a head's query with the keys it sees, b̄ its attention row, between two looks the mean of both;
-    positions that the same enters are copies of one token. What z should have grown by is added up
-    from look to look. Since the learning rates of the two sides are not known, the two growths
-    since the first look are compared by their correlation over the keys, averaged over all query
-    rows that see 8 keys or more and all heads; the residual is 1 − that mean: 0 where the law
+    the block at position l of the first sequence (128 tokens at most), z the scaled scores of
+    a head's query with the keys it sees, b̄ its attention row, between two measurements the mean of
+    both; positions that the same enters are copies of one token. What z should have grown by is
+    added up from one to the next. Since the learning rates of the two sides are not known, the two
+    growths since the first one are compared by their correlation over the keys, averaged over all
+    query rows that see 8 keys or more and all heads; the residual is 1 − that mean: 0 where the law
     holds, 1 where the two have nothing to do with each other, 2 where they are opposite.
 
     The theorem is of gradient descent and one query; its value matrix is the identity, its
@@ -64,7 +69,7 @@ class Theorem1:
 
     @contextmanager
     def watching(self, model: nn.Module, parts: Parts) -> Iterator[None]:
-        """Keeps what enters the block."""
+        """Keep what enters the block."""
         if self.layer not in parts.blocks:
             raise JomaError(
                 f"theorem1 must be a layer whose block and MLP are known, one of "
@@ -87,7 +92,7 @@ class Theorem1:
             self._stream = None  # an activation of the model, large
 
     def see(self, call: AttentionCall) -> None:
-        """Keeps the scores of the first sequence."""
+        """Keep the scores of the first sequence."""
         stream = self._stream
         if self._scores_HTS is not None or stream is None:
             return
@@ -109,7 +114,7 @@ class Theorem1:
         self._inputs_TD = inputs_TD[:KEYS].float()
 
     def rows(self, lower_KD: Tensor) -> list[Row]:
-        """The residual, from the second look on."""
+        """Return the residual, from the second measurement on."""
         scores_HTS, seen_HTS = self._scores_HTS, self._seen_HTS
         if self._inputs_TD is None or scores_HTS is None or seen_HTS is None:
             return []
@@ -205,3 +210,151 @@ def residual(grown_HTS: Tensor, predicted_HTS: Tensor, seen_HTS: Tensor) -> floa
     if not bool(counted.any()):
         return None
     return 1 - float(correlation_HT[counted].mean())
+
+
+@dataclass(eq=False)
+class _Attention:
+    """What was seen of one attention: of a module, in one of its passes."""
+
+    layer: int
+    kind: str
+    real: AttentionAccumulator = field(default_factory=AttentionAccumulator)
+    even: AttentionAccumulator = field(default_factory=AttentionAccumulator)
+
+    def rows(self, key: str, even: float, metrics: Sequence[Metric]) -> list[Row]:
+        means = self.real.compute()
+        where: dict[str, Any] = {"module": key, "layer": self.layer, "kind": self.kind}
+        rows = [Row("attention_uniform", even, **where)]
+        for metric in metrics:
+            assert metric.measure is not None, "of attention"
+            rows.append(Row(metric.name, float(metric.measure(means.layer)), **where))
+            values = metric.measure(means).tolist()
+            rows += [Row(metric.name, v, **where, head=head) for head, v in enumerate(values)]
+        return rows
+
+
+class Reading:
+    """Forward passes over the same inputs, measurement after measurement.
+
+    What fails in here is noted and ends no forward pass: with sharded weights the other processes
+    would wait for it.
+
+    Args:
+        metrics: The metrics to measure; those of attention, and of Theorem 1, are measured here.
+        attention: Where queries and keys are made, for a model that does not say it itself.
+        theorem1: Layer on which the residual of Theorem 1 is measured, or None.
+        faults: Where failures are noted.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        attention: AttentionMap | None,
+        theorem1: int | None,
+        faults: Faults,
+    ) -> None:
+        self._metrics = [metric for metric in metrics if metric.needs == "attention"]
+        self._names, self._faults = attention, faults
+        of_layer = [metric for metric in metrics if metric.needs == "theorem1"]
+        self.theorem1 = Theorem1(theorem1) if of_layer and theorem1 is not None else None
+        self._even: dict[str, float] = {}
+
+    def attend(self, model: nn.Module, held: Held, parts: Parts, lower: Tensor | None) -> list[Row]:
+        """Run the model and return what was seen of its attention and of Theorem 1.
+
+        Args:
+            model: The model, uncompiled, in evaluation mode.
+            held: What it is called with.
+            parts: Where its blocks are.
+            lower: The lower MLP weight of the layer on which Theorem 1 is measured, (K, d).
+        """
+        seen: dict[str, _Attention] = {}
+        theorem = self.theorem1 if lower is not None else None
+
+        def see(call: AttentionCall) -> None:
+            if self._faults.is_off("attention", call.name):
+                return
+            try:
+                self._see(seen, call, theorem)
+            except Exception as error:
+                seen.pop(call.name, None)
+                self._faults.note("attention", error, module=call.name)
+
+        with ExitStack() as stack:
+            if theorem is not None:
+                stack.enter_context(theorem.watching(model, parts))
+            stack.enter_context(watch_attention(model, see, names=self._names))
+            held.run(model)
+        rows: list[Row] = []
+        for key, one in seen.items():
+            rows += self._faults.tried("attention", lambda k=key, o=one: self._rows(k, o)) or []
+        if theorem is not None and lower is not None:
+            rows += self._faults.tried("theorem1_residual", lambda: theorem.rows(lower)) or []
+        return rows
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what Theorem 1 has added up so far, by name."""
+        if self.theorem1 is not None:
+            yield from self.theorem1.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what `state` gave."""
+        if self.theorem1 is not None:
+            self.theorem1.load(state)
+
+    def _see(
+        self, seen: dict[str, _Attention], call: AttentionCall, theorem: Theorem1 | None
+    ) -> None:
+        one = seen.setdefault(call.name, _Attention(call.layer, call.kind))
+        one.real.update(call.statistics(**collected(self._metrics)))  # type: ignore[arg-type]
+        if call.name not in self._even:
+            one.even.update(call.uniform().statistics())
+        if theorem is not None and call.layer == theorem.layer:
+            theorem.see(call)
+
+    def _rows(self, key: str, one: _Attention) -> list[Row]:
+        if key not in self._even:
+            self._even[key] = float(one.even.compute().layer.entropy)
+        return one.rows(key, self._even[key], self._metrics)
+
+
+@contextmanager
+def watching_activity(
+    tensors: Tensors, downs: Mapping[str, int | None], metrics: Sequence[Metric], faults: Faults
+) -> Iterator[list[Row]]:
+    """Yield a list that holds, when the block ends, what is measured of every MLP's activations.
+
+    Args:
+        tensors: The model's modules by path.
+        downs: By path of an MLP's second linear map, whose input is measured, the layer.
+        metrics: The metrics of activations.
+        faults: Where failures are noted.
+    """
+    sums: dict[tuple[str, str], Any] = {}
+    rows: list[Row] = []
+
+    def update(metric: Metric, path: str, args: tuple[Any, ...]) -> None:
+        assert metric.streamed is not None, "monitored"
+        key = metric.name, path
+        try:
+            hidden = args[0].detach().flatten(0, -2).float()
+            sums.setdefault(key, metric.streamed()).update(hidden)
+        except Exception as error:
+            sums.pop(key, None)
+            faults.note(metric.name, error, module=path)
+
+    with ExitStack() as stack:
+        for path, metric in product(downs, metrics):
+            module = tensors.module(path)
+            if module is None or faults.is_off(metric.name, path):
+                continue
+
+            def hook(
+                _: nn.Module, args: tuple[Any, ...], at: str = path, of: Metric = metric
+            ) -> None:
+                update(of, at, args)
+
+            stack.callback(module.register_forward_pre_hook(hook).remove)
+        yield rows
+    for (name, path), one in sums.items():
+        rows.append(Row(name, one.compute(), path, downs[path]))

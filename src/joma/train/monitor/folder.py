@@ -10,10 +10,10 @@ from typing import Any
 
 from joma.errors import JomaError
 from joma.runs import Run, is_run
-from joma.train.monitor._faults import Faults
+from joma.train.monitor.faults import Faults
 
 _ORIGIN = "origin"
-"""Name of the JSON file that says which folder was asked for and held an earlier run."""
+"""Name of the JSON file that says which folder was asked for and contains an earlier run."""
 
 
 @dataclass(frozen=True)

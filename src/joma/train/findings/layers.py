@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from joma.train.findings._finding import Finding, NotJudged, Severity
-from joma.train.findings._recorded import (
+from joma.train.findings.finding import Finding, NotJudged, Severity
+from joma.train.findings.recorded import (
     LAST,
     Recorded,
+    Series,
     Verdict,
     at_steps,
     common_steps,
@@ -17,7 +18,6 @@ from joma.train.findings._recorded import (
     place,
     too_few,
 )
-from joma.train.findings._series import Series
 
 ONE_DIRECTION = 1.5
 """Stable rank below which one direction holds two thirds of ‖W‖_F²."""

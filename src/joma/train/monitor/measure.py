@@ -7,6 +7,7 @@ fails in between: a process that left the sequence would leave the others waitin
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,59 +15,75 @@ from torch import Tensor, nn
 from joma.errors import JomaError
 from joma.models import Architecture, Weight
 from joma.probes import AttentionMap
-from joma.train.monitor import _weights
-from joma.train.monitor._facts import Facts, IsOptimized
-from joma.train.monitor._faults import Faults
-from joma.train.monitor._held import Held, undisturbed
-from joma.train.monitor._options import Options
-from joma.train.monitor._parts import Heads, Parts, parts_of
-from joma.train.monitor._processes import Processes, whole
-from joma.train.monitor._reading import Reading, watching_activity
-from joma.train.monitor._row import Row
-from joma.train.monitor._sharded import Gathers
-from joma.train.monitor._tensors import Tensors
-from joma.train.monitor._updates import Updates
-
-FindParts = Callable[[nn.Module, Callable[[], object] | None], Parts]
+from joma.probes.metrics import MONITORED, Cadence, Effort, Metric, Needs
+from joma.train.monitor.facts import Facts, IsOptimized
+from joma.train.monitor.faults import Faults
+from joma.train.monitor.forward import Reading, watching_activity
+from joma.train.monitor.inputs import Held
+from joma.train.monitor.options import Options
+from joma.train.monitor.parts import Heads, Matrix, Parts, Tensors, parts_of
+from joma.train.monitor.processes import Gathers, Processes, whole
+from joma.train.monitor.ranks import batches, gradient_rows, scores_rows
+from joma.train.monitor.record import Row
+from joma.train.monitor.undisturbed import undisturbed
+from joma.train.monitor.updates import Updates
 
 
 class Measurements:
     """Measures one model again and again.
 
     Args:
-        find_parts: Returns the parts of the model as it is now; a function that runs the model
-            once helps, where there is one.
+        model: The model, uncompiled; it is not kept.
+        architecture: Where its parts are; None to find out.
+        attention: Which modules make queries and keys, for a model that does not say it itself.
         processes: The processes that train it.
         options: What is measured, and how.
-        reading: Forward passes over held inputs.
         faults: Where failures are noted.
-        facts: What is read at every measurement.
+        is_optimized: Whether a parameter is in the optimizer.
+
+    Attributes:
+        updates: Compares weights with what they were.
+
+    Raises:
+        JomaError: The model does not have what the architecture names, or no such layer as
+            `theorem1`.
     """
 
     def __init__(
         self,
-        find_parts: FindParts,
+        model: nn.Module,
+        architecture: Architecture | None,
+        attention: AttentionMap | None,
         processes: Processes,
         options: Options,
-        reading: Reading,
         faults: Faults,
-        facts: Facts,
+        is_optimized: IsOptimized = lambda parameter: None,
     ) -> None:
-        self._find_parts, self._facts = find_parts, facts
-        self._processes, self._options = processes, options
-        self._reading, self._faults = reading, faults
+        self._architecture, self._processes, self._options = architecture, processes, options
+        self._metrics = [MONITORED[name] for name in options.metrics]
+        self._effort = Effort(options.tolerance, options.seed, quick=True)
+        self._reading = Reading(self._metrics, attention, options.theorem1, faults)
+        self._faults, self._facts = faults, Facts(processes, is_optimized)
         self._signature: tuple[object, ...] | None = None
         self._traced = False
         self._gathers = Gathers()
         self._parts = Parts.none()
         self._tensors: Tensors | None = None
-        self.updates = Updates(processes, options, faults)
-        self._stable = _weights.StableRanks(options.tolerance, options.seed)
-
-    @property
-    def parts(self) -> Parts:
-        """The parts found last."""
-        return self._parts
+        self.updates = Updates(processes, self._effort, faults)
+        self._repeated: dict[str, Any] = {}
+        try:
+            with undisturbed(model):
+                self.prepare(model, strict=True)
+        except JomaError:
+            raise
+        except Exception as error:  # of a model that nobody has seen
+            faults.note("the parts of the model", error, effect="not found")
+        self.release()
+        layer, blocks = options.theorem1, self._parts.blocks
+        if layer is not None and blocks and layer not in blocks:
+            raise JomaError(
+                f"theorem1 must be a layer of the model, 0 to {max(blocks)}, got {layer}"
+            )
 
     def prepare(self, model: nn.Module, *, strict: bool = False) -> None:
         """Read the model's tensors, and find its parts where it has changed since last time.
@@ -82,17 +99,22 @@ class Measurements:
         again = self._signature is not None
         self._signature, self._traced = signature, False
         try:
-            self._parts = self._find_parts(model, None)
+            self._parts = parts_of(model, self._architecture)
         except Exception as error:
             self._parts = Parts.none()
             if strict:
                 raise
             self._faults.note("the parts of the model", error, effect="not found")
         self.updates.forget_others(tensors, self._parts.matrices)
-        self._stable = _weights.StableRanks(self._options.tolerance, self._options.seed)
+        self._repeated = {
+            metric.name: metric.repeated(self._effort)
+            for metric in self._of("weights")
+            if metric.repeated is not None
+        }
         self._note_missing()
-        if self._wants("embedding_overlap") and "embedding" in self._parts.missing:
-            self._faults.note("embedding_overlap", self._parts.missing["embedding"])
+        for metric in self._of("embedding"):
+            if "embedding" in self._parts.missing:
+                self._faults.note(metric.name, self._parts.missing["embedding"])
         if again:
             self._faults.note(
                 "the model", "its parameters are others than before", effect="changed"
@@ -102,7 +124,8 @@ class Measurements:
         """Yield what later measurements build on; all processes go through it, or none."""
         yield from self.updates.state()
         if self._processes.first:
-            yield from self._stable.state()
+            for measurer in self._repeated.values():
+                yield from measurer.state()
             yield from self._reading.state()
             yield from self._facts.state()
 
@@ -115,9 +138,8 @@ class Measurements:
             for name, tensor in state.items()
             if name not in ours
         }
-        self._stable.load(here)
-        self._reading.load(here)
-        self._facts.load(here)
+        for part in (*self._repeated.values(), self._reading, self._facts):
+            part.load(here)
 
     def release(self) -> None:
         """Forget the model's tensors, which live only as long as the model."""
@@ -130,29 +152,29 @@ class Measurements:
             model: The model, uncompiled, in evaluation mode.
             candidates: What it may be called with; the first that it takes counts.
         """
-        attention = self._wants("attention_entropy", "attention_effective", "theorem1_residual")
+        attention = bool(self._of("attention") or self._of("theorem1"))
         attention = attention and not self._faults.is_off("attention")
-        activity = self._wants("mlp_dead") and not self._faults.is_off("mlp_dead")
-        if not attention and not activity:
+        active = [it for it in self._of("activations") if not self._faults.is_off(it.name)]
+        if not attention and not active:
             return [], candidates[0]
         self._trace(model, candidates[-1])
         lower = self._lower() if attention else None
-        downs = self._parts.downs if activity else {}
         if attention:
-            found = self._passed(model, candidates, "attention", downs, lower)
+            found = self._passed(model, candidates, "attention", active, lower)
             if found is not None:
                 return found
-        if not downs:
+        if not active or not self._parts.downs:
             return [], candidates[0]
         # Activity of MLPs is seen also where attention cannot be.
-        return self._passed(model, candidates, "mlp_dead", downs, None) or ([], candidates[0])
+        found = self._passed(model, candidates, active[0].name, active, None)
+        return found or ([], candidates[0])
 
     def _passed(
         self,
         model: nn.Module,
         candidates: Sequence[Held],
         what: str,
-        downs: dict[str, int | None],
+        active: Sequence[Metric],
         lower: Tensor | None,
     ) -> tuple[list[Row], Held] | None:
         """Return the rows of one forward pass and its inputs; None, and a note, where all fail."""
@@ -163,16 +185,19 @@ class Measurements:
             try:
                 with ExitStack() as stack:
                     stack.enter_context(self._gathers.completed(model))
-                    dead = stack.enter_context(watching_activity(self.tensors, downs, self._faults))
+                    watching = watching_activity(
+                        self.tensors, self._parts.downs, active, self._faults
+                    )
+                    activity = stack.enter_context(watching)
                     if what == "attention":
                         rows += self._reading.attend(model, held, self._parts, lower)
                     else:
                         held.run(model)
-                rows += dead
+                rows += activity
             except Exception as error:  # the model's own code, which may fail as it likes
                 failed = error
             if not self._processes.any(failed is not None):
-                return self._kept(rows), held
+                return _finite(rows), held
             last = failed or last
         why = "the forward pass failed in another process" if last is None else last
         self._faults.note(what, why)
@@ -189,31 +214,22 @@ class Measurements:
             with self._gathers.completed(model):
                 held.run(model)
 
-        found = self._faults.tried("tracing the model", lambda: self._find_parts(model, run))
+        found = self._faults.tried(
+            "tracing the model", lambda: parts_of(model, self._architecture, run)
+        )
         self._parts = found or self._parts
         self._note_missing()
 
     def _note_missing(self) -> None:
         """Note which weights are not measured, and why."""
-        if self._wants("stable_rank", "effective_rank"):
+        for metric in self._of("weights")[:1]:
             for part, why in self._parts.missing.items():
                 if part != "embedding":
-                    self._faults.note("stable_rank", why, module=part)
+                    self._faults.note(metric.name, why, module=part)
 
     def weights(self) -> list[Row]:
-        """Return stable ranks of the weights."""
-        if not self._wants("stable_rank"):
-            return []
-        rows: list[Row] = []
-        tensors = self.tensors
-        there = [weight for weight in self._parts.ranked if tensors.has(weight)]
-        # Those of one shape after each other: on a GPU they share what is prepared for it.
-        there.sort(key=lambda weight: tuple(tensors.shape(weight)))
-        for batch in _weights.batches(there, tensors.get):
-            tensors.gather(batch)
-            if self._processes.first:
-                rows += self._stable_rows(batch)
-        return self._kept(rows + self._scores(("stable_rank",)))
+        """Return what is measured of the weights at every measurement."""
+        return _finite(self._ranks("every measurement"))
 
     def facts(self, model: nn.Module) -> list[Row]:
         """Return norms of weights and gradients, and what is trained; keep what a step moves.
@@ -222,11 +238,11 @@ class Measurements:
             model: The model, uncompiled.
         """
         rows = self._facts.rows(model, self.tensors, self._parts)
-        if self._wants("gradient_norm"):
+        if self._of("norms"):
             rows += self._facts.norms(self.tensors, self._parts.matrices)
-        if self._wants("update_relative"):
+        if self._of("step"):
             self.updates.mark(self.tensors, self._parts.matrices)
-        return self._kept(rows)
+        return _finite(rows)
 
     def expensive(self, *, stepped: bool) -> list[Row]:
         """Return effective ranks, overlap, and what gradients and updates show.
@@ -234,33 +250,22 @@ class Measurements:
         Args:
             stepped: Whether a step was made that gradients can be left of.
         """
-        rows: list[Row] = []
-        if self._wants("effective_rank"):
-            for weight in self._parts.ranked:
-                rows += self._of_weight("effective_rank", weight, self._effective_rows)
-            rows += self._scores(("effective_rank",))
-        embedding = self._parts.embedding
-        if embedding is not None and self._wants("embedding_overlap"):
-            rows += self._of_weight("embedding_overlap", embedding, self._overlap_rows)
-        rows += self._gradients(missed=stepped)
-        if self._wants("update_stable_rank"):
-            rows += self.updates.since_last(self.tensors, self._parts.matrices)
-        return self._kept(rows)
-
-    def _of_weight(
-        self, what: str, weight: Weight, measure: Callable[[Weight, Tensor], list[Row]]
-    ) -> list[Row]:
-        """Return what is measured of one weight, gathered from all processes."""
-        if not self.tensors.has(weight):
-            return []
-        self.tensors.gather([weight])
-        return self._each(what, weight.module, lambda: self.tensors.matrix(weight), measure, weight)
+        rows = self._ranks("every tenth")
+        for metric in self._of("embedding"):
+            if self._parts.embedding is not None:
+                rows += self._of_weight(metric, self._parts.embedding)
+        if self._of("gradients"):
+            rows += self._gradients(missed=stepped)
+        for metric in self._of("updates"):
+            rows += self.updates.since_last(metric.name, self.tensors, self._parts.matrices)
+        return _finite(rows)
 
     def moved(self) -> list[Row]:
         """Return by how much of its size the last single step moved each weight."""
-        if not self._wants("update_relative"):
-            return []
-        return self._kept(self.updates.of_one_step(self.tensors, self._parts.matrices))
+        rows: list[Row] = []
+        for metric in self._of("step"):
+            rows += self.updates.of_one_step(metric.name, self.tensors, self._parts.matrices)
+        return _finite(rows)
 
     @property
     def tensors(self) -> Tensors:
@@ -268,31 +273,20 @@ class Measurements:
         assert self._tensors is not None, "prepare comes first"
         return self._tensors
 
-    def _wants(self, *metrics: str) -> bool:
-        return any(metric in self._options.metrics for metric in metrics)
-
-    def _kept(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows that were asked for and are finite."""
-        asked = {"attention_uniform", *self._options.metrics}
-        attention = ("attention", "theorem1", "mlp")
-        return [
-            row
-            for row in rows
-            if math.isfinite(row.value)
-            and (row.name in asked or not row.name.startswith(attention))
-        ]
+    def _of(self, needs: Needs) -> list[Metric]:
+        return [metric for metric in self._metrics if metric.needs == needs]
 
     def _lower(self) -> Tensor | None:
         """Return the lower MLP weight of the layer on which Theorem 1 is measured, gathered."""
-        layer = self._options.theorem1
-        if layer is None or self._faults.is_off("theorem1_residual"):
+        layer, metrics = self._options.theorem1, self._of("theorem1")
+        if layer is None or not metrics or self._faults.is_off(metrics[0].name):
             return None
         for weight in self._parts.lower:
             if weight.layer == layer and self.tensors.has(weight):
                 self.tensors.gather([weight])
                 return self.tensors.matrix(weight)
         layers = sorted({weight.layer for weight in self._parts.lower if weight.layer is not None})
-        self._faults.note("theorem1_residual", f"the MLP is known of layers {layers} alone")
+        self._faults.note(metrics[0].name, f"the MLP is known of layers {layers} alone")
         return None
 
     def _each(
@@ -300,8 +294,7 @@ class Measurements:
         what: str,
         module: str,
         read: Callable[[], Tensor],
-        measure: Callable[..., Iterable[Row]],
-        *arguments: object,
+        measure: Callable[[Tensor], list[Row]],
     ) -> list[Row]:
         """Return what the first process measures of one matrix; others return nothing.
 
@@ -313,53 +306,69 @@ class Measurements:
         matrix: Tensor | None = None
         try:
             matrix = read()
-            return list(measure(*arguments, matrix))
+            return measure(matrix)
         except Exception as error:
             if matrix is None or _is_finite(matrix):
                 self._faults.note(what, error, module=module)
             return []
 
-    def _stable_rows(self, weights: Sequence[Weight]) -> list[Row]:
-        weights = [it for it in weights if not self._faults.is_off("stable_rank", it.module)]
+    def _ranks(self, cadence: Cadence) -> list[Row]:
+        """Return what is measured of weights, and of Q·K of every attention, at a cadence."""
+        rows: list[Row] = []
+        for metric in self._of("weights"):
+            if metric.monitored != cadence:
+                continue
+            there = [weight for weight in self._parts.ranked if self.tensors.has(weight)]
+            if metric.name in self._repeated:
+                # Those of one shape in succession: on a GPU they share what is prepared for it.
+                there.sort(key=lambda weight: tuple(self.tensors.shape(weight)))
+                for batch in batches(there, self.tensors.get):
+                    self.tensors.gather(batch)
+                    rows += self._repeated_rows(metric, batch)
+            else:
+                for weight in there:
+                    rows += self._of_weight(metric, weight)
+            rows += self._scores(metric)
+        return rows
+
+    def _of_weight(self, metric: Metric, weight: Weight) -> list[Row]:
+        """Return what is measured of one weight, gathered from all processes."""
+        if not self.tensors.has(weight):
+            return []
+        self.tensors.gather([weight])
+
+        def measure(matrix: Tensor) -> list[Row]:
+            assert metric.measure is not None, "of weights"
+            return [_row(metric, weight, metric.measure(matrix, self._effort))]
+
+        return self._each(metric.name, weight.module, lambda: self.tensors.matrix(weight), measure)
+
+    def _repeated_rows(self, metric: Metric, weights: Sequence[Weight]) -> list[Row]:
+        """Return what is measured of weights that were gathered together."""
+        if not self._processes.first:
+            return []
+        weights = [it for it in weights if not self._faults.is_off(metric.name, it.module)]
+
+        def rows_of(some: Sequence[Weight], matrices: Sequence[Tensor]) -> list[Row]:
+            found = self._repeated[metric.name].of_all([it.module for it in some], matrices)
+            return [_row(metric, weight, rank) for weight, rank in zip(some, found, strict=True)]
+
         if len(weights) > 1:
             try:
-                return self._stable_rows_of(weights, [self.tensors.matrix(it) for it in weights])
+                return rows_of(weights, [self.tensors.matrix(it) for it in weights])
             except Exception:  # one of them: each is tried alone below
                 pass
         rows: list[Row] = []
         for weight in weights:
             rows += self._each(
-                "stable_rank",
+                metric.name,
                 weight.module,
-                lambda w=weight: self.tensors.matrix(w),
-                lambda w, m: self._stable_rows_of([w], [m]),
-                weight,
+                lambda it=weight: self.tensors.matrix(it),
+                lambda matrix, it=weight: rows_of([it], [matrix]),
             )
         return rows
 
-    def _stable_rows_of(self, weights: Sequence[Weight], matrices: Sequence[Tensor]) -> list[Row]:
-        found = self._stable.of_all([weight.module for weight in weights], matrices)
-        return [
-            Row("stable_rank", rank.value, weight.module, weight.layer, bound=rank.bound)
-            for weight, rank in zip(weights, found, strict=True)
-        ]
-
-    def _effective_rows(self, weight: Weight, matrix: Tensor) -> list[Row]:
-        found = _weights.effective(matrix)
-        if found is None:
-            self._faults.note(
-                "effective_rank",
-                f"it needs all singular values of a matrix of shape {tuple(matrix.shape)}",
-                module=weight.module,
-            )
-            return []
-        return [Row("effective_rank", found.value, weight.module, weight.layer, bound=found.bound)]
-
-    def _overlap_rows(self, weight: Weight, table: Tensor) -> list[Row]:
-        overlap = _weights.overlap(table, self._options.seed)
-        return [Row("embedding_overlap", overlap, weight.module)]
-
-    def _scores(self, metrics: tuple[str, ...]) -> list[Row]:
+    def _scores(self, metric: Metric) -> list[Row]:
         """Return ranks of Q·K of every attention."""
         layers: list[tuple[Heads, Tensor, Tensor]] = []
         for of in self._parts.heads:
@@ -374,7 +383,7 @@ class Measurements:
             except Exception as error:
                 self._faults.note("ranks of Q·K", error, module=of.module)
         try:
-            return _score_rows(layers, metrics)
+            return scores_rows(metric, layers)
         except Exception:  # one of them: each is tried alone below
             rows: list[Row] = []
             for layer in layers:
@@ -382,17 +391,21 @@ class Measurements:
                     "ranks of Q·K",
                     layer[0].module,
                     lambda it=layer: torch.stack([it[1].abs().amax(), it[2].abs().amax()]),
-                    lambda it, _: _score_rows([it], metrics),
-                    layer,
+                    lambda _, it=layer: scores_rows(metric, [it]),
                 )
             return rows
 
     def _gradients(self, *, missed: bool) -> list[Row]:
-        if not self._wants("gradient_stable_rank", "gradient_energy"):
-            return []
         rows: list[Row] = []
         some = False
-        ranks = self._options.ranks if self._wants("gradient_energy") else ()
+        chosen = self._of("gradients")
+        ranks = self._options.ranks if any("ranks" in it.collects for it in chosen) else ()
+        # Both come from one decomposition; energies of no ranks are none.
+        metrics = [it for it in MONITORED.values() if it.needs == "gradients"]
+
+        def measure(matrix: Matrix, gradient: Tensor) -> list[Row]:
+            return gradient_rows(matrix, gradient, metrics, ranks, self._effort)
+
         for matrix in self._parts.matrices:
             gradient = self.tensors.gradient(matrix.name)
             if gradient is None:
@@ -402,12 +415,8 @@ class Measurements:
             rows += self._each(
                 "gradient",
                 matrix.module,
-                lambda g=gradient: g,
-                lambda m, r, g: _weights.gradient_rows(
-                    m, g, r, self._options.tolerance, self._options.seed
-                ),
-                matrix,
-                ranks,
+                lambda it=gradient: it,
+                lambda it, of=matrix: measure(of, it),
             )
         parameters = self.tensors.parameters
         learning = (parameters.get(matrix.name) for matrix in self._parts.matrices)
@@ -417,14 +426,13 @@ class Measurements:
         return rows
 
 
-def _score_rows(
-    layers: Sequence[tuple[Heads, Tensor, Tensor]], metrics: tuple[str, ...]
-) -> list[Row]:
-    return [
-        row
-        for (of, _, _), values in zip(layers, _weights.scores_spectra(layers), strict=True)
-        for row in _weights.scores_rows(of, values, metrics)
-    ]
+def _row(metric: Metric, weight: Weight, found: Any) -> Row:
+    return Row(metric.name, found.value, weight.module, weight.layer, bound=found.bound)
+
+
+def _finite(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows whose value is finite."""
+    return [row for row in rows if math.isfinite(row.value)]
 
 
 def _is_finite(matrix: Tensor) -> bool:
@@ -432,41 +440,3 @@ def _is_finite(matrix: Tensor) -> bool:
         return bool(matrix.isfinite().all())
     except Exception:  # a type that has no such thing
         return True
-
-
-def measurements_of(
-    model: nn.Module,
-    architecture: Architecture | None,
-    attention: AttentionMap | None,
-    processes: Processes,
-    options: Options,
-    faults: Faults,
-    is_optimized: IsOptimized = lambda parameter: None,
-) -> Measurements:
-    """Return the measurements of a model, its parts found.
-
-    Raises:
-        JomaError: The model does not have what the architecture names, or no such layer as
-            `theorem1`.
-    """
-
-    def find(found_in: nn.Module, run: Callable[[], object] | None) -> Parts:
-        return parts_of(found_in, architecture, run)
-
-    layer = options.theorem1
-    reading = Reading(attention, layer, faults)
-    measurements = Measurements(
-        find, processes, options, reading, faults, Facts(processes, is_optimized)
-    )
-    try:
-        with undisturbed(model):
-            measurements.prepare(model, strict=True)
-    except JomaError:
-        raise
-    except Exception as error:  # of a model that nobody has seen
-        faults.note("the parts of the model", error, effect="not found")
-    measurements.release()
-    blocks = measurements.parts.blocks
-    if layer is not None and blocks and layer not in blocks:
-        raise JomaError(f"theorem1 must be a layer of the model, 0 to {max(blocks)}, got {layer}")
-    return measurements

@@ -1,15 +1,16 @@
-"""The series of one training by name, and what rules have in common."""
+"""The recorded numbers of a training as series, and what rules have in common."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from joma.train.findings._finding import Finding, NotJudged
-from joma.train.findings._series import Series
+from joma.errors import JomaError
+from joma.train.findings.finding import Finding, NotJudged
 
 LAST = 3
 """Measurements at the end whose mean counts as where a series ends."""
@@ -23,6 +24,71 @@ SOLVED = 0.2
 
 Verdict = list[Finding | NotJudged]
 """What a rule returns: findings, and what it could not judge."""
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One number over the steps of a training, in their order.
+
+    Attributes:
+        name: What was measured, "attention_entropy".
+        steps: Steps of the measurements, increasing.
+        values: One number for each step.
+        module: Path of the module, "" for the whole model.
+        layer: Layer index, None for what is in no layer.
+        head: Head index, None for all heads.
+        kind: Kind of attention ("self", "decoder cross"), "" for what is not attention.
+    """
+
+    name: str
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    module: str = ""
+    layer: int | None = None
+    head: int | None = None
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        checked_series(self.steps, self.values)
+
+
+def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[Series]:
+    """Return the series in the columns of a metrics log, as `run.metrics.read()` gives them.
+
+    Args:
+        columns: Columns by name.
+        member: Member of an ensemble.
+    """
+    rows: dict[tuple[str, str, str, int, int], list[int]] = defaultdict(list)
+    names, modules, kinds = columns["name"], columns["module"], columns["kind"]
+    layers, heads = columns["layer"].tolist(), columns["head"].tolist()
+    for row in np.flatnonzero(columns["member"] == member).tolist():
+        what = str(names[row]), str(modules[row]), str(kinds[row])
+        rows[*what, layers[row], heads[row]].append(row)
+    found = []
+    for (name, module, kind, layer, head), places in rows.items():
+        steps, values = columns["step"][places], columns["value"][places]
+        order = np.argsort(steps, kind="stable")
+        order = order[np.append(np.diff(steps[order]) > 0, True)]  # what was logged again counts
+        where = (None if layer < 0 else layer, None if head < 0 else head)
+        found.append(Series(name, steps[order], values[order], module, *where, kind))
+    return found
+
+
+def checked_series(steps: ArrayLike, values: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return steps and values as arrays.
+
+    Raises:
+        JomaError: They are not a series.
+    """
+    at, numbers = np.asarray(steps), np.asarray(values, dtype=np.float64)
+    if at.ndim != 1 or at.shape != numbers.shape:
+        raise JomaError(
+            f"values must be one for each step, got shapes {numbers.shape} and {at.shape}"
+        )
+    if len(at) > 1 and not (np.diff(at) > 0).all():
+        raise JomaError("steps must increase from one to the next")
+    return at, numbers
 
 
 class Recorded:

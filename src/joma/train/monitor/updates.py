@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from joma.train.monitor import _weights
-from joma.train.monitor._facts import norms_of
-from joma.train.monitor._faults import Faults
-from joma.train.monitor._options import Options
-from joma.train.monitor._parts import Matrix
-from joma.train.monitor._processes import Processes, whole
-from joma.train.monitor._row import Row
-from joma.train.monitor._tensors import Tensors
+from joma.probes.metrics import Effort
+from joma.train.monitor import ranks
+from joma.train.monitor.facts import norms_of
+from joma.train.monitor.faults import Faults
+from joma.train.monitor.parts import Matrix, Tensors
+from joma.train.monitor.processes import Processes, whole
+from joma.train.monitor.record import Row
 
 _COPIES_ON_THE_GPU = 2**30
 """Bytes of copies of weights kept on the GPU; beyond that they lie in the CPU's memory."""
@@ -29,12 +28,12 @@ class Updates:
 
     Args:
         processes: The processes that train the model.
-        options: Tolerance and seed of ranks.
+        effort: Tolerance and seed of ranks.
         faults: Where failures are noted.
     """
 
-    def __init__(self, processes: Processes, options: Options, faults: Faults) -> None:
-        self._processes, self._options, self._faults = processes, options, faults
+    def __init__(self, processes: Processes, effort: Effort, faults: Faults) -> None:
+        self._processes, self._effort, self._faults = processes, effort, faults
         self._copies: dict[str, Tensor] = {}
         self._marks: dict[str, Tensor] = {}
         self._versions: dict[str, int] = {}
@@ -51,14 +50,14 @@ class Updates:
             key: copy for key, copy in self._copies.items() if there.get(key) == copy.shape
         }
 
-    def since_last(self, tensors: Tensors, matrices: Sequence[Matrix]) -> list[Row]:
-        """Return the stable rank of every weight's move since this was called last."""
+    def since_last(self, name: str, tensors: Tensors, matrices: Sequence[Matrix]) -> list[Row]:
+        """Return the stable rank of every weight's move since this was called last, as `name`."""
         rows: list[Row] = []
         there = _present(tensors, matrices)
         learning = [it for it in there if tensors.parameters[it.name].requires_grad]
         sizes = [_now(tensors, it) for it in learning]
         far = sum(it.numel() * it.element_size() for it in sizes) > _COPIES_ON_THE_GPU
-        for batch in _weights.batches(learning, tensors.get):
+        for batch in ranks.batches(learning, tensors.get):
             moved: list[tuple[Matrix, Tensor]] = []
             for matrix in batch:
                 now = _now(tensors, matrix)
@@ -67,7 +66,7 @@ class Updates:
                     moved.append((matrix, whole(now - before.to(now.device))))
                 self._copies[matrix.key] = now.cpu() if now.is_cuda and far else now.clone()
             if self._processes.first and moved:
-                rows += self._ranks(moved)
+                rows += self._ranks(name, moved)
         return rows
 
     def mark(self, tensors: Tensors, matrices: Sequence[Matrix]) -> None:
@@ -84,7 +83,7 @@ class Updates:
             if not tensors.parameters[it.name].requires_grad
         }
 
-    def of_one_step(self, tensors: Tensors, matrices: Sequence[Matrix]) -> list[Row]:
+    def of_one_step(self, name: str, tensors: Tensors, matrices: Sequence[Matrix]) -> list[Row]:
         """Return by how much of its size each weight moved since `mark`, one step ago."""
         pairs: list[tuple[str, Tensor, Tensor]] = []
         for matrix in _present(tensors, matrices):
@@ -110,7 +109,7 @@ class Updates:
             share = shares.get(matrix.key)
             if share is not None:
                 where = (matrix.module, matrix.layer)
-                rows.append(Row("update_relative", share, *where))
+                rows.append(Row(name, share, *where))
                 rows.append(Row("frozen", float(share == 0.0), *where))
         return rows
 
@@ -136,12 +135,11 @@ class Updates:
             elif not tensors.parameters[matrix.name].requires_grad:
                 self._versions[matrix.key] = now._version
 
-    def _ranks(self, moved: Sequence[tuple[Matrix, Tensor]]) -> list[Row]:
+    def _ranks(self, name: str, moved: Sequence[tuple[Matrix, Tensor]]) -> list[Row]:
         matrices, changes = [it for it, _ in moved], [change for _, change in moved]
-        options = self._options
         found = self._faults.tried(
-            "update_stable_rank",
-            lambda: _weights.update_rows(matrices, changes, options.tolerance, options.seed),
+            name,
+            lambda: ranks.update_rows(name, matrices, changes, self._effort),
             module=matrices[0].module,
         )
         return found or []
@@ -152,7 +150,7 @@ def _present(tensors: Tensors, matrices: Sequence[Matrix]) -> list[Matrix]:
 
 
 def _placed(copy: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor as a weight is held: sharded, or on its device."""
+    """Return a whole tensor as a weight is stored: sharded, or on its device."""
     if isinstance(like, DTensor):
         return distribute_tensor(copy, like.device_mesh, like.placements)
     return copy

@@ -1,4 +1,4 @@
-"""What a finding is, and what could not be judged."""
+"""What a finding is, what could not be judged, and both as lines of text for people."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +13,27 @@ it could. A critical finding says that going on is of no use.
 
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "critical")
 """From the least to the most severe."""
+
+
+KINDS = (
+    "attention_bounce",
+    "attention_collapse",
+    "bad_initialisation",
+    "dead_layer",
+    "dead_mlp",
+    "diverged_loss",
+    "frozen_layer",
+    "label_noise",
+    "learning_rate_too_high",
+    "learning_rate_too_low",
+    "loss_spike",
+    "not_finite",
+    "not_optimized",
+    "overfitting",
+    "rank_collapse",
+    "tied_layer",
+)
+"""Every `Finding.kind` that `judge` may return; each is either judged or listed as not judged."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +111,37 @@ class Judgement:
             "findings": [one.as_json() for one in self.findings],
             "not_judged": [one.as_json() for one in self.not_judged],
         }
+
+
+def headline(finding: Finding) -> str:
+    """Return severity, step and sentence of a finding in one line."""
+    return f"{finding.severity}, step {finding.step}: {finding.sentence}"
+
+
+def finding_lines(judgement: Judgement) -> list[str]:
+    """Return a line for each finding, and its advice on the next one, indented."""
+    lines: list[str] = []
+    for finding in judgement.findings:
+        lines.append(f"- {headline(finding)}")
+        if finding.advice:
+            lines.append(f"    {finding.advice}")
+    return lines
+
+
+def not_judged_lines(judgement: Judgement) -> list[str]:
+    """Return a line for each thing that is missing, with the rules that need it."""
+    missing: dict[str, list[str]] = {}
+    for one in judgement.not_judged:
+        missing.setdefault(one.needs, []).append(one.kind)
+    return [f"- not judged: {', '.join(kinds)}: needs {needs}" for needs, kinds in missing.items()]
+
+
+def nothing_line(judgement: Judgement) -> str:
+    """Return what is said where nothing was found: never more than what was judged."""
+    if not judgement.not_judged:
+        return "- nothing out of the ordinary was found"
+    judged = len(set(KINDS) - {one.kind for one in judgement.not_judged})
+    if judged == 0:
+        return "- nothing could be judged"
+    rules = "rule" if judged == 1 else f"{judged} rules"
+    return f"- nothing was found by the {rules} that could be judged"

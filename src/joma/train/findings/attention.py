@@ -12,9 +12,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.errors import JomaError
-from joma.train.findings._finding import Finding, NotJudged
-from joma.train.findings._recorded import LAST, Recorded, Verdict, end_of, place, too_few
-from joma.train.findings._series import Series, checked_series
+from joma.train.findings.finding import Finding, NotJudged
+from joma.train.findings.recorded import (
+    LAST,
+    Recorded,
+    Series,
+    Verdict,
+    checked_series,
+    end_of,
+    place,
+    too_few,
+)
 
 COLLAPSED = 0.25
 """Share of the uniform entropy below which attention has collapsed."""

@@ -1,7 +1,7 @@
-"""Locating NaN and infinity: one flag per tensor, kept on its device until somebody asks."""
+"""Locating NaN and infinity, and reporting once which loss or weight was first."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from joma.train.monitor._processes import Processes
-from joma.train.monitor._tensors import is_real, layer_in, named_parameters
+from joma.train.monitor.faults import LOG, Faults
+from joma.train.monitor.parts import is_real, layer_in, named_parameters
+from joma.train.monitor.processes import Processes
+from joma.train.monitor.record import Recorder, Row
 
 SHARE, FREE = 5e-4, 0.1
 """Share of the training's time, and seconds on top, that checks after single steps may take."""
@@ -42,7 +44,7 @@ class FiniteWatch:
     Attributes:
         bad_loss: Step and value of the first loss that was not finite, or None.
         bad_gradients: Names of gradients that were not finite at the step they were scanned.
-        reported: Whether the monitor has told the user.
+        reported: Whether the monitor has logged it.
         alarmed: Whether a check has seen a weight or loss that is not finite. Of a GPU this is
             known one check later, so that nothing waits for it.
     """
@@ -84,7 +86,7 @@ class FiniteWatch:
             loss: Its loss, which raises the alarm as a weight does.
         """
         began = perf_counter()
-        self._look_back()
+        self._collect_flags()
         tensors = _local(named_parameters(model))
         if list(tensors) != self._names:
             self._begin(tensors)
@@ -175,22 +177,22 @@ class FiniteWatch:
             self.alarmed |= not math.isfinite(loss)
         for flag in flags:
             if flag.is_cuda:
-                held = torch.empty((), dtype=torch.bool, pin_memory=True)
-                held.copy_(flag, non_blocking=True)
+                copied = torch.empty((), dtype=torch.bool, pin_memory=True)
+                copied.copy_(flag, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record(torch.cuda.current_stream(flag.device))
-                self._pending.append((held, event))
+                self._pending.append((copied, event))
             else:
                 self.alarmed |= bool(flag)
 
-    def _look_back(self) -> None:
+    def _collect_flags(self) -> None:
         """Take the flags that have arrived from a GPU."""
         waiting = []
-        for held, event in self._pending:
+        for copied, event in self._pending:
             if event.query():
-                self.alarmed |= bool(held)
+                self.alarmed |= bool(copied)
             else:
-                waiting.append((held, event))
+                waiting.append((copied, event))
         self._pending = waiting
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> None:
@@ -226,3 +228,113 @@ def _not_finite(tensors: Iterable[Tensor]) -> Tensor:
     with torch.no_grad():
         norms = torch._foreach_norm(list(tensors), torch.inf)  # pyright: ignore[reportPrivateImportUsage]
         return ~torch.stack([norm.float() for norm in norms]).isfinite()
+
+
+NOT_FINITE = "where numbers stop being finite"
+
+
+class Alarm:
+    """Watches losses and weights, and reports the first that is not finite.
+
+    Args:
+        processes: The processes that train the model.
+        faults: Where failures are noted.
+    """
+
+    def __init__(self, processes: Processes, faults: Faults) -> None:
+        self._processes, self._faults = processes, faults
+        self._finite = FiniteWatch()
+        self._begun: int | None = None
+        self._quiet_until = 0
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether a loss or weight was seen that is not finite."""
+        return self._finite.alarmed
+
+    def is_quiet(self, step: int, loss: Tensor | float | None) -> bool:
+        """Return whether `check` would do nothing now: the loss is on a GPU and no check is due.
+
+        Args:
+            step: The step.
+            loss: Its loss.
+        """
+        return step < self._quiet_until and isinstance(loss, Tensor) and loss.is_cuda
+
+    def check(
+        self,
+        model: nn.Module,
+        step: int,
+        loss: Tensor | float | None,
+        report: Callable[[], object],
+    ) -> None:
+        """Check a step's loss, and the weights if there is time for it.
+
+        Args:
+            model: The model, after the step.
+            step: The step.
+            loss: Its loss. One on a GPU is not waited for.
+            report: Called where the alarm is raised.
+        """
+        finite = self._finite
+        if finite.located or self._faults.is_off(NOT_FINITE):
+            return
+        if isinstance(loss, Tensor) and loss.device.type == "cpu":
+            loss = float(loss)
+        if isinstance(loss, float):
+            self.see_loss(step, loss)
+        if finite.due or (finite.alarmed and not finite.reported):
+            self._faults.tried(
+                NOT_FINITE, lambda: finite.check(model, step, loss), effect="not located"
+            )
+        else:
+            self._wait(step)
+        if finite.alarmed and not finite.reported:
+            report()
+
+    def _wait(self, step: int) -> None:
+        """Be quiet for half of the steps until the next check, by what a step has taken so far."""
+        if self._begun is None:
+            self._begun = step
+        elif step > self._begun:
+            a_step = self._finite.seconds / (step - self._begun)
+            self._quiet_until = step + int(0.5 * self._finite.seconds_until_due / a_step)
+
+    def share(self, model: nn.Module, step: int, report: Callable[[], object]) -> None:
+        """Learn of weights that are not finite in the shards of other processes."""
+        finite = self._finite
+        if not self._processes.together:
+            return
+        self._faults.tried(NOT_FINITE, lambda: finite.check(model, step), effect="not located")
+        if self._processes.any(self._faults.is_off(NOT_FINITE)):
+            return
+        finite.share(self._processes)
+        if finite.alarmed and not finite.reported:
+            report()
+
+    def see_loss(self, step: int, loss: float) -> None:
+        """Check a loss that is known by now."""
+        if not math.isfinite(loss) and self._finite.bad_loss is None:
+            self._finite.bad_loss = (step, loss)
+            self._finite.alarmed = True
+
+    def report(self, model: nn.Module, step: int, recorder: Recorder) -> None:
+        """Say once what is not finite, and since when."""
+        finite = self._finite
+        finite.reported = True
+        with torch.no_grad():
+            finite.scan_gradients(model)
+        weights = finite.weights()
+        sentence = finite.sentence(weights)
+        if not self._processes.first or sentence is None:
+            return
+        LOG.warning(sentence)
+        rows = [Row("not_finite", float(bad.step), bad.name, bad.layer) for bad in weights[:NAMED]]
+        recorder.rows(step, rows)
+
+    def sentence(self) -> str | None:
+        """Return what is not finite in one sentence, None where everything is."""
+        finite = self._finite
+        return self._faults.tried(
+            NOT_FINITE, lambda: finite.sentence(finite.weights()), effect="not located"
+        )

@@ -1,14 +1,19 @@
-"""Findings while a training runs: judged after measurements, reported once, kept on disk."""
+"""Findings while a training runs: judged after measurements, reported once, kept on disk.
+
+They decide whether a training should stop, and make the summary at its end.
+"""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
-from joma.train.findings import SEVERITIES, Finding, Judgement, judge
-from joma.train.findings._words import headline
-from joma.train.monitor._faults import LOG, Faults
-from joma.train.monitor._recorder import Recorder
+from joma.errors import JomaError
+from joma.train.findings import KINDS, SEVERITIES, Finding, Judgement, judge
+from joma.train.findings.finding import finding_lines, headline, not_judged_lines, nothing_line
+from joma.train.monitor.faults import LOG, Faults
+from joma.train.monitor.processes import Processes
+from joma.train.monitor.record import Recorder
 
 OnFinding = Callable[[Finding], object]
 """Called with every new finding, and again where its severity has risen."""
@@ -146,3 +151,100 @@ def _key(finding: Finding) -> _Key:
 
 def _level(finding: Finding) -> int:
     return SEVERITIES.index(finding.severity)
+
+
+STOP_EVERY = 10
+"""Steps after which several processes agree on whether to stop."""
+CRITICAL = "critical"
+SHORT = {"nan": "not_finite", "diverged": "diverged_loss", "collapse": "attention_collapse"}
+"""Short names of finding kinds."""
+
+
+def checked_stop_on(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names in their order, without repetitions.
+
+    Raises:
+        JomaError: One of them is not known.
+    """
+    known = (CRITICAL, *SHORT, *KINDS)
+    for name in names:
+        if name not in known:
+            raise JomaError(f"stop_on must be among {', '.join(known)}, got {name!r}")
+    return tuple(name for name in known if name in names)
+
+
+class Stopping:
+    """Collects reasons to stop, and lets all processes stop at the same step.
+
+    Args:
+        stop_on: Checked names.
+        processes: The processes that train the model.
+
+    Attributes:
+        reason: Why the training should stop, once all processes have agreed on it.
+    """
+
+    def __init__(self, stop_on: tuple[str, ...], processes: Processes) -> None:
+        self.reason: str | None = None
+        self._kinds = {SHORT.get(name, name) for name in stop_on}
+        self._processes = processes
+        self._own: str | None = None
+
+    @property
+    def on_nan(self) -> bool:
+        """Whether a loss or weight that is not finite is a reason to stop."""
+        return bool(self._kinds & {SHORT["nan"], CRITICAL})
+
+    def consider(self, finding: Finding) -> None:
+        """Take a new finding as a reason to stop, where `stop_on` names it.
+
+        Numbers that are not finite are left to the monitor's alarm, which locates them. A note asks
+        for nothing, and never stops a training.
+        """
+        if finding.kind == SHORT["nan"] or finding.severity == "note":
+            return
+        critical = finding.severity == "critical" and CRITICAL in self._kinds
+        if critical or finding.kind in self._kinds:
+            self.ask(finding.sentence)
+
+    def ask(self, reason: str) -> None:
+        """Ask all processes to stop; the first reason counts."""
+        self._own = self._own or reason
+
+    def agreed(self, step: int) -> bool:
+        """Return whether to stop now; where `stop_on` names anything, all processes call this."""
+        if self.reason is not None or not self._kinds:
+            return self.reason is not None
+        asked = self._own is not None
+        if self._processes.several:
+            if step % STOP_EVERY:
+                return False
+            asked = self._processes.any_of_all(asked)
+        if asked:
+            self.reason = self._own or "Another process met a condition of stop_on."
+        return asked
+
+
+def summary_of(
+    first: str, trouble: str | None, judgement: Judgement | None, faults: Sequence[str]
+) -> str:
+    """Return the findings, the most severe first, what was not judged, and what failed.
+
+    Args:
+        first: The first line: how long the training was watched.
+        trouble: What is not finite, None where everything is.
+        judgement: What was found, None where findings could not be made.
+        faults: A line for each thing that was not measured or not done.
+    """
+    lines = [first]
+    if trouble is not None:
+        lines.append(f"- critical: {trouble}")
+        named = [] if judgement is None else judgement.of_kind("not_finite")
+        lines += [f"    {one.advice}" for one in named[:1]]
+        judgement = None if judgement is None else judgement.without(named)
+    if judgement is not None:
+        lines += finding_lines(judgement)
+        if not judgement.findings and trouble is None:
+            lines.append(nothing_line(judgement))
+        lines += not_judged_lines(judgement)
+    return "\n".join([*lines, *(f"- {fault}" for fault in faults)])

@@ -33,7 +33,7 @@ class Kind:
         seconds: What they have taken.
         made: How many there were.
         last: What the last one took, without the first.
-        usual: What one takes; the shorter of the last two, since one may be held up.
+        usual: What one takes; the shorter of the last two, since one may be delayed.
     """
 
     every: int
@@ -172,7 +172,7 @@ class Budget:
         return _on(step + wait / a_step, usual.every)
 
     def _seconds_until(self, cost: float, reserve: float) -> float:
-        """Return for how long to train until the share pays for `cost` beside what was spent."""
+        """Return for how long to train until the share pays for `cost` and what was spent."""
         share = self._share or 0.0
         debt = self.seconds + cost + reserve - share * self._trained
         return max(debt, 0.0) / max(share - self._rate(), 0.1 * share)

@@ -1,0 +1,337 @@
+"""The inputs that a model is measured on: given, or caught from its first forward pass."""
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joma.errors import JomaError
+from joma.train.monitor.faults import Faults
+from joma.train.monitor.processes import Processes
+from joma.train.monitor.undisturbed import device_of, is_sharded
+
+TOKENS = 2048
+"""Tokens that a measurement reads, unless one sequence alone has more."""
+
+
+_ONLY_FOR_THE_LOSS = ("labels", "num_items_in_batch", "shift_labels")
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What a model is called with, and the autocast it is called in.
+
+    Attributes:
+        calls: arguments and named arguments of each call.
+        autocast: whether on, and its type.
+    """
+
+    calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
+    autocast: tuple[bool, torch.dtype] | None = None
+
+    @classmethod
+    def of(cls, batches: Any) -> "Held":
+        """Batches given by a person: one tensor, tuple or dict for each call, or just one."""
+        several = list(batches) if isinstance(batches, list) else [batches]
+        if not several:
+            raise JomaError("held must be one batch at least, got none")
+        return cls(tuple(_call(batch) for batch in several))
+
+    @classmethod
+    def seen(
+        cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
+    ) -> tuple["Held", ...]:
+        """Return the first sequences of what the model is just called with.
+
+        Several where it is not clear which tensors hold one row for each sequence: the first that
+        the model takes is right. The last one is everything.
+        """
+        autocast = (
+            torch.is_autocast_enabled(device),
+            torch.get_autocast_dtype(device),
+        )
+        return tuple(
+            cls(((_each(args, cut), _each(dict(kwargs), cut)),), autocast)
+            for cut in _cutters(model, args, kwargs)
+        )
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors the model is called with."""
+        found: list[Tensor] = []
+        _each(self.calls, lambda tensor: found.append(tensor) or tensor)
+        return len(found)
+
+    def shared(self, same: Callable[[Tensor], Tensor]) -> "Held":
+        """The same with what `same` makes of every tensor."""
+        calls = tuple((_each(args, same), _each(kwargs, same)) for args, kwargs in self.calls)
+        return Held(calls, self.autocast)
+
+    def run(self, model: nn.Module) -> None:
+        """Calls the model, or its body where the rest is for the loss alone."""
+        device = device_of(model)
+        target = _body(model)
+        on, dtype = self.autocast or (False, torch.bfloat16)
+        for args, kwargs in self.calls:
+            args = _each(args, lambda tensor: tensor.to(device))
+            kwargs = {name: _each(v, lambda t: t.to(device)) for name, v in kwargs.items()}
+            # A cast weight that was cached without a graph would be used by training.
+            autocast = torch.autocast(device.type, dtype, enabled=on, cache_enabled=False)
+            with autocast, _attention_without_plans():
+                target(*args, **_taken(target, kwargs))
+
+
+@contextlib.contextmanager
+def _attention_without_plans() -> Iterator[None]:
+    """Attention by other kernels than cuDNN's, which are planned anew for every shape of inputs.
+
+    A plan takes half a second, as long as ten measurements. Plain products, which take every shape,
+    must be allowed in its place.
+    """
+    cuda = torch.backends.cuda
+    planned = cuda.cudnn_sdp_enabled()
+    cuda.enable_cudnn_sdp(planned and not cuda.math_sdp_enabled())
+    try:
+        yield
+    finally:
+        cuda.enable_cudnn_sdp(planned)
+
+
+def _body(model: nn.Module) -> nn.Module:
+    """Return a Hugging Face model without its head: logits are large and not measured."""
+    body = getattr(model, "base_model", model)
+    if not hasattr(model, "config") or not isinstance(body, nn.Module):
+        return model
+    # What gathers sharded weights hangs on the whole, and decoders may read the labels.
+    if is_sharded(model) or getattr(model.config, "is_encoder_decoder", False):
+        return model
+    return body if hasattr(body, "get_input_embeddings") else model
+
+
+def _taken(target: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    if not hasattr(target, "config"):
+        return kwargs
+    if getattr(target.config, "is_encoder_decoder", False):
+        return kwargs
+    parameters = inspect.signature(target.forward).parameters
+    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return {
+        name: value
+        for name, value in kwargs.items()
+        if name not in _ONLY_FOR_THE_LOSS and (any_name or name in parameters)
+    } | ({"use_cache": False} if "use_cache" in parameters else {})
+
+
+def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    if isinstance(batch, tuple):
+        return batch, {}
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    raise JomaError(
+        f"held must be tensors, tuples or dicts the model is called with, got {type(batch)}"
+    )
+
+
+def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same value with every tensor in it changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_each(item, change) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _each(item, change) for key, item in value.items()}
+    return value
+
+
+def _cutters(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Callable[[Tensor], Tensor]]:
+    """Return ways to take the first sequences of tensors, the likeliest first.
+
+    Tensors that have as many sequences as the first one are cut. Sequences lie along the first
+    axis, but along the second where the model has `nn.MultiheadAttention` with `batch_first=False`.
+    A square tensor with as many rows and columns as there are sequences may be a mask of tokens by
+    tokens, and is cut in the second way only.
+    """
+    found: list[Tensor] = []
+    _each((args, list(kwargs.values())), lambda tensor: found.append(tensor) or tensor)
+    axis = 0
+    if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()):
+        axis = 1
+    first = next((tensor for tensor in found if tensor.ndim > 1), None)
+    if first is None:
+        return [_copied]
+    count = first.shape[axis]
+    length = first.shape[1 - axis]
+    kept = min(count, max(1, TOKENS // max(length, 1)))
+    if kept == count:
+        return [_copied]
+
+    def is_square(tensor: Tensor) -> bool:
+        return tensor is not first and tensor.ndim > 1 and tensor.shape[:2] == (count, count)
+
+    def cut(tensor: Tensor) -> Tensor:
+        if tensor.ndim > axis and tensor.shape[axis] == count:
+            tensor = tensor.narrow(axis, 0, kept)
+        return _copied(tensor)
+
+    def cut_but_squares(tensor: Tensor) -> Tensor:
+        return _copied(tensor) if is_square(tensor) else cut(tensor)
+
+    if not any(map(is_square, found)):
+        return [cut, _copied]
+    if kept == 1:  # a mask cut to one row would fit any number of rows
+        return [_copied]
+    return [cut_but_squares, cut, _copied]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+class Inputs:
+    """What a model is called with to be measured.
+
+    Args:
+        model: What the training loop calls; it is not kept alive.
+        inner: The model inside what compiles it or makes it parallel; it is not kept alive.
+        given: Inputs that a user chose, or None to catch those of the first forward pass.
+        processes: The processes that train the model.
+        faults: Where failures are noted.
+
+    Attributes:
+        held: Inputs of which the first that the model takes are right; None before there are any.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: nn.Module,
+        given: Held | None,
+        processes: Processes,
+        faults: Faults,
+    ) -> None:
+        self.held: tuple[Held, ...] | None = None if given is None else (given,)
+        self._called, self._inner = weakref.ref(model), weakref.ref(inner)
+        self._processes, self._faults = processes, faults
+        self._settled = False
+        self._first_calls: list[FirstCall] = []
+        if self.held is None and processes.measures:
+            self._await()
+
+    def settle(self) -> None:
+        """Stop catching once there are inputs; all processes take those of the first."""
+        if self.held is not None and not self._settled:
+            self.close()
+            self.held = self._shared(self.held)
+            self._settled = True
+        elif self._first_calls and not self._first_calls[-1].in_place:
+            self._await()  # the model was compiled in place meanwhile
+
+    def _shared(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
+        """Return the first process's inputs; each keeps its own where they differ in number.
+
+        Batches may be of another length in each process, and then of another number of candidates.
+        """
+        if not self._processes.together:
+            return held
+        number = self._processes.agree([len(held)])[0]
+        held = (*held, *[held[-1]] * number)[:number]
+        tensors = sum(one.tensors for one in held)
+        if self._processes.any(self._processes.agree([tensors])[0] != tensors):
+            self._faults.remark("every process is measured on inputs of its own, which differ")
+            return held
+        return tuple(one.shared(self._processes.same) for one in held)
+
+    def close(self) -> None:
+        """Leave the model alone."""
+        for call in self._first_calls:
+            call.remove()
+        self._first_calls.clear()
+
+    def _await(self) -> None:
+        called, this = self._called(), weakref.ref(self)
+        if called is None:
+            return
+
+        def caught(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs = this()
+            if inputs is not None:
+                catch = inputs._catch
+                inputs._faults.tried(
+                    "catching inputs", lambda: catch(args, kwargs), effect="failed"
+                )
+
+        self._first_calls.append(FirstCall(called, caught))
+
+    def _catch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        inner = self._inner()
+        # A validation before the first step is not training.
+        if self.held is None and inner is not None and torch.is_grad_enabled():
+            self.held = Held.seen(inner, args, kwargs, self._processes.device.type)
+
+
+Caught = Callable[[tuple[Any, ...], dict[str, Any]], None]
+_CALL = "_compiled_call_impl"
+"""What `nn.Module.__call__` calls in place of `_call_impl`, where it is set."""
+
+
+class FirstCall:
+    """Reports the calls of a module until it is removed.
+
+    It takes the place of the module's `_compiled_call_impl`, which is what PyTorch calls for a
+    module compiled in place. Pickling, saving and deep-copying a module turn it into None, so that
+    the copy has no trace of it. Code compiled around the module does not contain it either.
+
+    Args:
+        module: The module whose calls are reported. It is not kept alive.
+        caught: Takes the positional and the named arguments of a call.
+    """
+
+    _torchdynamo_disable = True
+
+    def __init__(self, module: nn.Module, caught: Caught) -> None:
+        self._module = weakref.ref(module)
+        self._caught = caught
+        self._before = module.__dict__.get(_CALL)
+        module.__dict__[_CALL] = self  # not setattr, which torch.compile's wrapper hands on
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Report the call, and make it."""
+        self._caught(args, kwargs)
+        if self._before is not None:
+            return self._before(*args, **kwargs)
+        module = self._module()
+        assert module is not None, "it is being called"
+        return module._call_impl(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    @property
+    def is_uncompiled(self) -> bool:
+        """Whether what it calls is the module as it was written: `watch_attention` asks."""
+        return self._before is None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the module still calls it: compiling the module in place replaces it."""
+        module = self._module()
+        return module is not None and module.__dict__.get(_CALL) is self
+
+    def remove(self) -> None:
+        """Put back what was there before, unless it was replaced meanwhile."""
+        module = self._module()
+        if module is None or not self.in_place:
+            return
+        if self._before is None:
+            del module.__dict__[_CALL]
+        else:
+            module.__dict__[_CALL] = self._before
