@@ -59,7 +59,7 @@ def train(case: Case, device: str = "cpu") -> tuple[dict[str, NDArray[Any]], dic
     with tempfile.TemporaryDirectory() as folder:
         held = {name: tensor[:16] for name, tensor in validation.inputs.items()}
         monitor = Monitor(
-            model, optimizer, run=Path(folder) / "run", every=EVERY, budget=None, held=held
+            model, optimizer, run=Path(folder) / "run", every=EVERY, budget=None, inputs=held
         )
         for step in range(1, case.steps + 1):
             rate = case.rate * _schedule(case, step) * what.rate(step)

@@ -138,7 +138,7 @@ def test_a_trainer_does_not_notice_and_everything_is_seen(
 
 def test_a_training_that_goes_on_is_watched_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     held = {"input_ids": Sequences().tokens[:3]}
-    options: dict[str, Any] = {"every": 2, "budget": None, "held": held}
+    options: dict[str, Any] = {"every": 2, "budget": None, "inputs": held}
     often: dict[str, Any] = {"kind": "llama", "save_strategy": "steps", "save_steps": 3}
     straight = train(tmp_path / "straight", [MonitorCallback(**options)], kind="llama")
     stopped = MonitorCallback(**options)

@@ -151,7 +151,7 @@ def test_a_training_that_goes_on_is_watched_from_its_step_in_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where runs/ is made
-    options: dict[str, Any] = {"every": 2, "budget": None, "held": next(batches(9))}
+    options: dict[str, Any] = {"every": 2, "budget": None, "inputs": next(batches(9))}
     stopped, again = MonitorCallback(**options), MonitorCallback(**options)
     before = fit(tmp_path, [stopped], steps=3)
     after = fit(tmp_path, [again], resume=tmp_path / "checkpoint")
@@ -223,7 +223,7 @@ def test_a_whole_module_that_ddp_calls_needs_inputs_to_look_at() -> None:
     module = Module()
     module.more = nn.Linear(2, 2)
     trainer: Any = SimpleNamespace(global_step=0, model=nn.Identity(), is_global_zero=True)
-    with pytest.raises(ValueError, match=r"held must be .* since Identity calls it here"):
+    with pytest.raises(ValueError, match=r"inputs must be .* since Identity calls it here"):
         MonitorCallback().on_train_start(trainer, module)
 
 

@@ -23,7 +23,7 @@ def test_numbers_are_those_of_the_probes(tmp_path: Path) -> None:
     model = hugging_face("llama", num_key_value_heads=1)
     held = next(batches(5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = joma.Monitor(model, run=tmp_path / "run", held={"input_ids": held}, ranks=[1, 3])
+    monitor = joma.Monitor(model, run=tmp_path / "run", inputs={"input_ids": held}, ranks=[1, 3])
     hugging_face_call(model, next(batches())).backward()
     optimizer.step()
     monitor.step()
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_the_probes(tmp_path: Path) -> None:
 def test_updates_are_measured_since_the_last_look(tmp_path: Path) -> None:
     model = encoder()
     matrix = model.get_parameter("encoder.layers.0.linear1.weight")
-    with joma.Monitor(model, run=tmp_path / "run", held=next(batches()), budget=None) as monitor:
+    with joma.Monitor(model, run=tmp_path / "run", inputs=next(batches()), budget=None) as monitor:
         monitor.step()  # which looks at everything for the first time
         before = matrix.detach().clone()
         with torch.no_grad():
@@ -127,7 +127,7 @@ def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     model = encoder()
     now, _ = clocked(monkeypatch, forward=1.0, weights=2.0, expensive=4.0, moved=0.5)
     held = next(batches())
-    with joma.Monitor(model, every=2, run=tmp_path / "run", held=held, budget=None) as monitor:
+    with joma.Monitor(model, every=2, run=tmp_path / "run", inputs=held, budget=None) as monitor:
         for _ in range(3):  # measured at 0, 1 (everything) and 2, each move a step later
             now[0] += 10
             monitor.step()
@@ -141,7 +141,7 @@ def test_all_looks_the_first_too_take_their_share_in_the_end(
 ) -> None:
     model = encoder()
     now, looks = clocked(monkeypatch, forward=0.05, expensive=0.2, first=3.0)
-    with joma.Monitor(model, every=10, run=tmp_path / "run", held=next(batches())) as monitor:
+    with joma.Monitor(model, every=10, run=tmp_path / "run", inputs=next(batches())) as monitor:
         for _ in range(8000):
             now[0] += 0.1
             monitor.step()
@@ -154,7 +154,7 @@ def test_all_looks_the_first_too_take_their_share_in_the_end(
 def test_a_collapse_is_said_in_plain_words(tmp_path: Path) -> None:
     model = encoder()
     with joma.Monitor(
-        model, every=1, run=tmp_path / "run", held=next(batches()), budget=None
+        model, every=1, run=tmp_path / "run", inputs=next(batches()), budget=None
     ) as monitor:
         for _ in range(4):
             with torch.no_grad():
@@ -219,7 +219,7 @@ def test_a_model_without_a_map_is_watched_as_far_as_it_goes(
 
 def test_gradients_that_are_gone_are_told(tmp_path: Path) -> None:
     model = encoder()
-    with joma.Monitor(model, run=tmp_path / "run", held=next(batches())) as monitor:
+    with joma.Monitor(model, run=tmp_path / "run", inputs=next(batches())) as monitor:
         monitor.step()
     assert "call step() before zero_grad()" in monitor.summary()
 
@@ -231,7 +231,7 @@ def test_gradients_are_not_missed_before_a_step(
     model, held = encoder(), next(batches())
     with (
         caplog.at_level(logging.WARNING, "joma.monitor"),
-        joma.Monitor(model, run=tmp_path / "run", held=held, step=begun) as monitor,
+        joma.Monitor(model, run=tmp_path / "run", inputs=held, step=begun) as monitor,
     ):
         monitor.measure()  # at everything
         assert not caplog.records
@@ -265,7 +265,7 @@ def test_what_is_held_is_the_first_training_batch_cut(tmp_path: Path) -> None:
     model(tokens)
     monitor.step()
     monitor.close()
-    held = monitor._inputs.held
+    held = monitor._inputs.batches
     assert held is not None
     (args, _) = held[0].calls[0]
     assert torch.equal(args[0], tokens[: 2048 // LENGTH])
@@ -317,8 +317,8 @@ def test_a_training_that_goes_on_counts_on(tmp_path: Path) -> None:
         ({"budget": 0}, "budget must be a share above 0"),
         ({"tolerance": 1}, "tolerance must lie from 1e-7 below 1"),
         ({"ranks": [0]}, "ranks must be a whole number"),
-        ({"held": 3}, "held must be tensors, tuples or dicts"),
-        ({"held": []}, "held must be one batch at least"),
+        ({"inputs": 3}, "inputs must be tensors, tuples or dicts"),
+        ({"inputs": []}, "inputs must be one batch at least"),
         ({"step": -1}, "step must be a whole number from 0 on"),
         ({"theorem1": 2}, "theorem1 must be a layer of the model, 0 to 1, got 2"),
     ],
@@ -331,3 +331,11 @@ def test_options_that_cannot_be_are_refused(
         joma.Monitor(model, run=tmp_path / "run", **options)
     with pytest.raises(ValueError, match="model must be a torch"):
         joma.Monitor(None, run=tmp_path / "run")  # type: ignore[arg-type]
+
+
+def test_held_is_the_deprecated_name_of_inputs(tmp_path: Path) -> None:
+    model = encoder()
+    with pytest.warns(DeprecationWarning, match="use inputs"):
+        monitor = joma.Monitor(model, run=tmp_path / "run", held=next(batches()))
+    assert monitor._inputs.batches is not None
+    monitor.close()

@@ -14,7 +14,7 @@ import joma
 from joma.probes import AttentionCall, attention_entropy, watch_attention
 from joma.runs import Run
 from joma.train.monitor.forward import Theorem1, seen_keys
-from joma.train.monitor.inputs import Held
+from joma.train.monitor.inputs import MeasurementInputs
 from joma.train.monitor.parts import parts_of, spread
 from tests.train._watched import batches, encoder, hugging_face, loss_of, of_run, train
 
@@ -67,7 +67,7 @@ def test_attentions_of_one_layer_number_are_measured_one_by_one(tmp_path: Path) 
     with torch.no_grad(), watch_attention(model, see):
         model(x)
     assert len(seen) == 3
-    monitor = measured(model, tmp_path, held=x)
+    monitor = measured(model, tmp_path, inputs=x)
     found = of_module(monitor.run, "attention_entropy")
     assert found == {name: [pytest.approx(value, rel=1e-5)] for name, value in seen.items()}
     columns = monitor.run.metrics.read("attention_entropy")  # type: ignore[union-attr]
@@ -90,7 +90,7 @@ def test_passes_of_a_shared_block_are_measured_one_by_one(tmp_path: Path) -> Non
     monitor = measured(
         model,
         tmp_path,
-        held={"input_ids": next(batches())},
+        inputs={"input_ids": next(batches())},
         loggers=[lambda step, values: heard.update(values)],
     )
     found = of_module(monitor.run, "attention_entropy")
@@ -104,7 +104,7 @@ def test_passes_of_a_shared_block_are_measured_one_by_one(tmp_path: Path) -> Non
 def test_a_finding_names_its_module(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Translator(), torch.randn(2, 9, 16)
-    with joma.Monitor(model, run=tmp_path / "run", held=x) as monitor:
+    with joma.Monitor(model, run=tmp_path / "run", inputs=x) as monitor:
         for _ in range(4):
             with torch.no_grad():
                 model.get_parameter(f"{CROSS}.in_proj_weight")[:32] *= 6
@@ -124,7 +124,7 @@ def stable(matrix: Tensor) -> float:
 
 def test_every_matrix_of_a_layer_has_its_stable_rank(tmp_path: Path) -> None:
     model = hugging_face("llama", num_key_value_heads=1)
-    monitor = measured(model, tmp_path, held={"input_ids": next(batches())})
+    monitor = measured(model, tmp_path, inputs={"input_ids": next(batches())})
     found = of_module(monitor.run, "stable_rank", layer=1)
     names = ("self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
     for name in names:
@@ -140,7 +140,7 @@ def test_experts_are_measured_one_by_one_up_to_eight(tmp_path: Path) -> None:
     options = {"num_key_value_heads": 1, "num_local_experts": 3}
     model = hugging_face("mixtral", **options)
     tokens = next(batches())
-    monitor = joma.Monitor(model, run=tmp_path / "run", held={"input_ids": tokens})
+    monitor = joma.Monitor(model, run=tmp_path / "run", inputs={"input_ids": tokens})
     model(input_ids=tokens, labels=tokens).loss.backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
     monitor.step()
@@ -181,7 +181,7 @@ def test_a_low_rank_update_counts_in_its_weight(tmp_path: Path) -> None:
     tokens = next(batches())
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), 0.5)
     with joma.Monitor(
-        model, every=1, run=tmp_path / "run", held={"input_ids": tokens}, budget=None
+        model, every=1, run=tmp_path / "run", inputs={"input_ids": tokens}, budget=None
     ) as monitor:
         for _ in range(3):
             model(input_ids=tokens, labels=tokens).loss.backward()
@@ -226,7 +226,7 @@ def test_dead_nodes_of_an_mlp_are_counted(tmp_path: Path) -> None:
     model = encoder()
     with torch.no_grad():
         model.get_parameter("encoder.layers.1.linear1.bias")[:24] = -100
-    monitor = measured(model, tmp_path, held=next(batches()))
+    monitor = measured(model, tmp_path, inputs=next(batches()))
     found = of_module(monitor.run, "mlp_dead")
     assert found["encoder.layers.1.linear2"][0] >= 0.75
     assert found["encoder.layers.0.linear2"][0] < 0.25
@@ -251,7 +251,7 @@ def test_a_mask_as_large_as_the_batch_is_not_cut(tmp_path: Path, mask: str) -> N
         model(tokens, causal).sum().backward()
         monitor.step()
     assert not any("attention" in one for one in monitor._faults.sentences())
-    ((args, _),) = monitor._inputs.held[0].calls  # type: ignore[index]
+    ((args, _),) = monitor._inputs.batches[0].calls  # type: ignore[index]
     assert args[0].shape == (32, 64)
     assert args[1].shape == (64, 64)
     even = of_module(monitor.run, "attention_uniform")["layer.self_attn"]
@@ -265,7 +265,7 @@ def test_inputs_the_model_does_not_take_cut_are_held_whole() -> None:
             return x
 
     x, table = torch.zeros(300, 20), torch.zeros(300)
-    cut, whole = Held.seen(Whole(), (x, table), {}, "cpu")
+    cut, whole = MeasurementInputs.seen(Whole(), (x, table), {}, "cpu")
     assert [len(it) for it in cut.calls[0][0]] == [102, 102]
     assert [len(it) for it in whole.calls[0][0]] == [300, 300]
 
@@ -275,7 +275,7 @@ def test_a_matrix_that_is_not_finite_stops_no_other(tmp_path: Path) -> None:
     held = {"input_ids": next(batches())}
     broken = model.get_parameter("model.layers.0.mlp.gate_proj.weight")
     query = model.get_parameter("model.layers.0.self_attn.q_proj.weight")
-    with joma.Monitor(model, every=1, run=tmp_path / "run", held=held, budget=None) as monitor:
+    with joma.Monitor(model, every=1, run=tmp_path / "run", inputs=held, budget=None) as monitor:
         for step in range(1, 4):
             with torch.no_grad():
                 for weight in (broken, query):
@@ -304,7 +304,7 @@ def test_a_matrix_that_is_not_finite_stops_no_other(tmp_path: Path) -> None:
 def test_stop_on_nan_ends_the_training_at_once(tmp_path: Path) -> None:
     model = encoder()
     said = "The loss is NaN since step 3; all weights are finite."
-    monitor = joma.Monitor(model, run=tmp_path / "a", held=next(batches()), stop_on=["nan"])
+    monitor = joma.Monitor(model, run=tmp_path / "a", inputs=next(batches()), stop_on=["nan"])
     assert not monitor.step(1.0)
     assert not monitor.step(torch.tensor(2.0))
     assert monitor.stop_reason is None
@@ -314,7 +314,7 @@ def test_stop_on_nan_ends_the_training_at_once(tmp_path: Path) -> None:
     monitor.close()
     assert f"- critical: {said}" in monitor.summary()
 
-    monitor = joma.Monitor(model, run=tmp_path / "b", held=next(batches()), stop_on=("nan",))
+    monitor = joma.Monitor(model, run=tmp_path / "b", inputs=next(batches()), stop_on=("nan",))
     monitor.step(1.0)
     with torch.no_grad():
         model.get_parameter("encoder.layers.1.norm1.bias")[2] = torch.inf

@@ -103,12 +103,12 @@ def test_norms_and_moves_are_those_of_every_measurement(tmp_path: Path) -> None:
 
 def test_a_vocabulary_is_known_only_of_models_that_predict_tokens(tmp_path: Path) -> None:
     model = encoder()
-    with joma.Monitor(model, run=tmp_path / "tokens", held=next(batches())) as monitor:
+    with joma.Monitor(model, run=tmp_path / "tokens", inputs=next(batches())) as monitor:
         monitor.measure()
     assert monitor.run is not None
     assert of_run(monitor.run, "vocabulary")[1] == [VOCABULARY]
     model.output = nn.Linear(16, 1)
-    with joma.Monitor(model, run=tmp_path / "value", held=next(batches())) as monitor:
+    with joma.Monitor(model, run=tmp_path / "value", inputs=next(batches())) as monitor:
         monitor.measure()
     assert monitor.run is not None
     assert of_run(monitor.run, "vocabulary")[1] == []

@@ -582,7 +582,7 @@ def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
         ),
         ("train.monitor.monitor.undisturbed", "a measurement failed since step 1"),
         ("train.monitor.findings.judge", "findings not made"),
-        ("train.monitor.inputs.Held.seen", "catching inputs failed"),
+        ("train.monitor.inputs.MeasurementInputs.seen", "catching inputs failed"),
         ("train.monitor.finite.FiniteWatch.check", "where numbers stop being finite not located"),
         ("train.monitor.finite.named_parameters", "where numbers stop being finite not located"),
         ("train.monitor.measure.Measurements.moved", "a measurement failed"),
@@ -622,7 +622,7 @@ def test_a_lazy_model_draws_its_weights_itself(tmp_path: Path) -> None:
         torch.manual_seed(5)
         model = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.LazyLinear(VOCABULARY))
         if watched:
-            with joma.Monitor(model, run=tmp_path / "run", held=tokens) as monitor:
+            with joma.Monitor(model, run=tmp_path / "run", inputs=tokens) as monitor:
                 monitor.measure()
                 model(tokens)
                 monitor.step(1.0)
@@ -652,7 +652,9 @@ def test_ctrl_c_in_a_measurement_is_not_caught(
 
 def test_steps_from_several_threads(tmp_path: Path) -> None:
     model = small()
-    monitor = joma.Monitor(model, every=10, run=tmp_path / "run", held=next(batches()), budget=None)
+    monitor = joma.Monitor(
+        model, every=10, run=tmp_path / "run", inputs=next(batches()), budget=None
+    )
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -696,9 +698,9 @@ def test_a_monitored_model_is_copied_saved_and_pickled_without_a_trace(tmp_path:
             )
             assert module.__dict__.get("_compiled_call_impl") is None
         other(next(batches()))
-    assert monitor._inputs.held is None  # a copy's call is not the model's
+    assert monitor._inputs.batches is None  # a copy's call is not the model's
     model(next(batches()))
-    assert monitor._inputs.held is not None
+    assert monitor._inputs.batches is not None
     monitor.step(1.0)
     assert "_compiled_call_impl" not in vars(model)
     monitor.close()

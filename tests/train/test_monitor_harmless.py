@@ -11,13 +11,13 @@ from joma.errors import JomaError
 from joma.models import find_weights
 from joma.runs import Run
 from joma.train.monitor.faults import Faults
-from joma.train.monitor.inputs import Held, Inputs
+from joma.train.monitor.inputs import Inputs, MeasurementInputs
 
 
 def trained(folder: Path | str, steps: int, **options: object) -> joma.Monitor:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    options = {"held": torch.ones(1, 4), "every": 1, "budget": None, **options}
+    options = {"inputs": torch.ones(1, 4), "every": 1, "budget": None, **options}
     with joma.Monitor(model, run=folder, **options) as monitor:  # type: ignore[arg-type]
         for _ in range(steps):
             monitor.step(model(torch.ones(1, 4)).sum())
@@ -136,10 +136,13 @@ def test_processes_broadcast_as_often_whatever_their_batches(
     """Its own batch makes two candidates; the first process says how many there are."""
     model, processes = nn.Linear(2, 2), Other(first)
     inputs = Inputs(model, model, None, processes, Faults(0, True))  # type: ignore[arg-type]
-    inputs.held = (Held.of(torch.ones(2, 2)), Held.of(torch.ones(1, 2)))
+    inputs.batches = (
+        MeasurementInputs.of(torch.ones(2, 2)),
+        MeasurementInputs.of(torch.ones(1, 2)),
+    )
     inputs.settle()
     assert processes.broadcasts == broadcasts
-    assert len(inputs.held) == (2 if first[0] == 2 else first[0])
+    assert len(inputs.batches) == (2 if first[0] == 2 else first[0])
 
 
 class Attention(nn.Module):

@@ -37,7 +37,7 @@ def finding(
 def watching(**options: Any) -> joma.Monitor:
     """A monitor of a model that lives as long as it."""
     model = encoder()
-    given: dict[str, Any] = {"held": next(batches())} | options
+    given: dict[str, Any] = {"inputs": next(batches())} | options
     monitor = joma.Monitor(model, **given)
     monitor.model = model  # type: ignore[attr-defined]  # which is kept weakly
     return monitor
@@ -178,7 +178,7 @@ def judge(series, *, ended):
 
 live_findings.judge = judge
 model = encoder()
-monitor = joma.Monitor(model, every=1, run=sys.argv[1], held=next(batches()), budget=None)
+monitor = joma.Monitor(model, every=1, run=sys.argv[1], inputs=next(batches()), budget=None)
 for step in range(1, 9):
     monitor.step(1.0)
     if step == 4:
@@ -206,7 +206,7 @@ def test_a_process_that_is_killed_leaves_its_findings(
     assert written(folder) == [("diverged_loss", "critical")]
     assert "critical, step 2: It diverged." in monitor.summary()
     planted(monkeypatch, [])
-    with watching(run=folder, held=next(batches()), step=1, **OPTIONS):  # from before
+    with watching(run=folder, inputs=next(batches()), step=1, **OPTIONS):  # from before
         pass
     assert written(folder) == []
 
@@ -274,7 +274,7 @@ def test_a_nan_is_judged_when_it_happens(tmp_path: Path) -> None:
     monitor = watching(
         every=1000,
         run=tmp_path / "run",
-        held=next(batches()),
+        inputs=next(batches()),
         stop_on={"not_finite"},
         on_finding=heard.append,
     )
@@ -314,7 +314,9 @@ def test_steps_without_a_measurement_read_nothing_and_judge_nothing(
 
 def test_series_in_memory_are_those_of_the_run_folder(tmp_path: Path) -> None:
     model = encoder()
-    monitor = joma.Monitor(model, every=2, run=tmp_path / "run", held=next(batches()), budget=None)
+    monitor = joma.Monitor(
+        model, every=2, run=tmp_path / "run", inputs=next(batches()), budget=None
+    )
     for step in range(7):
         monitor.step(float(step))
         monitor.record_validation(2.0 - step)
@@ -330,7 +332,7 @@ def test_series_in_memory_are_those_of_the_run_folder(tmp_path: Path) -> None:
 
     recorded = by_key(series_of(Run.open(tmp_path / "run").metrics.read()))
     assert by_key(monitor._recorder.history.series()) == recorded
-    resumed = joma.Monitor(model, run=tmp_path / "run", held=next(batches()), step=7)
+    resumed = joma.Monitor(model, run=tmp_path / "run", inputs=next(batches()), step=7)
     assert by_key(resumed._recorder.history.series()) == recorded
     assert resumed._live._reported.keys() >= set()
     resumed.close()

@@ -41,7 +41,7 @@ def test_rate_and_decay_of_a_loop_are_those_of_its_optimizer(tmp_path: Path) -> 
 
     options: dict[str, Any] = {"every": 1, "budget": None, "metrics": ["stable_rank"]}
     with joma.Monitor(
-        model, optimizer, run=tmp_path / "run", held=next(batches()), loggers=[logger], **options
+        model, optimizer, run=tmp_path / "run", inputs=next(batches()), loggers=[logger], **options
     ) as monitor:
         made_steps(model, optimizer, monitor, 2)
         optimizer.param_groups[1]["lr"] = torch.tensor(5e-3)  # as compiled optimizers have it
@@ -114,7 +114,7 @@ def test_validation_losses_are_recorded(tmp_path: Path) -> None:
         encoder(),
         every=100,
         run=tmp_path / "run",
-        held=next(batches()),
+        inputs=next(batches()),
         loggers=[lambda step, values: heard.append((step, dict(values)))],
     )
     monitor.record_validation(4.0)

@@ -26,7 +26,7 @@ from joma.train.monitor.forward import (
     same_rows,
     seen_keys,
 )
-from joma.train.monitor.inputs import Held, _attention_without_plans
+from joma.train.monitor.inputs import MeasurementInputs, _attention_without_plans
 from joma.train.monitor.parts import Heads, Matrix, Parts, parts_of
 from joma.train.monitor.ranks import batches, scores_spectra, update_rows
 from joma.train.monitor.undisturbed import undisturbed, unwrap
@@ -333,7 +333,7 @@ def test_a_look_leaves_nothing_behind() -> None:
     other = model.other
     with undisturbed(model):
         assert not model.training
-        Held.of([x, (x,)]).run(model)
+        MeasurementInputs.of([x, (x,)]).run(model)
         assert float(model.calls) == 2
     assert model.training
     assert float(model.calls) == 0
@@ -375,7 +375,7 @@ def test_a_look_inside_autocast_leaves_weights_uncached() -> None:
     x = torch.ones(2, 3)
     with torch.autocast("cpu", torch.float16):
         with undisturbed(model):
-            Held(Held.of(x).calls, (True, torch.float16)).run(model)
+            MeasurementInputs(MeasurementInputs.of(x).calls, (True, torch.float16)).run(model)
         model(x).float().sum().backward()
     assert model.weight.grad is not None
 
@@ -389,14 +389,16 @@ def test_nothing_is_cached_while_a_model_is_measured_in_autocast() -> None:
     )
     with torch.autocast("cpu", torch.float16), undisturbed(model):
         cached.append(torch.is_autocast_cache_enabled())
-        Held(Held.of(torch.ones(2, 3)).calls, (True, torch.float16)).run(model)
+        MeasurementInputs(MeasurementInputs.of(torch.ones(2, 3)).calls, (True, torch.float16)).run(
+            model
+        )
     assert cached == [False, False]
 
 
 def test_sequences_that_come_second_are_cut_there() -> None:
     attention = nn.MultiheadAttention(8, 2)
     x = normal(100, 50, 8)
-    held = Held.seen(attention, (x, x, x), {"need_weights": False}, "cpu")
+    held = MeasurementInputs.seen(attention, (x, x, x), {"need_weights": False}, "cpu")
     (args, kwargs) = held[0].calls[0]
     assert args[0].shape == (100, math.floor(2048 / 100), 8)
     assert kwargs == {"need_weights": False}

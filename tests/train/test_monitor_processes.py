@@ -55,7 +55,7 @@ def train(model: nn.Module, monitor: Any, rank: int, ranks: int) -> list[float]:
 
 
 def watched(model: nn.Module, folder: Path, rank: int, ranks: int, held: Tensor) -> list[float]:
-    with joma.Monitor(model, every=2, run=folder, held=held, budget=None, theorem1=1) as monitor:
+    with joma.Monitor(model, every=2, run=folder, inputs=held, budget=None, theorem1=1) as monitor:
         return train(model, monitor, rank, ranks)
 
 
@@ -75,7 +75,7 @@ def faulty(fault: str, folder: Path, rank: int) -> tuple[list[float], str]:
 
     with (
         pytest.MonkeyPatch.context() as patch,
-        joma.Monitor(model, every=1, run=folder, held=next(batches(9)), budget=None) as monitor,
+        joma.Monitor(model, every=1, run=folder, inputs=next(batches(9)), budget=None) as monitor,
     ):
         if fault == "model" and rank == 1:
             model.get_submodule("encoder.layers.0.linear1").register_forward_pre_hook(refuse)
@@ -94,7 +94,7 @@ def stopped(folder: Path, rank: int) -> list[int | str]:
         place = folder / f"stopped-{kind}"
         with (
             pytest.MonkeyPatch.context() as patch,
-            joma.Monitor(model, run=place, held=next(batches(9)), stop_on=["nan"]) as monitor,
+            joma.Monitor(model, run=place, inputs=next(batches(9)), stop_on=["nan"]) as monitor,
         ):
             patch.setattr("joma.train.monitor.findings.STOP_EVERY", 3)
             for step in range(1, 9):
@@ -115,7 +115,7 @@ def found(folder: Path, rank: int) -> list[int | str]:
                 model,
                 every=1,
                 run=folder / f"found-{kind}",
-                held=next(batches(9)),
+                inputs=next(batches(9)),
                 budget=None,
                 stop_on={"collapse"},
             ) as monitor,

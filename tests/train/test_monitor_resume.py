@@ -51,7 +51,7 @@ def train(folder: Path, stop: int | None, saved: bool = True) -> joma.Monitor:
     """Six steps, with a new monitor after one of them."""
     model = encoder(dropout=0.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options: dict[str, Any] = {"every": 1, "held": next(batches(9)), "budget": None}
+    options: dict[str, Any] = {"every": 1, "inputs": next(batches(9)), "budget": None}
     monitor = joma.Monitor(model, run=folder, **options)
     feed = batches()
     for step in range(1, 13):
@@ -86,7 +86,7 @@ def test_without_its_state_the_summary_says_what_is_missing(tmp_path: Path) -> N
 
 def test_a_state_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
     model = encoder()
-    monitor = joma.Monitor(model, run=tmp_path / "run", step=3, held=next(batches()))
+    monitor = joma.Monitor(model, run=tmp_path / "run", step=3, inputs=next(batches()))
     odd: dict[str, Tensor] = {"due": torch.tensor([5, 6]), "copy.nothing": torch.ones(2)}
     for state in (
         {},

@@ -127,7 +127,7 @@ def trained(
         model,
         every=every,
         run=folder,
-        held=held.unsqueeze(0),
+        inputs=held.unsqueeze(0),
         budget=None,
         theorem1=0,
         metrics=["theorem1_residual"],

@@ -35,7 +35,7 @@ def list_(
     root: Annotated[
         Path | None,
         typer.Argument(
-            metavar="DIR", help="Where to look, three folders deep; otherwise in ./runs."
+            metavar="DIR", help="Where to search, three folders deep; otherwise in ./runs."
         ),
     ] = None,
     json: Json = False,

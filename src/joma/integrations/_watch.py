@@ -50,7 +50,7 @@ class Watch:
     @property
     def holds(self) -> bool:
         """Whether inputs to measure on were given."""
-        return self._options.get("held") is not None
+        return any(self._options.get(name) is not None for name in ("inputs", "held"))
 
     def begin(
         self,

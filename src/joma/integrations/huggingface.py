@@ -35,7 +35,7 @@ class MonitorCallback(TrainerCallback):
     is recorded with the losses that the Trainer logs.
 
     Training resumed from a checkpoint resumes the newest run folder, from the same step; give
-    `held`, so that measurements before and after are on the same inputs. Where `stop_on` asks for
+    `inputs`, so that measurements before and after are on the same inputs. Where `stop_on` asks for
     it, the Trainer ends the training after the step.
 
     Args:

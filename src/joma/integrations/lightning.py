@@ -37,9 +37,9 @@ class MonitorCallback(Callback):
     optimization, gradients are seen where `training_step` leaves them, and a batch in which
     several optimizers step is one step.
 
-    Training resumed from a checkpoint resumes the same run folder, from the same step; give `held`,
-    so that measurements before and after are on the same inputs. Where `stop_on` asks for it, the
-    Trainer ends the training after the step.
+    Training resumed from a checkpoint resumes the same run folder, from the same step; give
+    `inputs`, so that measurements before and after are on the same data. Where `stop_on` asks for
+    it, the Trainer ends the training after the step.
 
     Args:
         module: name of the submodule to watch, "model" or "net.decoder"; otherwise the one that has
@@ -77,7 +77,7 @@ class MonitorCallback(Callback):
         # What DDP calls the LightningModule with are the arguments of training_step.
         if model is pl_module and trainer.model is not pl_module and not self._watch.holds:
             raise JomaError(
-                "held must be what the LightningModule is called with, or module the name of the "
+                "inputs must be what the LightningModule is called with, or module the name of the "
                 f"submodule to watch, since {type(trainer.model).__name__} calls it here"
             )
         monitor = self._watch.begin(

@@ -1,4 +1,4 @@
-"""At which steps a series should have checkpoints, given or told from the steps it has."""
+"""At which steps a series should have checkpoints, given or inferred from the steps it has."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def inferred(steps: Sequence[int]) -> Schedule | None:
     Pythia has it. The spacing is the most frequent difference, at least twice and half of all, of
     which the others are multiples; a last step that ends the training early is no gap. No claim is
     made where spacing changes for good, nor where more than half as many would be missing as there
-    are: those who keep few checkpoints on purpose should not be told that they lost some.
+    are: those who keep few checkpoints on purpose should not be warned that they lost some.
 
     Args:
         steps: in increasing order, without repeats.

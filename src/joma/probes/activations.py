@@ -25,7 +25,7 @@ _AT_ONCE = {"cpu": 2**17, "cuda": 2**24}
 
 @dataclass(frozen=True, eq=False)
 class ActivationStatistics:
-    """What the hidden activations of a layer look like, over tokens and nodes.
+    """Statistics of a layer's hidden activations, over tokens and nodes.
 
     An entry is near zero where |a| ≤ near · rms, with rms the root of the mean square of the
     token's own activations; otherwise the node is active at that token.

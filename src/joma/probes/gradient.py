@@ -23,7 +23,7 @@ Loss = Tensor | Callable[[], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class GradientRank:
-    """What the gradient of one weight looks like on a batch.
+    """Statistics of the gradient of one weight on a batch.
 
     Attributes:
         name: of the parameter.

@@ -259,7 +259,7 @@ def _expert_activations(
     Returns:
         None where the module is of another kind.
     """
-    given: Any = module  # transformers says of each what its matrices look like
+    given: Any = module  # transformers says of each how its matrices are laid out
     lower = module._parameters.get("gate_up_proj", module._parameters.get("up_proj"))
     gated = getattr(given, "has_gate", True) and hasattr(given, "_apply_gate")
     activation = given._apply_gate if gated else getattr(given, "act_fn", None)

@@ -40,7 +40,7 @@ def estimate(options: Mapping[str, Any]) -> dict[str, Scale]:
 
 EXPERIMENT = Experiment(
     name="hierarchy",
-    title="What attention looks at while it learns, by height of the common ancestor",
+    title="What attention attends to while it learns, by height of the common ancestor",
     published=(
         "attention first associates the tokens of the same lowest hierarchy as the query, which "
         "co-occur most with it, then gradually reaches out to those that co-occur less (Fig. 5)."

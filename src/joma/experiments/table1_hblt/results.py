@@ -192,11 +192,11 @@ def _by_depth(results: TreeResults, learned: Learned) -> str:
 def _order(results: TreeResults, learned: Learned, pairs: np.ndarray) -> str:
     """Return whether lower levels are learned earlier than those above them."""
     if not len(pairs):
-        return "Which level is learned first cannot be told: no tree here has two."
+        return "Which level is learned first cannot be decided: no tree here has two."
     both = pairs[learned.raised[pairs] & learned.raised[pairs + 1]]
     if not len(both):
         return (
-            "Which level is learned first cannot be told: of two neighbouring ones, in no pair "
+            "Which level is learned first cannot be decided: of two neighbouring ones, in no pair "
             "training clearly adds to both."
         )
     later = learned.half_way[both + 1] - learned.half_way[both]

@@ -44,7 +44,7 @@ def weights(
         if weight.name not in names:
             raise JomaError(
                 f"the map of {architecture.name} has the {weight.role} at {weight.name}, which the "
-                f"model does not have; its names look like {_some(names)}"
+                f"model does not have; its names are like {_some(names)}"
             )
     by_head = any(isinstance(place.part, Part) and place.part.by_head for _, place in places)
     if by_head and (heads is None or heads < 1):
@@ -65,7 +65,7 @@ def prefix_of(names: Iterable[str], architecture: Architecture) -> str:
             return prefix
     raise JomaError(
         f"no parameter is named as the map of {architecture.name} has it, such as "
-        f"{architecture.prefixes[-1]}{architecture.mlp_lower.name}; names look like {_some(names)}"
+        f"{architecture.prefixes[-1]}{architecture.mlp_lower.name}; names are like {_some(names)}"
     )
 
 

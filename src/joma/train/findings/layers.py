@@ -187,7 +187,7 @@ def _without_gradient(
                     f"{f'Layer {layer} ({block})' if layer is not None else block} does not learn: "
                     f"in the last {LAST} measurements its gradient was {share.max():.1e} of the "
                     "other layers' or less.",
-                    "Nothing that it computes reaches the loss. Look for an output that is not "
+                    "Nothing that it computes reaches the loss. Search for an output that is not "
                     "used, a detach(), a zero scale in front of it, or dead activations.",
                     {"share": float(share.max())},
                     block,
@@ -299,7 +299,7 @@ def judge_ranks(recorded: Recorded) -> Verdict:
                     f"{one.module} is of one direction since step {since}: its stable rank ends at "
                     f"{end:.2f}, where that of the same weight in other layers or at the beginning "
                     f"is {usual:.1f}.",
-                    "Most of what the layer computes is a single feature. Look at what happened at "
+                    "Most of what the layer computes is a single feature. Check what happened at "
                     "that step; a lower learning rate, weight decay, or initialising the weight "
                     "again can bring it back.",
                     {"end": end, "usual": usual, "first": float(one.values[0])},

@@ -58,7 +58,7 @@ def not_finite(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
         f"The loss was {word} at step {step} and is finite again ({many})."
         if again
         else f"The loss is {word} since step {step} ({many}).",
-        "Look for a batch that is out of the ordinary at that step, or clip gradients."
+        "Search for a batch that is out of the ordinary at that step, or clip gradients."
         if again
         else "Weights that are not finite do not recover: go back to a checkpoint from before this "
         "step. Try a lower learning rate, gradient clipping, or bfloat16 in place of float16.",
@@ -100,7 +100,7 @@ def _diverged(curve: Curve, first: float) -> Finding | None:
         f"The loss has diverged: it was {low:.3f} near step {step} and is now {end:.3f}, "
         f"{beginning}.",
         "What was learned is being lost. Go back to a checkpoint from before this step and lower "
-        "the learning rate, lengthen its warm-up or clip gradients; look at the data of these "
+        "the learning rate, lengthen its warm-up or clip gradients; inspect the data of these "
         "steps.",
         {"first": began, "lowest": low, "end": end, "noise": curve.noise},
     )
@@ -138,7 +138,7 @@ def loss_spike(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
         step,
         f"The loss rose to {levels[top + 1]:.3f} near step {step}, {rise:.3f} above what it had "
         "been, and came back.",
-        "Single spikes cost little. If they come again, look at the data of these steps, clip "
+        "Single spikes cost little. If they come again, inspect the data of these steps, clip "
         "gradients, or lower the learning rate or Adam's second beta.",
         {"rise": rise, "before": float(before[top])},
     )
@@ -240,7 +240,7 @@ def label_noise(validation: ArrayLike, training: Curve) -> Finding | None:
         int(training.steps[-1]),
         f"The training loss ends at {now:.3f}, {gap:.3f} above the validation loss of {end:.3f}.",
         "What is trained on is harder to predict than what is validated on: labels that are wrong, "
-        "or strong dropout, augmentation or label smoothing. Look at the training examples with "
+        "or strong dropout, augmentation or label smoothing. Inspect the training examples with "
         "the largest losses.",
         {"training": now, "validation": end, "gap": gap},
     )

@@ -260,7 +260,7 @@ class _Session:
             optimizer if hasattr(optimizer, "param_groups") else None,
             every=settings.every,
             run=self.run,
-            held=[{"input_ids": self.trainer.held_out(settings.windows)}],
+            inputs=[{"input_ids": self.trainer.held_out(settings.windows)}],
             metrics=settings.metrics,
             theorem1=settings.theorem1,
             seed=self.config.training.seed,

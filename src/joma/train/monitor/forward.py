@@ -14,7 +14,7 @@ from joma.errors import JomaError
 from joma.probes import AttentionAccumulator, AttentionCall, AttentionMap, watch_attention
 from joma.probes.metrics import Metric, collected
 from joma.train.monitor.faults import Faults
-from joma.train.monitor.inputs import Held
+from joma.train.monitor.inputs import MeasurementInputs
 from joma.train.monitor.parts import Parts, Tensors, module_named
 from joma.train.monitor.record import Row
 
@@ -259,12 +259,14 @@ class Reading:
         self.theorem1 = Theorem1(theorem1) if of_layer and theorem1 is not None else None
         self._even: dict[str, float] = {}
 
-    def attend(self, model: nn.Module, held: Held, parts: Parts, lower: Tensor | None) -> list[Row]:
+    def attend(
+        self, model: nn.Module, inputs: MeasurementInputs, parts: Parts, lower: Tensor | None
+    ) -> list[Row]:
         """Run the model and return what was seen of its attention and of Theorem 1.
 
         Args:
             model: The model, uncompiled, in evaluation mode.
-            held: What it is called with.
+            inputs: What it is called with.
             parts: Where its blocks are.
             lower: The lower MLP weight of the layer on which Theorem 1 is measured, (K, d).
         """
@@ -284,7 +286,7 @@ class Reading:
             if theorem is not None:
                 stack.enter_context(theorem.watching(model, parts))
             stack.enter_context(watch_attention(model, see, names=self._names))
-            held.run(model)
+            inputs.run(model)
         rows: list[Row] = []
         for key, one in seen.items():
             rows += self._faults.tried("attention", lambda k=key, o=one: self._rows(k, o)) or []

@@ -23,7 +23,7 @@ _ONLY_FOR_THE_LOSS = ("labels", "num_items_in_batch", "shift_labels")
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class MeasurementInputs:
     """What a model is called with, and the autocast it is called in.
 
     Attributes:
@@ -35,17 +35,17 @@ class Held:
     autocast: tuple[bool, torch.dtype] | None = None
 
     @classmethod
-    def of(cls, batches: Any) -> "Held":
+    def of(cls, batches: Any) -> "MeasurementInputs":
         """Batches given by a person: one tensor, tuple or dict for each call, or just one."""
         several = list(batches) if isinstance(batches, list) else [batches]
         if not several:
-            raise JomaError("held must be one batch at least, got none")
+            raise JomaError("inputs must be one batch at least, got none")
         return cls(tuple(_call(batch) for batch in several))
 
     @classmethod
     def seen(
         cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
-    ) -> tuple["Held", ...]:
+    ) -> tuple["MeasurementInputs", ...]:
         """Return the first sequences of what the model is just called with.
 
         Several where it is not clear which tensors hold one row for each sequence: the first that
@@ -67,10 +67,10 @@ class Held:
         _each(self.calls, lambda tensor: found.append(tensor) or tensor)
         return len(found)
 
-    def shared(self, same: Callable[[Tensor], Tensor]) -> "Held":
+    def shared(self, same: Callable[[Tensor], Tensor]) -> "MeasurementInputs":
         """The same with what `same` makes of every tensor."""
         calls = tuple((_each(args, same), _each(kwargs, same)) for args, kwargs in self.calls)
-        return Held(calls, self.autocast)
+        return MeasurementInputs(calls, self.autocast)
 
     def run(self, model: nn.Module) -> None:
         """Calls the model, or its body where the rest is for the loss alone."""
@@ -135,7 +135,7 @@ def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Mapping):
         return (), dict(batch)
     raise JomaError(
-        f"held must be tensors, tuples or dicts the model is called with, got {type(batch)}"
+        f"inputs must be tensors, tuples or dicts the model is called with, got {type(batch)}"
     )
 
 
@@ -207,48 +207,49 @@ class Inputs:
         faults: Where failures are noted.
 
     Attributes:
-        held: Inputs of which the first that the model takes are right; None before there are any.
+        batches: Inputs of which the first that the model takes are right; None before there are
+            any.
     """
 
     def __init__(
         self,
         model: nn.Module,
         inner: nn.Module,
-        given: Held | None,
+        given: MeasurementInputs | None,
         processes: Processes,
         faults: Faults,
     ) -> None:
-        self.held: tuple[Held, ...] | None = None if given is None else (given,)
+        self.batches: tuple[MeasurementInputs, ...] | None = None if given is None else (given,)
         self._called, self._inner = weakref.ref(model), weakref.ref(inner)
         self._processes, self._faults = processes, faults
         self._settled = False
         self._first_calls: list[FirstCall] = []
-        if self.held is None and processes.measures:
+        if self.batches is None and processes.measures:
             self._await()
 
     def settle(self) -> None:
         """Stop catching once there are inputs; all processes take those of the first."""
-        if self.held is not None and not self._settled:
+        if self.batches is not None and not self._settled:
             self.close()
-            self.held = self._shared(self.held)
+            self.batches = self._shared(self.batches)
             self._settled = True
         elif self._first_calls and not self._first_calls[-1].in_place:
             self._await()  # the model was compiled in place meanwhile
 
-    def _shared(self, held: tuple[Held, ...]) -> tuple[Held, ...]:
+    def _shared(self, batches: tuple[MeasurementInputs, ...]) -> tuple[MeasurementInputs, ...]:
         """Return the first process's inputs; each keeps its own where they differ in number.
 
         Batches may be of another length in each process, and then of another number of candidates.
         """
         if not self._processes.together:
-            return held
-        number = self._processes.agree([len(held)])[0]
-        held = (*held, *[held[-1]] * number)[:number]
-        tensors = sum(one.tensors for one in held)
+            return batches
+        number = self._processes.agree([len(batches)])[0]
+        batches = (*batches, *[batches[-1]] * number)[:number]
+        tensors = sum(one.tensors for one in batches)
         if self._processes.any(self._processes.agree([tensors])[0] != tensors):
             self._faults.remark("every process is measured on inputs of its own, which differ")
-            return held
-        return tuple(one.shared(self._processes.same) for one in held)
+            return batches
+        return tuple(one.shared(self._processes.same) for one in batches)
 
     def close(self) -> None:
         """Leave the model alone."""
@@ -274,8 +275,8 @@ class Inputs:
     def _catch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         inner = self._inner()
         # A validation before the first step is not training.
-        if self.held is None and inner is not None and torch.is_grad_enabled():
-            self.held = Held.seen(inner, args, kwargs, self._processes.device.type)
+        if self.batches is None and inner is not None and torch.is_grad_enabled():
+            self.batches = MeasurementInputs.seen(inner, args, kwargs, self._processes.device.type)
 
 
 Caught = Callable[[tuple[Any, ...], dict[str, Any]], None]

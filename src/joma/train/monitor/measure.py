@@ -19,7 +19,7 @@ from joma.probes.metrics import MONITORED, Cadence, Effort, Metric, Needs
 from joma.train.monitor.facts import Facts, IsOptimized
 from joma.train.monitor.faults import Faults
 from joma.train.monitor.forward import Reading, watching_activity
-from joma.train.monitor.inputs import Held
+from joma.train.monitor.inputs import MeasurementInputs
 from joma.train.monitor.options import Options
 from joma.train.monitor.parts import Heads, Matrix, Parts, Tensors, parts_of
 from joma.train.monitor.processes import Gathers, Processes, whole
@@ -145,7 +145,9 @@ class Measurements:
         """Forget the model's tensors, which live only as long as the model."""
         self._tensors = None
 
-    def forward(self, model: nn.Module, candidates: Sequence[Held]) -> tuple[list[Row], Held]:
+    def forward(
+        self, model: nn.Module, candidates: Sequence[MeasurementInputs]
+    ) -> tuple[list[Row], MeasurementInputs]:
         """Run the model and return what that shows, and the inputs that it ran on.
 
         Args:
@@ -172,14 +174,14 @@ class Measurements:
     def _passed(
         self,
         model: nn.Module,
-        candidates: Sequence[Held],
+        candidates: Sequence[MeasurementInputs],
         what: str,
         active: Sequence[Metric],
         lower: Tensor | None,
-    ) -> tuple[list[Row], Held] | None:
+    ) -> tuple[list[Row], MeasurementInputs] | None:
         """Return the rows of one forward pass and its inputs; None, and a note, where all fail."""
         last: Exception | None = None
-        for held in candidates:
+        for inputs in candidates:
             rows: list[Row] = []
             failed: Exception | None = None
             try:
@@ -190,20 +192,20 @@ class Measurements:
                     )
                     activity = stack.enter_context(watching)
                     if what == "attention":
-                        rows += self._reading.attend(model, held, self._parts, lower)
+                        rows += self._reading.attend(model, inputs, self._parts, lower)
                     else:
-                        held.run(model)
+                        inputs.run(model)
                 rows += activity
             except Exception as error:  # the model's own code, which may fail as it likes
                 failed = error
             if not self._processes.any(failed is not None):
-                return _finite(rows), held
+                return _finite(rows), inputs
             last = failed or last
         why = "the forward pass failed in another process" if last is None else last
         self._faults.note(what, why)
         return None
 
-    def _trace(self, model: nn.Module, held: Held) -> None:
+    def _trace(self, model: nn.Module, inputs: MeasurementInputs) -> None:
         """Let one forward pass show, once, how fused matrices are to be read."""
         fused = any(heads.query.place.part is not None for heads in self._parts.heads)
         if self._traced or not fused:
@@ -212,7 +214,7 @@ class Measurements:
 
         def run() -> None:
             with self._gathers.completed(model):
-                held.run(model)
+                inputs.run(model)
 
         found = self._faults.tried(
             "tracing the model", lambda: parts_of(model, self._architecture, run)

@@ -27,7 +27,7 @@ from joma.train.monitor.faults import Faults
 from joma.train.monitor.findings import LiveFindings, OnFinding, Stopping, summary_of
 from joma.train.monitor.finite import Alarm
 from joma.train.monitor.folder import Opened, open_run
-from joma.train.monitor.inputs import Held, Inputs
+from joma.train.monitor.inputs import Inputs, MeasurementInputs
 from joma.train.monitor.measure import Measurements
 from joma.train.monitor.options import Options, check_kinds, whole_number
 from joma.train.monitor.processes import Processes
@@ -80,7 +80,7 @@ class Monitor:
             took.
         run: A run, or the folder of one to make; otherwise a new folder in `./runs`. Where the
             folder holds an earlier run, `runs/mine`, the new one is `runs/mine-2`.
-        held: What the model is called with to be measured: a tensor, tuple or dict, or a list of
+        inputs: What the model is called with to be measured: a tensor, tuple or dict, or a list of
             such. Otherwise the first sequences, about 2,048 tokens, of the first forward pass.
         architecture: Where the parts of the model are; found by its modules unless given.
         attention: Which modules make queries and keys, for a model that does not say it itself.
@@ -93,13 +93,14 @@ class Monitor:
         budget: Share of the training's time that the monitor may take, from two minutes on; None
             for no limit.
         step: Optimizer steps made before, where a training is resumed: the newest run of the folder
-            is continued, without what was logged after that step. Give `held` then, so that
+            is continued, without what was logged after that step. Give `inputs` then, so that
             measurements before and after are on the same inputs.
         stop_on: When `step` returns True: the kind of a finding, "dead_layer"; "nan", "diverged"
             and "collapse", short for "not_finite", "diverged_loss" and "attention_collapse";
             "critical", any critical finding.
         on_finding: Called with every new `Finding` when it is made, and again where its severity
             rises. Where it raises it is dropped, as a logger is.
+        held: Deprecated name of `inputs`.
 
     Raises:
         JomaError: An option is not possible, or the folder holds something else.
@@ -112,7 +113,7 @@ class Monitor:
         *,
         every: int = 100,
         run: Run | Path | str | None = None,
-        held: Any = None,
+        inputs: Any = None,
         architecture: Architecture | None = None,
         attention: AttentionMap | None = None,
         metrics: Sequence[str] | None = None,
@@ -125,7 +126,11 @@ class Monitor:
         step: int = 0,
         stop_on: Collection[str] = (),
         on_finding: OnFinding | None = None,
+        held: Any = None,
     ) -> None:
+        if held is not None:
+            warnings.warn("held is deprecated, use inputs", DeprecationWarning, stacklevel=2)
+            inputs = held
         if not isinstance(model, nn.Module):
             raise JomaError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self._optimizer = OptimizerView(optimizer)
@@ -157,7 +162,7 @@ class Monitor:
         self._rate: float | None = None
         self._moved_at: int | None = None
         self._alarm = Alarm(processes, faults)
-        given = None if held is None else Held.of(held)
+        given = None if inputs is None else MeasurementInputs.of(inputs)
         self._measurements = Measurements(
             inner,
             architecture,
@@ -211,9 +216,9 @@ class Monitor:
         self.close()
 
     def begin(self) -> None:
-        """Measure the model before it learns, if `held` was given; `with` does it too."""
+        """Measure the model before it learns, if `inputs` was given; `with` does it too."""
         with self._lock:
-            if self._inputs.held is not None and self._step == 0 and self._processes.measures:
+            if self._inputs.batches is not None and self._step == 0 and self._processes.measures:
                 self._guarded(lambda: self._measure(expensive=False))
 
     def step(
@@ -490,16 +495,16 @@ class Monitor:
             self._budget.due = self._processes.agree(self._budget.due)
 
     def _forward(self, inner: nn.Module) -> list[Row]:
-        held = self._inputs.held
-        if held is None:
+        batches = self._inputs.batches
+        if batches is None:
             if self._step > self._begun:
-                why = f"{self._name} was not called; give held"
+                why = f"{self._name} was not called; give inputs"
                 self._faults.note("attention and MLP activity", why)
             return []
         if self._step == self._begun and any(map(is_lazy, inner.parameters())):
             return []  # a first call would draw weights that are the training's to draw
-        rows, taken = self._measurements.forward(inner, held)
-        self._inputs.held = (taken,)
+        rows, taken = self._measurements.forward(inner, batches)
+        self._inputs.batches = (taken,)
         return rows
 
     def _measure_move(self) -> None:
