@@ -1535,6 +1535,9 @@ def open_runs(arguments: argparse.Namespace) -> int:
 
 # Size
 
+ENTRY_NAMES = frozenset({"EXPERIMENT", "METRIC", "OPTIMIZERS"})
+"""Names for which `joma.experiments`, `joma.probes.metrics` and `joma.optim.registry` scan."""
+
 
 @dataclass
 class Module:
@@ -1550,6 +1553,7 @@ class Module:
         classes: public ones defined at the top.
         exports: names that it imports at the top, and where they come from.
         strings: short texts in it, among which are names of modules to load.
+        entry: whether it is an entry of a registry that scans a package for it.
     """
 
     name: str
@@ -1559,6 +1563,7 @@ class Module:
     classes: list[str]
     exports: dict[str, tuple[str, str]]
     strings: set[str]
+    entry: bool = False
 
 
 def code_lines(source: str) -> int:
@@ -1618,6 +1623,14 @@ class _Imports(ast.NodeVisitor):
         self.when = outer
 
 
+def _is_entry(parsed: ast.Module) -> bool:
+    """Return whether a module assigns one of the names for which registries scan."""
+    plain = (node for node in parsed.body if isinstance(node, ast.Assign))
+    typed = (node for node in parsed.body if isinstance(node, ast.AnnAssign))
+    targets = [one for node in plain for one in node.targets] + [node.target for node in typed]
+    return any(isinstance(one, ast.Name) and one.id in ENTRY_NAMES for one in targets)
+
+
 def read_modules(tree: Path) -> dict[str, Module]:
     """The modules of the only package in the `src` folder of a tree."""
     found: dict[str, Module] = {}
@@ -1649,6 +1662,7 @@ def read_modules(tree: Path) -> dict[str, Module]:
             [one for one in classes if not one.startswith("_")],
             imports.exports,
             {one for one in constants if isinstance(one, str) and len(one) < 100},
+            _is_entry(parsed),
         )
     return found
 
@@ -1664,7 +1678,8 @@ class Size:
     package counts as imported from that module: who imports the name from the package is an
     importer of the module, and the package is not. Imports by the `__init__` of a package that the
     module is in do not count. Not counted among the modules with exactly one importer: `__main__`,
-    kernels (`*_kernel*.py`, folders `kernels`), and modules that are loaded by name: "module" or
+    kernels (`*_kernel*.py`, folders `kernels`), entries of registries that scan for them (modules
+    that assign one of `ENTRY_NAMES`), and modules that are loaded by name: "module" or
     "module:name" as a string in the package or in pyproject.toml.
 
     Attributes:
@@ -1782,7 +1797,10 @@ def _left_out(modules: Mapping[str, Module], tree: Path) -> set[str]:
     return {
         name
         for name, module in modules.items()
-        if name.endswith("__main__") or kernel.search(name) or (name in loaded and "." in name)
+        if name.endswith("__main__")
+        or kernel.search(name)
+        or module.entry
+        or (name in loaded and "." in name)
     }
 
 

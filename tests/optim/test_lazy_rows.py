@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from joma.models import LanguageConfig
 from joma.models.full_speed import FastLanguageModel
 from joma.optim.full_speed import LazyAdam
-from joma.optim.full_speed.lazy_rows import LEAST_REPLAYED, corrected_steps, replayed_steps
+from joma.optim.full_speed.lazy_adam import LEAST_REPLAYED, corrected_steps, replayed_steps
 from joma.train import Ensemble
 
 RATES, HEIGHT, STEPS = (1e-2, 0.1), 40, 2 * LEAST_REPLAYED + 90

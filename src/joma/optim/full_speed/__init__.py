@@ -5,7 +5,6 @@ rows alone; the rest of the package needs none of it. Its counterpart for the ne
 `joma.models.full_speed`.
 """
 
-from joma.optim.full_speed.lazy_adam import LazyAdam
-from joma.optim.full_speed.lazy_rows import LazyRows
+from joma.optim.full_speed.lazy_adam import LazyAdam, LazyRows
 
 __all__ = ["LazyAdam", "LazyRows"]

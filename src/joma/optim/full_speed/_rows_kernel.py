@@ -1,4 +1,4 @@
-"""Adam over a few rows of a table, for the GPU (Triton); see `joma.optim.full_speed.lazy_rows`."""
+"""Adam over a few rows of a table, for the GPU (Triton); see `joma.optim.full_speed.lazy_adam`."""
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
