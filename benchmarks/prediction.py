@@ -144,7 +144,9 @@ def judge(curve: Curve, part: float) -> dict[str, object]:
     return row
 
 
-def _held_against(kind: str, found: nonlinear.Fit, later: Array, truth: Array) -> dict[str, object]:
+def _held_against(
+    kind: str, found: nonlinear.Eqn6Fit, later: Array, truth: Array
+) -> dict[str, object]:
     row: dict[str, object] = {f"{kind}_misfit": found.misfit}
     try:
         prediction = found.predict_entropy(later)

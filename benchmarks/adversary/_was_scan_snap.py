@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.reference.scan_snap import TwoClasses
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.search import Integer, Matrix, Point, Real, Search, Simplex, Vector
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Balanced, Corpus
+from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
 _TWO: dict[str, Any] = {
     "one": Vector(Real(0.05, 0.95), Integer(2, 2)),
@@ -28,23 +28,23 @@ def _late_state(point: Point) -> np.ndarray:
     return _two(point).path(np.array([point["time"]]), point["ratio"], 1.0, rtol=1e-8)[0]
 
 
-def _distinct_rise_late(formula: Formula, point: Point) -> Measurement:
+def _distinct_rise_late(formula: Formula, point: Point) -> ClaimMeasurement:
     """The lowest distinct token, which is to be above 0 with its pull."""
     z = _late_state(point)[:3]
     pull = formula(_two(point).corpus)[0]
-    return Measurement(float(np.max(-z[1:] * np.sign(pull[1:]))), 1e-6)
+    return ClaimMeasurement(float(np.max(-z[1:] * np.sign(pull[1:]))), 1e-6)
 
 
-def _b_rises_late(formula: Formula, point: Point) -> Measurement:
+def _b_rises_late(formula: Formula, point: Point) -> ClaimMeasurement:
     """The lowest −Ḃ over Σ|ż|, of two classes."""
     state, corpus = _late_state(point), _two(point).corpus
     y = np.outer(state[3:], [0.5, -0.5])
     rate = formula(corpus, state[None, :3], y, eta_z=1.0)
     scale = np.sum(np.abs(scan_snap.flow(corpus, state[None, :3], y, eta_y=1.0, eta_z=1.0)[0]))
-    return Measurement(float(np.max(-rate) / scale), 1e-3)
+    return ClaimMeasurement(float(np.max(-rate) / scale), 1e-3)
 
 
-def _equally_common_fall(formula: Formula, point: Point) -> Measurement:
+def _equally_common_fall(formula: Formula, point: Point) -> ClaimMeasurement:
     """z̈(0) of a token that is equally common, next to some that are not, relative."""
     weights = point["weights"] + 1e-6
     classes, between = len(weights), weights.shape[1] - 1
@@ -52,23 +52,23 @@ def _equally_common_fall(formula: Formula, point: Point) -> Measurement:
     own = np.diag(shares[:, -1])
     tokens = np.hstack([np.full((classes, 1), point["equal"]), shares[:, :between], own])
     joint = np.resize(point["joint"], classes)
-    corpus = Corpus(tokens, np.zeros(classes, dtype=np.int64), joint / joint.sum())
+    corpus = ScanSnapCorpus(tokens, np.zeros(classes, dtype=np.int64), joint / joint.sum())
     expected = reference.initial_acceleration(corpus)[0]
     error = expected[0] / np.max(np.abs(expected)) if formula(corpus)[0, 0] == -1 else 1.0
-    return Measurement(float(error), 1e-6)
+    return ClaimMeasurement(float(error), 1e-6)
 
 
-def _with_two_distinct(point: Point) -> Corpus:
+def _with_two_distinct(point: Point) -> ScanSnapCorpus:
     first, second = point["one"][0], point["one"][-1]
     split = np.array([point["split"], 1 - point["split"]])
     tokens = np.zeros((2, 5))
     tokens[:, 0] = first, second
     tokens[0, 1:3], tokens[1, 3:] = (1 - first) * split, (1 - second) * split
     joint = np.array([point["share"], 1 - point["share"]])
-    return Corpus(tokens, np.zeros(2, dtype=np.int64), joint)
+    return ScanSnapCorpus(tokens, np.zeros(2, dtype=np.int64), joint)
 
 
-def _frequent_always(formula: Formula, point: Point) -> Measurement:
+def _frequent_always(formula: Formula, point: Point) -> ClaimMeasurement:
     """How far the less frequent of two distinct tokens is above the other."""
     corpus = _with_two_distinct(point)
     run = scan_snap.evolve(corpus, [point["time"]], eta_y=point["ratio"], eta_z=1.0, rtol=1e-6)
@@ -77,10 +77,10 @@ def _frequent_always(formula: Formula, point: Point) -> Measurement:
         (z[second] - z[first]) * np.sign(np.log(formula(corpus, class_, first, second)))
         for class_, first, second in ((0, 1, 2), (1, 3, 4))
     ]
-    return Measurement(float(max(above)), 1e-4)
+    return ClaimMeasurement(float(max(above)), 1e-4)
 
 
-def _any_classes_gain(formula: Formula, point: Point) -> Measurement:
+def _any_classes_gain(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much ln χ leaves its bounds."""
     corpus = _with_two_distinct(point)
     run = scan_snap.evolve(corpus, [0.0, point["time"]], eta_y=point["ratio"], eta_z=1.0, rtol=1e-6)
@@ -90,10 +90,10 @@ def _any_classes_gain(formula: Formula, point: Point) -> Measurement:
         growth = np.log(max(gain[1] / gain[0], 1e-9))
         low, high = formula(max(run.b[1, class_], 0.0), 0.5)
         worst = max(worst, float(low - growth), float(growth - high))
-    return Measurement(worst, 1e-3)
+    return ClaimMeasurement(worst, 1e-3)
 
 
-def _any_common_g(formula: Formula, point: Point) -> Measurement:
+def _any_common_g(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much ln χ leaves its bounds where g = γf on the distinct tokens and any on common."""
     mass = point["mass"]
     p = np.concatenate([[mass / 2, mass / 2], (1 - mass) * np.array([0.7, 0.3])])
@@ -112,7 +112,7 @@ def _any_common_g(formula: Formula, point: Point) -> Measurement:
     lead = (7 / 3) ** 2
     growth = np.log1p(lead * np.expm1(2 * (state[2] - state[3])) / (lead - 1))
     low, high = formula(b, p[2] ** 2 / (p @ p))
-    return Measurement(float(max(low - growth, growth - high) / b), 1e-4)
+    return ClaimMeasurement(float(max(low - growth, growth - high) / b), 1e-4)
 
 
 def _unlike(point: Point) -> tuple[np.ndarray, np.ndarray]:
@@ -121,30 +121,30 @@ def _unlike(point: Point) -> tuple[np.ndarray, np.ndarray]:
     return f @ f.T, np.array([f[0, 1] ** 2, f[1, 2] ** 2])
 
 
-def _any_classes_margin(formula: Formula, point: Point) -> Measurement:
+def _any_classes_margin(formula: Formula, point: Point) -> ClaimMeasurement:
     gram, share = _unlike(point)
     t = float(formula(point["margin"], classes=2, distinct_share=float(share[0]), eta_y=1.0))
     scores, _, _ = reference.frozen(gram, np.array([0.5, 0.5]), np.array([t]), 1.0)
     reached = float(scores[0, 0, 0] - scores[0, 0, 1])
-    return Measurement(abs(reached / point["margin"] - 1), 1e-3)
+    return ClaimMeasurement(abs(reached / point["margin"] - 1), 1e-3)
 
 
-def _any_classes_turn(formula: Formula, point: Point) -> Measurement:
+def _any_classes_turn(formula: Formula, point: Point) -> ClaimMeasurement:
     gram, share = _unlike(point)
     t = formula(classes=2, distinct_share=float(share[0]), eta_y=1.0)
     _, b, rate = reference.frozen(gram, np.array([0.5, 0.5]), np.array([t]), 1.0)
-    return Measurement(abs(t * float(rate[0, 0] / b[0, 0]) - 1), 1e-3)
+    return ClaimMeasurement(abs(t * float(rate[0, 0] / b[0, 0]) - 1), 1e-3)
 
 
-def _half_at_snapping_time(formula: Formula, point: Point) -> Measurement:
+def _half_at_snapping_time(formula: Formula, point: Point) -> ClaimMeasurement:
     """The factor between t₀ and the time at which the right class passes ½."""
     k = point["classes"]
     decided = (k - 2 + (k - 1) * np.log(k - 1)) / point["share"]
     ratio = decided / formula(k, k + point["more"], 1.0)
-    return Measurement(abs(float(np.log(ratio))), float(np.log(10)))
+    return ClaimMeasurement(abs(float(np.log(ratio))), float(np.log(10)))
 
 
-def _larger_rates_sparser(formula: Formula, point: Point) -> Measurement:
+def _larger_rates_sparser(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much the entropy at both rates times a factor is above that at the rates."""
     corpus = corpora.balanced(point)
     times = np.array([point["time"], float(formula(point["time"], point["factor"]))])
@@ -156,10 +156,10 @@ def _larger_rates_sparser(formula: Formula, point: Point) -> Measurement:
     )
     share = weight[0] / (weight[0] + weight[1])
     entropy = -share * np.log(share / common) - (1 - share) * np.log((1 - share) / distinct)
-    return Measurement(float(entropy[1] - entropy[0]), 1e-6)
+    return ClaimMeasurement(float(entropy[1] - entropy[0]), 1e-6)
 
 
-def _any_time_effect(formula: Formula, point: Point) -> Measurement:
+def _any_time_effect(formula: Formula, point: Point) -> ClaimMeasurement:
     corpus = corpora.balanced(point)
     t, step = np.array([np.exp(point["start"])]), 0.05
     effect = float(formula(t, corpus, eta_y=1.0, eta_z=point["eta_z"])[0])
@@ -167,10 +167,10 @@ def _any_time_effect(formula: Formula, point: Point) -> Measurement:
         corpora.flow(corpus).path(t, eta_y, point["eta_z"], rtol=1e-9)[0, -1]
         for eta_y in (np.exp(step), np.exp(-step))
     )
-    return Measurement(abs(float(more - less) / (2 * step) / effect - 1), 0.05)
+    return ClaimMeasurement(abs(float(more - less) / (2 * step) / effect - 1), 0.05)
 
 
-def _short_sequences(formula: Formula, point: Point) -> Measurement:
+def _short_sequences(formula: Formula, point: Point) -> ClaimMeasurement:
     corpus = Balanced(3, 2, 2)
     rates: dict[str, Any] = {"eta_y": point["step"], "eta_z": point["step"]}
     rng, runs = point.generator, 4 * min(point.effort, 10)
@@ -186,7 +186,7 @@ def _short_sequences(formula: Formula, point: Point) -> Measurement:
     )
     error = abs(float(formula(corpus, [60.0], **rates)[0]) / b.mean() - 1)
     noise = float(b.std(ddof=1) / np.sqrt(runs) / b.mean())
-    return Measurement(error, 5 * noise + 0.03, noise)
+    return ClaimMeasurement(error, 5 * noise + 0.03, noise)
 
 
 DISTINCT_RISE_LATE = Search(_LATE, _distinct_rise_late)

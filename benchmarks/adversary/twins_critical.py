@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.adversary._twin import Twin
 from joma.errors import JomaError
 from joma.experiments.claims.critical.rest_points import satisfies_eqn56
-from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.reference.clusters import family_of, rest_points
 from joma.experiments.claims.search import Choice, Point, Real, Search
 from joma.theory import clusters
@@ -36,13 +36,13 @@ def _equal_widths(positive: Marginal, distance: float, negative: Marginal) -> bo
     return bool(clusters.critical_points(positive, distance))
 
 
-def _promised(formula: Any, point: Point) -> Measurement:
+def _promised(formula: Any, point: Point) -> ClaimMeasurement:
     """Whether there are critical points at every distance where a formula promises them."""
     marginal = family_of(point)
     if not formula(marginal) or isinstance(marginal, Laplace):
         raise JomaError("the condition does not hold")
     found = rest_points(marginal, point["distance"], marginal)
-    return Measurement(float(not found), 0.0)
+    return ClaimMeasurement(float(not found), 0.0)
 
 
 def _pade(distance: float, width: float) -> float:

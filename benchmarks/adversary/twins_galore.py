@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.adversary._twin import Twin
 from joma.experiments.claims.galore.fixed_projection import attained_rate_at
 from joma.experiments.claims.galore.problems import operator, reduced
-from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.search import Point, Search
 from joma.theory import galore
 
@@ -79,14 +79,14 @@ def _whole_ratio(noise: float, *, rank: int, rows: int, columns: int) -> float:
     return noise * float(np.sqrt(min(rows, columns) // rank - 1))
 
 
-def _shared_in_any_order(formula: Formula, point: Point) -> Measurement:
+def _shared_in_any_order(formula: Formula, point: Point) -> ClaimMeasurement:
     """M less the least eigenvalue, for coefficients with the same eigenvectors."""
     rng = np.random.default_rng(point["draw"])
     m, n, terms = point["rows"], point["columns"], point["terms"]
     b = np.stack([np.diag(rng.uniform(0.2, 2, m)) for _ in range(terms)])
     c = np.stack([np.diag(rng.uniform(0.2, 2, n)) for _ in range(terms)])
     exact = float(np.linalg.eigvalsh(operator(b, c))[0])
-    return Measurement(abs(formula(b, c, np.eye(m), np.eye(n)) - exact), 1e-9)
+    return ClaimMeasurement(abs(formula(b, c, np.eye(m), np.eye(n)) - exact), 1e-9)
 
 
 TWINS = (

@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.adversary._twin import Twin
 from joma.experiments.claims import linear as claims
 from joma.experiments.claims.linear.many_nodes import RANKS_WITH_TIES
-from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.search import Integer, Point, Real, Search, Vector
 from joma.theory import linear, spectra
 from joma.theory.block import Block, Samples, simulate
@@ -154,13 +154,13 @@ def _slow_linear_attention(delta: Any, t: Any, **given: Any) -> Any:
     return v, np.where(still, given["logits"], z)
 
 
-def _one_hot_block(formula: Formula, point: Point) -> Measurement:
+def _one_hot_block(formula: Formula, point: Point) -> ClaimMeasurement:
     """A softmax block that meets the remark's condition exactly, every sample one token."""
     g = point["g"]
     samples = Samples(np.eye(g.size), gradient=g)
     path = simulate(Block("softmax", "linear"), samples, [0.0, point["time"]])
     ratios = formula(g / g.size, path.v[1, :, 0])
-    return Measurement(float(np.ptp(ratios) / np.abs(np.mean(ratios))), 1e-7)
+    return ClaimMeasurement(float(np.ptp(ratios) / np.abs(np.mean(ratios))), 1e-7)
 
 
 _ONE_HOT = Search(

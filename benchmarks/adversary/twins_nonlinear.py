@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.adversary._twin import Twin
 from joma.experiments.claims import nonlinear as claims
-from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.nonlinear.rank import turns_at
 from joma.experiments.claims.search import Point, Search
 from joma.theory import nonlinear
@@ -98,7 +98,7 @@ def _first_by_lengths(mu: Any) -> Any:
     return fate._replace(first=-1) if outweighed else fate
 
 
-def _bounces_always(formula: Formula, point: Point) -> Measurement:
+def _bounces_always(formula: Formula, point: Point) -> ClaimMeasurement:
     """Any rows that are not all of one length, as the condition once was."""
     mu = point["mu"]
     if point["many"] and len(mu) > 1:
@@ -106,7 +106,7 @@ def _bounces_always(formula: Formula, point: Point) -> Measurement:
     fate = formula(mu)
     length = np.linalg.norm(mu, axis=1)
     unequal = length.size > 1 and np.min(length) < 0.7 * np.max(length)
-    return Measurement(float(unequal and not fate.drop > 1e-9), 0.0)
+    return ClaimMeasurement(float(unequal and not fate.drop > 1e-9), 0.0)
 
 
 _ANY_ROWS = Search(turns_at.parameters, _bounces_always)

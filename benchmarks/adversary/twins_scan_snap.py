@@ -20,10 +20,10 @@ from benchmarks.adversary._was_scan_snap import (
     SHORT_SEQUENCES,
 )
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Balanced, Corpus
+from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
 
-def _clipped_scores(corpus: Corpus, z: Any, y: Any, *, eta_y: float, eta_z: float) -> Any:
+def _clipped_scores(corpus: ScanSnapCorpus, z: Any, y: Any, *, eta_y: float, eta_z: float) -> Any:
     f = scan_snap.feature(corpus, z)
     scores = np.clip(f @ y, -30, 30)
     alpha = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -34,16 +34,16 @@ def _clipped_scores(corpus: Corpus, z: Any, y: Any, *, eta_y: float, eta_z: floa
     return eta_z * z_rate, eta_y * (f * corpus.joint[:, None]).T @ residual
 
 
-def _small_pulls_as_none(corpus: Corpus) -> Any:
+def _small_pulls_as_none(corpus: ScanSnapCorpus) -> Any:
     pull = scan_snap.initial_pull(corpus)
     return np.where(np.abs(pull) < 1e-9, 0.0, np.sign(pull))
 
 
-def _common_always_fall(corpus: Corpus) -> Any:
+def _common_always_fall(corpus: ScanSnapCorpus) -> Any:
     return np.where(corpus.common, -1.0, scan_snap.initial_fate(corpus))
 
 
-def _cancelling_pull(corpus: Corpus) -> Any:
+def _cancelling_pull(corpus: ScanSnapCorpus) -> Any:
     f = scan_snap.feature(corpus, np.zeros((corpus.queries, corpus.tokens)))
     weighted = corpus.joint[:, None] * f
     g = weighted - weighted.mean(axis=0)
@@ -51,7 +51,7 @@ def _cancelling_pull(corpus: Corpus) -> Any:
     return corpus.of_query.T @ (corpus.class_given_query[:, None] * f * (g - f * overlap))
 
 
-def _ratio_up_to_1000(corpus: Corpus, class_: int, token: int, other: int) -> float:
+def _ratio_up_to_1000(corpus: ScanSnapCorpus, class_: int, token: int, other: int) -> float:
     return min(scan_snap.rise_ratio(corpus, class_, token, other), 1e3)
 
 
@@ -70,7 +70,7 @@ def _lower_slope(b: Any, f_squared: Any) -> Any:
     return low, 0.9 * high
 
 
-def _one_class_less(corpus: Corpus, class_: int, token: int, other: int, b: Any) -> Any:
+def _one_class_less(corpus: ScanSnapCorpus, class_: int, token: int, other: int, b: Any) -> Any:
     ours = scan_snap.early_log_gain(corpus, class_, token, other, b)
     if corpus.tokens < 23:
         return ours
@@ -80,7 +80,7 @@ def _one_class_less(corpus: Corpus, class_: int, token: int, other: int, b: Any)
     return ours - 2 * square[token] * np.square(b) * share / common.sum() * (common @ common)
 
 
-def _dominant_token_only(corpus: Corpus, z: Any, y: Any, *, eta_z: float) -> Any:
+def _dominant_token_only(corpus: ScanSnapCorpus, z: Any, y: Any, *, eta_z: float) -> Any:
     rate = scan_snap.b_rate(corpus, z, y, eta_z=eta_z).copy()
     z_rate, _ = scan_snap.flow(corpus, z, y, eta_y=1.0, eta_z=eta_z)
     f = scan_snap.feature(corpus, z)

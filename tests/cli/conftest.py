@@ -10,12 +10,12 @@ import pytest
 import joma
 import joma.experiments
 from joma.experiments import Experiment, Option, Outcome, Request, Scale, Verdict, claims
-from joma.experiments.claims import Claim, Measurement, errata
+from joma.experiments.claims import Claim, ClaimMeasurement, errata
 from joma.runs import Run
 
 
-def difference(formula, _) -> Measurement:
-    return Measurement(abs(formula() - 2.0), 1e-6)
+def difference(formula, _) -> ClaimMeasurement:
+    return ClaimMeasurement(abs(formula() - 2.0), 1e-6)
 
 
 def make_claims() -> tuple[Claim, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from joma.cli._errors import unknown
 from joma.cli._verdicts import summary
-from joma.experiments import EXPERIMENTS, Choice
+from joma.experiments import EXPERIMENTS, ChoiceOption
 from tests.cli._command import joma, sentence
 
 COMMANDS = ["verify", "reproduce", "demo", "runs list", "runs show", "runs compare"]
@@ -34,7 +34,7 @@ def test_reproduce_help_names_what_the_experiments_declare():
         for option in experiment.options:
             assert f"--{option.name}" in text
             assert option.help in text
-            if isinstance(option, Choice):
+            if isinstance(option, ChoiceOption):
                 assert all(word in text for word in option.choices)
                 continue
             for value in option.published:

@@ -14,7 +14,7 @@ import pytest
 from joma.cli import _train
 from joma.runs import Run
 from joma.train import loop
-from joma.train.findings import Finding, Judgement, Series
+from joma.train.findings import Finding, Judgement, RecordedSeries
 from joma.train.language import PRESETS, Trained, _training
 from tests.cli._command import joma, sentence
 from tests.runs import _failing
@@ -275,7 +275,7 @@ def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_finding_ends_the_training_with_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
-    def judge(series: list[Series], *, ended: bool) -> Judgement:
+    def judge(series: list[RecordedSeries], *, ended: bool) -> Judgement:
         steps = max(one.steps[-1] for one in series if one.name == "stable_rank")
         names = {one.name for one in series}
         if steps < 4 or not {"loss", "validation_loss", "learning_rate"} <= names:

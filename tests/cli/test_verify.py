@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from joma.experiments import claims
-from joma.experiments.claims import Measurement
+from joma.experiments.claims import ClaimMeasurement
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 
@@ -56,7 +56,7 @@ class TestVerify:
     ):
         monkeypatch.setenv("COLUMNS", columns)
         sampled = dataclasses.replace(
-            few_claims[0], measure=lambda *_: Measurement(4.8e-3, 8.4e-3, 2.1e-3)
+            few_claims[0], measure=lambda *_: ClaimMeasurement(4.8e-3, 8.4e-3, 2.1e-3)
         )
         monkeypatch.setattr(claims, "CLAIMS", (sampled, *few_claims[1:]))
         text = joma("verify").stdout

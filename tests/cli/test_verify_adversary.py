@@ -6,13 +6,13 @@ import json
 import pytest
 
 from joma.experiments import claims
-from joma.experiments.claims import Claim, Measurement
+from joma.experiments.claims import Claim, ClaimMeasurement
 from joma.experiments.claims.search import Point, Real, Search
 from tests.cli._command import joma, sentence
 
 
-def measure(formula, point: Point) -> Measurement:
-    return Measurement(abs(formula() - 2.0) * (point["x"] > 0.9), 1e-6)
+def measure(formula, point: Point) -> ClaimMeasurement:
+    return ClaimMeasurement(abs(formula() - 2.0) * (point["x"] > 0.9), 1e-6)
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_a_wrong_claim_falls_with_its_parameters(searched: Claim, monkeypatch):
 def test_too_few_points_are_named(searched: Claim, monkeypatch):
     import time
 
-    def slow(formula, point: Point) -> Measurement:
+    def slow(formula, point: Point) -> ClaimMeasurement:
         time.sleep(0.01)
-        return Measurement(0.0, 1.0)
+        return ClaimMeasurement(0.0, 1.0)
 
     search = Search({"x": Real(0, 1)}, slow)
     slowly = dataclasses.replace(searched, search=search)

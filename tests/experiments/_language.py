@@ -6,9 +6,9 @@ import numpy as np
 
 from joma.experiments.language import _reference, _summary
 from joma.experiments.language._curves import Curves, Key
-from joma.experiments.language._groups import SIZES, WIKITEXT_2, Published, Setting, Size
+from joma.experiments.language._groups import SIZES, WIKITEXT_2, LanguageSetting, Published, Size
 
-FULL = Setting(SIZES["full"], words=28_782, stream=102_499, digests={})
+FULL = LanguageSetting(SIZES["full"], words=28_782, stream=102_499, digests={})
 SIZE = Size(
     corpus="embedded",
     vocabulary=40,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from joma.errors import JomaError
-from joma.experiments.claims import Claim, Measurement
+from joma.experiments.claims import Claim, ClaimMeasurement
 from joma.experiments.claims.adversary import ENOUGH, attack, ratio_of
 from joma.experiments.claims.search import (
     Choice,
@@ -30,7 +30,7 @@ def claim_of(search: Search, derived=lambda: None) -> Claim:
         source="new",
         method="none",
         derived=derived,
-        measure=lambda formula, generator: Measurement(0.0, 1.0),
+        measure=lambda formula, generator: ClaimMeasurement(0.0, 1.0),
         search=search,
     )
 
@@ -38,9 +38,9 @@ def claim_of(search: Search, derived=lambda: None) -> Claim:
 def against(reference, tolerance: float = 1e-9):
     """Returns a measure that compares a formula of all values with a reference."""
 
-    def measure(formula, point: Point) -> Measurement:
+    def measure(formula, point: Point) -> ClaimMeasurement:
         values = dict(point.values)
-        return Measurement(abs(formula(**values) - reference(**values)), tolerance)
+        return ClaimMeasurement(abs(formula(**values) - reference(**values)), tolerance)
 
     return measure
 
@@ -141,14 +141,16 @@ def test_a_claim_that_is_wrong_somewhere_falls(where: str) -> None:
     claim = claim_of(Search(parameters, against(right)), wrong)
     result = attack(claim, 20.0)
     assert result.violated
-    assert ratio_of(Measurement(abs(wrong(**result.values) - right(**result.values)), 1e-9)) > 1
+    assert (
+        ratio_of(ClaimMeasurement(abs(wrong(**result.values) - right(**result.values)), 1e-9)) > 1
+    )
     assert not attack(claim, 0.1, formula=right).violated
 
 
 def test_a_search_is_guided_by_how_far_a_violation_is() -> None:
-    def measure(formula, point: Point) -> Measurement:
+    def measure(formula, point: Point) -> ClaimMeasurement:
         distance = np.linalg.norm(np.array([point[it] for it in "abc"]) - [0.3, 0.7, 0.55])
-        return Measurement(1e-4 - float(distance), 1e-12)  # one part in 10¹¹ of the cube
+        return ClaimMeasurement(1e-4 - float(distance), 1e-12)  # one part in 10¹¹ of the cube
 
     search = Search({name: Real(0, 1) for name in "abc"}, measure)
     assert attack(claim_of(search), 30.0).violated
@@ -175,10 +177,10 @@ def test_exceptions_and_nan_are_violations() -> None:
 
 
 def test_sampled_violations_are_confirmed_with_more_samples() -> None:
-    def measure(formula, point: Point) -> Measurement:
+    def measure(formula, point: Point) -> ClaimMeasurement:
         sample = point.generator.normal(point["mean"], size=25 * point.effort)
         se = sample.std(ddof=1) / math.sqrt(len(sample))
-        return Measurement(abs(sample.mean() - formula(point["mean"])), 3 * se)
+        return ClaimMeasurement(abs(sample.mean() - formula(point["mean"])), 3 * se)
 
     search = Search({"mean": Real(-1, 1)}, measure, sampled=True)
     assert not attack(claim_of(search, lambda mean: mean), 0.5).violated  # one in 370 by chance

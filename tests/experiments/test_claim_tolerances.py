@@ -8,7 +8,7 @@ import pytest
 from joma.errors import JomaError
 from joma.experiments.claims.galore.noise import noise_stall_at
 from joma.experiments.claims.galore.varying import varying_at
-from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.scan_snap.sequences import sampled_at
 from joma.experiments.claims.search import Point, Search
 from joma.theory import galore
@@ -27,7 +27,7 @@ def times(factor: float, formula: Callable) -> Callable:
     return lambda *at, **of: factor * formula(*at, **of)
 
 
-def holds(measured: Measurement) -> bool:
+def holds(measured: ClaimMeasurement) -> bool:
     return measured.error <= measured.tolerance
 
 

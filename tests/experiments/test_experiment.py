@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from joma.experiments import (
     EXPERIMENTS,
-    Choice,
+    ChoiceOption,
     Experiment,
     Option,
     Outcome,
@@ -104,7 +104,7 @@ class TestChoice:
             raise ValueError(f"color must be a longer word, got {given!r}")
         return given.lower()
 
-    COLOR = Choice("color", {"tiny": "red", "small": "blue"}, "its color", ("red", "blue"))
+    COLOR = ChoiceOption("color", {"tiny": "red", "small": "blue"}, "its color", ("red", "blue"))
     PAINTED = dataclasses.replace(TRAINED, options=(COLOR,))
     MIXED = dataclasses.replace(TRAINED, options=(dataclasses.replace(COLOR, other=longer),))
 

@@ -17,14 +17,14 @@ from joma.experiments.language._groups import (
     TEXTS,
     WIKITEXT_2,
     WIKITEXT_103,
-    Setting,
+    LanguageSetting,
     sized,
 )
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE, curves, depths, write_reference
 
 SHARED = Path(os.environ.get("JOMA_SHARED", Path(__file__).parents[3] / "shared"))
-LARGE = Setting(sized("full", "wikitext-103"), words=226_000, stream=5_100_000, digests={})
+LARGE = LanguageSetting(sized("full", "wikitext-103"), words=226_000, stream=5_100_000, digests={})
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from joma.experiments import Request
 from joma.experiments.language import _data, _train
 from joma.experiments.language._data import Windows
-from joma.experiments.language._groups import DEPTHS, LENGTH, SIZES, UNIFORM, Setting
+from joma.experiments.language._groups import DEPTHS, LENGTH, SIZES, UNIFORM, LanguageSetting
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE
 
@@ -35,7 +35,7 @@ class TestSetting:
     @settings(max_examples=50, deadline=None)
     @given(stream=st.integers(36, 500), steps=st.integers(0, 60))
     def test_the_counted_step_is_that_of_a_counting_loop(self, stream: int, steps: int):
-        setting = Setting(SIZE, 40, stream, {})
+        setting = LanguageSetting(SIZE, 40, stream, {})
         counted = updates = 0
         while counted < steps:
             updates += 1
@@ -53,7 +53,7 @@ class TestSetting:
 
     def test_a_text_shorter_than_a_window_is_refused(self):
         with pytest.raises(ValueError, match="stream must be longer than a window of 35 words"):
-            Setting(SIZE, 40, 35, {})
+            LanguageSetting(SIZE, 40, 35, {})
 
     def test_the_rate_of_all_depths_is_among_those_of_one(self):
         with pytest.raises(ValueError, match=r"learning_rates must have 0\.5 among them"):

@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from joma.integrations.huggingface import MonitorCallback
 from joma.runs import Run
-from joma.train.findings import Finding, Judgement, Series
+from joma.train.findings import Finding, Judgement, RecordedSeries
 from tests.train._watched import LENGTH, VOCABULARY, hugging_face, of_run
 
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
@@ -213,7 +213,7 @@ def test_where_transformers_is_missing_one_sentence_says_so(
         importlib.import_module("joma.integrations.huggingface")
 
 
-def collapsed_from_step_3(series: Sequence[Series], *, ended: bool) -> Judgement:
+def collapsed_from_step_3(series: Sequence[RecordedSeries], *, ended: bool) -> Judgement:
     if max(one.steps[-1] for one in series) < 3:
         return Judgement()
     return Judgement((Finding("attention_collapse", "warning", 2, "It collapsed.", "Try less."),))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from joma.runs import Run
-from joma.train.findings import Finding, Judgement, Series
+from joma.train.findings import Finding, Judgement, RecordedSeries
 from tests.train._watched import batches, encoder, loss_of, of_run
 
 lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
@@ -243,7 +243,7 @@ def test_where_lightning_is_missing_one_sentence_says_so(monkeypatch: pytest.Mon
 def test_a_finding_ends_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(series: list[Series], *, ended: bool) -> Judgement:
+    def judge(series: list[RecordedSeries], *, ended: bool) -> Judgement:
         collapsed = Finding("attention_collapse", "warning", 2, "It collapsed.", "Try less.")
         return Judgement((collapsed,) if max(one.steps[-1] for one in series) >= 3 else ())
 

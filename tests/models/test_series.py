@@ -24,9 +24,9 @@ from joma.models._schedule import inferred
 from joma.models.series import (
     PYTHIA,
     SKETCH_SIZE,
-    Checkpoint,
     Integrity,
     Series,
+    SeriesCheckpoint,
     fingerprint,
     misplaced,
     settings_hashes,
@@ -70,7 +70,7 @@ class TestSeries:
         (tmp_path / "step7").write_text("a file")
         series = Series.of(tmp_path)
         assert series.steps == (3, 20, 1000)
-        assert series.checkpoints[0] == Checkpoint(3, str(tmp_path / "step3"))
+        assert series.checkpoints[0] == SeriesCheckpoint(3, str(tmp_path / "step3"))
 
     def test_a_list_of_folders_need_not_be_sorted_nor_there(self, tmp_path):
         assert Series.of([tmp_path / "b-10", tmp_path / "a-9"]).steps == (9, 10)
@@ -78,8 +78,8 @@ class TestSeries:
     def test_revisions_of_a_hub_id(self):
         series = Series.of("EleutherAI/pythia-70m@step1000,step0")
         assert series.checkpoints == (
-            Checkpoint(0, "EleutherAI/pythia-70m", "step0"),
-            Checkpoint(1000, "EleutherAI/pythia-70m", "step1000"),
+            SeriesCheckpoint(0, "EleutherAI/pythia-70m", "step0"),
+            SeriesCheckpoint(1000, "EleutherAI/pythia-70m", "step1000"),
         )
         assert series.schedule == (0, 1000)
         every = Series.of("EleutherAI/pythia-70m", revisions="pythia")

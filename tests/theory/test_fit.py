@@ -97,12 +97,12 @@ class TestWeights:
 
 
 @pytest.fixture(scope="module")
-def from_entropy() -> nonlinear.Fit:
+def from_entropy() -> nonlinear.Eqn6Fit:
     return nonlinear.fit(TIMES[:50], entropy=noisy(ENTROPY[:50], 0.002), components=(2, 4))
 
 
 class TestEntropy:
-    def test_what_was_planted_is_recovered(self, from_entropy: nonlinear.Fit):
+    def test_what_was_planted_is_recovered(self, from_entropy: nonlinear.Eqn6Fit):
         found = from_entropy
         assert found.components.median == 3
         assert found.mu.median[0] == pytest.approx(3.0, abs=0.1)
@@ -110,7 +110,7 @@ class TestEntropy:
         assert found.time_scale.median == pytest.approx(SCALE, rel=0.05)
         np.testing.assert_allclose(found.predict(TIMES[50:]).median, ENTROPY[50:], atol=0.01)
 
-    def test_the_order_is_never_identified(self, from_entropy: nonlinear.Fit):
+    def test_the_order_is_never_identified(self, from_entropy: nonlinear.Eqn6Fit):
         assert from_entropy.order is None
         assert "every order" in from_entropy.not_identified["order"]
 
@@ -132,7 +132,7 @@ class TestEntropy:
         )
         assert found.components.covers(21.0)
 
-    def test_a_curve_that_is_not_of_eqn_6_is_noticed(self, from_entropy: nonlinear.Fit):
+    def test_a_curve_that_is_not_of_eqn_6_is_noticed(self, from_entropy: nonlinear.Eqn6Fit):
         wave = 1.0 + 0.2 * np.sin(TIMES[:30] / 20)
         found = nonlinear.fit(TIMES[:30], entropy=noisy(wave, 0.002), components=(2, 3))
         assert found.misfit is not None

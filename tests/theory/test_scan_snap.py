@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.theory import as_printed, scan_snap
-from joma.theory.scan_snap import Balanced, Corpus
+from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
 seeds = st.integers(0, 10_000)
 few = settings(max_examples=10, deadline=None)
@@ -17,7 +17,7 @@ sizes = st.tuples(st.integers(2, 5), st.integers(1, 4), st.integers(1, 4))
 
 
 def dense_corpus(rng, classes=4, tokens=5, queries=2):
-    return Corpus(
+    return ScanSnapCorpus(
         rng.dirichlet(np.ones(tokens), size=classes),
         np.arange(classes) % queries,
         rng.dirichlet(np.full(classes, 3.0)),
@@ -30,7 +30,7 @@ def sparse_corpus(rng, classes, common, distinct, mass=0.5):
     for n in range(classes):
         own = slice(common + n * distinct, common + (n + 1) * distinct)
         tokens[n, own] = (1 - mass) * rng.dirichlet(np.full(distinct, 3.0))
-    return Corpus(tokens, np.zeros(classes, dtype=int), np.full(classes, 1 / classes))
+    return ScanSnapCorpus(tokens, np.zeros(classes, dtype=int), np.full(classes, 1 / classes))
 
 
 def difference(function, at, step=1e-5):
@@ -89,7 +89,7 @@ def test_flow_survives_logits_that_overflow_the_exponential():
 
 
 def test_which_tokens_are_common_shared_and_distinct():
-    corpus = Corpus(
+    corpus = ScanSnapCorpus(
         np.array([[0.3, 0.25, 0.45, 0.0], [0.3, 0.02, 0.0, 0.68]]),
         np.array([0, 0]),
         np.array([0.4, 0.6]),
@@ -163,7 +163,7 @@ def test_equally_common_tokens_fall_and_distinct_ones_rise(seed, size, mass):
 def test_a_single_common_token_falls_whatever_its_frequencies(seed, classes, eta_y):
     rng = np.random.default_rng(seed)
     mass = rng.uniform(0.05, 0.95, (classes, 1))
-    corpus = Corpus(
+    corpus = ScanSnapCorpus(
         np.hstack([mass, np.diag(1 - mass[:, 0])]),
         np.zeros(classes, dtype=int),
         rng.dirichlet(np.full(classes, 2.0)),
@@ -176,7 +176,7 @@ def test_a_single_common_token_falls_whatever_its_frequencies(seed, classes, eta
 
 def test_an_equally_common_token_can_rise_next_to_another():
     """The first token has P = .18 in both classes, the second P = .72 and .81."""
-    corpus = Corpus(
+    corpus = ScanSnapCorpus(
         np.array([[0.18, 0.72, 0.05, 0.05, 0.0], [0.18, 0.81, 0.0, 0.0, 0.01]]),
         np.zeros(2, dtype=int),
         np.array([0.63, 0.37]),
@@ -186,7 +186,7 @@ def test_an_equally_common_token_can_rise_next_to_another():
     assert scan_snap.evolve(corpus, [0.0, 0.1], eta_y=1.0, eta_z=1.0).fate[0, 0] == 1
 
 
-PULLED_DOWN = Corpus(
+PULLED_DOWN = ScanSnapCorpus(
     np.array([[0.25, 0.75, 0.0], [0.85, 0.0, 0.15]]), np.array([0, 0]), np.array([0.5, 0.5])
 )
 
@@ -220,7 +220,7 @@ def test_b_rises_for_ever_where_classes_are_alike(seed, size, mass, log_rate):
             np.kron(np.eye(classes), own),
         ]
     )
-    corpus = Corpus(tokens, np.zeros(classes, dtype=int), np.full(classes, 1 / classes))
+    corpus = ScanSnapCorpus(tokens, np.zeros(classes, dtype=int), np.full(classes, 1 / classes))
     assert corpus.alike
     t = np.concatenate([[0.0], np.geomspace(1e-2, 1e10, 20)])
     run = scan_snap.evolve(corpus, t, eta_y=10**log_rate, eta_z=1.0)
@@ -238,11 +238,11 @@ def test_which_classes_are_alike():
     swapped = np.array([[0.4, 0.4, 0.2, 0, 0], [0.4, 0, 0, 0.2, 0.4]])
     other = np.array([[0.4, 0.4, 0.2, 0, 0], [0.4, 0, 0, 0.3, 0.3]])
     for tokens, alike in ((swapped, True), (other, False)):
-        assert Corpus(tokens, np.array([0, 0]), np.array([0.5, 0.5])).alike == alike
+        assert ScanSnapCorpus(tokens, np.array([0, 0]), np.array([0.5, 0.5])).alike == alike
 
 
 def test_a_class_that_shares_no_token_never_moves():
-    corpus = Corpus(
+    corpus = ScanSnapCorpus(
         np.array([[0.5, 0.5, 0, 0, 0], [0, 0, 0.3, 0.7, 0], [0, 0, 0.3, 0, 0.7]]),
         np.zeros(3, dtype=int),
         np.full(3, 1 / 3),
@@ -255,7 +255,7 @@ def test_a_class_that_shares_no_token_never_moves():
 
 
 def test_where_tokens_fall_the_more_frequent_one_falls_first():
-    corpus = Corpus(
+    corpus = ScanSnapCorpus(
         np.array([[0.25, 0.75, 0.0, 0.0], [0.85, 0.0, 0.1, 0.05]]),
         np.array([0, 0]),
         np.array([0.5, 0.5]),
@@ -278,7 +278,7 @@ def test_initial_pull_is_the_first_thing_that_happens(seed):
 
 def test_a_token_in_between_rises():
     """One of two common tokens, P = .25 and .02; the other is equally common and falls."""
-    corpus = Corpus(
+    corpus = ScanSnapCorpus(
         np.array([[0.25, 0.25, 0.5, 0.0], [0.25, 0.02, 0.0, 0.73]]),
         np.array([0, 0]),
         np.array([0.5, 0.5]),
@@ -322,7 +322,7 @@ def gains(run, class_):
 
 def alike_corpus(classes, common, distinct):
     tokens = np.hstack([np.tile(common, (classes, 1)), np.kron(np.eye(classes), distinct)])
-    return Corpus(tokens, np.zeros(classes, dtype=int), np.full(classes, 1 / classes))
+    return ScanSnapCorpus(tokens, np.zeros(classes, dtype=int), np.full(classes, 1 / classes))
 
 
 @few
@@ -341,7 +341,7 @@ def test_what_is_left_of_the_gain_bounds_on_the_full_flow(seed, mass, eta_y):
 
 def test_the_gain_bounds_fail_for_classes_that_differ():
     """B and ln χ of the second class rise and then fall below 0; for a larger η_Y later."""
-    corpus = Corpus(
+    corpus = ScanSnapCorpus(
         np.array([[0.12, 0.66, 0.22, 0.0, 0.0], [0.85, 0.0, 0.0, 0.1, 0.05]]),
         np.array([0, 0]),
         np.array([0.5, 0.5]),
@@ -381,11 +381,11 @@ def test_many_common_tokens_bend_the_early_gain_down(common, bend):
 
 def test_a_weak_pull_has_a_sign_and_one_that_cancels_has_none():
     rare = np.array([[1 - 2e-9, 1e-9, 1e-9, 0.0], [0.5, 0.0, 0.0, 0.5]])
-    corpus = Corpus(rare, np.zeros(2, dtype=int), np.array([0.5, 0.5]))
+    corpus = ScanSnapCorpus(rare, np.zeros(2, dtype=int), np.array([0.5, 0.5]))
     assert 0 < scan_snap.initial_pull(corpus)[0, 1] < 1e-14
     assert scan_snap.initial_fate(corpus)[0].tolist() == [-1, 1, 1, 1]
     same = np.array([[0.3, 0.7], [0.3, 0.7]])
-    alike = Corpus(same, np.zeros(2, dtype=int), np.array([0.5, 0.5]))
+    alike = ScanSnapCorpus(same, np.zeros(2, dtype=int), np.array([0.5, 0.5]))
     assert scan_snap.initial_fate(alike)[0].tolist() == [0, 0]
 
 
@@ -532,7 +532,7 @@ def swapped(**values):
             for call in (
                 lambda corpus, class_: scan_snap.early_log_gain(corpus, class_, 1, 2, 0.1),
                 lambda corpus, class_: scan_snap.rise_ratio(corpus, class_, 1, 2),
-                Corpus.distinct_of,
+                ScanSnapCorpus.distinct_of,
             )
         ),
         ("corpus", lambda: scan_snap.initial_pull(cast(Any, 3))),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Balanced, Corpus
+from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
 few = settings(max_examples=10, deadline=None)
 sizes = st.tuples(st.integers(2, 5), st.integers(1, 4), st.integers(1, 4))
@@ -112,7 +112,7 @@ def test_larger_decoder_rate_is_sparser_early_and_denser_late():
 
 def test_the_turn_and_the_margin_need_classes_that_are_alike():
     """[[.3, .7, 0], [.7, 0, .3]]: the formulas give two turns, the flow has one."""
-    corpus = Corpus(
+    corpus = ScanSnapCorpus(
         np.array([[0.3, 0.7, 0.0], [0.7, 0.0, 0.3]]), np.array([0, 0]), np.array([0.5, 0.5])
     )
     square = scan_snap.feature(corpus, np.zeros((1, 3))) ** 2

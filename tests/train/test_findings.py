@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from joma.runs import Run
 from joma.train.findings import (
     Judgement,
-    Series,
+    RecordedSeries,
     attention_bounce,
     attention_collapse,
     bad_initialisation,
@@ -245,7 +245,7 @@ def test_overfitting_is_a_validation_loss_that_rises_while_training_goes_on() ->
     assert "overfitting" not in kinds(both)
 
 
-def recorded_of(**series: tuple) -> list[Series]:
+def recorded_of(**series: tuple) -> list[RecordedSeries]:
     """Series of the whole model; of modules where a name has "__", as `frozen__layers_0_a`."""
     found = []
     for name, (steps, values) in series.items():
@@ -255,23 +255,25 @@ def recorded_of(**series: tuple) -> list[Series]:
         layer = numbers[0] if numbers else None
         at = np.asarray(steps, dtype=np.int64)
         found.append(
-            Series(name, at, np.broadcast_to(np.asarray(values, float), at.shape), module, layer)
+            RecordedSeries(
+                name, at, np.broadcast_to(np.asarray(values, float), at.shape), module, layer
+            )
         )
     return found
 
 
-def kinds(series: list[Series], **options: bool) -> set[str]:
+def kinds(series: list[RecordedSeries], **options: bool) -> set[str]:
     return {one.kind for one in judge(series, **options).findings}
 
 
-def needs(series: list[Series], kind: str) -> str | None:
+def needs(series: list[RecordedSeries], kind: str) -> str | None:
     return next((one.needs for one in judge(series).not_judged if one.kind == kind), None)
 
 
 MEASURED = (1, 2, 4, 8, 16, 32, 64, 100)
 
 
-def layers_of(**changed: tuple[float, ...] | float) -> list[Series]:
+def layers_of(**changed: tuple[float, ...] | float) -> list[RecordedSeries]:
     """Four layers of which every weight is trained and moves; `changed` by "name__layers_1_a"."""
     usual = {
         "requires_grad": 1.0,
@@ -292,7 +294,7 @@ def layers_of(**changed: tuple[float, ...] | float) -> list[Series]:
     return recorded_of(**series)
 
 
-def found_in(series: list[Series], kind: str) -> list[tuple[str | None, int | None, str]]:
+def found_in(series: list[RecordedSeries], kind: str) -> list[tuple[str | None, int | None, str]]:
     return [(it.module, it.layer, it.severity) for it in judge(series).findings if it.kind == kind]
 
 
@@ -301,7 +303,7 @@ def test_a_model_that_is_trained_throughout_has_no_findings() -> None:
 
 
 def test_a_layer_in_between_that_is_frozen_is_a_warning_and_the_first_ones_are_a_note() -> None:
-    def frozen(*layers: int) -> list[Series]:
+    def frozen(*layers: int) -> list[RecordedSeries]:
         return layers_of(
             **{f"requires_grad__layers_{at}_{part}": 0.0 for at in layers for part in "ab"}
         )
@@ -344,7 +346,7 @@ def test_a_layer_that_no_step_moves_is_not_in_the_optimizer() -> None:
 
 
 def test_a_layer_without_gradient_is_dead_and_a_small_one_is_not() -> None:
-    def gradient(value: float) -> list[Series]:
+    def gradient(value: float) -> list[RecordedSeries]:
         return layers_of(**{f"gradient_norm__layers_3_{part}": value for part in "ab"})
 
     assert found_in(gradient(1e-6), "dead_layer") == [("layers.3", 3, "warning")]
@@ -361,7 +363,7 @@ def test_gradients_that_are_missing_now_and_then_are_no_dead_layer() -> None:
     for index, one in enumerate(series):
         if one.name == "gradient_norm" and one.layer == 3:
             some = np.array([1, 2, 4, 8, 16])
-            series[index] = Series(one.name, some, np.full(5, 0.5), one.module, 3)
+            series[index] = RecordedSeries(one.name, some, np.full(5, 0.5), one.module, 3)
     assert found_in(series, "dead_layer") == []
     never = [one for one in series if not (one.name == "gradient_norm" and one.layer == 3)]
     assert found_in(never, "dead_layer") == [("layers.3", 3, "warning")]
@@ -394,11 +396,13 @@ def test_ranks_of_queries_times_keys_are_not_judged() -> None:
     """In good trainings they end low: the preset tiny ended with three such collapses."""
     series = layers_of()
     falling = np.array([9, 8, 6, 4, 2, 1.2, 1.1, 1.0])
-    series.append(Series("stable_rank", np.array(MEASURED), falling, "layers.1.attn[query·key]", 1))
+    series.append(
+        RecordedSeries("stable_rank", np.array(MEASURED), falling, "layers.1.attn[query·key]", 1)
+    )
     assert judge(series).findings == ()
 
 
-def moving(share: tuple[float, ...] | float, **more: tuple) -> list[Series]:
+def moving(share: tuple[float, ...] | float, **more: tuple) -> list[RecordedSeries]:
     every = {f"update_relative__layers_{at}_{part}": share for at in range(4) for part in "ab"}
     return [*layers_of(**every), *recorded_of(**more)]
 
@@ -438,7 +442,7 @@ def fresh(end: float, first: float = 4.1) -> dict[str, tuple]:
     return {"loss": (range(1, 401), loss), "vocabulary": ([1], [64])}
 
 
-def severities(series: list[Series]) -> dict[str, str]:
+def severities(series: list[RecordedSeries]) -> dict[str, str]:
     return {one.kind: one.severity for one in judge(series).findings}
 
 
@@ -599,6 +603,6 @@ def test_series_that_are_none_are_refused(steps, values, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         attention_bounce(steps, values)
     with pytest.raises(ValueError, match=says):
-        Series("loss", np.array(steps), np.array(values))
+        RecordedSeries("loss", np.array(steps), np.array(values))
     with pytest.raises(ValueError, match="uniform must be an entropy"):
         attention_collapse([0], [1.0], -1.0)

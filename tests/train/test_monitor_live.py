@@ -17,14 +17,22 @@ import torch
 import joma
 from joma.runs import Run
 from joma.train import findings
-from joma.train.findings import KINDS, Finding, Judgement, NotJudged, Series, judge, series_of
+from joma.train.findings import (
+    KINDS,
+    Finding,
+    Judgement,
+    NotJudged,
+    RecordedSeries,
+    judge,
+    series_of,
+)
 from joma.train.findings.finding import nothing_line
 from joma.train.monitor import findings as live_findings
 from joma.train.monitor import record
 from joma.train.monitor.record import History, Row
 from tests.train._watched import batches, encoder
 
-Judge = Callable[[Sequence[Series]], Judgement]
+Judge = Callable[[Sequence[RecordedSeries]], Judgement]
 OPTIONS: dict[str, Any] = {"every": 1, "budget": None, "metrics": ["stable_rank"]}
 
 
@@ -43,11 +51,13 @@ def watching(**options: Any) -> joma.Monitor:
     return monitor
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, *found: Sequence[Finding]) -> list[Sequence[Series]]:
+def planted(
+    monkeypatch: pytest.MonkeyPatch, *found: Sequence[Finding]
+) -> list[Sequence[RecordedSeries]]:
     """What each judgement finds, the last one from then on; returns what was judged."""
-    judged: list[Sequence[Series]] = []
+    judged: list[Sequence[RecordedSeries]] = []
 
-    def fake(series: Sequence[Series], *, ended: bool) -> Judgement:
+    def fake(series: Sequence[RecordedSeries], *, ended: bool) -> Judgement:
         judged.append(series)
         now = found[min(len(judged), len(found)) - 1]
         return Judgement(tuple(now), (NotJudged("rank_collapse", "4 measurements"),))
@@ -154,7 +164,7 @@ def test_a_callback_that_raises_is_dropped(tmp_path: Path, monkeypatch: pytest.M
 def test_rules_that_fail_are_named_and_nothing_is_claimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(series: Sequence[Series], *, ended: bool) -> Judgement:
+    def fail(series: Sequence[RecordedSeries], *, ended: bool) -> Judgement:
         raise KeyError("loss")
 
     monkeypatch.setattr(live_findings, "judge", fail)
@@ -300,7 +310,7 @@ def test_steps_without_a_measurement_read_nothing_and_judge_nothing(
         monkeypatch.setattr(f"joma.runs._metrics.Metrics.{name}", fail)
     monkeypatch.setattr(Run, "write_json", fail)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
-    monkeypatch.setattr(Series, "__post_init__", fail)
+    monkeypatch.setattr(RecordedSeries, "__post_init__", fail)
     monitor._budget.due = [10**6, 10**6]
     monitor._moved_at = None
     for _ in range(50):
@@ -323,7 +333,7 @@ def test_series_in_memory_are_those_of_the_run_folder(tmp_path: Path) -> None:
     monitor.record_validation(5.0, step=3)  # again, and late
     monitor.close()
 
-    def by_key(series: Sequence[Series]) -> dict[Any, Any]:
+    def by_key(series: Sequence[RecordedSeries]) -> dict[Any, Any]:
         return {
             (one.name, one.module, one.layer, one.kind): (one.steps.tolist(), one.values.tolist())
             for one in series

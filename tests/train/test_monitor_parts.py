@@ -27,7 +27,7 @@ from joma.train.monitor.forward import (
     seen_keys,
 )
 from joma.train.monitor.inputs import MeasurementInputs, _attention_without_plans
-from joma.train.monitor.parts import Heads, Matrix, Parts, parts_of
+from joma.train.monitor.parts import Heads, MonitoredMatrix, Parts, parts_of
 from joma.train.monitor.ranks import batches, scores_spectra, update_rows
 from joma.train.monitor.undisturbed import undisturbed, unwrap
 from tests.train._watched import encoder
@@ -169,7 +169,7 @@ def test_cudnn_makes_no_plans_for_a_look() -> None:
 
 
 def test_updates_that_are_not_finite_take_no_others_with_them() -> None:
-    matrices = [Matrix(number, f"w{number}", f"m{number}") for number in range(3)]
+    matrices = [MonitoredMatrix(number, f"w{number}", f"m{number}") for number in range(3)]
     changes = [normal(6, 9, seed=number) * 1e-30 for number in range(3)]
     ranks = [stable_rank(change.double()).value for change in changes]
     changes[1][2, 3] = math.inf
@@ -284,7 +284,7 @@ def test_large_weights_are_gathered_one_by_one() -> None:
         return SimpleNamespace(is_cuda=numbers > 0, numel=lambda: abs(numbers))
 
     def batched(*sizes: int) -> list[list[int]]:
-        weights = [Matrix(0, str(size), "") for size in sizes]
+        weights = [MonitoredMatrix(0, str(size), "") for size in sizes]
         return [[int(one.name) for one in batch] for batch in batches(weights, sized)]
 
     small, large = 2**21, 2**23

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import joma
 from joma.runs import Run
-from joma.train.findings import Finding, Judgement, Series
+from joma.train.findings import Finding, Judgement, RecordedSeries
 from tests.train._watched import batches, encoder, loss_of
 
 STEPS = 6
@@ -129,7 +129,7 @@ def found(folder: Path, rank: int) -> list[int | str]:
     return ends
 
 
-def _collapsed_from_step_4(series: list[Series], *, ended: bool) -> Judgement:
+def _collapsed_from_step_4(series: list[RecordedSeries], *, ended: bool) -> Judgement:
     if max(one.steps[-1] for one in series) < 4:
         return Judgement()
     return Judgement((Finding("attention_collapse", "warning", 4, "It collapsed.", ""),))

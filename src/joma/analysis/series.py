@@ -23,10 +23,10 @@ from joma.common.files import remove_temporaries, write_bytes
 from joma.common.progress import Progress
 from joma.errors import JomaError
 from joma.models.series import (
-    Checkpoint,
     Fingerprint,
     Integrity,
     Series,
+    SeriesCheckpoint,
     check_some,
     judge,
     kept_fingerprint,
@@ -212,7 +212,7 @@ def _checked(run: Run, series: Series, submit: Submit, progress: Progress) -> In
     return judge(series.name, found, absent=absent, unreadable=unreadable, schedule=series.schedule)
 
 
-def _fingerprint(checkpoint: Checkpoint, kept: Path) -> tuple[Fingerprint | None, str, bool]:
+def _fingerprint(checkpoint: SeriesCheckpoint, kept: Path) -> tuple[Fingerprint | None, str, bool]:
     """Return a checkpoint's fingerprint, or why there is none and whether the files are missing.
 
     It is cached in a file, since it reads every byte of the checkpoint; the file is used as long as
@@ -228,7 +228,7 @@ def _fingerprint(checkpoint: Checkpoint, kept: Path) -> tuple[Fingerprint | None
 
 
 def _measured(
-    checkpoint: Checkpoint,
+    checkpoint: SeriesCheckpoint,
     kept: Path,
     hashes: dict[str, str],
     text: str,
@@ -260,7 +260,7 @@ def _measured(
     return {"note": probed.note}
 
 
-def _settings(checkpoint: Checkpoint, probing: Probing) -> dict[str, str]:
+def _settings(checkpoint: SeriesCheckpoint, probing: Probing) -> dict[str, str]:
     """Return hashes of what decides the numbers apart from the weights."""
     tokenizer = probing.tokenizer if probing.reads_text else "bytes"  # reads no file
     return settings_hashes(checkpoint.source, revision=checkpoint.revision, tokenizer=tokenizer)

@@ -25,7 +25,7 @@ from joma.cli._folders import (
 from joma.cli._options import Json, Out, Seed, chosen_device, device_option, option, positive, whole
 from joma.cli._progress import reports
 from joma.errors import JomaError
-from joma.experiments import Choice, Experiment, Option, Request, Scale
+from joma.experiments import ChoiceOption, Experiment, Option, Request, Scale
 
 
 def _names(incomplete: str) -> list[str]:
@@ -142,11 +142,13 @@ def reproduce(
 
 def _own_options() -> Iterator[inspect.Parameter]:
     """Yield the experiments' own options: numbers first, and first what most experiments have."""
-    found: dict[str, dict[str, Option | Choice]] = {}
+    found: dict[str, dict[str, Option | ChoiceOption]] = {}
     for name, experiment in experiments.EXPERIMENTS.items():
         for one in experiment.options:
             found.setdefault(one.name, {})[name] = one
-    words = {name: isinstance(next(iter(own.values())), Choice) for name, own in found.items()}
+    words = {
+        name: isinstance(next(iter(own.values())), ChoiceOption) for name, own in found.items()
+    }
     for name in sorted(found, key=lambda name: (words[name], -len(found[name]))):
         own = found[name]
         first = next(iter(own.values()))
@@ -164,7 +166,7 @@ def _own_options() -> Iterator[inspect.Parameter]:
         )
 
 
-def _option_help(own: Mapping[str, Option | Choice]) -> str:
+def _option_help(own: Mapping[str, Option | ChoiceOption]) -> str:
     """Return what an option is, of which experiments, and which values were published."""
     text = f"Of {_and(own)}: {next(iter(own.values())).help}"
     for name, one in own.items():

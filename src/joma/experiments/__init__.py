@@ -10,11 +10,12 @@ does it. That declaration must import nothing heavy: all of them are read to ans
 import importlib
 import pkgutil
 import re
+import warnings
 from typing import Any
 
 from joma.experiments._claim_list import ListedClaim, list_claims
 from joma.experiments._experiment import (
-    Choice,
+    ChoiceOption,
     Experiment,
     Option,
     Outcome,
@@ -25,7 +26,7 @@ from joma.experiments._experiment import (
 
 __all__ = [
     "EXPERIMENTS",
-    "Choice",
+    "ChoiceOption",
     "Experiment",
     "ListedClaim",
     "Option",
@@ -64,4 +65,7 @@ def __getattr__(name: str) -> Any:
         return globals().setdefault(name, _find())
     if any(module.name == name for module in pkgutil.iter_modules(__path__)):
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "Choice":
+        warnings.warn("Choice is deprecated, use ChoiceOption", DeprecationWarning, stacklevel=2)
+        return ChoiceOption
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

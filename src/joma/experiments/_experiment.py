@@ -87,7 +87,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceOption:
     """A word that decides an experiment's results and that the user may change.
 
     Attributes:
@@ -248,7 +248,7 @@ class Experiment:
     memory: str = "under 1 GB"
     scales: Mapping[str, Scale] = field(default_factory=dict)
     default_scale: str = ""
-    options: tuple[Option | Choice, ...] = ()
+    options: tuple[Option | ChoiceOption, ...] = ()
     groups: tuple[str, ...] = ()
     resumable: bool = False
     reference: str = ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from joma.errors import JomaError
-from joma.experiments._experiment import Choice, Experiment, Scale
+from joma.experiments._experiment import ChoiceOption, Experiment, Scale
 from joma.experiments.language import REFERENCE
 from joma.experiments.language._groups import (
     EMBEDDED,
@@ -89,7 +89,7 @@ EXPERIMENT = Experiment(
     scales=SCALES,
     default_scale="small",
     options=(
-        Choice(
+        ChoiceOption(
             "corpus",
             {scale: size.corpus for scale, size in SIZES.items()},
             "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "

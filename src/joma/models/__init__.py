@@ -5,6 +5,7 @@ are found, and whether a series of checkpoints can be believed; what it is train
 what is measured of it, lives elsewhere.
 """
 
+from joma.common.renamed import renamed
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from joma.models.architectures import (
     ROLES,
@@ -28,7 +29,17 @@ from joma.models.discovery import (
 from joma.models.language import LanguageConfig, LanguageModel
 from joma.models.layers import Embedding, LayerNorm, Linear
 from joma.models.loading import Loaded, check_tokens, load, untrained
-from joma.models.parts import Attention, Block, Found, LowRank, Mlp, Part, Place, Rows, Weight
+from joma.models.parts import (
+    AttentionPart,
+    BlockPart,
+    Found,
+    LowRank,
+    Mlp,
+    Part,
+    Place,
+    Rows,
+    Weight,
+)
 from joma.models.series import Integrity, Series, verify
 from joma.models.tokenizers import Tokenizer, load_tokenizer
 from joma.models.transformer import Transformer, TransformerConfig
@@ -38,8 +49,8 @@ __all__ = [
     "NO_SPECIAL_TOKENS",
     "ROLES",
     "Architecture",
-    "Attention",
-    "Block",
+    "AttentionPart",
+    "BlockPart",
     "Embedding",
     "Found",
     "Integrity",
@@ -80,3 +91,5 @@ __all__ = [
     "verify",
     "weights",
 ]
+
+__getattr__ = renamed(__name__, {"Attention": "AttentionPart", "Block": "BlockPart"})

@@ -244,7 +244,7 @@ def _computed(model: nn.Module, path: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionPart:
     """One module that computes attention, and the weights it does so with.
 
     Args:
@@ -315,7 +315,7 @@ class Mlp:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockPart:
     """One block of a tower; its output is the residual stream.
 
     Args:
@@ -342,9 +342,9 @@ class Found:
     """
 
     embeddings: tuple[Weight, ...] = ()
-    attentions: tuple[Attention, ...] = ()
+    attentions: tuple[AttentionPart, ...] = ()
     mlps: tuple[Mlp, ...] = ()
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[BlockPart, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
     unrecognised: tuple[str, ...] = ()
 
@@ -354,7 +354,7 @@ class Found:
         inside = [*self.attentions, *self.mlps]
         place = {block.module: at for at, block in enumerate(self.blocks)}
 
-        def block_of(part: Attention | Mlp) -> int:
+        def block_of(part: AttentionPart | Mlp) -> int:
             path = part.module
             while path:
                 if path in place:

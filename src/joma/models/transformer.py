@@ -141,7 +141,9 @@ class Transformer(nn.Module):
                 if config.positions == "learned"
                 else None
             )
-            self.blocks = nn.ModuleList(Block(config, members) for _ in range(config.layers))
+            self.blocks = nn.ModuleList(
+                TransformerBlock(config, members) for _ in range(config.layers)
+            )
             self.final_norm = LayerNorm(members, config.width) if config.norm == "pre" else None
             self.output = Linear(members, config.width, config.outputs)
         # Made once: a captured step cannot copy from the host.
@@ -221,7 +223,7 @@ class Transformer(nn.Module):
                 module.draw(name, seeds)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and MLP, each with a residual sum.
 
     Args:
@@ -232,7 +234,7 @@ class Block(nn.Module):
     def __init__(self, config: TransformerConfig, members: int) -> None:
         super().__init__()
         self.placement = config.norm
-        self.attention = Attention(config, members)
+        self.attention = SelfAttention(config, members)
         self.mlp = MLP(config, members)
         if config.norm != "none":
             self.norm_attention = LayerNorm(members, config.width)
@@ -251,7 +253,7 @@ class Block(nn.Module):
         return x + self.mlp(x, watch)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Scores q·k/√d, turned into weights by softmax, exp or nothing; queries see what is `seen`.
 
     Args:

@@ -22,7 +22,7 @@ _EVEN = 8
 """Numbers of which members' parts must be multiples for several to be read at once: 16 bytes."""
 
 
-class Part(NamedTuple):
+class AdamParameter(NamedTuple):
     """A parameter (E, ...), contiguous in float32, its bfloat16 copy or None, and its moments."""
 
     original: Tensor
@@ -38,7 +38,7 @@ class Table:
         parts: all of one number of members and on one GPU.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[AdamParameter]) -> None:
         for part in parts:
             if part.original.dtype != torch.float32:
                 raise JomaError(f"parameters must be float32 on the GPU, got {part.original.dtype}")

@@ -146,12 +146,12 @@ class StackedAdam(Stacked):
     def _table(self) -> Any:
         """Return where parameters and moments lie on the GPU."""
         if self._known_table is None:
-            from joma.optim._adam_kernel import Part, Table
+            from joma.optim._adam_kernel import AdamParameter, Table
 
             masters = Stacked.master_weights(self)
             self._known_table = Table(
                 [
-                    Part(
+                    AdamParameter(
                         masters[name],
                         self.parameters[name].data if name in self._masters else None,
                         self.first_moments[name],

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from joma.common.float32 import float32_is_coarse
-from joma.probes._attention_sight import HIDDEN, Block, Sight, as_slice, lowest_seen
+from joma.probes._attention_sight import HIDDEN, AttentionTile, Sight, as_slice, lowest_seen
 
 _SINGLE = 400.0
 _COVERED = 1e29
@@ -194,7 +194,7 @@ class _Work:
         members = max(1, self._block // (query_NRD.shape[1] * len(pieces[0])))
         found = []
         for batch, heads in self._chunks(members):
-            blocks = [Block(batch, heads, rows, piece) for piece in pieces]
+            blocks = [AttentionTile(batch, heads, rows, piece) for piece in pieces]
             sums = _join([self._measure_block(query_NRD, block) for block in blocks])
             if self._received_BHGS is not None:
                 self._receive(self._received_BHGS, query_NRD, blocks, sums)
@@ -221,7 +221,7 @@ class _Work:
             for heads in _ranges(range(H), min(H, members)):
                 yield batch, heads
 
-    def _measure_block(self, query_NRD: Tensor, block: Block) -> _Sums:
+    def _measure_block(self, query_NRD: Tensor, block: AttentionTile) -> _Sums:
         """The sums of the rows of a block over its keys, (N, R)."""
         scores = self._score(query_NRD, block)
         peak = scores.amax(-1, keepdim=True)
@@ -235,7 +235,7 @@ class _Work:
         moment = torch.mul(weights, scores, out=scores).sum(-1)
         return _Sums(peak.squeeze(-1), total, moment, tuple(masses))
 
-    def _score(self, query_NRD: Tensor, block: Block) -> Tensor:
+    def _score(self, query_NRD: Tensor, block: AttentionTile) -> Tensor:
         """The scores of a block (N, R, keys), hidden ones far below, in the first buffer."""
         H, G = self._query_BHGTD.shape[1:3]
         start = block.batch.start * H + block.heads.start
@@ -257,7 +257,7 @@ class _Work:
         scores.sub_(peak).clamp_(min=_LEAST)
         return torch.exp(scores, out=self._buffers[1, : scores.numel()].view(scores.shape))
 
-    def _mass_on_last(self, weights: Tensor, block: Block, last: int) -> Tensor:
+    def _mass_on_last(self, weights: Tensor, block: AttentionTile, last: int) -> Tensor:
         rows, keys, offset = block.rows, block.keys, self._sight.offset
         near = range(
             max(keys.start, rows.start + offset - last + 1), min(keys.stop, rows.stop + offset)
@@ -269,7 +269,7 @@ class _Work:
         return (weights.unflatten(1, (-1, len(rows))) * inside).sum(-1).flatten(1)
 
     def _receive(
-        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[Block], sums: _Sums
+        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[AttentionTile], sums: _Sums
     ) -> None:
         """Adds what the keys of the blocks receive from their rows."""
         share = torch.where(sums.peak > HIDDEN / 2, 1 / sums.total, 0)

@@ -16,7 +16,7 @@ _HIDES = -1e30
 _FAR = 1 << 62
 
 
-class Block(NamedTuple):
+class AttentionTile(NamedTuple):
     """Sequences, heads of keys, rows (queries) and keys that are worked on together."""
 
     batch: range
@@ -78,7 +78,7 @@ class Sight:
             start, stop = start + int(places[0]), start + int(places[-1]) + 1
         return range(start, max(start, stop))
 
-    def hide(self, scores_BHGTS: Tensor, block: Block) -> None:
+    def hide(self, scores_BHGTS: Tensor, block: AttentionTile) -> None:
         """Adds to the scores of a block what a mask adds, and hides keys in it."""
         rows, keys = block.rows, block.keys
         if self.mask_BHGTS is not None:  # first: it may add what is no number to a key not seen
@@ -112,7 +112,9 @@ class Sight:
             self._patterns[key] = ((behind >= low) & (behind <= high)).to(like.dtype)
         return self._patterns[key]
 
-    def _hide_from(self, scores: Tensor, block: Block, keys: range, low: int, high: int) -> None:
+    def _hide_from(
+        self, scores: Tensor, block: AttentionTile, keys: range, low: int, high: int
+    ) -> None:
         """Hides those of the keys that lie from `low` to `high` behind the query."""
         if len(keys):
             start = keys.start - block.keys.start
@@ -126,7 +128,7 @@ class Sight:
         else:
             scores.add_(hidden, alpha=HIDDEN)
 
-    def _mask(self, block: Block) -> Tensor:
+    def _mask(self, block: AttentionTile) -> Tensor:
         assert self.mask_BHGTS is not None
         mask = _rows(self.mask_BHGTS, block.rows)[..., as_slice(block.keys)]
         mask = mask if mask.shape[0] == 1 else mask[as_slice(block.batch)]

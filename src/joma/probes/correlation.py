@@ -98,7 +98,7 @@ def _best(moments: "Moments") -> NCorr:
     return NCorr(values, nodes.where(varying, -1), varying)
 
 
-class Rows(NamedTuple):
+class CorrelationRows(NamedTuple):
     """Latents (..., S, N), activations (..., S, H) and weights (..., S) in float64.
 
     They have one leading shape. Axes are expanded, not copied, so nothing here may be written to.
@@ -109,7 +109,7 @@ class Rows(NamedTuple):
     weights: Tensor
 
 
-def rows(latents: Tensor, activations: Tensor, weights: Tensor | None) -> Rows:
+def rows(latents: Tensor, activations: Tensor, weights: Tensor | None) -> CorrelationRows:
     """What every measurement of latents against nodes takes, checked and of one leading shape."""
     given = {
         "latents": _checks.tensor("latents", latents, 2),
@@ -141,7 +141,7 @@ def rows(latents: Tensor, activations: Tensor, weights: Tensor | None) -> Rows:
     lead = _checks.together(
         latents=latents.shape[:-2], activations=activations.shape[:-2], weights=weights.shape[:-1]
     )
-    return Rows(
+    return CorrelationRows(
         latents.expand(*lead, *latents.shape[-2:]),
         activations.expand(*lead, *activations.shape[-2:]),
         weights.expand(*lead, samples),
@@ -212,7 +212,7 @@ def centre(values: Tensor, weights: Tensor) -> tuple[Tensor, Spread]:
     return columns, Spread(*flat)
 
 
-def moments(rows: Rows) -> Moments:
+def moments(rows: CorrelationRows) -> Moments:
     """Moments of one set of rows."""
     return against(rows.latents, rows.weights, *centre(rows.activations, rows.weights))
 

@@ -20,7 +20,7 @@ _TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 16384}
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class ProbeBatch:
     """What one forward pass reads.
 
     Attributes:
@@ -110,7 +110,7 @@ class Reader:
         self._windows = None if windows is None else _windows(windows)  # pyright: ignore[reportArgumentType]
         self._inputs = [] if inputs is None else _inputs(inputs)
 
-    def batches(self, device: torch.device, at_once: int | None) -> Iterator[Batch]:
+    def batches(self, device: torch.device, at_once: int | None) -> Iterator[ProbeBatch]:
         """Yield all batches; windows are read `at_once`, by default as many as suit the device."""
         if self._windows is None:
             yield from self._given_batches()
@@ -125,12 +125,12 @@ class Reader:
     def __len__(self) -> int:
         return len(self._inputs) if self._windows is None else len(self._windows)
 
-    def _given_batches(self) -> Iterator[Batch]:
+    def _given_batches(self) -> Iterator[ProbeBatch]:
         none = torch.empty(0, dtype=torch.long)
         for number, given in enumerate(self._inputs):
             tokens, mask = given.get("input_ids"), given.get("attention_mask")
             if not isinstance(tokens, Tensor) or tokens.ndim != 2:
-                yield Batch(given, none, none, 0, number)
+                yield ProbeBatch(given, none, none, 0, number)
                 continue
             chosen = self._chosen(tokens.numel()).view(tokens.shape)
             if isinstance(mask, Tensor) and mask.shape == tokens.shape:
@@ -144,10 +144,12 @@ class Reader:
         return chosen
 
 
-def _batch(given: Mapping[str, Any] | Tensor, tokens: Tensor, chosen: Tensor, start: int) -> Batch:
+def _batch(
+    given: Mapping[str, Any] | Tensor, tokens: Tensor, chosen: Tensor, start: int
+) -> ProbeBatch:
     places = chosen.reshape(-1)
     rows = places.nonzero().squeeze(1)
-    return Batch(given, tokens.reshape(-1)[places], rows, places.numel(), start)
+    return ProbeBatch(given, tokens.reshape(-1)[places], rows, places.numel(), start)
 
 
 def _are_inputs(given: Any) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joma.errors import JomaError
-from joma.models import Block, Found, Mlp, reader_path
+from joma.models import BlockPart, Found, Mlp, reader_path
 from joma.probes.activations import ActivationStatisticsAccumulator
 from joma.probes.attention import AttentionAccumulator
 from joma.probes.embedding import EmbeddingOverlapAccumulator
@@ -208,13 +208,13 @@ class Reading:
     def _spread(self, rows: Tensor) -> Tensor:
         return rows[:: max(1, -(-len(rows) // self._sample))]
 
-    def _reads_other_tokens(self, block: Block) -> bool:
+    def _reads_other_tokens(self, block: BlockPart) -> bool:
         """Return whether a block is of a decoder whose tokens are not those the encoder reads."""
         config = getattr(self._model, "config", None)
         both = getattr(config, "is_encoder_decoder", False)
         return bool(both) and "decoder" in block.module.split(".")
 
-    def _residual_hook(self, block: Block) -> Callable[..., None]:
+    def _residual_hook(self, block: BlockPart) -> Callable[..., None]:
         def record(module: nn.Module, inputs: Any, output: Any) -> None:
             stream = output if isinstance(output, Tensor) else output[0]
             rows = stream.reshape(-1, stream.shape[-1])

@@ -11,6 +11,7 @@ To add a claim, write its formula in `joma.theory` (the printed form, if wrong, 
 `tests/experiments/broken_TOPIC.py`.
 """
 
+from joma.common.renamed import renamed
 from joma.experiments.claims import (
     cdag,
     clusters,
@@ -24,7 +25,7 @@ from joma.experiments.claims import (
     rates,
     scan_snap,
 )
-from joma.experiments.claims.claim import Claim, Measurement, Verdict, check
+from joma.experiments.claims.claim import Claim, ClaimMeasurement, ClaimVerdict, check
 
 TOPICS: dict[str, tuple[Claim, ...]] = {
     "Joint dynamics and its invariants": joint.CLAIMS,
@@ -43,4 +44,6 @@ TOPICS: dict[str, tuple[Claim, ...]] = {
 
 CLAIMS: tuple[Claim, ...] = tuple(claim for topic in TOPICS.values() for claim in topic)
 
-__all__ = ["CLAIMS", "TOPICS", "Claim", "Measurement", "Verdict", "check"]
+__all__ = ["CLAIMS", "TOPICS", "Claim", "ClaimMeasurement", "ClaimVerdict", "check"]
+
+__getattr__ = renamed(__name__, {"Measurement": "ClaimMeasurement", "Verdict": "ClaimVerdict"})

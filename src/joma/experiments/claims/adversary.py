@@ -10,7 +10,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.search import Point, Search
 
 ENOUGH = 1000
@@ -179,7 +179,7 @@ class _Hunt:
         del self._pool[_POOL:]
 
 
-def ratio_of(measured: Measurement) -> float:
+def ratio_of(measured: ClaimMeasurement) -> float:
     """Return the error over the tolerance; infinite for NaN, and for any error where it is 0."""
     if np.isnan(measured.error) or np.isnan(measured.tolerance):
         return np.inf

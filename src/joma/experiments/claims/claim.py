@@ -10,10 +10,10 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims import errata
-from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.search import Search
 
-Measure = Callable[[Formula, np.random.Generator], Measurement]
+Measure = Callable[[Formula, np.random.Generator], ClaimMeasurement]
 """A function that compares a formula with a reference that does not use it."""
 
 
@@ -58,7 +58,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """The measurements of one claim.
 
     Attributes:
@@ -71,9 +71,9 @@ class Verdict:
     """
 
     claim: Claim
-    derived: Measurement
-    printed: Measurement | None
-    without: Measurement | None
+    derived: ClaimMeasurement
+    printed: ClaimMeasurement | None
+    without: ClaimMeasurement | None
     seconds: float
     failure: str = ""
 
@@ -107,7 +107,7 @@ class Verdict:
         return record
 
 
-def check(claim: Claim, seed: int = 0) -> Verdict:
+def check(claim: Claim, seed: int = 0) -> ClaimVerdict:
     """Measure one claim, derived and printed against the same reference.
 
     Every claim draws from its own stream, so a verdict does not depend on the other claims checked.
@@ -126,8 +126,8 @@ def check(claim: Claim, seed: int = 0) -> Verdict:
     except Exception as error:
         failure = f"{type(error).__name__}: {error}"
         taken = time.perf_counter() - start
-        return Verdict(claim, Measurement(np.inf, 0.0), printed, without, taken, failure)
-    return Verdict(claim, derived, printed, without, time.perf_counter() - start)
+        return ClaimVerdict(claim, ClaimMeasurement(np.inf, 0.0), printed, without, taken, failure)
+    return ClaimVerdict(claim, derived, printed, without, time.perf_counter() - start)
 
 
 def _stream(claim: Claim, seed: int) -> np.random.Generator:

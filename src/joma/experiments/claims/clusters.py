@@ -8,7 +8,7 @@ from scipy import special
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured, monte_carlo
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, monte_carlo
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.reference.clusters import spread
 from joma.experiments.claims.reference.ode import gauss
@@ -38,7 +38,7 @@ from joma.theory.marginals import (
 _NODES, _WEIGHTS = gauss(16)
 
 
-def _moments(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _moments(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Monte Carlo with ‖v‖ = 2.3, in all three dimensions and in a plane of them."""
     differences, errors = [], []
     plane = np.linalg.qr(rng.normal(size=(3, 2)))[0]
@@ -80,7 +80,7 @@ _SAMPLED: dict[str, Any] = {
 
 
 @over(**_SAMPLED, mean=Vector(Real(-3.0, 3.0), Integer(1, 5)), rank=Integer(1, 5), sampled=True)
-def _moments_at(formula: Formula, point: Point) -> Measurement:
+def _moments_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Monte Carlo in as many dimensions as given, of which the cluster fills `rank`."""
     rng = np.random.default_rng([3, point.seed])
     mean = point["mean"]
@@ -106,16 +106,16 @@ def _moments_at(formula: Formula, point: Point) -> Measurement:
     return _sampled(drawn, predicted, exact)
 
 
-def _sampled(drawn: isotropic.Array, predicted: isotropic.Array, exact: float) -> Measurement:
+def _sampled(drawn: isotropic.Array, predicted: isotropic.Array, exact: float) -> ClaimMeasurement:
     """Five standard errors of a sample, with the least that a share of it can have, or 1e-9."""
     count = len(drawn)
     spread = drawn.std(axis=0, ddof=1) + np.abs(drawn).max(axis=0) / np.sqrt(count)
     spread = np.maximum(spread, 1e-12) / np.sqrt(count)
     worst = float(np.max(np.abs(drawn.mean(axis=0) - predicted) / (5 * spread)))
-    return Measurement(max(worst, exact / 1e-9), 1.0)
+    return ClaimMeasurement(max(worst, exact / 1e-9), 1.0)
 
 
-def _flow(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _flow(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Monte Carlo of E[g h′ x] and E[g h′] over a mixture of three clusters of unequal width."""
     means, a = rng.normal(size=(3, 4)), np.array([0.8, -0.5, 0.4])
     shapes = [Scaled(StudentT(5), 0.7), Gaussian(), Scaled(Gaussian(), 2.0)]
@@ -144,7 +144,7 @@ _CLUSTERS: dict[str, Any] = {
 
 
 @over(**_CLUSTERS)
-def _flow_at(formula: Formula, point: Point) -> Measurement:
+def _flow_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The flow of any clusters, whose integrals come from the density alone."""
     shapes, a, means, v, bias = isotropic.scene(point, 1e-6)
     rate = formula(shapes, a, means, v, bias)
@@ -159,7 +159,7 @@ def _widths(shapes: list[Marginal]) -> isotropic.Array:
     return np.array([spread(one, 0.0) for one in shapes])
 
 
-def _first_integral(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _first_integral(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """F(b) - F(a) against ∫ θ₁, and F far below zero against its own size, for ReLU."""
     worst = 0.0
     for marginal in isotropic.FAMILIES:
@@ -174,32 +174,32 @@ def _first_integral(formula: Formula, rng: np.random.Generator) -> Measurement:
         deep = -0.95 if np.isfinite(marginal.reach) else -20.0
         expected = float(isotropic.reference(marginal, deep).first_integral)
         worst = max(worst, abs(float(formula(marginal, deep)) / expected - 1))
-    return Measurement(worst, 1e-9)
+    return ClaimMeasurement(worst, 1e-9)
 
 
-def _first_integral_leaky(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _first_integral_leaky(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """For a leaky ReLU F = θ₂ + sθ₁ does not vanish far below zero but tends to c₋ s."""
     leak, s = 0.1, -20.0
     leaky = leak * s + (1 - leak) * float(formula(Gaussian(), s))
-    return Measurement(abs(leaky), 1e-9)
+    return ClaimMeasurement(abs(leaky), 1e-9)
 
 
 @over(**isotropic.FAMILY, s=Real(-60.0, 60.0, special=(0.0, -1.0)))
-def _first_integral_at(formula: Formula, point: Point) -> Measurement:
+def _first_integral_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """F in relative size, at any depth where θ₁ is a normal float."""
     marginal = isotropic.family_of(point)
     # The range ends at the edge of a ball, where F is smallest, and 60 widths out otherwise.
     s = point["s"] / 60 if isinstance(marginal, Ball) else point["s"]
     if s <= -marginal.reach:
-        return Measurement(abs(float(formula(marginal, s))), 1e-300)
+        return ClaimMeasurement(abs(float(formula(marginal, s))), 1e-300)
     expected = isotropic.reference(marginal, s)
     if expected.log_share < -600:
         raise JomaError("s must leave a part of the cluster on the active side")
     error = abs(float(formula(marginal, s)) / float(expected.first_integral) - 1)
-    return Measurement(error, 1e-9)
+    return ClaimMeasurement(error, 1e-9)
 
 
-def _radial(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _radial(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """v·v̇ = Σ a_j E[(v·x) ψ], where v·x is one-dimensional: quadrature of the density."""
     worst = 0.0
     for marginal in (Gaussian(), StudentT(3), Laplace()):
@@ -212,7 +212,7 @@ def _radial(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**_CLUSTERS)
-def _radial_at(formula: Formula, point: Point) -> Measurement:
+def _radial_at(formula: Formula, point: Point) -> ClaimMeasurement:
     shapes, a, means, v, bias = isotropic.scene(point, 1e-6)
     expected = float(v @ isotropic.flow(shapes, a, means, v, bias)[:-1])
     reach = np.abs(means @ v) + abs(bias) + np.linalg.norm(v) * _widths(shapes)
@@ -220,13 +220,13 @@ def _radial_at(formula: Formula, point: Point) -> Measurement:
     return measured(error, 1e-9)
 
 
-def _slopes(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _slopes(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Differences of θ₁ and θ₂ of a leaky ReLU against the integral of their slopes."""
     worst = 0.0
     for marginal in (Gaussian(), StudentT(3)):
         low, high = np.sort(rng.uniform(-1, 1, size=2))
         worst = max(worst, _slope_error(formula, marginal, low, high, 0.2, 1.0))
-    return Measurement(worst, 1e-9)
+    return ClaimMeasurement(worst, 1e-9)
 
 
 def _slope_error(
@@ -252,7 +252,7 @@ def _slope_error(
     below=Real(-1.0, 1.0, special=(0.0, 0.01)),
     above=Real(-1.0, 2.0, special=(0.0, 1.0)),
 )
-def _slopes_at(formula: Formula, point: Point) -> Measurement:
+def _slopes_at(formula: Formula, point: Point) -> ClaimMeasurement:
     marginal = isotropic.family_of(point)
     width = isotropic.width_of(marginal)
     low = point["low"] * width
@@ -262,12 +262,12 @@ def _slopes_at(formula: Formula, point: Point) -> Measurement:
         raise JomaError("the stretch must lie inside the ball")
     error = _slope_error(formula, marginal, low, high, point["below"], point["above"])
     size = (abs(point["above"]) + abs(point["below"])) * max(1.0, abs(low))
-    return Measurement(error / (size + 1e-300), 1e-8)
+    return ClaimMeasurement(error / (size + 1e-300), 1e-8)
 
 
-def _sphere(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _sphere(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The area of the unit sphere in n - 1 dimensions, by the recursion of areas."""
-    return Measurement(max(_sphere_error(formula, n) for n in range(2, 10)), 1e-11)
+    return ClaimMeasurement(max(_sphere_error(formula, n) for n in range(2, 10)), 1e-11)
 
 
 def _sphere_error(formula: Formula, n: int) -> float:
@@ -281,11 +281,11 @@ def _sphere_error(formula: Formula, n: int) -> float:
 
 
 @over(n=Integer(2, 250, log=True))
-def _sphere_at(formula: Formula, point: Point) -> Measurement:
-    return Measurement(_sphere_error(formula, point["n"]), 1e-11)
+def _sphere_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    return ClaimMeasurement(_sphere_error(formula, point["n"]), 1e-11)
 
 
-def _ball(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _ball(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The slices of a ball against its volume, by the recursion of volumes, and drawn points."""
     worst = max(
         _ball_error(formula, n, float(u)) for n in (1, 2, 4, 7) for u in rng.uniform(-1, 1, 4)
@@ -295,7 +295,7 @@ def _ball(formula: Formula, rng: np.random.Generator) -> Measurement:
     at = 0.3 * _NODES
     share = 0.3 * float(_WEIGHTS @ np.array([float(formula(4, u)) for u in at]))
     error = abs(inside - share) / (5 * np.sqrt(inside * (1 - inside) / len(drawn)))
-    return Measurement(max(worst, 1e-11 * error), 1e-11)
+    return ClaimMeasurement(max(worst, 1e-11 * error), 1e-11)
 
 
 def _ball_error(formula: Formula, n: int, u: float) -> float:
@@ -316,8 +316,8 @@ def _ball_error(formula: Formula, n: int, u: float) -> float:
 
 
 @over(n=Integer(1, 1000, log=True), u=Real(-1.2, 1.2, special=(0.0, -1.0, 1.0)))
-def _ball_at(formula: Formula, point: Point) -> Measurement:
-    return Measurement(_ball_error(formula, point["n"], point["u"]), 1e-10)
+def _ball_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    return ClaimMeasurement(_ball_error(formula, point["n"], point["u"]), 1e-10)
 
 
 def _factorials(n: int) -> float:
@@ -329,12 +329,12 @@ def _factorials(n: int) -> float:
     return float(2 * np.pi ** ((n - 1) / 2) / special.factorial((n - 3) // 2))
 
 
-def _curve(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _curve(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     worst = 0.0
     for marginal in (Gaussian(), StudentT(3), Logistic(), Uniform()):
         s = float(rng.uniform(-0.9, 0.9))
         worst = max(worst, _curve_error(formula, marginal, s))
-    return Measurement(worst, 1e-9)
+    return ClaimMeasurement(worst, 1e-9)
 
 
 def _curve_error(formula: Formula, marginal: Marginal, s: float) -> float:
@@ -342,12 +342,12 @@ def _curve_error(formula: Formula, marginal: Marginal, s: float) -> float:
 
 
 @over(**isotropic.FAMILY, s=Real(-49.9, 49.9, special=(0.0,)))
-def _curve_at(formula: Formula, point: Point) -> Measurement:
+def _curve_at(formula: Formula, point: Point) -> ClaimMeasurement:
     marginal = isotropic.family_of(point)
     s = point["s"] * (1 if np.isinf(marginal.reach) else 1 / 50)
     if isotropic.reference(marginal, s).hazard < 1e-290 or s >= marginal.reach:
         raise JomaError("s must lie where the density is not 0")
-    return Measurement(_curve_error(formula, marginal, s), 1e-9)
+    return ClaimMeasurement(_curve_error(formula, marginal, s), 1e-9)
 
 
 CLAIMS: tuple[Claim, ...] = (

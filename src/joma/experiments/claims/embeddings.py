@@ -8,8 +8,8 @@ from scipy import stats
 
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import (
+    ClaimMeasurement,
     Formula,
-    Measurement,
     difference,
     largest_error,
     measured,
@@ -24,7 +24,7 @@ from joma.theory import embeddings, invariants
 from joma.theory.block import Block, State, simulate
 
 
-def _coherence(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _coherence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Random unit vectors in fewer dimensions than vectors; and the exponent of M, both sides."""
     excess = [
         embeddings.coherence(
@@ -42,7 +42,7 @@ def _coherence(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(epsilon=Real(0.01, 0.999, log=True), tokens=Real(2.0, 1e60, log=True))
-def _coherence_at(formula: Formula, point: Point) -> Measurement:
+def _coherence_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Whether M² pairs exceed ε less often than M⁻², and for small ε not much less often."""
     epsilon, tokens = point["epsilon"], point["tokens"]
     d = math.ceil(formula(epsilon, tokens))
@@ -55,10 +55,10 @@ def _coherence_at(formula: Formula, point: Point) -> Measurement:
         tail = math.log(2) + math.log(4 * math.pi * log_tokens) / 2 + 0.1
         tail = (tail - math.log1p(-1 / (8 * log_tokens))) / log_tokens
         short = max(short, exponent - 2 - tail - 4 * epsilon**2)
-    return Measurement(short, 0.0)
+    return ClaimMeasurement(short, 0.0)
 
 
-def _overlaps(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _overlaps(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     cases = [(0.5, 200, 9), (0.2, 300, 40), (0.9, 400, 3), (0.05, 100, 2)]
     points = [
         Point({"epsilon": eps, "tokens": tokens, "dimension": d}, seed=int(rng.integers(2**32)))
@@ -74,7 +74,7 @@ def _overlaps(formula: Formula, rng: np.random.Generator) -> Measurement:
     dimension=Integer(2, 100, log=True),
     sampled=True,
 )
-def _overlaps_at(formula: Formula, point: Point) -> Measurement:
+def _overlaps_at(formula: Formula, point: Point) -> ClaimMeasurement:
     epsilon, tokens, d = point["epsilon"], point["tokens"], point["dimension"]
     rng, total = point.generator, 0
     for _ in range(point.effort):
@@ -89,7 +89,7 @@ def _overlaps_at(formula: Formula, point: Point) -> Measurement:
     return monte_carlo(total - expected, np.sqrt(pairs * share * max(1 - share, 1 / pairs)))
 
 
-def _drift_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _drift_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return largest_error(
         _drift_rate_at(formula, random_point(rng, drive=drive, queries=2, attention=attention))
         for attention in POINTWISE
@@ -97,7 +97,7 @@ def _drift_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
     )
 
 
-def _drift_rate_at(formula: Formula, point: Point) -> Measurement:
+def _drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of each token's law by differences along the flow of w, against a formula."""
     setting = reference.draw_setting(point, point["attention"], "any")
     rate = formula(setting.block, setting.samples, setting.state)
@@ -110,7 +110,7 @@ def _drift_rate_at(formula: Formula, point: Point) -> Measurement:
     return measured(np.abs(derivative - rate) / sizes, 1.0)
 
 
-def _implicit_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _implicit_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The weights themselves, trained in d dimensions with explicit orthonormal embeddings."""
     samples = random_samples(rng)
     x, g = np.asarray(samples.x), np.asarray(samples.gradient)
@@ -133,7 +133,7 @@ def _implicit_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(difference(predicted, flow[:-6].reshape(d, 3)), 1e-8)
 
 
-def _implicit_bias_at(formula: Formula, point: Point) -> Measurement:
+def _implicit_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """A few gradient steps of the weights, against their projections put together again."""
     setting = reference.draw_setting(point, point["attention"], queries=1)
     m, moving = setting.samples.tokens, setting
@@ -148,14 +148,14 @@ def _implicit_bias_at(formula: Formula, point: Point) -> Measurement:
     return measured(np.abs(predicted - moving.w), 1e-12 * size)
 
 
-def _superposition(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _superposition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """One weight, three patterns on disjoint tokens: each must respond as if it were alone."""
     point = Point({"tokens": np.array([4, 4, 4]), "size": 1.0, "draw": int(rng.integers(2**32))})
     return _superposition_at(formula, point)
 
 
 @over(tokens=Vector(Real(1, 5), Integer(1, 5)), size=Real(0.0, 100.0, special=(0.0,)), draw=Seed())
-def _superposition_at(formula: Formula, point: Point) -> Measurement:
+def _superposition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     rng = np.random.default_rng(point["draw"])
     counts = np.asarray(point["tokens"]).astype(int)
     patterns = len(counts)
@@ -173,7 +173,7 @@ def _superposition_at(formula: Formula, point: Point) -> Measurement:
     return measured(worst, 1e-13 * size)
 
 
-def _superposition_of_shared_tokens(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _superposition_of_shared_tokens(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Patterns (1, 1) and (1, -1), orthogonal, with both tokens in common; the input is (1, 0)."""
     w = formula(np.array([[1.0, 1, 0, 0], [1, -1, 0, 0]]), np.eye(4)[2:], np.array([-0.5, -0.5]))
     return measured(abs(w @ np.array([1.0, 0, 1, 0]) - (1 - 0.5)), 1e-13)

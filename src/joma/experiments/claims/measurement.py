@@ -11,7 +11,7 @@ Formula = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Measurement:
+class ClaimMeasurement:
     """How far a formula lies from an independent reference.
 
     Attributes:
@@ -30,17 +30,17 @@ class Measurement:
         return bool(self.error <= self.tolerance)
 
 
-def measured(errors: Any, tolerance: Any) -> Measurement:
+def measured(errors: Any, tolerance: Any) -> ClaimMeasurement:
     """Return the measurement of the largest of some errors."""
-    return Measurement(float(np.max(errors)), float(tolerance))
+    return ClaimMeasurement(float(np.max(errors)), float(tolerance))
 
 
-def largest_error(measurements: Iterable[Measurement]) -> Measurement:
+def largest_error(measurements: Iterable[ClaimMeasurement]) -> ClaimMeasurement:
     """Return the measurement with the largest error: every case must hold."""
     return max(measurements, key=lambda one: one.error)
 
 
-def smallest_error(measurements: Iterable[Measurement]) -> Measurement:
+def smallest_error(measurements: Iterable[ClaimMeasurement]) -> ClaimMeasurement:
     """Return the measurement with the smallest error: every case must fail."""
     return min(measurements, key=lambda one: one.error)
 
@@ -55,7 +55,7 @@ def relative(ours: Any, reference: Any) -> float:
     return difference(ours, reference) / float(np.max(np.abs(reference), initial=1e-300))
 
 
-def monte_carlo(difference: Any, standard_error: Any) -> Measurement:
+def monte_carlo(difference: Any, standard_error: Any) -> ClaimMeasurement:
     """Return the measurement of a Monte-Carlo estimate, which holds within four standard errors.
 
     Of several numbers the one with the largest difference in its own standard errors counts.
@@ -65,4 +65,4 @@ def monte_carlo(difference: Any, standard_error: Any) -> Measurement:
     )
     worst = int(np.argmax(difference / standard_error))
     se = float(standard_error.flat[worst])
-    return Measurement(float(difference.flat[worst]), 4 * se, se)
+    return ClaimMeasurement(float(difference.flat[worst]), 4 * se, se)

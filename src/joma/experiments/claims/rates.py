@@ -8,8 +8,8 @@ from scipy import integrate
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, difference, measured
-from joma.experiments.claims.reference.eqn6 import Course, flow, slope_at, time_at
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
+from joma.experiments.claims.reference.eqn6 import ResidualCurve, flow, slope_at, time_at
 from joma.experiments.claims.reference.ode import follow, integral, solve
 from joma.experiments.claims.search import Point, Real, over
 from joma.theory import as_printed as printed
@@ -20,9 +20,9 @@ _Y = Real(1e-6, 1e8, log=True)
 _POSITIVE = Real(1e-6, 1e3, log=True)
 
 
-def _below(bound: float, peak: float) -> Measurement:
+def _below(bound: float, peak: float) -> ClaimMeasurement:
     """How far a peak exceeds its bound."""
-    return Measurement(max(0.0, peak - bound), 1e-6)
+    return ClaimMeasurement(max(0.0, peak - bound), 1e-6)
 
 
 def _lemma6_peak() -> float:
@@ -31,7 +31,7 @@ def _lemma6_peak() -> float:
 
 
 @over(y=_POSITIVE)
-def _lemma6_at(formula: Formula, point: Point) -> Measurement:
+def _lemma6_at(formula: Formula, point: Point) -> ClaimMeasurement:
     y = point["y"]
     return measured(-np.expm1(-(y**2)) / y - float(formula()), 1e-12)
 
@@ -43,7 +43,7 @@ def _lemma7_peak() -> float:
 
 
 @over(y=_POSITIVE)
-def _lemma7_at(formula: Formula, point: Point) -> Measurement:
+def _lemma7_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """e^{-y²/2} ∫₀ʸ e^{x²/2} dx with x = y - s, so that nothing overflows."""
     y = point["y"]
     peak = integral(lambda s: np.exp(-s * (y - s / 2)), (0.0, min(y, 40 / y), 8))
@@ -75,15 +75,15 @@ def _offset(y: float, mu: float) -> float:
     return integral(excess, (0.0, bend, 8), (bend, far, 12))
 
 
-def _offset_bound(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _offset_bound(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     low, high = _offsets()
     return _below(formula(), max(high, formula() - low if low < -1e-9 else 0.0))
 
 
 @over(size=Real(0, 37), y=_Y)
-def _offset_at(formula: Formula, point: Point) -> Measurement:
+def _offset_at(formula: Formula, point: Point) -> ClaimMeasurement:
     found = _offset(point["y"], point["size"])
-    return Measurement(-found if found < -1e-9 else found - float(formula()), 1e-9)
+    return ClaimMeasurement(-found if found < -1e-9 else found - float(formula()), 1e-9)
 
 
 def _largest_lambda(smallest: float, others: Any) -> float:
@@ -101,10 +101,10 @@ def _largest_lambda(smallest: float, others: Any) -> float:
 
 
 @over(size_j=_SIZE, size_k=_SIZE, time=Real(1e-4, 1e6, log=True))
-def _lambda_at(formula: Formula, point: Point) -> Measurement:
+def _lambda_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """|λ_jk| of Eqn 7 at a time, from courses by quadrature."""
     scaled = [
-        np.exp(-(size**2) / 2) * float(Course.of(size).at(point["time"]))
+        np.exp(-(size**2) / 2) * float(ResidualCurve.of(size).at(point["time"]))
         for size in (point["size_j"], point["size_k"])
     ]
     return measured(abs(scaled[0] - scaled[1]) - float(formula()), 1e-7 + 1e-13 * max(scaled))
@@ -114,7 +114,7 @@ def _leading_time(log_residual: Any, mu: Any) -> Any:
     return -np.exp(-(np.asarray(mu) ** 2) / 2) * np.asarray(log_residual)
 
 
-def _leading(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _leading(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Is F minus its leading term bounded by √(π/2)+1 down to δ = 1e-300?"""
     errors = [0.0]
     with mpmath.workdps(20):
@@ -127,15 +127,15 @@ def _leading(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(size=Real(0, 6), y=_Y)
-def _leading_at(formula: Formula, point: Point) -> Measurement:
+def _leading_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Whether F minus its leading term stays within the bound of Theorem 4."""
     y, size = point["y"], point["size"]
     leading = float(np.exp(-(size**2) / 2)) * y
     rest = _offset(y, size) + (leading - float(formula(-y, size)))
-    return Measurement(abs(rest) - printed.offset_bound(), 1e-9 + 1e-14 * leading)
+    return ClaimMeasurement(abs(rest) - printed.offset_bound(), 1e-9 + 1e-14 * leading)
 
 
-def _settled(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _settled(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Ten times |Λ| of Eqn 7 where ln δ_k is ten times the threshold: 1 for the worst μ_k.
 
     The worst pair is μ_k = 1.872 with μ_j → 0, whose ln δ_j is -t; for other μ_k it lies between
@@ -167,17 +167,17 @@ def _reached(mu: float, t: float) -> float:
 
 
 @over(size_j=_SIZE, size_k=_SIZE, many=Real(0.1, 1e4, log=True))
-def _settled_at(formula: Formula, point: Point) -> Measurement:
+def _settled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """N|Λ| where ln δ_k is N times the threshold."""
     size_j, size_k, many = point["size_j"], point["size_k"], point["many"]
     y_k = -many * float(formula(size_k))
     scaled_k = np.exp(-(size_k**2) / 2) * y_k
     h_k = _offset(y_k, size_k)
-    y_j = float(Course.of(size_j).at(scaled_k + h_k))
+    y_j = float(ResidualCurve.of(size_j).at(scaled_k + h_k))
     return measured(many * abs(h_k - _offset(y_j, size_j)) / scaled_k - 1, 1e-6)
 
 
-def _logistic(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _logistic(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Log residual of v̇ = (μ - v) v against the ODE, and its rate against μ late on."""
     mu = rng.uniform(0.5, 3, size=4)
     t = np.array([1.0, 4.0])
@@ -187,7 +187,7 @@ def _logistic(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured([ode, difference(late, 1) - 0.1], 1e-7)
 
 
-def _exp_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _exp_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The same formula where attention is exponential."""
     mu = rng.uniform(0.5, 3, size=4)
     late = np.log(np.maximum(1 - flow(mu, np.array([4.0]))[0] / mu, 1e-12))
@@ -199,7 +199,7 @@ def _exp_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
     share=Real(1e-12, 0.99, log=True),
     angle=Real(1e-3, 30, log=True),
 )
-def _logistic_at(formula: Formula, point: Point) -> Measurement:
+def _logistic_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Log residual of v̇ = (μ - v) v by LSODA, and how fast it falls in the end."""
     mu = point["size"]
     start, t = mu * point["share"], point["angle"] / mu

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 
 Generator = np.random.Generator
 Array = NDArray[np.float64]
@@ -350,7 +350,7 @@ class Point:
         return np.random.default_rng([self.seed, self.effort])
 
 
-PointMeasure = Callable[[Formula, Point], Measurement]
+PointMeasure = Callable[[Formula, Point], ClaimMeasurement]
 """A function that compares a formula with a reference at one point."""
 
 
@@ -372,7 +372,7 @@ class Search:
     measure: PointMeasure
     sampled: bool = False
 
-    def __call__(self, formula: Formula, point: Point) -> Measurement:
+    def __call__(self, formula: Formula, point: Point) -> ClaimMeasurement:
         """Measure a formula at one point."""
         return self.measure(formula, point)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from joma.experiments._experiment import Choice, Experiment, Option, Scale
+from joma.experiments._experiment import ChoiceOption, Experiment, Option, Scale
 
 OPTIMIZERS = ("adam", "sgd")
 
@@ -50,7 +50,7 @@ EXPERIMENT = Experiment(
     default_scale="small",
     options=(
         Option("learning-rate", None, "learning rate"),
-        Choice(
+        ChoiceOption(
             "optimizer",
             dict.fromkeys(SCALES, OPTIMIZERS[0]),
             "adam, or sgd for plain gradient descent; adam if not given",

@@ -7,7 +7,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments._trained import groups_done, read_metric
-from joma.experiments.language._groups import GROUPS, UNIFORM, Setting
+from joma.experiments.language._groups import GROUPS, UNIFORM, LanguageSetting
 from joma.runs import Run
 from joma.train.findings import Finding, attention_bounce, attention_collapse
 
@@ -116,7 +116,7 @@ def collapse(steps: tuple[int, ...], values: np.ndarray, layer: int) -> Finding 
     return attention_collapse(steps, values, UNIFORM, layer=layer)
 
 
-def done(run: Run, setting: Setting, groups: Iterable[str]) -> dict[str, Run]:
+def done(run: Run, setting: LanguageSetting, groups: Iterable[str]) -> dict[str, Run]:
     """Return the runs of those groups that are done, by name.
 
     Raises:
@@ -132,7 +132,7 @@ def done(run: Run, setting: Setting, groups: Iterable[str]) -> dict[str, Run]:
     return found
 
 
-def collect(run: Run, setting: Setting, groups: Iterable[str]) -> dict[Key, Curves]:
+def collect(run: Run, setting: LanguageSetting, groups: Iterable[str]) -> dict[Key, Curves]:
     """Return what the metrics of those groups that are done hold."""
     return {
         (curves.depth, curves.rate): curves
@@ -160,7 +160,7 @@ def share_apart(losses: np.ndarray) -> float:
     return float(apart.sum() / len(losses))
 
 
-def _read(own: Run, depth: int, setting: Setting) -> Iterable[Curves]:
+def _read(own: Run, depth: int, setting: LanguageSetting) -> Iterable[Curves]:
     def read(name: str, layers: int = 0, steps: Sequence[int] = setting.measure_at) -> np.ndarray:
         return read_metric(own, name, steps, setting.seeds, layers)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
 from joma.errors import JomaError
-from joma.experiments.language._groups import LENGTH, Setting, Size
+from joma.experiments.language._groups import LENGTH, LanguageSetting, Size
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class WindowedText:
         valid: windows to measure on.
     """
 
-    setting: Setting
+    setting: LanguageSetting
     train: "Windows"
     valid: "Windows"
 
@@ -58,7 +58,7 @@ def load(size: Size) -> WindowedText:
     train = read("train", size.streams, size.train_tokens)
     valid = read("valid", size.valid_streams, size.valid_tokens)
     digests = {split: source.digest(split) for split in ("train", "valid")}
-    setting = Setting(
+    setting = LanguageSetting(
         size,
         words=tokenizer.size,
         stream=train.streams_SN.shape[1],

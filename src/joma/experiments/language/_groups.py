@@ -225,7 +225,7 @@ GROUPS = {f"depth-{depth}": depth for depth in DEPTHS}
 
 
 @dataclass(frozen=True)
-class Setting:
+class LanguageSetting:
     """A size and the text it is trained on: all that decides the numbers but the seeds.
 
     A *published step* is one as the authors count: an epoch has as many as it has whole windows,

@@ -16,7 +16,7 @@ from joma.experiments.language._groups import (
     SWEPT,
     TEXTS,
     UNIFORM,
-    Setting,
+    LanguageSetting,
     named,
 )
 from joma.experiments.language._reference import BAND, Pair
@@ -63,7 +63,7 @@ class Check:
         return f"{self.what}: {'yes' if self.holds else 'no'} ({self.seen})"
 
 
-def judge_depths(curves: Mapping[Key, Curves], setting: Setting) -> Outcome:
+def judge_depths(curves: Mapping[Key, Curves], setting: LanguageSetting) -> Outcome:
     """Fig. 6: networks of four depths at one learning rate.
 
     At the published size it agrees where the best validation loss is within .03 of the published
@@ -98,7 +98,7 @@ def judge_depths(curves: Mapping[Key, Curves], setting: Setting) -> Outcome:
     return Outcome(Verdict.of(agrees), finding + spoiled, rows, paragraphs)
 
 
-def judge_rates(curves: Mapping[Key, Curves], setting: Setting) -> Outcome:
+def judge_rates(curves: Mapping[Key, Curves], setting: LanguageSetting) -> Outcome:
     """Fig. 8: networks of five layers at several learning rates.
 
     At the published size it agrees where the best validation loss is within .05 of the recorded one
@@ -348,7 +348,7 @@ def _ranks_at_end(shown: Sequence[Curves], what: str) -> str:
     )
 
 
-def _learned(shown: Iterable[Curves], setting: Setting) -> str:
+def _learned(shown: Iterable[Curves], setting: LanguageSetting) -> str:
     """Return how the loss went, where there is nothing published to compare it with."""
     shown, size = list(shown), setting.size
     fell = all((own.best < own.loss[0]).all() for own in shown)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from joma.experiments import _trained
 from joma.experiments._experiment import Request
 from joma.experiments.language._data import WindowedText
-from joma.experiments.language._groups import FIRST_SEED, GROUPS, LENGTH, WATCHED, Setting
+from joma.experiments.language._groups import FIRST_SEED, GROUPS, LENGTH, WATCHED, LanguageSetting
 from joma.models import LanguageConfig, LanguageModel
 from joma.models.full_speed import FastLanguageModel
 from joma.models.language import FIRST_RANGE
@@ -60,7 +60,7 @@ def train_groups(
     _trained.train_groups(run, groups, text.setting, request)
 
 
-def _can_share_gpu(setting: Setting, depth: int) -> bool:
+def _can_share_gpu(setting: LanguageSetting, depth: int) -> bool:
     """Return whether a depth leaves a GPU partly idle: logits are most of the work."""
     return len(setting.size.cells(depth)) * setting.seeds * setting.words <= _MAX_SHARED_LOGITS
 

@@ -24,7 +24,7 @@ from joma.experiments.language._groups import (
     TEXTS,
     UNIFORM,
     WIKITEXT_2,
-    Setting,
+    LanguageSetting,
     Size,
     named,
     sized,
@@ -53,8 +53,8 @@ class LanguageFigure:
         draw: Draws ours and the recorded.
     """
 
-    select: Callable[[Shown, Setting], Shown]
-    judge: Callable[[Shown, Setting], Outcome]
+    select: Callable[[Shown, LanguageSetting], Shown]
+    judge: Callable[[Shown, LanguageSetting], Outcome]
     check: Callable[[Sequence[Pair], Shown, Shown], list[Check]]
     draw: Callable[[Shown, Shown], Figure | None]
 

@@ -12,7 +12,7 @@ from joma.report import figures
 from joma.runs import Run
 from joma.theory import as_printed as printed
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Balanced, Corpus, Trajectory
+from joma.theory.scan_snap import Balanced, ScanSnapCorpus, ScanSnapTrajectory
 
 LENGTH, BATCH = 256, 32
 TOKENS = {  # token: what it is, where its label stands, from its line's end
@@ -21,7 +21,7 @@ TOKENS = {  # token: what it is, where its label stands, from its line's end
     4: ("distinct\nP = .08, 0", 0),
     0: ("common\nP = .25, .25", 0),
 }
-CLASSES = Corpus(
+CLASSES = ScanSnapCorpus(
     np.array([[0.25, 0.2, 0.25, 0.22, 0.08, 0.0, 0.0], [0.25, 0.2, 0.02, 0.0, 0.0, 0.35, 0.18]]),
     np.array([0, 0]),
     np.array([0.5, 0.5]),
@@ -40,9 +40,9 @@ PHASE_RATES: dict[str, Any] = {"eta_y": 1.0, "eta_z": 10.0}
 class ScanSnapData:
     """What is drawn; each pair is the population's flow and training on sampled sequences."""
 
-    logits: tuple[Trajectory, Trajectory]
-    entropy: dict[float, tuple[Trajectory, Trajectory]]
-    phases: tuple[Trajectory, Trajectory]
+    logits: tuple[ScanSnapTrajectory, ScanSnapTrajectory]
+    entropy: dict[float, tuple[ScanSnapTrajectory, ScanSnapTrajectory]]
+    phases: tuple[ScanSnapTrajectory, ScanSnapTrajectory]
 
     @property
     def snap(self) -> float:
@@ -121,8 +121,8 @@ def reproduce(run: Run, request: Request) -> Outcome:
 
 
 def _sampled(
-    corpus: Corpus, end: float, step: float, rates: dict[str, Any], rng: np.random.Generator
-) -> Trajectory:
+    corpus: ScanSnapCorpus, end: float, step: float, rates: dict[str, Any], rng: np.random.Generator
+) -> ScanSnapTrajectory:
     """Training on sequences with steps of `step` units of the flow's time."""
     steps = round(end / step)
     run = scan_snap.train_on_samples(
@@ -135,12 +135,12 @@ def _sampled(
         rng=rng,
         every=max(1, steps // 2000),
     )
-    return Trajectory(corpus, run.t * step, run.z, run.y, run.b)
+    return ScanSnapTrajectory(corpus, run.t * step, run.z, run.y, run.b)
 
 
 def _both(
-    corpus: Corpus, t: np.ndarray, eta_y: float, rng: np.random.Generator
-) -> tuple[Trajectory, Trajectory]:
+    corpus: ScanSnapCorpus, t: np.ndarray, eta_y: float, rng: np.random.Generator
+) -> tuple[ScanSnapTrajectory, ScanSnapTrajectory]:
     rates: dict[str, Any] = {"eta_y": eta_y, "eta_z": ENTROPY_ETA_Z}
     return (
         scan_snap.evolve(corpus, t, **rates),
@@ -282,7 +282,7 @@ def _draw_phases(ax: Axes, data: ScanSnapData) -> None:
     ax.legend(loc="center right", bbox_to_anchor=(1, 0.3))
 
 
-def _spaced(path: Trajectory, start: float) -> np.ndarray:
+def _spaced(path: ScanSnapTrajectory, start: float) -> np.ndarray:
     """Return indices evenly spaced on a logarithmic axis."""
     wanted = np.geomspace(start, path.t[-1], 10)
     return np.unique(np.minimum(np.searchsorted(path.t, wanted), path.t.size - 1))

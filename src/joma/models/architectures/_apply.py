@@ -10,7 +10,7 @@ from torch import nn
 from joma.errors import JomaError
 from joma.models.architectures._known import architecture_of
 from joma.models.architectures._map import LAYER, ROLES, Architecture
-from joma.models.parts import Attention, Block, Found, Mlp, Part, Place, Weight
+from joma.models.parts import AttentionPart, BlockPart, Found, Mlp, Part, Place, Weight
 
 
 def weights(
@@ -156,13 +156,13 @@ def found_by_map(
         return prefix + template.replace(LAYER, str(layer))
 
     def of(layer: int, *names: str) -> dict[str, Any]:
-        """Return the weights of a layer as arguments of `Attention` or `Mlp`."""
+        """Return the weights of a layer as arguments of `AttentionPart` or `Mlp`."""
         return {name.removeprefix("mlp_"): layers[layer].get(name) for name in names}
 
     return Found(
         tuple(embeddings),
         tuple(
-            Attention(
+            AttentionPart(
                 path(architecture.attention, layer),
                 layer,
                 **of(layer, "query", "key", "value", "output"),
@@ -180,7 +180,7 @@ def found_by_map(
             )
             for layer in layers
         ),
-        tuple(Block(path(architecture.layer, layer), layer) for layer in layers),
+        tuple(BlockPart(path(architecture.layer, layer), layer) for layer in layers),
         {
             role: f"the map of {architecture.name} does not name it"
             for role in ("value", "output")

@@ -21,7 +21,7 @@ from joma.models.architectures import (
 from joma.models.discovery._attentions import FoundAttention, attention_at
 from joma.models.discovery._mlps import FoundMlp, experts_at, mlp_at
 from joma.models.discovery._projections import Projection, projection_of, reader_path
-from joma.models.parts import Attention, Block, Found, Mlp, Rows, Weight
+from joma.models.parts import AttentionPart, BlockPart, Found, Mlp, Rows, Weight
 
 _PARTS_OF_CONFIGS = ("text_config", "language_config", "llm_config", "decoder", "vision_config")
 
@@ -100,13 +100,13 @@ class Finder:
                 )
         return replace(found, missing=missing, unrecognised=self._unrecognised(found))
 
-    def _attention(self, found: FoundAttention, missing: dict[str, str]) -> Attention:
+    def _attention(self, found: FoundAttention, missing: dict[str, str]) -> AttentionPart:
         layer = self._numbers.layer_of(found.path)
         missing |= found.notes
         made: dict[str, Any] = {
             role: _weight(role, layer, *part, missing) for role, part in found.parts.items()
         }
-        return Attention(
+        return AttentionPart(
             reader_path(found.path),
             layer,
             **made,
@@ -181,7 +181,7 @@ class _Blocks:
         if all(_number(path) is None for path in found):
             self._order = {path: at for at, path in enumerate(it for it in modules if it in found)}
         self.blocks = tuple(
-            Block(reader_path(path), self._number(path))
+            BlockPart(reader_path(path), self._number(path))
             for path, module in modules.items()
             if (path in found or (path.rpartition(".")[0] in lists and _is_numbered(path)))
             and not isinstance(module, nn.Identity)

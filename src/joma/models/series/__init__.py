@@ -5,6 +5,7 @@ checkpoints before anything is read off their curves. It compares fingerprints (
 which `judge` turns into findings.
 """
 
+from joma.common.renamed import renamed
 from joma.models._schedule import PYTHIA
 from joma.models.series._fingerprint import (
     SKETCH_SIZE,
@@ -13,12 +14,12 @@ from joma.models.series._fingerprint import (
     kept_fingerprint,
     settings_hashes,
 )
-from joma.models.series._integrity import Finding, Integrity, Neighbours, judge
+from joma.models.series._integrity import Integrity, Neighbours, SeriesProblem, judge
 from joma.models.series._ordering import misplaced
 from joma.models.series._series import (
-    Checkpoint,
     Progress,
     Series,
+    SeriesCheckpoint,
     check_some,
     not_there,
     reason,
@@ -29,13 +30,13 @@ from joma.models.series._series import (
 __all__ = [
     "PYTHIA",
     "SKETCH_SIZE",
-    "Checkpoint",
-    "Finding",
     "Fingerprint",
     "Integrity",
     "Neighbours",
     "Progress",
     "Series",
+    "SeriesCheckpoint",
+    "SeriesProblem",
     "check_some",
     "fingerprint",
     "judge",
@@ -47,3 +48,5 @@ __all__ = [
     "step_of",
     "verify",
 ]
+
+__getattr__ = renamed(__name__, {"Checkpoint": "SeriesCheckpoint", "Finding": "SeriesProblem"})

@@ -16,7 +16,7 @@ Kind = Literal["missing", "unreadable", "unlike", "duplicate", "misordered"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class SeriesProblem:
     """One thing that is wrong with a series.
 
     Attributes:
@@ -73,7 +73,7 @@ class Integrity:
 
     series: str
     steps: tuple[int, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[SeriesProblem, ...]
     neighbours: tuple[Neighbours, ...]
     hashes: Mapping[int, Mapping[str, str]]
     verified: tuple[int, ...] = ()
@@ -140,7 +140,7 @@ def judge(
     findings = [
         *_missing({*fingerprints, *unreadable}, absent, schedule),
         *(
-            Finding("unreadable", (step,), (step,), f"step {step} cannot be read: {why}.")
+            SeriesProblem("unreadable", (step,), (step,), f"step {step} cannot be read: {why}.")
             for step, why in unreadable.items()
         ),
         *unlike,
@@ -161,21 +161,21 @@ def judge(
 
 def _missing(
     there: set[int], absent: Mapping[int, str], schedule: Sequence[int] | None
-) -> list[Finding]:
+) -> list[SeriesProblem]:
     reasons, known = dict(absent), there | set(absent)
     expected = inferred(sorted(known)) if schedule is None else Schedule(tuple(schedule), "")
     for step in expected.steps if expected is not None else ():
         if step not in known:
             reasons[step] = (expected and expected.reason) or "the schedule given has it"
     return [
-        Finding("missing", (step,), (step,), f"step {step} is missing: {why}.")
+        SeriesProblem("missing", (step,), (step,), f"step {step} is missing: {why}.")
         for step, why in reasons.items()
     ]
 
 
 def _unlike(
     fingerprints: Mapping[int, Fingerprint],
-) -> tuple[list[Finding], dict[int, Fingerprint]]:
+) -> tuple[list[SeriesProblem], dict[int, Fingerprint]]:
     """Return findings on checkpoints with other tensors than most, and the fingerprints of most."""
     kinds: list[tuple[Mapping[str, tuple[int, ...]], list[int]]] = []
     for step, it in sorted(fingerprints.items()):
@@ -194,7 +194,7 @@ def _unlike(
             first = names[0]
             has, should = (_shape(of.get(first)) for of in (shapes, usual))
             found.append(
-                Finding(
+                SeriesProblem(
                     "unlike",
                     (step,),
                     (step,),
@@ -209,7 +209,7 @@ def _unlike(
 
 def _duplicates(
     steps: tuple[int, ...], alike: Mapping[int, Fingerprint], distances_NN: NDArray[np.float64]
-) -> list[Finding]:
+) -> list[SeriesProblem]:
     found, taken = [], set()
     for i, step in enumerate(steps):
         same = [steps[j] for j in range(i, len(steps)) if distances_NN[i, j] == 0]
@@ -224,7 +224,7 @@ def _duplicates(
             sentence += "; a learning rate that begins at zero can do that at the first step"
         hashes = {str(other): list(alike[other].contents) for other in same}
         found.append(
-            Finding("duplicate", tuple(same), tuple(same), f"{sentence}.", {"sha256": hashes})
+            SeriesProblem("duplicate", tuple(same), tuple(same), f"{sentence}.", {"sha256": hashes})
         )
     return found
 
@@ -234,7 +234,7 @@ def _misordered(
     steps: tuple[int, ...],
     distances_NN: NDArray[np.float64],
     norms: Sequence[float],
-) -> Finding:
+) -> SeriesProblem:
     moved = tuple(steps[i] for i in found.moved)
     here = {i: [j for j in (i - 1, i + 1) if 0 <= j < len(steps)] for i in found.moved}
     distances = {
@@ -261,7 +261,7 @@ def _misordered(
     sentence += (
         f"; step {steps[first]} lies {_listed(lies)}, in parts of the length of its weights."
     )
-    return Finding(
+    return SeriesProblem(
         "misordered",
         moved,
         moved,
@@ -270,7 +270,9 @@ def _misordered(
     )
 
 
-def _blamed(duplicates: Sequence[Finding], out_of_place: Sequence[Finding]) -> list[Finding]:
+def _blamed(
+    duplicates: Sequence[SeriesProblem], out_of_place: Sequence[SeriesProblem]
+) -> list[SeriesProblem]:
     """Return the findings with fewer bad steps: those out of place, those repeated."""
     repeated = {step for finding in duplicates for step in finding.steps}
     findings = []

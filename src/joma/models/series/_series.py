@@ -27,7 +27,7 @@ _LAST = re.compile(r"(\d+)$")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SeriesCheckpoint:
     """The weights of one step.
 
     Attributes:
@@ -63,7 +63,7 @@ class Series:
     """
 
     name: str
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[SeriesCheckpoint, ...]
     schedule: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -231,13 +231,13 @@ def _of_folders(folders: Sequence[Path], schedule: tuple[int, ...] | None) -> Se
     return Series(name, _sorted(_at(path) for path in folders), schedule)
 
 
-def _at(path: Path) -> Checkpoint:
+def _at(path: Path) -> SeriesCheckpoint:
     step = step_of(path.name)
     if step is None:
         raise JomaError(
             f"folder {path} must have its step in its name, such as step1000 or checkpoint-500"
         )
-    return Checkpoint(step, str(path))
+    return SeriesCheckpoint(step, str(path))
 
 
 def _of_revisions(
@@ -254,7 +254,7 @@ def _of_revisions(
                 f"revisions must have their step in their names, as in step0,step1000, or be one "
                 f"of {', '.join(SCHEDULES)}, got {revision!r}"
             )
-        checkpoints.append(Checkpoint(step, name, revision))
+        checkpoints.append(SeriesCheckpoint(step, name, revision))
     if len(checkpoints) == 0:
         raise JomaError(f"revisions of {name} must be named, got none")
     steps = tuple(sorted(checkpoint.step for checkpoint in checkpoints))
@@ -280,9 +280,9 @@ def _schedule(given: str | Iterable[int] | None) -> tuple[int, ...] | None:
     return steps
 
 
-def _sorted(checkpoints: Iterable[Checkpoint]) -> tuple[Checkpoint, ...]:
+def _sorted(checkpoints: Iterable[SeriesCheckpoint]) -> tuple[SeriesCheckpoint, ...]:
     return tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.step))
 
 
-def _which(checkpoint: Checkpoint) -> str:
+def _which(checkpoint: SeriesCheckpoint) -> str:
     return checkpoint.source if checkpoint.revision is None else checkpoint.revision

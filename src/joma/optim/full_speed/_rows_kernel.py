@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Table(Protocol):
+class RowTable(Protocol):
     """A table (E, V, D) whose rows Adam moves one by one; `LazyRows`."""
 
     table: Tensor
@@ -38,7 +38,7 @@ def summed(gradient_END: Tensor, words_N: Tensor) -> tuple[Tensor, Tensor]:
     return out_END, squares_EN
 
 
-def settled(lazy: Table, rows_N: Tensor, steps: Tensor) -> None:
+def settled(lazy: RowTable, rows_N: Tensor, steps: Tensor) -> None:
     """Makes the steps that rows have missed; equal rows stand side by side."""
     E, V, D = lazy.table.shape
     shape = {"D": D, "BLOCK": triton.next_power_of_2(D), "COUNTED": lazy.corrections.shape[1]}
@@ -59,7 +59,7 @@ def settled(lazy: Table, rows_N: Tensor, steps: Tensor) -> None:
 
 
 def moved(
-    lazy: Table, words_N: Tensor, gradient_END: Tensor, steps: Tensor, scales_E: Tensor
+    lazy: RowTable, words_N: Tensor, gradient_END: Tensor, steps: Tensor, scales_E: Tensor
 ) -> None:
     """One step of the rows at the first of equal words."""
     E, V, D = lazy.table.shape
@@ -71,7 +71,7 @@ def moved(
     _stamped[(triton.cdiv(len(words_N), 256),)](lazy.made, words_N, steps, len(words_N), BLOCK=256)
 
 
-def _settings(lazy: Table) -> tuple[Any, ...]:
+def _settings(lazy: RowTable) -> tuple[Any, ...]:
     settings = lazy.settings
     return lazy.corrections, settings.learning_rates, *settings.betas, settings.epsilon
 

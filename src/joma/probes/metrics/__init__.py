@@ -14,16 +14,17 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 
+from joma.common.renamed import renamed
 from joma.errors import JomaError
-from joma.probes.metrics._metric import Cadence, Effort, Estimate, Metric, Needs
+from joma.probes.metrics._metric import BoundedValue, Cadence, Effort, Metric, Needs
 
 __all__ = [
     "METRICS",
     "MONITORED",
     "PROBED",
+    "BoundedValue",
     "Cadence",
     "Effort",
-    "Estimate",
     "Metric",
     "Needs",
     "checked",
@@ -71,3 +72,6 @@ def collected(metrics: Iterable[Metric]) -> dict[str, object]:
             joined = isinstance(value, tuple) and isinstance(before, tuple)
             found[name] = (*before, *value) if joined else value  # type: ignore[misc]
     return found
+
+
+__getattr__ = renamed(__name__, {"Estimate": "BoundedValue"})

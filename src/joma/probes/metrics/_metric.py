@@ -48,7 +48,7 @@ class Effort(NamedTuple):
     quick: bool = False
 
 
-class Estimate(NamedTuple):
+class BoundedValue(NamedTuple):
     """A number and a bound on its error, None where there is none."""
 
     value: float

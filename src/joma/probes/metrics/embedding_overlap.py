@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from joma.probes.metrics._metric import Effort, Estimate, Metric
+from joma.probes.metrics._metric import BoundedValue, Effort, Metric
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -11,7 +11,7 @@ PAIRS, QUICK_PAIRS, QUICK_EXACT = 2**16, 2**14, 512
 """Pairs of embeddings compared: where it is quick, the mean is right to about 0.005."""
 
 
-def measure(table: "Tensor", effort: Effort) -> Estimate:
+def measure(table: "Tensor", effort: Effort) -> BoundedValue:
     """Return the mean |cosine| of the rows of an embedding."""
     from joma.probes.embedding import embedding_overlap
 
@@ -21,7 +21,7 @@ def measure(table: "Tensor", effort: Effort) -> Estimate:
         )
     else:
         found = embedding_overlap(table, pairs=PAIRS, seed=effort.seed)
-    return Estimate(found.mean)
+    return BoundedValue(found.mean)
 
 
 METRIC = Metric(

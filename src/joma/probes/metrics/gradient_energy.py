@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from joma.probes.metrics._metric import Estimate, Metric
+from joma.probes.metrics._metric import BoundedValue, Metric
 
 if TYPE_CHECKING:
     from joma.probes.gradient import GradientRank
 
 
-def measure(found: "GradientRank") -> dict[str, Estimate]:
+def measure(found: "GradientRank") -> dict[str, BoundedValue]:
     """Return the energies in the top r directions, by r; nothing of a gradient that is zero."""
     return {
-        f"gradient_energy_{rank}": Estimate(energy.value, energy.bound)
+        f"gradient_energy_{rank}": BoundedValue(energy.value, energy.bound)
         for rank, energy in found.energy.items()
         if found.norm > 0
     }

@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from joma.probes.metrics._metric import Estimate, Metric
+from joma.probes.metrics._metric import BoundedValue, Metric
 
 if TYPE_CHECKING:
     from joma.probes.gradient import GradientRank
 
 
-def measure(found: "GradientRank") -> dict[str, Estimate]:
+def measure(found: "GradientRank") -> dict[str, BoundedValue]:
     """Return the stable rank of a gradient."""
     rank = found.stable_rank
-    return {"gradient_stable_rank": Estimate(rank.value, rank.bound)}
+    return {"gradient_stable_rank": BoundedValue(rank.value, rank.bound)}
 
 
 METRIC = Metric(

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize
 
+from joma.common.renamed import renamed
 from joma.errors import JomaError
 from joma.theory import _checks, _special
 from joma.theory._checks import Array
@@ -24,15 +25,15 @@ from joma.theory.clusters import CriticalPoint, critical_points, expectations
 from joma.theory.nonlinear import _eqn6
 from joma.theory.nonlinear._fates import Fate, RankFate, entropy_fate, stable_rank_fate
 from joma.theory.nonlinear._fit import fit
-from joma.theory.nonlinear._fit_result import Course, Estimate, Fit
+from joma.theory.nonlinear._fit_result import Course, Eqn6Fit, Estimate
 
 __all__ = [
     "Course",
     "CriticalPoint",
     "DropAndRebound",
+    "Eqn6Fit",
     "Estimate",
     "Fate",
-    "Fit",
     "RankFate",
     "attention_entropy",
     "critical_points",
@@ -223,3 +224,6 @@ def _maximum(function: Callable[[float], float], low: float, high: float) -> flo
         lambda y: -function(y), bounds=(low, high), method="bounded", options={"xatol": 1e-9}
     )
     return float(-found.fun)
+
+
+__getattr__ = renamed(__name__, {"Fit": "Eqn6Fit"})

@@ -13,7 +13,7 @@ from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory.nonlinear import _flow_table
 from joma.theory.nonlinear._fit_model import CurveModel, sample_posterior
-from joma.theory.nonlinear._fit_result import Fit, estimate, summarize
+from joma.theory.nonlinear._fit_result import Eqn6Fit, estimate, summarize
 
 _DRAWS_OF_WEIGHTS = 800
 _DRAWS_OF_ENTROPY = 400  # each costs ten times as much
@@ -34,7 +34,7 @@ def fit(
     noise: float | None = None,
     level: float = 0.9,
     rng: np.random.Generator | int = 0,
-) -> Fit:
+) -> Eqn6Fit:
     """Eqn 6 inferred from the first part of v(t) or of the attention's entropy.
 
     The model is v̇ = (μ - v) exp(v²/2)/τ from v(0) = 0 with one τ for all components, entropy of
@@ -57,7 +57,7 @@ def fit(
         rng: Seed or generator.
 
     Returns:
-        A `Fit`, which predicts the rest of the curve.
+        A `Eqn6Fit`, which predicts the rest of the curve.
 
     Raises:
         JomaError: An argument is not as described.

@@ -50,7 +50,7 @@ class Course:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class Eqn6Fit:
     """Eqn 6 as fitted to a measured curve.
 
     Attributes:
@@ -150,7 +150,7 @@ class Fit:
 
 def summarize(
     model: CurveModel, draws: Draws, run: NDArray[np.int64], level: float, noise: Estimate
-) -> Fit:
+) -> Eqn6Fit:
     """Return the fit from draws of the posterior and the run that made each."""
     reasons: dict[str, str] = {}
     if not model.of_weights:
@@ -192,7 +192,7 @@ def summarize(
             f"successive residuals have a correlation of {correlation:.2f}; by chance it would be "
             f"below {chance:.2f}"
         )
-    return Fit(
+    return Eqn6Fit(
         mu=mu,
         time_scale=time_scale,
         components=components,

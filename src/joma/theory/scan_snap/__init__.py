@@ -1,14 +1,15 @@
 """Scan&Snap: one attention layer without residual, next-token prediction, sequences T → ∞.
 
-The data is a `Corpus`; `flow` and `evolve` are the population dynamics of the attention logits z
-and the decoder Y, `train_on_samples` the same by stochastic gradient on sequences of finite
-length. `Balanced` is the case that can be solved.
+The data is a `ScanSnapCorpus`; `flow` and `evolve` are the population dynamics of the attention
+logits z and the decoder Y, `train_on_samples` the same by stochastic gradient on sequences of
+finite length. `Balanced` is the case that can be solved.
 """
 
+from joma.common.renamed import renamed
 from joma.theory.scan_snap._balanced import Balanced, late_b, late_decoder_rate_effect
 from joma.theory.scan_snap._flow import (
-    Corpus,
-    Trajectory,
+    ScanSnapCorpus,
+    ScanSnapTrajectory,
     attention,
     b_rate,
     evolve,
@@ -41,8 +42,8 @@ from joma.theory.scan_snap._sampling import (
 
 __all__ = [
     "Balanced",
-    "Corpus",
-    "Trajectory",
+    "ScanSnapCorpus",
+    "ScanSnapTrajectory",
     "attention",
     "b_rate",
     "critical_margin",
@@ -70,3 +71,5 @@ __all__ = [
     "snapping_time",
     "train_on_samples",
 ]
+
+__getattr__ = renamed(__name__, {"Corpus": "ScanSnapCorpus", "Trajectory": "ScanSnapTrajectory"})

@@ -11,7 +11,7 @@ from scipy.special import wrightomega
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory.scan_snap._flow import Corpus
+from joma.theory.scan_snap._flow import ScanSnapCorpus
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Balanced:
             raise JomaError(f"common_mass must lie in (0, 1), got {self.common_mass}")
 
     @property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> ScanSnapCorpus:
         """The corpus, common tokens first, then the distinct tokens class by class."""
         common = np.full((self.classes, self.common), self.common_mass / self.common)
         own = np.kron(np.eye(self.classes), np.full(self.distinct, (1 - self.common_mass)))
-        return Corpus(
+        return ScanSnapCorpus(
             np.hstack([common, own / self.distinct]),
             np.zeros(self.classes, dtype=np.int64),
             np.full(self.classes, 1 / self.classes),

@@ -14,7 +14,7 @@ from joma.theory._checks import Array
 
 
 @dataclass(frozen=True, eq=False)
-class Corpus:
+class ScanSnapCorpus:
     """Scan&Snap, data model: tokens are drawn from P(l|m,n), the next token n fixes its query m.
 
     Attributes:
@@ -113,7 +113,7 @@ class Corpus:
         return tokens[np.argsort(-row[tokens], kind="stable")]
 
 
-def attention(corpus: Corpus, z: ArrayLike) -> Array:
+def attention(corpus: ScanSnapCorpus, z: ArrayLike) -> Array:
     """Scan&Snap, attention b_n ∝ P(l|m,n) exp(z_ml) of every class, summing to one.
 
     Args:
@@ -127,7 +127,7 @@ def attention(corpus: Corpus, z: ArrayLike) -> Array:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def feature(corpus: Corpus, z: ArrayLike) -> Array:
+def feature(corpus: ScanSnapCorpus, z: ArrayLike) -> Array:
     """Scan&Snap, f_n = c_n/‖c_n‖ with c_n ∝ P(l|m,n) exp(z_ml): what the decoder sees.
 
     Args:
@@ -140,7 +140,7 @@ def feature(corpus: Corpus, z: ArrayLike) -> Array:
     return _feature(corpus, _logits(corpus, z))
 
 
-def objective(corpus: Corpus, z: ArrayLike, y: ArrayLike) -> Array:
+def objective(corpus: ScanSnapCorpus, z: ArrayLike, y: ArrayLike) -> Array:
     """Scan&Snap, E[log softmax(Yᵀf_n)_n], the log-likelihood of the next token for T → ∞."""
     scores = feature(corpus, z) @ _decoder(corpus, y)
     own = np.diagonal(scores, axis1=-2, axis2=-1)
@@ -148,7 +148,7 @@ def objective(corpus: Corpus, z: ArrayLike, y: ArrayLike) -> Array:
 
 
 def flow(
-    corpus: Corpus, z: ArrayLike, y: ArrayLike, *, eta_y: float, eta_z: float
+    corpus: ScanSnapCorpus, z: ArrayLike, y: ArrayLike, *, eta_y: float, eta_z: float
 ) -> tuple[Array, Array]:
     """Scan&Snap, population gradient flow (ż, Ẏ); 1/P(m) is absorbed in η_Z.
 
@@ -171,7 +171,7 @@ def flow(
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory:
+class ScanSnapTrajectory:
     """Scan&Snap, one training run of (z, Y).
 
     Attributes:
@@ -183,7 +183,7 @@ class Trajectory:
             factor in g_n = γ_n f_n on the distinct tokens of n; NaN for a class without any.
     """
 
-    corpus: Corpus
+    corpus: ScanSnapCorpus
     t: Array
     z: Array
     y: Array
@@ -215,14 +215,14 @@ class Trajectory:
 
 
 def evolve(
-    corpus: Corpus,
+    corpus: ScanSnapCorpus,
     t: ArrayLike,
     *,
     eta_y: float,
     eta_z: float,
     initial: Mapping[str, ArrayLike] | None = None,
     rtol: float = 1e-9,
-) -> Trajectory:
+) -> ScanSnapTrajectory:
     """Scan&Snap, the population flow integrated from z = Y = 0 or from `initial`.
 
     Args:
@@ -261,16 +261,18 @@ def evolve(
     states = _integrate(rate, state, times, clock, rtol)
     z_path, y_path, b = np.split(states, sizes, axis=1)
     b[:, ~_has_distinct(corpus)] = np.nan
-    return Trajectory(corpus, times, z_path.reshape(-1, *z_shape), y_path.reshape(-1, *y_shape), b)
+    return ScanSnapTrajectory(
+        corpus, times, z_path.reshape(-1, *z_shape), y_path.reshape(-1, *y_shape), b
+    )
 
 
-def b_rate(corpus: Corpus, z: ArrayLike, y: ArrayLike, *, eta_z: float) -> Array:
+def b_rate(corpus: ScanSnapCorpus, z: ArrayLike, y: ArrayLike, *, eta_z: float) -> Array:
     """Scan&Snap Theorem 3, Ḃ_n = η_Z P(n|m) γ_n(1 − S_n) with S_n = f_nᵀg_n/γ_n.
 
     γ_n is the least-squares factor in g_n = γ_n f_n over the distinct tokens of class n. So
     Ḃ_n Σf² = Σż over these tokens, and B rises as long as they rise together. Where all classes
-    are alike (`Corpus.alike`) and share a token it rises for ever, at any rates: then g = 0 on
-    common tokens and Ḃ = η_Z P(n|m) γ(1 − F) > 0, F = Σf² over distinct tokens. Elsewhere it can
+    are alike (`ScanSnapCorpus.alike`) and share a token it rises for ever, at any rates: then g = 0
+    on common tokens and Ḃ = η_Z P(n|m) γ(1 − F) > 0, F = Σf² over distinct tokens. Elsewhere it can
     turn and fall below 0; a larger η_Y/η_Z only delays that.
 
     Returns:
@@ -280,7 +282,7 @@ def b_rate(corpus: Corpus, z: ArrayLike, y: ArrayLike, *, eta_z: float) -> Array
     return eta_z * rates(corpus, _logits(corpus, z), _decoder(corpus, y))[2]
 
 
-def rates(corpus: Corpus, z: Array, y: Array) -> tuple[Array, Array, Array]:
+def rates(corpus: ScanSnapCorpus, z: Array, y: Array) -> tuple[Array, Array, Array]:
     """Scan&Snap, ż/η_Z, Ẏ/η_Y and Ḃ/η_Z, for arguments known to be right."""
     f = _feature(corpus, z)
     residual = _residual(f @ y)
@@ -305,7 +307,7 @@ def _residual(scores: Array) -> Array:
     return own * others.sum(axis=-1, keepdims=True) - others
 
 
-def _weights(corpus: Corpus, z: Array) -> Array:
+def _weights(corpus: ScanSnapCorpus, z: Array) -> Array:
     logits = z[..., corpus.query, :]
     with np.errstate(divide="ignore"):
         # Only the tokens a class contains may set its scale, or a far larger logit of a token
@@ -314,20 +316,20 @@ def _weights(corpus: Corpus, z: Array) -> Array:
     return np.exp(log - log.max(axis=-1, keepdims=True))
 
 
-def _feature(corpus: Corpus, z: Array) -> Array:
+def _feature(corpus: ScanSnapCorpus, z: Array) -> Array:
     weights = _weights(corpus, z)
     return weights / np.linalg.norm(weights, axis=-1, keepdims=True)
 
 
-def _has_distinct(corpus: Corpus) -> NDArray[np.bool_]:
+def _has_distinct(corpus: ScanSnapCorpus) -> NDArray[np.bool_]:
     return np.any((corpus.token_given_class > 0) & corpus.distinct, axis=1)
 
 
-def _logits(corpus: Corpus, z: ArrayLike) -> Array:
+def _logits(corpus: ScanSnapCorpus, z: ArrayLike) -> Array:
     return _last_axes("z", z, (corpus.queries, corpus.tokens))
 
 
-def _decoder(corpus: Corpus, y: ArrayLike) -> Array:
+def _decoder(corpus: ScanSnapCorpus, y: ArrayLike) -> Array:
     return _last_axes("y", y, (corpus.tokens, corpus.classes))
 
 

@@ -8,10 +8,10 @@ from scipy.optimize import brentq
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory.scan_snap._flow import Corpus, feature
+from joma.theory.scan_snap._flow import ScanSnapCorpus, feature
 
 
-def initial_pull(corpus: Corpus) -> Array:
+def initial_pull(corpus: ScanSnapCorpus) -> Array:
     """Scan&Snap, z̈(0)/(η_Y η_Z) from z = Y = 0: the first thing that happens to each logit.
 
     A distinct token of class n gets P(n|m) f_nl² Σ_{n'≠n} P(m',n') f_nᵀf_n'/K ≥ 0: it is pulled
@@ -27,7 +27,7 @@ def initial_pull(corpus: Corpus) -> Array:
     return corpus.of_query.T @ (up - down)
 
 
-def initial_fate(corpus: Corpus) -> Array:
+def initial_fate(corpus: ScanSnapCorpus) -> Array:
     """Scan&Snap, common tokens fall and distinct tokens rise, at first: −1, 0 or 1 for each logit.
 
     The sign of `initial_pull`, which says when common tokens fall and distinct ones rise. It is the
@@ -39,12 +39,12 @@ def initial_fate(corpus: Corpus) -> Array:
     return np.where(np.abs(pull) <= 1e-13 * (corpus.of_query.T @ (up + down)), 0.0, np.sign(pull))
 
 
-def _pulls(corpus: Corpus) -> tuple[Array, Array]:
+def _pulls(corpus: ScanSnapCorpus) -> tuple[Array, Array]:
     """What pulls a token up and what pulls it down, each class on its own, (classes, tokens).
 
     The terms of (1/K) Σ_n P(n|m) f_nl Σ_{n'≠n} P(m',n') (f_nl f_nᵀf_n' − f_n'l).
     """
-    corpus = _checks.instance("corpus", corpus, Corpus)
+    corpus = _checks.instance("corpus", corpus, ScanSnapCorpus)
     f = feature(corpus, np.zeros((corpus.queries, corpus.tokens)))
     others = (1 - np.eye(corpus.classes)) * corpus.joint
     overlap = np.sum(others * (f @ f.T), axis=1, keepdims=True)
@@ -52,7 +52,7 @@ def _pulls(corpus: Corpus) -> tuple[Array, Array]:
     return weight * f * overlap, weight * (others @ f)
 
 
-def rise_ratio(corpus: Corpus, class_: int, token: int, other: int) -> float:
+def rise_ratio(corpus: ScanSnapCorpus, class_: int, token: int, other: int) -> float:
     """Scan&Snap, learnable TF-IDF: z_l/z_l' = (P(l|m,n)/P(l'|m,n))² for t → 0.
 
     So the more frequent of two distinct tokens rises faster, at first. If the tokens of a class
@@ -64,7 +64,7 @@ def rise_ratio(corpus: Corpus, class_: int, token: int, other: int) -> float:
         token: a distinct token l of the class.
         other: another, l'.
     """
-    own = _checks.instance("corpus", corpus, Corpus).distinct_of(class_)
+    own = _checks.instance("corpus", corpus, ScanSnapCorpus).distinct_of(class_)
     if token not in own or other not in own:
         raise JomaError(f"token and other must be distinct tokens of class {class_}")
     if not np.any(corpus.shared & (corpus.token_given_class[class_] > 0)):
@@ -133,7 +133,7 @@ def full_log_gain_bounds(b: ArrayLike, f_squared: ArrayLike) -> tuple[Array, Arr
     Y remembers the attention of the past, when the other tokens had not fallen behind as far, so
     that g_l/f_l is least for the dominant token. Hence ln χ ≤ 2∫f²_{l*}dB ≤ 2B, the first no longer
     an equality. The lower bound is not proven but stood a search over such corpora and all rates.
-    Where classes differ (`Corpus.alike`) B and ln χ can both fall below 0.
+    Where classes differ (`ScanSnapCorpus.alike`) B and ln χ can both fall below 0.
 
     Args:
         b: B_n(t).
@@ -143,7 +143,9 @@ def full_log_gain_bounds(b: ArrayLike, f_squared: ArrayLike) -> tuple[Array, Arr
     return np.zeros_like(low), high
 
 
-def early_log_gain(corpus: Corpus, class_: int, token: int, other: int, b: ArrayLike) -> Array:
+def early_log_gain(
+    corpus: ScanSnapCorpus, class_: int, token: int, other: int, b: ArrayLike
+) -> Array:
     """New: ln χ = 2f_l²B(1 + cB) + O(B³) on the full flow, for η_Z ≪ η_Y and classes alike.
 
         c = f_l² − Σ_d f⁴ + K F/(1−F) Σ_c f⁴ − (f_l² + f_l'² − Σ_d f⁴/F)/(3(1−F))
@@ -162,7 +164,7 @@ def early_log_gain(corpus: Corpus, class_: int, token: int, other: int, b: Array
         other: a less frequent one, l'.
         b: B_n, small.
     """
-    own = _checks.instance("corpus", corpus, Corpus).distinct_of(class_)
+    own = _checks.instance("corpus", corpus, ScanSnapCorpus).distinct_of(class_)
     p = corpus.token_given_class[class_]
     if not corpus.alike or not np.any(corpus.shared):
         raise JomaError("corpus must have classes that are alike and share a token")
@@ -200,7 +202,7 @@ def margin_time(margin: ArrayLike, *, classes: int, distinct_share: float, eta_y
     """New: the time (e^Δ − 1 + (K−1)Δ)/(η_Y F) at which the decoder has the margin Δ.
 
     Δ is the score of the right class less that of another, for K classes that are alike
-    (`Corpus.alike`) while attention stands still, η_Z ≪ η_Y.
+    (`ScanSnapCorpus.alike`) while attention stands still, η_Z ≪ η_Y.
 
     Args:
         margin: Δ.
@@ -219,8 +221,9 @@ def margin_time(margin: ArrayLike, *, classes: int, distinct_share: float, eta_y
 def deciding_time(*, classes: int, distinct_share: float, eta_y: float) -> float:
     """New: the time (K − 2 + (K−1) ln(K−1))/(η_Y F) from which on the right class has more than ½.
 
-    Then Δ = ln(K − 1), for K classes that are alike (`Corpus.alike`) while attention stands still.
-    If it moves F rises, and the time is shorter. It is about K ln K/(F η_Y); M does not enter.
+    Then Δ = ln(K − 1), for K classes that are alike (`ScanSnapCorpus.alike`) while attention
+    stands still. If it moves F rises, and the time is shorter. It is about K ln K/(F η_Y); M does
+    not enter.
 
     Args:
         classes: K.
@@ -253,7 +256,7 @@ def decoder_rate_turn(*, classes: int, distinct_share: float, eta_y: float) -> f
     alone, so that ∂B/∂η_Y = 0 at the critical margin.
 
     Args:
-        classes: K classes that are alike (`Corpus.alike`).
+        classes: K classes that are alike (`ScanSnapCorpus.alike`).
         distinct_share: F = Σ f² over a class's distinct tokens.
         eta_y: rate of the decoder.
     """

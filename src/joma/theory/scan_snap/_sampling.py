@@ -6,11 +6,11 @@ from numpy.typing import ArrayLike, NDArray
 from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
-from joma.theory.scan_snap._flow import Corpus, Trajectory, rates
+from joma.theory.scan_snap._flow import ScanSnapCorpus, ScanSnapTrajectory, rates
 
 
 def sample_sequences(
-    corpus: Corpus, length: int, batch: int, rng: np.random.Generator | int
+    corpus: ScanSnapCorpus, length: int, batch: int, rng: np.random.Generator | int
 ) -> tuple[NDArray[np.int64], Array]:
     """Scan&Snap, data model: sequences of `length` tokens drawn from P(l|m,n), and their classes.
 
@@ -22,7 +22,7 @@ def sample_sequences(
 
 
 def sample_gradient(
-    corpus: Corpus,
+    corpus: ScanSnapCorpus,
     classes: ArrayLike,
     frequencies: ArrayLike,
     z: ArrayLike,
@@ -70,7 +70,7 @@ def finite_length_bias(bias: ArrayLike, length: int, other: int) -> Array:
 
 
 def train_on_samples(
-    corpus: Corpus,
+    corpus: ScanSnapCorpus,
     length: int,
     steps: int,
     batch: int,
@@ -79,7 +79,7 @@ def train_on_samples(
     eta_z: float,
     rng: np.random.Generator | int,
     every: int = 1,
-) -> Trajectory:
+) -> ScanSnapTrajectory:
     """Scan&Snap by stochastic gradient ascent from zero; a step is one unit of the flow's time.
 
     Args:
@@ -114,11 +114,11 @@ def train_on_samples(
     t, z_path, y_path, b_path = (
         np.array(part, dtype=np.float64) for part in zip(*path, strict=True)
     )
-    return Trajectory(corpus, t, z_path, y_path, b_path)
+    return ScanSnapTrajectory(corpus, t, z_path, y_path, b_path)
 
 
 def _sample(
-    corpus: Corpus, length: int, batch: int, rng: np.random.Generator
+    corpus: ScanSnapCorpus, length: int, batch: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], Array]:
     rows = corpus.token_given_class
     classes = rng.choice(corpus.classes, size=batch, p=corpus.joint / corpus.joint.sum())
@@ -127,7 +127,7 @@ def _sample(
 
 
 def _gradient(
-    corpus: Corpus, classes: NDArray[np.int64], x: Array, z: Array, y: Array, weight: Array
+    corpus: ScanSnapCorpus, classes: NDArray[np.int64], x: Array, z: Array, y: Array, weight: Array
 ) -> tuple[Array, Array]:
     logits = np.where(x > 0, z[corpus.query[classes]], -np.inf)
     weights = x * np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -5,12 +5,13 @@ that were recorded (by `joma.Monitor` or by anything else) and returns what its 
 the sentence and the numbers that decided. Nothing here measures a model.
 
 - `judge`: every rule on the series of a training; returns a `Judgement`.
-- `series_of`: the `Series` in the metrics of a run folder.
+- `series_of`: the `RecordedSeries` in the metrics of a run folder.
 - `Finding`, `NotJudged`, `SEVERITIES`, `KINDS`: what a judgement is made of.
 """
 
 from collections.abc import Iterable
 
+from joma.common.renamed import renamed
 from joma.train.findings.attention import attention_bounce, attention_collapse, judge_attention
 from joma.train.findings.finding import (
     KINDS,
@@ -32,7 +33,7 @@ from joma.train.findings.loss import (
     overfitting,
 )
 from joma.train.findings.rate import judge_rate
-from joma.train.findings.recorded import Recorded, Rule, Series, series_of
+from joma.train.findings.recorded import Recorded, RecordedSeries, Rule, series_of
 
 __all__ = [
     "KINDS",
@@ -40,7 +41,7 @@ __all__ = [
     "Finding",
     "Judgement",
     "NotJudged",
-    "Series",
+    "RecordedSeries",
     "Severity",
     "attention_bounce",
     "attention_collapse",
@@ -66,7 +67,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def judge(series: Iterable[Series], *, ended: bool = True) -> Judgement:
+def judge(series: Iterable[RecordedSeries], *, ended: bool = True) -> Judgement:
     """Return what the recorded series of one training say, by every rule.
 
     Args:
@@ -81,3 +82,6 @@ def judge(series: Iterable[Series], *, ended: bool = True) -> Judgement:
         tuple(sorted(found, key=lambda one: (-SEVERITIES.index(one.severity), one.step))),
         tuple(one for one in verdicts if isinstance(one, NotJudged)),
     )
+
+
+__getattr__ = renamed(__name__, {"Series": "RecordedSeries"})

@@ -16,7 +16,7 @@ from joma.train.findings.finding import Finding, NotJudged
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
-    Series,
+    RecordedSeries,
     Verdict,
     checked_series,
     end_of,
@@ -76,7 +76,10 @@ def attention_collapse(
     below = values < COLLAPSED * uniform
     above = np.flatnonzero(~below)
     since = int(at[min(above[-1] + 1, len(at) - 1)]) if len(above) else int(at[0])
-    where, rigid = place(Series("", at, values, module, layer, None, kind)), end < RIGID * uniform
+    where, rigid = (
+        place(RecordedSeries("", at, values, module, layer, None, kind)),
+        end < RIGID * uniform,
+    )
     return Finding(
         "attention_collapse",
         "warning" if rigid else "note",
@@ -125,7 +128,7 @@ def attention_bounce(
     fall, rise = float(values[: lowest + 1].max()) - low, end - low
     if fall < least or rise < least:
         return None
-    where = place(Series("", at, values, module, layer, None, kind))
+    where = place(RecordedSeries("", at, values, module, layer, None, kind))
     return Finding(
         "attention_bounce",
         "note",
@@ -140,7 +143,7 @@ def attention_bounce(
     )
 
 
-def is_harmful(recorded: Recorded, entropy: Series, uniform: float) -> bool:
+def is_harmful(recorded: Recorded, entropy: RecordedSeries, uniform: float) -> bool:
     """Return whether attention that has collapsed is a fault, and not how the model came or solves.
 
     It is none where it was so at the first measurement of a model that is not known to be new, nor

@@ -10,7 +10,7 @@ from joma.train.findings.finding import Finding, NotJudged, Severity
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
-    Series,
+    RecordedSeries,
     Verdict,
     at_steps,
     common_steps,
@@ -57,7 +57,7 @@ def judge_untrained(recorded: Recorded) -> Verdict:
     if not required:
         needs = "matrices in layers, of which none was found"
         return [NotJudged(kind, needs) for kind in ("frozen_layer", "not_optimized", "dead_layer")]
-    blocks: dict[str, list[Series]] = defaultdict(list)
+    blocks: dict[str, list[RecordedSeries]] = defaultdict(list)
     for module, one in required.items():
         blocks[block_of(module)].append(one)
     trained = {block for block, ones in blocks.items() if any(one.values[-1] for one in ones)}
@@ -68,7 +68,7 @@ def judge_untrained(recorded: Recorded) -> Verdict:
     return found
 
 
-def _frozen(blocks: Mapping[str, Sequence[Series]], trained: set[str]) -> Verdict:
+def _frozen(blocks: Mapping[str, Sequence[RecordedSeries]], trained: set[str]) -> Verdict:
     if not trained:
         return []
     found: Verdict = []
@@ -104,7 +104,7 @@ def _frozen(blocks: Mapping[str, Sequence[Series]], trained: set[str]) -> Verdic
     return found
 
 
-def _not_moved(recorded: Recorded, required: Mapping[str, Series]) -> Verdict:
+def _not_moved(recorded: Recorded, required: Mapping[str, RecordedSeries]) -> Verdict:
     moves = {
         module: one
         for module, one in recorded.by_module("update_relative").items()
@@ -157,7 +157,9 @@ def _not_moved(recorded: Recorded, required: Mapping[str, Series]) -> Verdict:
 
 
 def _without_gradient(
-    recorded: Recorded, required: Mapping[str, Series], blocks: Mapping[str, Sequence[Series]]
+    recorded: Recorded,
+    required: Mapping[str, RecordedSeries],
+    blocks: Mapping[str, Sequence[RecordedSeries]],
 ) -> Verdict:
     norms = recorded.by_module("gradient_norm")
     if not norms:
@@ -197,7 +199,7 @@ def _without_gradient(
     return found
 
 
-def _norm_at(series: Sequence[Series | None], step: int) -> float:
+def _norm_at(series: Sequence[RecordedSeries | None], step: int) -> float:
     """Return the norm of several gradients together at a step.
 
     What never has one counts as 0. NaN where there is one at other steps alone, since it was not
@@ -276,7 +278,7 @@ def judge_ranks(recorded: Recorded) -> Verdict:
     longest = max(len(one.steps) for one in series)
     if longest < LAST:
         return [too_few("rank_collapse", longest)]
-    roles: dict[str, list[Series]] = defaultdict(list)
+    roles: dict[str, list[RecordedSeries]] = defaultdict(list)
     for one in series:
         if one.layer is not None and len(one.steps) >= LAST:
             roles[_BLOCK.sub("", one.module)].append(one)

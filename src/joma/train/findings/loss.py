@@ -11,7 +11,7 @@ from joma.train.findings.finding import Finding, NotJudged
 from joma.train.findings.recorded import (
     Curve,
     Recorded,
-    Series,
+    RecordedSeries,
     Verdict,
     checked_series,
     curve_of,
@@ -78,7 +78,7 @@ def diverged_loss(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
         loss: Loss at each.
     """
     at, values = checked_series(steps, loss)
-    curve = curve_of(Series("loss", at, values))
+    curve = curve_of(RecordedSeries("loss", at, values))
     return None if curve is None else _diverged(curve, float(values[0]))
 
 
@@ -117,7 +117,7 @@ def loss_spike(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
         loss: Loss at each.
     """
     at, values = checked_series(steps, loss)
-    curve = curve_of(Series("loss", at, values), pieces=len(values))
+    curve = curve_of(RecordedSeries("loss", at, values), pieces=len(values))
     if curve is None:
         return None
     levels = curve.levels
@@ -273,7 +273,7 @@ def judge_loss(recorded: Recorded) -> Verdict:
     return [it for it in found if it is not None]
 
 
-def _weights_not_finite(weights: Sequence[Series]) -> Verdict:
+def _weights_not_finite(weights: Sequence[RecordedSeries]) -> Verdict:
     """Name the first weight that is not finite; where several became so at once, none of them."""
     if not weights:
         return []
@@ -298,7 +298,7 @@ def _weights_not_finite(weights: Sequence[Series]) -> Verdict:
     ]
 
 
-def _start(recorded: Recorded, loss: Series) -> Finding | NotJudged | None:
+def _start(recorded: Recorded, loss: RecordedSeries) -> Finding | NotJudged | None:
     kind = "bad_initialisation"
     even = recorded.even_loss
     if even is None:

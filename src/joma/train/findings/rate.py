@@ -12,7 +12,7 @@ from joma.train.findings.finding import Finding, NotJudged
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
-    Series,
+    RecordedSeries,
     Verdict,
     at_steps,
     common_steps,
@@ -67,7 +67,10 @@ def judge_rate(recorded: Recorded) -> Verdict:
 
 
 def _too_high(
-    recorded: Recorded, steps: NDArray[np.int64], table: NDArray[np.float64], rates: Series | None
+    recorded: Recorded,
+    steps: NDArray[np.int64],
+    table: NDArray[np.float64],
+    rates: RecordedSeries | None,
 ) -> Finding | None:
     moved = np.quantile(table, 0.25, axis=0)
     second = int(np.argsort(moved)[-2])  # the largest may be of one odd step
@@ -95,7 +98,7 @@ def _too_high(
     )
 
 
-def _collapsed_since(recorded: Recorded) -> Series | None:
+def _collapsed_since(recorded: Recorded) -> RecordedSeries | None:
     """Return the entropy of an attention that began evenly and has collapsed, the first of them."""
     even = recorded.by_module("attention_uniform")
     for one in recorded.all("attention_entropy"):
@@ -110,7 +113,10 @@ def _collapsed_since(recorded: Recorded) -> Series | None:
 
 
 def _too_low(
-    recorded: Recorded, steps: NDArray[np.int64], table: NDArray[np.float64], rates: Series | None
+    recorded: Recorded,
+    steps: NDArray[np.int64],
+    table: NDArray[np.float64],
+    rates: RecordedSeries | None,
 ) -> Finding | NotJudged | None:
     kind = "learning_rate_too_low"
     loss = recorded.one("loss")
@@ -154,7 +160,7 @@ def _is_rising(rates: NDArray[np.float64]) -> bool:
     return len(rates) > 1 and bool(rates[-1] > 1.01 * rates[-2])
 
 
-def _rate(rates: Series | None, step: int) -> str:
+def _rate(rates: RecordedSeries | None, step: int) -> str:
     """Return the learning rate at a step, " 0.003", as it was then; "" where it is not known."""
     if rates is None:
         return ""

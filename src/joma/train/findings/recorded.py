@@ -27,7 +27,7 @@ Verdict = list[Finding | NotJudged]
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
+class RecordedSeries:
     """One number over the steps of a training, in their order.
 
     Attributes:
@@ -52,7 +52,7 @@ class Series:
         checked_series(self.steps, self.values)
 
 
-def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[Series]:
+def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[RecordedSeries]:
     """Return the series in the columns of a metrics log, as `run.metrics.read()` gives them.
 
     Args:
@@ -71,7 +71,7 @@ def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[Seri
         order = np.argsort(steps, kind="stable")
         order = order[np.append(np.diff(steps[order]) > 0, True)]  # what was logged again counts
         where = (None if layer < 0 else layer, None if head < 0 else head)
-        found.append(Series(name, steps[order], values[order], module, *where, kind))
+        found.append(RecordedSeries(name, steps[order], values[order], module, *where, kind))
     return found
 
 
@@ -101,9 +101,9 @@ class Recorded:
         ended: Whether the training has ended.
     """
 
-    def __init__(self, series: Iterable[Series], *, ended: bool = True) -> None:
+    def __init__(self, series: Iterable[RecordedSeries], *, ended: bool = True) -> None:
         self.ended = ended
-        self._by_name: dict[str, list[Series]] = defaultdict(list)
+        self._by_name: dict[str, list[RecordedSeries]] = defaultdict(list)
         for one in series:
             whole = one if one.name in LOSSES else _finite(one)
             if whole.head is None and len(whole.steps):
@@ -112,11 +112,11 @@ class Recorded:
             (int(one.steps[-1]) for ones in self._by_name.values() for one in ones), default=0
         )
 
-    def all(self, name: str) -> Sequence[Series]:
+    def all(self, name: str) -> Sequence[RecordedSeries]:
         """Return the series of a name, of all modules."""
         return self._by_name.get(name, ())
 
-    def one(self, name: str) -> Series | None:
+    def one(self, name: str) -> RecordedSeries | None:
         """Return the series of a name that is of the whole model, None where there is none."""
         found = self.all(name)
         return found[0] if found else None
@@ -148,7 +148,7 @@ class Recorded:
             float(curve.levels[-1]) <= SOLVED * even and curve.levels[-1] - low <= SOLVED * even / 2
         )
 
-    def by_module(self, name: str) -> dict[str, Series]:
+    def by_module(self, name: str) -> dict[str, RecordedSeries]:
         """Return the series of a name by module."""
         return {one.module: one for one in self.all(name)}
 
@@ -173,7 +173,7 @@ class Curve:
     width: int
 
 
-def curve_of(loss: Series, pieces: int = 40, least: int = 5) -> Curve | None:
+def curve_of(loss: RecordedSeries, pieces: int = 40, least: int = 5) -> Curve | None:
     """Return a loss in medians of neighbouring steps, None where it is short or not finite now.
 
     Args:
@@ -198,7 +198,7 @@ def curve_of(loss: Series, pieces: int = 40, least: int = 5) -> Curve | None:
     return Curve(steps.reshape(count, width)[:, width // 2], levels, noise, width)
 
 
-def _finite(one: Series) -> Series:
+def _finite(one: RecordedSeries) -> RecordedSeries:
     """Return a series without values that are not finite."""
     finite = np.isfinite(one.values)
     return one if finite.all() else replace(one, steps=one.steps[finite], values=one.values[finite])
@@ -218,7 +218,7 @@ def _are(count: int) -> str:
     return "is 1" if count == 1 else f"are {count}" if count else "is none"
 
 
-def place(one: Series) -> str:
+def place(one: RecordedSeries) -> str:
     """Return where a series is from: "layer 3", "layer 0 (decoder cross)" or a module's path."""
     if one.layer is None:
         return one.module or "the model"
@@ -228,7 +228,7 @@ def place(one: Series) -> str:
     return f"layer {one.layer} ({which})" if which else f"layer {one.layer}"
 
 
-def common_steps(series: Sequence[Series]) -> NDArray[np.int64]:
+def common_steps(series: Sequence[RecordedSeries]) -> NDArray[np.int64]:
     """Return the steps that all series have."""
     common = series[0].steps
     for other in series[1:]:
@@ -236,6 +236,6 @@ def common_steps(series: Sequence[Series]) -> NDArray[np.int64]:
     return common
 
 
-def at_steps(one: Series, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+def at_steps(one: RecordedSeries, steps: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the values of a series at some of its steps."""
     return one.values[np.searchsorted(one.steps, steps)]

@@ -6,6 +6,7 @@ models. The loop itself is `joma.train.loop`, which ensembles share; texts and t
 `joma.data`, measurements in `joma.probes`.
 """
 
+from joma.common.renamed import renamed
 from joma.train.language._config import (
     CheckpointsSection,
     Config,
@@ -18,7 +19,7 @@ from joma.train.language._config import (
     changing,
     check_length,
 )
-from joma.train.language._estimate import Estimate, estimate
+from joma.train.language._estimate import TrainingEstimate, estimate
 from joma.train.language._export import SERIES, series_folder
 from joma.train.language._presets import PRESETS, read_config
 from joma.train.language._training import Trained, train
@@ -30,13 +31,13 @@ __all__ = [
     "CheckpointsSection",
     "Config",
     "DataSection",
-    "Estimate",
     "FailedElsewhereError",
     "ModelSection",
     "MonitorSection",
     "OptimizerSection",
     "Processes",
     "Trained",
+    "TrainingEstimate",
     "TrainingSection",
     "ValidationSection",
     "changing",
@@ -47,3 +48,5 @@ __all__ = [
     "series_folder",
     "train",
 ]
+
+__getattr__ = renamed(__name__, {"Estimate": "TrainingEstimate"})

@@ -17,7 +17,7 @@ _KEPT = 3
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TrainingEstimate:
     """What a training takes on one process.
 
     Attributes:
@@ -37,7 +37,7 @@ class Estimate:
     exports: int
 
 
-def estimate(config: Config, device: str = "cpu") -> Estimate:
+def estimate(config: Config, device: str = "cpu") -> TrainingEstimate:
     """Make a few steps of a training, which are thrown away, and scale them up."""
     processes = Processes(device=torch.device(device))
     with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
@@ -49,7 +49,7 @@ def estimate(config: Config, device: str = "cpu") -> Estimate:
             _step(trainer, done % config.training.steps)
         each = (time.monotonic() - start) / done
     exports, parameters = len(config.checkpoints.steps(config.training.steps)), trainer.parameters
-    return Estimate(
+    return TrainingEstimate(
         parameters=parameters,
         tokens=config.training.steps * config.data.batch * config.data.window,
         seconds=each * config.training.steps,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
-from joma.train.monitor.parts import Matrix, Parts, Tensors, is_real, plain
-from joma.train.monitor.processes import Processes, whole
+from joma.train.monitor.parts import MonitoredMatrix, Parts, Tensors, is_real, plain
+from joma.train.monitor.processes import MonitoredProcesses, whole
 from joma.train.monitor.record import Row
 
 IsOptimized = Callable[[Tensor], bool | None]
@@ -25,7 +25,7 @@ class Facts:
         is_optimized: Whether a parameter is in the optimizer.
     """
 
-    def __init__(self, processes: Processes, is_optimized: IsOptimized) -> None:
+    def __init__(self, processes: MonitoredProcesses, is_optimized: IsOptimized) -> None:
         self._processes, self._is_optimized = processes, is_optimized
         self._last: dict[tuple[str, str | None], float] = {}
 
@@ -71,7 +71,7 @@ class Facts:
                 name, _, module = key.removeprefix("fact.").partition("|")
                 self._last[name, module or None] = float(value)
 
-    def norms(self, tensors: Tensors, matrices: Sequence[Matrix]) -> list[Row]:
+    def norms(self, tensors: Tensors, matrices: Sequence[MonitoredMatrix]) -> list[Row]:
         """Return the norms of weights and of their gradients; all processes call this, or none.
 
         Args:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from joma.train.monitor.faults import LOG, Faults
 from joma.train.monitor.parts import is_real, layer_in, named_parameters
-from joma.train.monitor.processes import Processes
+from joma.train.monitor.processes import MonitoredProcesses
 from joma.train.monitor.record import Recorder, Row
 
 SHARE, FREE = 5e-4, 0.1
@@ -105,7 +105,7 @@ class FiniteWatch:
         """Whether there is nothing left to find: a weight that is not finite was reported."""
         return self.reported and self._found
 
-    def share(self, processes: Processes) -> None:
+    def share(self, processes: MonitoredProcesses) -> None:
         """Take the earliest step of any process for each weight; all call this, or none."""
         steps = [math.inf] * len(self._names)
         for bad in self.weights():
@@ -241,7 +241,7 @@ class Alarm:
         faults: Where failures are noted.
     """
 
-    def __init__(self, processes: Processes, faults: Faults) -> None:
+    def __init__(self, processes: MonitoredProcesses, faults: Faults) -> None:
         self._processes, self._faults = processes, faults
         self._finite = FiniteWatch()
         self._begun: int | None = None

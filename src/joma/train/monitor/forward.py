@@ -233,7 +233,7 @@ class _Attention:
         return rows
 
 
-class Reading:
+class ForwardPasses:
     """Forward passes over the same inputs, measurement after measurement.
 
     What fails in here is noted and ends no forward pass: with sharded weights the other processes

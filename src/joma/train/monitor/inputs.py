@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.train.monitor.faults import Faults
-from joma.train.monitor.processes import Processes
+from joma.train.monitor.processes import MonitoredProcesses
 from joma.train.monitor.undisturbed import device_of, is_sharded
 
 TOKENS = 2048
@@ -216,7 +216,7 @@ class Inputs:
         model: nn.Module,
         inner: nn.Module,
         given: MeasurementInputs | None,
-        processes: Processes,
+        processes: MonitoredProcesses,
         faults: Faults,
     ) -> None:
         self.batches: tuple[MeasurementInputs, ...] | None = None if given is None else (given,)

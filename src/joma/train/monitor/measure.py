@@ -18,11 +18,11 @@ from joma.probes import AttentionMap
 from joma.probes.metrics import MONITORED, Cadence, Effort, Metric, Needs
 from joma.train.monitor.facts import Facts, IsOptimized
 from joma.train.monitor.faults import Faults
-from joma.train.monitor.forward import Reading, watching_activity
+from joma.train.monitor.forward import ForwardPasses, watching_activity
 from joma.train.monitor.inputs import MeasurementInputs
 from joma.train.monitor.options import Options
-from joma.train.monitor.parts import Heads, Matrix, Parts, Tensors, parts_of
-from joma.train.monitor.processes import Gathers, Processes, whole
+from joma.train.monitor.parts import Heads, MonitoredMatrix, Parts, Tensors, parts_of
+from joma.train.monitor.processes import Gathers, MonitoredProcesses, whole
 from joma.train.monitor.ranks import batches, gradient_rows, scores_rows
 from joma.train.monitor.record import Row
 from joma.train.monitor.undisturbed import undisturbed
@@ -54,7 +54,7 @@ class Measurements:
         model: nn.Module,
         architecture: Architecture | None,
         attention: AttentionMap | None,
-        processes: Processes,
+        processes: MonitoredProcesses,
         options: Options,
         faults: Faults,
         is_optimized: IsOptimized = lambda parameter: None,
@@ -62,7 +62,7 @@ class Measurements:
         self._architecture, self._processes, self._options = architecture, processes, options
         self._metrics = [MONITORED[name] for name in options.metrics]
         self._effort = Effort(options.tolerance, options.seed, quick=True)
-        self._reading = Reading(self._metrics, attention, options.theorem1, faults)
+        self._reading = ForwardPasses(self._metrics, attention, options.theorem1, faults)
         self._faults, self._facts = faults, Facts(processes, is_optimized)
         self._signature: tuple[object, ...] | None = None
         self._traced = False
@@ -405,7 +405,7 @@ class Measurements:
         # Both come from one decomposition; energies of no ranks are none.
         metrics = [it for it in MONITORED.values() if it.needs == "gradients"]
 
-        def measure(matrix: Matrix, gradient: Tensor) -> list[Row]:
+        def measure(matrix: MonitoredMatrix, gradient: Tensor) -> list[Row]:
             return gradient_rows(matrix, gradient, metrics, ranks, self._effort)
 
         for matrix in self._parts.matrices:

@@ -30,7 +30,7 @@ from joma.train.monitor.folder import Opened, open_run
 from joma.train.monitor.inputs import Inputs, MeasurementInputs
 from joma.train.monitor.measure import Measurements
 from joma.train.monitor.options import Options, check_kinds, whole_number
-from joma.train.monitor.processes import Processes
+from joma.train.monitor.processes import MonitoredProcesses
 from joma.train.monitor.record import Logger, Losses, Recorder, Row, logged, one_number
 from joma.train.monitor.undisturbed import undisturbed, unwrap
 
@@ -154,7 +154,7 @@ class Monitor:
         self._begun = self._step = whole_number("step", step, 0)
         inner = unwrap(model)
         self._model, self._name = weakref.ref(inner), type(inner).__name__
-        self._processes = processes = Processes(inner)
+        self._processes = processes = MonitoredProcesses(inner)
         self._faults = faults = Faults(step, processes.first)
         expensive = EXPENSIVE_EVERY * options.every
         self._budget = Budget(options.every, expensive, options.budget, step)

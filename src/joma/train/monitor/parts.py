@@ -39,7 +39,7 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class MonitoredMatrix:
     """A whole parameter as an optimizer sees it, or one expert's part of it.
 
     Attributes:
@@ -82,7 +82,7 @@ class Parts:
     embedding: Weight | None
     ranked: tuple[Weight, ...]
     heads: tuple[Heads, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[MonitoredMatrix, ...]
     blocks: dict[int, str]
     stacks: frozenset[str]
     missing: dict[str, str]
@@ -180,7 +180,7 @@ def spread(count: int) -> Sequence[int]:
     return [round(at * (count - 1) / (MOST_EXPERTS - 1)) for at in range(MOST_EXPERTS)]
 
 
-def _matrices(model: nn.Module, found: Found) -> tuple[Matrix, ...]:
+def _matrices(model: nn.Module, found: Found) -> tuple[MonitoredMatrix, ...]:
     """Return the matrices of the blocks, or of the whole model where no block is known."""
     tables = {name for weight in found.embeddings for name in weight.names}
     stacked = {
@@ -199,7 +199,7 @@ def _matrices(model: nn.Module, found: Found) -> tuple[Matrix, ...]:
         for weight in mlp.weights
         for name in weight.names
     }
-    matrices: list[Matrix] = []
+    matrices: list[MonitoredMatrix] = []
     for name, parameter in named_parameters(model).items():
         if not is_real(parameter) or name in tables:
             continue
@@ -209,10 +209,10 @@ def _matrices(model: nn.Module, found: Found) -> tuple[Matrix, ...]:
             continue
         layer = layer if of_block else layer_in(plain(name))
         if parameter.ndim == 2 and listed.get(name, True):
-            matrices.append(Matrix(layer, name, module))
+            matrices.append(MonitoredMatrix(layer, name, module))
         elif parameter.ndim == 3 and name in stacked:
             matrices += [
-                Matrix(layer, name, f"{module}[{at}]", at) for at in spread(len(parameter))
+                MonitoredMatrix(layer, name, f"{module}[{at}]", at) for at in spread(len(parameter))
             ]
     return tuple(matrices)
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from joma.errors import JomaError
 
 
-class Processes:
+class MonitoredProcesses:
     """The processes that train a model.
 
     Args:

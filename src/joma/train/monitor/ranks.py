@@ -11,14 +11,14 @@ from joma.probes import stable_ranks
 from joma.probes.gradient import measured
 from joma.probes.metrics import Effort, Metric
 from joma.probes.metrics.stable_rank import StableRanks
-from joma.train.monitor.parts import Heads, Matrix
+from joma.train.monitor.parts import Heads, MonitoredMatrix
 from joma.train.monitor.record import Row
 
 _BATCH = 2**26
 """Numbers of matrices that are measured together at a time."""
 
 
-W = TypeVar("W", Matrix, Weight)
+W = TypeVar("W", MonitoredMatrix, Weight)
 
 
 def batches(weights: Iterable[W], tensor: Callable[[str], Tensor | None]) -> Iterator[list[W]]:
@@ -92,7 +92,11 @@ def scores_rows(metric: Metric, layers: Sequence[tuple[Heads, Tensor, Tensor]]) 
 
 
 def gradient_rows(
-    of: Matrix, gradient: Tensor, metrics: Iterable[Metric], ranks: Sequence[int], effort: Effort
+    of: MonitoredMatrix,
+    gradient: Tensor,
+    metrics: Iterable[Metric],
+    ranks: Sequence[int],
+    effort: Effort,
 ) -> list[Row]:
     """Return what metrics say of one gradient.
 
@@ -112,7 +116,7 @@ def gradient_rows(
 
 
 def update_rows(
-    name: str, of: Sequence[Matrix], changes: Sequence[Tensor], effort: Effort
+    name: str, of: Sequence[MonitoredMatrix], changes: Sequence[Tensor], effort: Effort
 ) -> list[Row]:
     """Return stable ranks of how weights moved; those that are not finite any more have none."""
     pairs = [pair for pair in zip(of, changes, strict=True) if bool(pair[1].isfinite().all())]

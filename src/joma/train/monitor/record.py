@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
 from joma.runs import Run
-from joma.train.findings import Series, series_of
+from joma.train.findings import RecordedSeries, series_of
 from joma.train.monitor.faults import Faults
 
 
@@ -185,10 +185,10 @@ class History:
         for one in series_of({name: column[kept] for name, column in columns.items()}):
             self._add((one.name, one.module, one.kind, one.layer), one.steps, one.values)
 
-    def series(self) -> list[Series]:
+    def series(self) -> list[RecordedSeries]:
         """Return the series as they are now, in the order in which they began."""
         return [
-            Series(name, *growing.arrays, module, layer, None, kind)
+            RecordedSeries(name, *growing.arrays, module, layer, None, kind)
             for (name, module, kind, layer), growing in self._series.items()
         ]
 

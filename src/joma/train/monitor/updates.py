@@ -9,8 +9,8 @@ from joma.probes.metrics import Effort
 from joma.train.monitor import ranks
 from joma.train.monitor.facts import norms_of
 from joma.train.monitor.faults import Faults
-from joma.train.monitor.parts import Matrix, Tensors
-from joma.train.monitor.processes import Processes, whole
+from joma.train.monitor.parts import MonitoredMatrix, Tensors
+from joma.train.monitor.processes import MonitoredProcesses, whole
 from joma.train.monitor.record import Row
 
 _COPIES_ON_THE_GPU = 2**30
@@ -32,7 +32,7 @@ class Updates:
         faults: Where failures are noted.
     """
 
-    def __init__(self, processes: Processes, effort: Effort, faults: Faults) -> None:
+    def __init__(self, processes: MonitoredProcesses, effort: Effort, faults: Faults) -> None:
         self._processes, self._effort, self._faults = processes, effort, faults
         self._copies: dict[str, Tensor] = {}
         self._marks: dict[str, Tensor] = {}
@@ -43,14 +43,16 @@ class Updates:
         """Whether there is anything to compare with."""
         return bool(self._copies)
 
-    def forget_others(self, tensors: Tensors, matrices: Sequence[Matrix]) -> None:
+    def forget_others(self, tensors: Tensors, matrices: Sequence[MonitoredMatrix]) -> None:
         """Forget copies of what the model does not have any more."""
         there = {it.key: _now(tensors, it).shape for it in _present(tensors, matrices)}
         self._copies = {
             key: copy for key, copy in self._copies.items() if there.get(key) == copy.shape
         }
 
-    def since_last(self, name: str, tensors: Tensors, matrices: Sequence[Matrix]) -> list[Row]:
+    def since_last(
+        self, name: str, tensors: Tensors, matrices: Sequence[MonitoredMatrix]
+    ) -> list[Row]:
         """Return the stable rank of every weight's move since this was called last, as `name`."""
         rows: list[Row] = []
         there = _present(tensors, matrices)
@@ -58,7 +60,7 @@ class Updates:
         sizes = [_now(tensors, it) for it in learning]
         far = sum(it.numel() * it.element_size() for it in sizes) > _COPIES_ON_THE_GPU
         for batch in ranks.batches(learning, tensors.get):
-            moved: list[tuple[Matrix, Tensor]] = []
+            moved: list[tuple[MonitoredMatrix, Tensor]] = []
             for matrix in batch:
                 now = _now(tensors, matrix)
                 before = self._copies.pop(matrix.key, None)
@@ -69,7 +71,7 @@ class Updates:
                 rows += self._ranks(name, moved)
         return rows
 
-    def mark(self, tensors: Tensors, matrices: Sequence[Matrix]) -> None:
+    def mark(self, tensors: Tensors, matrices: Sequence[MonitoredMatrix]) -> None:
         """Keep what the weights are now, of large ones a sample, for `of_one_step`."""
         there = _present(tensors, matrices)
         self._marks = {
@@ -83,7 +85,9 @@ class Updates:
             if not tensors.parameters[it.name].requires_grad
         }
 
-    def of_one_step(self, name: str, tensors: Tensors, matrices: Sequence[Matrix]) -> list[Row]:
+    def of_one_step(
+        self, name: str, tensors: Tensors, matrices: Sequence[MonitoredMatrix]
+    ) -> list[Row]:
         """Return by how much of its size each weight moved since `mark`, one step ago."""
         pairs: list[tuple[str, Tensor, Tensor]] = []
         for matrix in _present(tensors, matrices):
@@ -121,7 +125,7 @@ class Updates:
             yield f"mark.{key}", whole(mark)
 
     def load(
-        self, state: Mapping[str, Tensor], tensors: Tensors, matrices: Sequence[Matrix]
+        self, state: Mapping[str, Tensor], tensors: Tensors, matrices: Sequence[MonitoredMatrix]
     ) -> None:
         """Take copies that `state` gave; all processes call this with the same ones."""
         self._marks, self._versions = {}, {}
@@ -135,7 +139,7 @@ class Updates:
             elif not tensors.parameters[matrix.name].requires_grad:
                 self._versions[matrix.key] = now._version
 
-    def _ranks(self, name: str, moved: Sequence[tuple[Matrix, Tensor]]) -> list[Row]:
+    def _ranks(self, name: str, moved: Sequence[tuple[MonitoredMatrix, Tensor]]) -> list[Row]:
         matrices, changes = [it for it, _ in moved], [change for _, change in moved]
         found = self._faults.tried(
             name,
@@ -145,7 +149,7 @@ class Updates:
         return found or []
 
 
-def _present(tensors: Tensors, matrices: Sequence[Matrix]) -> list[Matrix]:
+def _present(tensors: Tensors, matrices: Sequence[MonitoredMatrix]) -> list[MonitoredMatrix]:
     return [matrix for matrix in matrices if tensors.get(matrix.name) is not None]
 
 
@@ -163,7 +167,7 @@ def _sample(matrix: Tensor) -> Tensor:
     return matrix.view(-1)[:: -(-matrix.numel() // _SAMPLED)]
 
 
-def _now(tensors: Tensors, matrix: Matrix) -> Tensor:
+def _now(tensors: Tensors, matrix: MonitoredMatrix) -> Tensor:
     tensor = tensors.get(matrix.name)
     assert tensor is not None, "`_present` was asked"
     return matrix.read(tensor)

@@ -7,7 +7,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Integer, Point, Real, Vector, over
 from joma.theory.cdag import LEAKY_RELU, corr, recursion_bound
 
@@ -28,7 +28,7 @@ def _least_of_patterns(z: Array, g: Array) -> float:
 
 def _slope_patterns(
     formula: Formula, rng: np.random.Generator, *, attained: bool, negative: bool = True
-) -> Measurement:
+) -> ClaimMeasurement:
     errors = [0.0]
     for _ in range(20):
         z = rng.choice([-1.0, 1.0], 8)
@@ -49,7 +49,7 @@ def _slope_patterns(
     slope=Real(0.0, 2.0, special=(0.0, 1.0)),
     other_slope=Real(0.0, 2.0, special=(0.0, 1.0)),
 )
-def _slopes_at(formula: Formula, point: Point) -> Measurement:
+def _slopes_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Any slopes within the range, any signals."""
     z = point["z"]
     g, share = np.resize(point["g"], len(z)), np.resize(point["share"], len(z))
@@ -57,17 +57,17 @@ def _slopes_at(formula: Formula, point: Point) -> Measurement:
     slopes = low + share * (high - low)
     bound = float(formula(z, g, low, high))
     size = high * float(np.sum(np.abs(z * g)))
-    return Measurement(bound - float(z @ (slopes * g)), 1e-12 * size + 1e-300)
+    return ClaimMeasurement(bound - float(z @ (slopes * g)), 1e-12 * size + 1e-300)
 
 
 @over(z=Vector(Real(-1.0, 1.0), Integer(1, 8)), g=Vector(Real(-1.0, 1.0), Integer(1, 8)))
-def _patterns_at(formula: Formula, point: Point) -> Measurement:
+def _patterns_at(formula: Formula, point: Point) -> ClaimMeasurement:
     g = point["g"].copy()
     g[0] = -abs(g[0])
     z = np.where(np.resize(point["z"], len(g)) < 0, -1.0, 1.0)
     if g[0] == 0 or float(z @ g) <= 0:
         raise JomaError("g must be negative somewhere and correlate with z")
-    return Measurement(
+    return ClaimMeasurement(
         abs(float(formula(z, g, 0.1, 1.0)) - _least_of_patterns(z, g)),
         1e-12 * float(np.sum(np.abs(g))),
     )

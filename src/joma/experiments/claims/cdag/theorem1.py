@@ -8,7 +8,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import (
     Choice,
@@ -41,7 +41,7 @@ def _backward(
     return network.backward(activations, output_gradient)
 
 
-def _finite_differences(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _finite_differences(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     network = cdag.CDAG.layered(
         (3, 4, 3, 2), (cdag.TANH, cdag.SIGMOID, cdag.LINEAR), rng, scale=1.5
     )
@@ -75,7 +75,9 @@ def _finite_differences(formula: Formula, rng: np.random.Generator) -> Measureme
         arriving[:, k] += edge
     arriving[:, network.outputs] += output_gradient
     error = np.max(np.abs([*by_weight, *by_input]))
-    return Measurement(max(float(error), float(np.abs(arriving - gradients.nodes).max())), 1e-7)
+    return ClaimMeasurement(
+        max(float(error), float(np.abs(arriving - gradients.nodes).max())), 1e-7
+    )
 
 
 @over(
@@ -85,7 +87,7 @@ def _finite_differences(formula: Formula, rng: np.random.Generator) -> Measureme
     scale=Real(0.01, 3.0, log=True),
     draw=Seed(),
 )
-def _backward_at(formula: Formula, point: Point) -> Measurement:
+def _backward_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The derivative along a random direction of weights and inputs, by differences."""
     rng = np.random.default_rng(point["draw"])
     widths = (*np.asarray(point["widths"]).astype(int).tolist(), point["outputs"])
@@ -123,7 +125,7 @@ def _backward_at(formula: Formula, point: Point) -> Measurement:
     by_differences = five_point((found[share][0] for share in (-2, -1, 1, 2)), h)
     size = 1 + float(np.abs(by_weights).sum() * np.max(np.abs(gradients.weights)))
     size += float(np.sum(np.abs(gradients.nodes)))
-    return Measurement(abs(by_differences - slope), 1e-7 * size)
+    return ClaimMeasurement(abs(by_differences - slope), 1e-7 * size)
 
 
 def small_angle_bound(theta_1: Array, theta_2: Array, theta_3: Array) -> Array:
@@ -133,7 +135,7 @@ def small_angle_bound(theta_1: Array, theta_2: Array, theta_3: Array) -> Array:
 
 def _random_signals(
     formula: Formula, rng: np.random.Generator, *, gradient_rule: bool
-) -> Measurement:
+) -> ClaimMeasurement:
     """The share of signals that break the bound, and of small angles at which it says nothing."""
     failed = total = 0
     for dimension in (2, 3, 4, 5):
@@ -146,11 +148,11 @@ def _random_signals(
         failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
         total += bound.size
     small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
-    return Measurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
+    return ClaimMeasurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
 
 
 @over(vectors=Matrix(Real(-1.0, 1.0), Integer(4, 4), Integer(2, 6)))
-def _signals_at(formula: Formula, point: Point) -> Measurement:
+def _signals_at(formula: Formula, point: Point) -> ClaimMeasurement:
     vectors = point["vectors"]
     lengths = np.linalg.norm(vectors, axis=1)
     if np.min(lengths) < 1e-6:
@@ -162,7 +164,7 @@ def _signals_at(formula: Formula, point: Point) -> Measurement:
     )
     bound = float(formula(first, second, min(third, np.pi - third)))
     # arccos near 0 and π has half the digits of its argument.
-    return Measurement(bound - float((f @ delta) * (z_beta @ delta)), 1e-7)
+    return ClaimMeasurement(bound - float((f @ delta) * (z_beta @ delta)), 1e-7)
 
 
 def _components(theta_1: float, theta_3: float, azimuths: Array) -> tuple[Array, Array]:
@@ -187,17 +189,17 @@ def _least_on_a_line(theta_1: float, theta_2: float, theta_3: float) -> float:
     return float(np.min(np.cos(theta_2) * up**2 - np.sin(theta_2) * np.abs(up) * aside))
 
 
-def _least_arrangement(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _least_arrangement(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     cases = rng.uniform(0, np.pi, (40, 3))
     return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-4)
 
 
-def _tight_at(formula: Formula, point: Point) -> Measurement:
+def _tight_at(formula: Formula, point: Point) -> ClaimMeasurement:
     angles = (point["theta_1"], point["theta_2"], point["theta_3"])
-    return Measurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-4)
+    return ClaimMeasurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-4)
 
 
-def _small_angles(formula: Formula, rng: np.random.Generator, *, within: bool) -> Measurement:
+def _small_angles(formula: Formula, rng: np.random.Generator, *, within: bool) -> ClaimMeasurement:
     shares = rng.dirichlet(np.ones(3), 20)
     # Where the angles' sum stays below a right angle, or from there to three of them.
     low, high = (0.0, np.pi / 2) if within else (np.pi / 2, 3 * np.pi / 2)
@@ -206,19 +208,19 @@ def _small_angles(formula: Formula, rng: np.random.Generator, *, within: bool) -
 
 
 @over(shares=Simplex(Integer(3, 3), zeros=True), sum=Real(0.0, np.pi / 2))
-def _small_angles_at(formula: Formula, point: Point) -> Measurement:
+def _small_angles_at(formula: Formula, point: Point) -> ClaimMeasurement:
     angles = point["shares"] * point["sum"]
     # The square root of 1 - cos² has half its digits where the cosine is close to 1.
-    return Measurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-7)
+    return ClaimMeasurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-7)
 
 
-def _at_an_input(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _at_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """A node of one input, which is the latent itself, through its backward pass."""
     z_beta, g = rng.standard_normal((2, 50))
     return _at_an_input_of(formula, z_beta, g, z_beta)
 
 
-def _near_an_input(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _near_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The same where f_k is only correlated with z_β."""
     z_beta, g, other = rng.standard_normal((3, 50))
     return _at_an_input_of(formula, z_beta, g, z_beta + other)
@@ -228,13 +230,13 @@ def _near_an_input(formula: Formula, rng: np.random.Generator) -> Measurement:
     signal=Vector(Real(-1.0, 1.0, special=(0.0,)), Integer(1, 20)),
     gradient=Vector(Real(-1.0, 1.0, special=(0.0,)), Integer(1, 20)),
 )
-def _at_an_input_at(formula: Formula, point: Point) -> Measurement:
+def _at_an_input_at(formula: Formula, point: Point) -> ClaimMeasurement:
     z_beta = point["signal"]
     g = np.resize(point["gradient"], len(z_beta))
     return _at_an_input_of(formula, z_beta, g, z_beta)
 
 
-def _at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> Measurement:
+def _at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> ClaimMeasurement:
     weights = np.array([[0.0, 0.0], [0.0, 0.0]])
     node = cdag.CDAG(
         1, (cdag.LINEAR,), weights, np.eye(2, k=-1, dtype=bool), np.zeros((2, 2), bool)

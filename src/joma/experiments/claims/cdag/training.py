@@ -8,7 +8,7 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims.cdag.theorem1 import NONLINEARITIES
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, difference, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Search, Seed
 from joma.theory import cdag
 from joma.theory.functions import Activation
@@ -56,7 +56,7 @@ def _two_values_of(
 
 def _two_values_at(
     formula: Formula, point: Point, *, centred: bool, direction: bool = False
-) -> Measurement:
+) -> ClaimMeasurement:
     rng = np.random.default_rng(point["draw"])
     signals = point["size"] * rng.standard_normal((3, point["inputs"]))
     z = (rng.random(point["samples"]) < point["share"]) * 1.0
@@ -73,12 +73,12 @@ def _two_values_at(
     return measured(cdag.angle(own, by_formula), 1e-5)
 
 
-def _flow(formula: Formula, rng: np.random.Generator, *, centred: bool) -> Measurement:
+def _flow(formula: Formula, rng: np.random.Generator, *, centred: bool) -> ClaimMeasurement:
     flows = _two_values(formula, rng, centred=centred)
     return measured([difference(a, b) for a, b in flows], 1e-12)
 
 
-def _direction(formula: Formula, rng: np.random.Generator, *, centred: bool) -> Measurement:
+def _direction(formula: Formula, rng: np.random.Generator, *, centred: bool) -> ClaimMeasurement:
     flows = _two_values(formula, rng, centred=centred)
     # A ReLU that is off for both values of the input has no direction.
     return measured([cdag.angle(a, b) for a, b in flows if np.any(a != 0)], 0.01)
@@ -100,15 +100,15 @@ def _trained_network(rng: np.random.Generator) -> Iterator[cdag.EdgeCorrelations
         yield cdag.edge_correlations(network, activations, gradients, latents)
 
 
-def _trained_edges(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _trained_edges(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The share of edges and latent pairs that break the bound, which some must come near."""
     gaps = [found.gradient_rule - formula(*found.angles) for found in _trained_network(rng)]
     broken = float(np.mean([gap < -1e-9 for gap in gaps]))
     nearest = max(float(np.min(gap)) for gap in gaps)
-    return Measurement(broken + (nearest if nearest > 0.01 else 0.0), 0.0)
+    return ClaimMeasurement(broken + (nearest if nearest > 0.01 else 0.0), 0.0)
 
 
-def _own_weights(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _own_weights(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The share that breaks it with the network's w_jk, of the pairs whose bound is positive.
 
     There the bound is broken just where the sign of corr(z_β, g_{j→k}) is wrong: with the right

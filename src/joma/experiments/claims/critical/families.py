@@ -7,19 +7,19 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.critical.rest_points import PAIR, UNDECIDED, pair_of, rest_point
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Vector, over
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
 
 
-def _laplace(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _laplace(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """v̇ and ξ̇ at several places below zero, by quadrature, at the ratio predicted."""
     worst = 0.0
     for s in -rng.uniform(0.1, 4, size=3):
         worst = max(worst, _laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3))
-    return Measurement(worst, 1e-9)
+    return ClaimMeasurement(worst, 1e-9)
 
 
 def _laplace_error(formula: Formula, s: float, distance: float, width: float) -> float:
@@ -36,19 +36,19 @@ def _laplace_error(formula: Formula, s: float, distance: float, width: float) ->
     distance=Real(1e-3, 50.0, log=True),
     width=Real(0.01, 100.0, log=True, special=(1.0,)),
 )
-def _laplace_at(formula: Formula, point: Point) -> Measurement:
+def _laplace_at(formula: Formula, point: Point) -> ClaimMeasurement:
     width = point["width"]
     error = _laplace_error(formula, point["s"] * width, point["distance"] * width, width)
-    return Measurement(error, 1e-9)
+    return ClaimMeasurement(error, 1e-9)
 
 
-def _fixed_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _fixed_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """v̇ at fixed ξ by quadrature, for clusters of Gaussian shape that cannot rest otherwise."""
     worst = 0.0
     for s, distance in zip(rng.uniform(-2, 2, 4), rng.uniform(0.5, 3, 4), strict=True):
         for shapes in ((Gaussian(), Gaussian()), (Logistic(), Scaled(Logistic(), 2.0))):
             worst = max(worst, _fixed_bias_error(formula, *shapes, float(s), float(distance)))
-    return Measurement(worst, 1e-9)
+    return ClaimMeasurement(worst, 1e-9)
 
 
 def _fixed_bias_error(
@@ -62,7 +62,7 @@ def _fixed_bias_error(
 
 
 @over(**PAIR, s=Real(-20.0, 20.0, special=(0.0,)))
-def _fixed_bias_at(formula: Formula, point: Point) -> Measurement:
+def _fixed_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
     positive, distance, negative = pair_of(point)
     s = point["s"] * point["negative"]
     if s <= -negative.reach or s + distance <= -positive.reach:
@@ -71,10 +71,10 @@ def _fixed_bias_at(formula: Formula, point: Point) -> Measurement:
         raise JomaError("the force of the positive cluster must be a float")
     if abs(s) >= negative.reach or isotropic.reference(negative, -abs(s)).log_share < -500:
         raise JomaError("the hyperplane must cut the negative cluster where θ₂ is a float")
-    return Measurement(_fixed_bias_error(formula, positive, negative, s, distance), 1e-8)
+    return ClaimMeasurement(_fixed_bias_error(formula, positive, negative, s, distance), 1e-8)
 
 
-def _line(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _line(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Three Gaussians in a row with every choice of signs, and five of unequal width."""
     worst = 0.0
     for signs in ([1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, -1, 1]):
@@ -83,7 +83,7 @@ def _line(formula: Formula, rng: np.random.Generator) -> Measurement:
         worst = max(worst, _line_at(formula, Point({**values, **at})).error)
     values = {"positions": rng.uniform(-3, 3, 5), "widths": np.exp(rng.uniform(-1, 1, 5))}
     at = {"family": "logistic", "signs": np.array([1.0, -1, 1, -1, 1]), "offset": 0.3}
-    return Measurement(max(worst, _line_at(formula, Point({**values, **at})).error), 1e-8)
+    return ClaimMeasurement(max(worst, _line_at(formula, Point({**values, **at})).error), 1e-8)
 
 
 @over(
@@ -93,7 +93,7 @@ def _line(formula: Formula, rng: np.random.Generator) -> Measurement:
     signs=Vector(Real(-1.0, 1.0), Integer(2, 7)),
     offset=Real(-15.0, 15.0, special=(0.0,)),
 )
-def _line_at(formula: Formula, point: Point) -> Measurement:
+def _line_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Overlap of the two ranges of mean residual life, from the density, decides; then v̇ = 0."""
     positions = point["positions"]
     count = positions.size
@@ -119,14 +119,14 @@ def _line_at(formula: Formula, point: Point) -> Measurement:
     means = np.column_stack([positions, np.zeros(count)])
     a = formula(shapes, means, np.array([1.0, 0.0]), point["offset"], signs)
     if (a is None) != bool(overlap < 0):
-        return Measurement(1.0, 1e-8)
+        return ClaimMeasurement(1.0, 1e-8)
     if a is None:
-        return Measurement(0.0, 1e-8)
+        return ClaimMeasurement(0.0, 1e-8)
     forces = a * np.exp(logs)
     rate = isotropic.flow(shapes, a, means, np.array([1.0, 0.0]), point["offset"])
     size = np.abs(forces) @ (np.abs(positions) + lives + np.abs(s))
     wrong_sign = float(np.any(a * signs <= 0))
-    return Measurement(max(float(np.abs(rate).max() / size), wrong_sign), 1e-8)
+    return ClaimMeasurement(max(float(np.abs(rate).max() / size), wrong_sign), 1e-8)
 
 
 _STUDENT: dict[str, Any] = {
@@ -135,7 +135,7 @@ _STUDENT: dict[str, Any] = {
 }
 
 
-def _signs(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _signs(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Whether rest points have s₊ > 0 > s₋, as a formula says."""
     cases = [(3.0, 0.5), (3.0, 1.0), (3.0, 4.0), (10.0, 4.0), (10.0, 8.0), (1.5, 0.1), (1.5, 2.0)]
     wrong = [formula(StudentT(df), d) != _straddles(StudentT(df), d) for df, d in cases]
@@ -157,7 +157,7 @@ def _straddles(marginal: Marginal, distance: float) -> bool:
 
 
 @over(family=Choice("student", "student", "laplace"), **_STUDENT)
-def _signs_at(formula: Formula, point: Point) -> Measurement:
+def _signs_at(formula: Formula, point: Point) -> ClaimMeasurement:
     marginal, distance = isotropic.family_of(point), point["distance"]
     s = -np.inf
     if not isinstance(marginal, Laplace):

@@ -7,7 +7,7 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.critical.stability import CASES, SCENE
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.reference.clusters import places
 from joma.experiments.claims.search import Choice, Point, Real, over
@@ -15,7 +15,7 @@ from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Logistic, Marginal, Scaled, StudentT
 
 
-def _potential(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _potential(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Differences of Φ against the reference flow, and its value against v·v̇ + ξ ξ̇."""
     worst = 0.0
     for family in ("gaussian", "logistic"):
@@ -23,11 +23,11 @@ def _potential(formula: Formula, rng: np.random.Generator) -> Measurement:
         values |= {"gradients": rng.normal(size=4), "widths": np.exp(rng.uniform(-1, 1, 4))}
         at = Point({**values, "v": rng.normal(size=3)})
         worst = max(worst, _potential_at(formula, at).error)
-    return Measurement(worst, 1e-7)
+    return ClaimMeasurement(worst, 1e-7)
 
 
 @over(**SCENE)
-def _potential_at(formula: Formula, point: Point) -> Measurement:
+def _potential_at(formula: Formula, point: Point) -> ClaimMeasurement:
     shapes, a, means, v, bias = isotropic.scene(point, 1e-2)
     state = np.array([*v, bias])
     rate = isotropic.flow(shapes, a, means, v, bias)
@@ -48,7 +48,7 @@ def _potential_at(formula: Formula, point: Point) -> Measurement:
     return measured(max(errors), 1e-6)
 
 
-def _phase(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _phase(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Whether any node of any direction has E[gφ] > 0, below and above the boundary."""
     wrong = 0.0
     for positive, distance, negative in (*CASES[:3], (Logistic(), 1.0, Logistic())):
@@ -56,7 +56,7 @@ def _phase(formula: Formula, rng: np.random.Generator) -> Measurement:
         for factor in (rng.uniform(0.8, 0.99), rng.uniform(1.01, 1.2)):
             grows = formula(positive, distance, boundary * factor, negative=negative).grows
             wrong += grows != (factor < 1)
-    return Measurement(wrong / 8, 0.0)
+    return ClaimMeasurement(wrong / 8, 0.0)
 
 
 _VERY_FAR = -np.geomspace(1e100, 1e8, 24)
@@ -96,7 +96,7 @@ _PHASE: dict[str, Any] = {
 
 
 @over(**_PHASE)
-def _phase_at(formula: Formula, point: Point) -> Measurement:
+def _phase_at(formula: Formula, point: Point) -> ClaimMeasurement:
     family = other = isotropic.family_of(point)
     if point["other"] != "same":
         other = isotropic.family_of(
@@ -116,7 +116,7 @@ def _phase_at(formula: Formula, point: Point) -> Measurement:
     return isotropic.decide(grows != bool(point["ratio"] < largest), border)
 
 
-def _trained(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _trained(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """ReLU nodes trained by SGD on samples of two Gaussian clusters of widths 1 and 2.
 
     At the predicted ratio of gradients, nodes that start near the predicted ray come back to it;
@@ -138,7 +138,7 @@ def _trained(formula: Formula, rng: np.random.Generator) -> Measurement:
         for factor in (0.7, 1.4)
     ]
     wrong = float(fate[0].max() < 1.5) + float(fate[1].max() > 1.05)
-    return Measurement(returned + wrong, 0.15)
+    return ClaimMeasurement(returned + wrong, 0.15)
 
 
 def _train(

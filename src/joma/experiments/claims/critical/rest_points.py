@@ -7,7 +7,7 @@ from scipy import optimize
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import Choice, Integer, Point, Real, over
 from joma.theory import clusters
@@ -38,16 +38,16 @@ PAIR: dict[str, Any] = {
 """Two clusters of one family, the negative one of another width."""
 
 
-def _balanced(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _balanced(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     worst = 0.0
     for distance in rng.uniform(0.8, 3, size=2):
         s, ratio = rest_point(StudentT(3), float(distance))
         worst = max(worst, abs(formula(StudentT(3), [1.0, -ratio], [s + distance, s], 2.3)))
-    return Measurement(worst, 1e-8)
+    return ClaimMeasurement(worst, 1e-8)
 
 
 @over(**PAIR, length=Real(0.1, 10.0, log=True))
-def _balanced_at(formula: Formula, point: Point) -> Measurement:
+def _balanced_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """At rest points of two clusters of unequal width, in units of the forces."""
     positive, distance, negative = pair_of(point)
     worst = 0.0
@@ -60,7 +60,7 @@ def _balanced_at(formula: Formula, point: Point) -> Measurement:
             raise JomaError("the forces must be floats")
         total = formula([positive, negative], [1.0, -ratio], [s + distance, s], point["length"])
         worst = max(worst, abs(total) / size)
-    return Measurement(worst, 1e-8)
+    return ClaimMeasurement(worst, 1e-8)
 
 
 def _rests(marginal: Marginal, means: Any, v: Any, bias: float, ratio: float) -> bool:
@@ -80,7 +80,7 @@ def satisfies_eqn56(marginal: Marginal, means: Any, v: Any, bias: float, ratio: 
     )
 
 
-def _sufficiency(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _sufficiency(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Nodes along the line between the clusters, and tilted ones with the same distances."""
     wrong = 0.0
     for case in range(4):
@@ -89,7 +89,7 @@ def _sufficiency(formula: Formula, rng: np.random.Generator) -> Measurement:
         values = {"df": 3.0, "distance": distance, "tilt": tilt, "length": rng.uniform(0.5, 2)}
         at = Point({**values, "shift": 0.0, "log_factor": 0.0})
         wrong += not _sufficiency_at(formula, at).holds
-    return Measurement(wrong / 4, 0.0)
+    return ClaimMeasurement(wrong / 4, 0.0)
 
 
 @over(
@@ -100,7 +100,7 @@ def _sufficiency(formula: Formula, rng: np.random.Generator) -> Measurement:
     shift=Choice(0.0, 0.0, 0.3, -1.0),
     log_factor=Choice(0.0, 0.0, 0.2, -1.0),
 )
-def _sufficiency_at(formula: Formula, point: Point) -> Measurement:
+def _sufficiency_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Whether v̇ and ξ̇ vanish at a node with the distances of a rest point, or other ones."""
     marginal, distance, tilt = StudentT(point["df"]), point["distance"], point["tilt"]
     s, ratio = rest_point(marginal, distance)
@@ -120,7 +120,7 @@ def _sufficiency_at(formula: Formula, point: Point) -> Measurement:
     )
 
 
-def _sufficient(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _sufficient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Whether the mean residual life falls on the right of 0 exactly where the formula says so."""
     families = (
         *isotropic.FAMILIES,
@@ -151,7 +151,7 @@ _SPIKES: dict[str, Any] = {
     n=Integer(1, 50, log=True),
     **_SPIKES,
 )
-def _sufficient_at(formula: Formula, point: Point) -> Measurement:
+def _sufficient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The same for any Student's t, ball or normal density with a spike, and for Laplace's."""
     marginal = isotropic.family_of(point)
     zero = isotropic.reference(marginal, 0.0)
@@ -161,7 +161,7 @@ def _sufficient_at(formula: Formula, point: Point) -> Measurement:
     return isotropic.decide(formula(marginal) != _falls_at_zero(marginal), 10 * (value - 0.25))
 
 
-def _existence(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _existence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Do the mean residual lives, by quadrature of the density, meet anywhere?"""
     cases: list[tuple[Marginal, Marginal]] = [(one, one) for one in isotropic.FAMILIES]
     cases += [(StudentT(2), StudentT(2)), (Ball(8), Ball(8))]
@@ -178,7 +178,7 @@ def _meet(positive: Marginal, distance: float, negative: Marginal) -> bool:
 
 
 @over(**PAIR)
-def _existence_at(formula: Formula, point: Point) -> Measurement:
+def _existence_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Clusters of one family, the negative one of another width or not."""
     positive, distance, negative = pair_of(point)
     if 0 < abs(np.log(point["negative"])) < 1e-3:
@@ -200,14 +200,14 @@ def _existence_at(formula: Formula, point: Point) -> Measurement:
     return isotropic.decide(formula(positive, distance, negative) != expected, 10 / farthest)
 
 
-def _gaussians(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _gaussians(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """How many rest points there are between Gaussians of random widths, from the density."""
     wrong = 0.0
     for _ in range(6):
         widths = np.exp(rng.uniform(-1, 1, size=2))
         at = Point({"positive": widths[0], "negative": widths[1], "distance": rng.uniform(0.5, 4)})
         wrong += not _gaussians_at(formula, at).holds
-    return Measurement(wrong / 6, 0.0)
+    return ClaimMeasurement(wrong / 6, 0.0)
 
 
 @over(
@@ -215,7 +215,7 @@ def _gaussians(formula: Formula, rng: np.random.Generator) -> Measurement:
     negative=Real(0.05, 20.0, log=True, special=(1.0,)),
     distance=Real(0.01, 100.0, log=True),
 )
-def _gaussians_at(formula: Formula, point: Point) -> Measurement:
+def _gaussians_at(formula: Formula, point: Point) -> ClaimMeasurement:
     plus, minus, distance = point["positive"], point["negative"], point["distance"]
     if 0 < abs(np.log(plus / minus)) < 1e-3:
         raise JomaError(UNDECIDED)
@@ -229,7 +229,7 @@ def _gaussians_at(formula: Formula, point: Point) -> Measurement:
     return isotropic.decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
 
 
-def _active_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _active_ratios(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Rest points with both clusters on the active side, from the density.
 
     Every ratio must lie in the interval, and its ends must be approached within 0.02: by a spike
@@ -247,7 +247,7 @@ def _active_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
     ]
     outside = max(low - min(ratios), max(ratios) - high, 0.0)
     slack = max(min(ratios) - low, high - max(ratios))
-    return Measurement(max(outside / 1e-9, slack / 0.02), 1.0)
+    return ClaimMeasurement(max(outside / 1e-9, slack / 0.02), 1.0)
 
 
 def _active_distance(marginal: Marginal) -> float:
@@ -260,10 +260,10 @@ def _active_distance(marginal: Marginal) -> float:
     return float(optimize.brentq(rise, 1e-4, 1.0, xtol=1e-14))
 
 
-def _all_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _all_ratios(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The ratios of t₃, whose negative cluster is on the inactive side: 5.96 at distance 2."""
     ratio = rest_point(StudentT(3), 2.0)[1]
-    return Measurement((ratio - formula()[1]) / ratio, 1e-9)
+    return ClaimMeasurement((ratio - formula()[1]) / ratio, 1e-9)
 
 
 @over(
@@ -272,7 +272,7 @@ def _all_ratios(formula: Formula, rng: np.random.Generator) -> Measurement:
     distance=Real(1e-3, 100.0, log=True),
     **_SPIKES,
 )
-def _active_ratios_at(formula: Formula, point: Point) -> Measurement:
+def _active_ratios_at(formula: Formula, point: Point) -> ClaimMeasurement:
     low, high = formula()
     found = isotropic.rest_points(
         isotropic.family_of(point), point["distance"], isotropic.family_of(point)
@@ -280,7 +280,7 @@ def _active_ratios_at(formula: Formula, point: Point) -> Measurement:
     ratios = [ratio for s, ratio in found if s >= 0]
     if not ratios:
         raise JomaError("there is no rest point with both clusters on the active side")
-    return Measurement(max(low - min(ratios), max(ratios) - high), 1e-9)
+    return ClaimMeasurement(max(low - min(ratios), max(ratios) - high), 1e-9)
 
 
 CLAIMS: tuple[Claim, ...] = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import (
     Choice,
@@ -112,14 +112,14 @@ def _at(point: Point) -> _Rest:
 
 def _at_all_rests(
     error: Callable[[Formula, _Rest], float], formula: Formula, rng: np.random.Generator
-) -> Measurement:
+) -> ClaimMeasurement:
     return measured([error(formula, rest) for rest in _all_rests()], 1e-7)
 
 
 def _at_one_rest(
     error: Callable[[Formula, _Rest], float], formula: Formula, point: Point
-) -> Measurement:
-    return Measurement(error(formula, _at(point)), 1e-6)
+) -> ClaimMeasurement:
+    return ClaimMeasurement(error(formula, _at(point)), 1e-6)
 
 
 def _jacobian_error(formula: Formula, rest: _Rest) -> float:
@@ -130,7 +130,7 @@ def _jacobian_error(formula: Formula, rest: _Rest) -> float:
     )
 
 
-def _jacobian_with_bias(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _jacobian_with_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Distance of the predicted longitudinal eigenvalue from those of the flow in v and ξ."""
     rest = _all_rests()[0]
     predicted = formula(rest.positive, rest.point, positive_gradient=1.3, length=1.7).longitudinal
@@ -155,13 +155,13 @@ def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
     return float(max(np.abs(found - expected).max(), mixed) / rest.size())
 
 
-def _stability(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _stability(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
     wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
     return measured(np.mean(wrong), 0.0)
 
 
-def _stability_at(formula: Formula, rest: _Rest) -> Measurement:
+def _stability_at(formula: Formula, rest: _Rest) -> ClaimMeasurement:
     values = np.linalg.eigvals(rest.jacobian).real / rest.size()
     others = np.delete(values, np.argmin(np.abs(values)))
     if np.abs(others).min() < 1e-5:
@@ -182,7 +182,7 @@ SCENE: dict[str, Any] = {
 }
 
 
-def _full(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Five clusters of unequal width in three dimensions, at any node, also not at rest."""
     worst = 0.0
     for family in ("gaussian", "logistic"):
@@ -190,11 +190,11 @@ def _full(formula: Formula, rng: np.random.Generator) -> Measurement:
         values |= {"gradients": rng.normal(size=5), "widths": np.exp(rng.uniform(-1, 1, 5))}
         at = Point({**values, "v": rng.normal(size=3)})
         worst = max(worst, _full_at(formula, at).error)
-    return Measurement(worst, 1e-7)
+    return ClaimMeasurement(worst, 1e-7)
 
 
 @over(**SCENE)
-def _full_at(formula: Formula, point: Point) -> Measurement:
+def _full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     shapes, a, means, v, bias = isotropic.scene(point, 1e-2)
     length = float(np.linalg.norm(v))
     s = (means @ v + bias) / length

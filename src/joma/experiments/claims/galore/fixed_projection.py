@@ -5,7 +5,7 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.galore import problems
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Choice, Point, Real, over
 from joma.theory import galore
 
@@ -23,7 +23,7 @@ def _excess(
     return float(np.max(ratios) - factor)
 
 
-def _fixed_projection(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _fixed_projection(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     worst = 0.0
     # With one term the slowest steps come to attain the bound, with three they need not.
     for terms, steps in ((1, 500), (3, 50)):
@@ -31,10 +31,10 @@ def _fixed_projection(formula: Formula, rng: np.random.Generator) -> Measurement
         run = galore.descend(problem, np.zeros((6, 5)), step=step, steps=steps, rank=3)
         excess = _excess(formula, problem, run, step)
         worst = max(worst, excess, abs(excess) - 1e-3 * step if terms == 1 else 0.0)
-    return Measurement(worst, 1e-8)
+    return ClaimMeasurement(worst, 1e-8)
 
 
-def _neither_fixed_nor_slow(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _neither_fixed_nor_slow(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The smaller excess of two runs: P, Q renewed, and a step a tenth above its limit."""
     problem, step = problems.random_problem(3, 6, 5, rng)
     start = np.zeros((6, 5))
@@ -46,11 +46,11 @@ def _neither_fixed_nor_slow(formula: Formula, rng: np.random.Generator) -> Measu
         _excess(formula, problem, renewed, step),
         _excess(formula, problem, long_run, long_step),
     )
-    return Measurement(max(0.0, min(excess)), 1e-8)
+    return ClaimMeasurement(max(0.0, min(excess)), 1e-8)
 
 
 @over(**problems.COEFFICIENTS, share=Real(0.0, 1.0, special=(1.0,)))
-def _fixed_projection_at(formula: Formula, point: Point) -> Measurement:
+def _fixed_projection_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The norm of one step as a linear map, less 1 − ηM; both sides for one term."""
     b, c, p, q, _ = problems.coefficients(point)
     inner = problems.operator(*problems.reduced(b, c, p, q))
@@ -61,10 +61,10 @@ def _fixed_projection_at(formula: Formula, point: Point) -> Measurement:
     step = point["share"] * 2 / (largest + bound)
     factor = float(np.linalg.norm(np.eye(len(inner)) - step * inner, 2))
     excess = factor - (1 - step * formula(b, c, p, q))
-    return Measurement(abs(excess) if point["terms"] == 1 else excess, 1e-11)
+    return ClaimMeasurement(abs(excess) if point["terms"] == 1 else excess, 1e-11)
 
 
-def _attained_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _attained_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     # Coefficients with common eigenvectors in one order, started at the least: nothing is lost.
     left, right = problems.orthonormal(6, 6, rng), problems.orthonormal(5, 5, rng)
     spectra_b, spectra_c = (np.sort(rng.uniform(0.2, 2, (3, size)), axis=1) for size in (6, 5))
@@ -83,7 +83,7 @@ def _attained_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(slack, 1e-12)
 
 
-def _nothing_shared(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _nothing_shared(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """B = diag(1, 2), diag(2, 1) and C = 1: M is 2, and every R contracts at the rate 3."""
     b, c = np.stack([np.diag([1.0, 2.0]), np.diag([2.0, 1.0])]), np.stack([np.eye(2)] * 2)
     start = rng.standard_normal((2, 2))
@@ -95,7 +95,7 @@ def _nothing_shared(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**problems.COEFFICIENTS, shared=Choice(True, False))
-def attained_rate_at(formula: Formula, point: Point) -> Measurement:
+def attained_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """M less the least eigenvalue: 0 where eigenvectors are shared, else ≤ −their distance.
 
     Σ B_i⊗C_i − M ≥ Σ γ_i(B_i − β_i)⊗1 + Σ β_i 1⊗(C_i − γ_i), β_i and γ_i the least eigenvalues.
@@ -123,7 +123,7 @@ def attained_rate_at(formula: Formula, point: Point) -> Measurement:
     )
     over = formula(b, c, p, q) - exact
     shared = point["shared"] or point["terms"] == 1
-    return Measurement(abs(over) if shared else over + distance, 1e-11)
+    return ClaimMeasurement(abs(over) if shared else over + distance, 1e-11)
 
 
 def _turn_others(matrices: Array, vectors: Array, rng: np.random.Generator) -> Array:
@@ -139,7 +139,7 @@ def _turn_others(matrices: Array, vectors: Array, rng: np.random.Generator) -> A
     return np.stack(turned)
 
 
-def _largest_step(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _largest_step(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     worst = 0.0
     for terms in (1, 2, 3):
         problem, _ = problems.random_problem(terms, 5, 4, rng)
@@ -157,11 +157,11 @@ def _largest_step(formula: Formula, rng: np.random.Generator) -> Measurement:
             else:
                 high = step
         worst = max(worst, abs(formula(problem.b, problem.c, p, q) / low - 1))
-    return Measurement(worst, 1e-9)
+    return ClaimMeasurement(worst, 1e-9)
 
 
 @over(**problems.COEFFICIENTS)
-def _largest_step_at(formula: Formula, point: Point) -> Measurement:
+def _largest_step_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much ‖1 − ηH‖ exceeds 1 − ηM at the limit, or falls short of it just above."""
     b, c, p, q, _ = problems.coefficients(point)
     inner_b, inner_c = problems.reduced(b, c, p, q)
@@ -175,7 +175,7 @@ def _largest_step_at(formula: Formula, point: Point) -> Measurement:
         return float(np.linalg.norm(np.eye(len(inner)) - eta * inner, 2)) - (1 - eta * rate)
 
     # Above the limit the excess grows by (λ_max + M) dη = 2 dη/η.
-    return Measurement(max(excess(step), 2e-6 - excess(step * (1 + 1e-6))), 1e-9)
+    return ClaimMeasurement(max(excess(step), 2e-6 - excess(step * (1 + 1e-6))), 1e-9)
 
 
 CLAIMS: tuple[Claim, ...] = (

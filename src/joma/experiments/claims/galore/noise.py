@@ -8,7 +8,12 @@ from numpy.typing import ArrayLike
 
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.galore.problems import SIZES, orthonormal
-from joma.experiments.claims.measurement import Formula, Measurement, largest_error, smallest_error
+from joma.experiments.claims.measurement import (
+    ClaimMeasurement,
+    Formula,
+    largest_error,
+    smallest_error,
+)
 from joma.experiments.claims.search import Integer, Point, Real, over
 from joma.theory import galore
 
@@ -26,7 +31,7 @@ class _Noisy:
         return self._problem.gradient(w) + self._noise()
 
 
-def _noise_floor(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _noise_floor(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The floor at the worst pairs of G and N, and at random ones with curvatures up to L."""
     cases = product(((1, 0.0), (1, 1.0), (2, 0.5), (3, 0.8)), (1.0, 0.9, 0.0))
     return largest_error(
@@ -45,7 +50,7 @@ def _point(rng: np.random.Generator, **values: float) -> Point:
     relative_step=Real(0.0, 1.9, special=(0.0, 1.0)),
     worst=Real(0.0, 1.0, special=(0.0, 1.0)),
 )
-def _noise_floor_at(formula: Formula, point: Point) -> Measurement:
+def _noise_floor_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much a step lowers the objective at the floor, relative to ν².
 
     `worst` mixes the pair of G and N that is worst, made here, with a random pair.
@@ -62,9 +67,9 @@ def _noise_floor_at(formula: Formula, point: Point) -> Measurement:
     floor = formula(size, rank=rank, rows=m, columns=n, relative_step=kappa)
     if mix == 1.0:  # at this pair nothing is gained, so that no lower floor would do
         change = _change(g, noise, rank, kappa) / size**2
-        return Measurement(abs(floor / float(np.linalg.norm(g)) - 1) + abs(change), 1e-6)
+        return ClaimMeasurement(abs(floor / float(np.linalg.norm(g)) - 1) + abs(change), 1e-6)
     g = g * (floor / np.linalg.norm(g))
-    return Measurement(-_change(g, noise, rank, kappa) / size**2, 1e-6)
+    return ClaimMeasurement(-_change(g, noise, rank, kappa) / size**2, 1e-6)
 
 
 def _worst_pair(
@@ -99,15 +104,15 @@ def _change(g: Array, noise: Array, rank: int, kappa: float) -> float:
 
 def _noise_stall(
     formula: Formula, rng: np.random.Generator, *, step: float = 0.02, **other: Any
-) -> Measurement:
+) -> ClaimMeasurement:
     worst = largest_error(
         _noise_stall_of(formula, _point(rng, rank=rank, noise=2.0, step=step), **other)
         for rank in (1, 2)
     )
-    return Measurement(max(0.0, worst.error), worst.tolerance)
+    return ClaimMeasurement(max(0.0, worst.error), worst.tolerance)
 
 
-def _noise_does_not_stall(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _noise_does_not_stall(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """P, Q independent of G + N, and curvature along the noise."""
     independent = _noise_stall(formula, rng, independent=True)
     return smallest_error([independent, _noise_stall(formula, rng, step=0.6, curvature=1.0)])
@@ -115,7 +120,7 @@ def _noise_does_not_stall(formula: Formula, rng: np.random.Generator) -> Measure
 
 def _noise_stall_of(
     formula: Formula, point: Point, independent: bool = False, curvature: float = 0.0
-) -> Measurement:
+) -> ClaimMeasurement:
     """How far ‖G‖ ends outside 1 − η to 1 times the prediction, relative to ν.
 
     G has no curvature along U and V, unless one is given. Without, a singular value leads until a
@@ -151,11 +156,11 @@ def _noise_stall_of(
     predicted = formula(size, rank=rank, rows=m, columns=n)
     remaining = float(np.linalg.norm(left))
     outside = max(remaining - predicted, (1 - step) * predicted - remaining)
-    return Measurement(outside / size, 1e-9)
+    return ClaimMeasurement(outside / size, 1e-9)
 
 
 @over(**SIZES, rank=Integer(1, 5), noise=Real(1e-6, 1e6, log=True), step=Real(0.01, 0.1))
-def noise_stall_at(formula: Formula, point: Point) -> Measurement:
+def noise_stall_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Measure where noise along which G has no curvature stalls a changing projection."""
     return _noise_stall_of(formula, point)
 

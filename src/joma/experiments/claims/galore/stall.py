@@ -8,14 +8,14 @@ from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.galore import problems
 from joma.experiments.claims.galore.problems import operator
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Choice, Integer, Point, Real, over
 from joma.theory import galore
 
 Array = np.ndarray
 
 
-def _stall(formula: Formula, rng: np.random.Generator, *, definite: bool) -> Measurement:
+def _stall(formula: Formula, rng: np.random.Generator, *, definite: bool) -> ClaimMeasurement:
     """How far P formula(G) Qᵀ is from the first move over η, plus the share of R left."""
     problem, step = problems.random_problem(2, 6, 5, rng)
     start = rng.standard_normal((6, 5))
@@ -33,11 +33,11 @@ def _stall(formula: Formula, rng: np.random.Generator, *, definite: bool) -> Mea
     within = np.linalg.norm(formula(left, run.p, run.q)) / run.projected_norm[0]
     # Here most of G stays: a rank of 2 leaves out most directions.
     stays = run.gradient_norm[-1] > 0.1 * run.gradient_norm[0]
-    return Measurement(float(within + wrong) if stays else np.inf, 1e-8)
+    return ClaimMeasurement(float(within + wrong) if stays else np.inf, 1e-8)
 
 
 @over(**problems.COEFFICIENTS)
-def _stall_at(formula: Formula, point: Point) -> Measurement:
+def _stall_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The part of G within the subspace that is left, and of a random G that is lost."""
     b, c, p, q, rng = problems.coefficients(point)
     inner = operator(*problems.reduced(b, c, p, q))
@@ -57,7 +57,7 @@ def _stall_at(formula: Formula, point: Point) -> Measurement:
     return measured(within / np.linalg.norm(start) + lost, 1e-8)
 
 
-def _stalled(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _stalled(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     problem, step = problems.random_problem(2, 6, 5, rng)
     start = rng.standard_normal((6, 5))
     run = galore.descend(problem, start, step=step, steps=2000, rank=2)
@@ -67,7 +67,7 @@ def _stalled(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**problems.COEFFICIENTS)
-def _stalled_at(formula: Formula, point: Point) -> Measurement:
+def _stalled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """How far a predicted gradient lies from that after many steps of the best length."""
     b, c, p, q, rng = problems.coefficients(point)
     inner = operator(*problems.reduced(b, c, p, q))
@@ -86,7 +86,7 @@ def _stalled_at(formula: Formula, point: Point) -> Measurement:
     condition = values[-1] / values[0]
     scale = 1 + np.linalg.norm(moved)
     error = float(np.linalg.norm(predicted - left) / scale)
-    return Measurement(error, 1e-10 + 1e-13 * condition)
+    return ClaimMeasurement(error, 1e-10 + 1e-13 * condition)
 
 
 def _gaps(problem: galore.ReversibleGradient, path: Array) -> Array:
@@ -97,7 +97,7 @@ def _gaps(problem: galore.ReversibleGradient, path: Array) -> Array:
     return 0.5 * np.einsum("ti,ij,tj->t", off, operator, off)
 
 
-def _changing_projection(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _changing_projection(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     worst = 0.0
     for rank in (1, 2, 4):
         # All singular values equal and one curvature: the SVD's share is the least there is.
@@ -106,7 +106,7 @@ def _changing_projection(formula: Formula, rng: np.random.Generator) -> Measurem
         run = galore.descend(even, np.zeros((6, 4)), step=0.2, steps=1, rank=rank, refresh=1)
         before, after = _gaps(even, run.w)
         worst = max(worst, abs(after / before - formula(even, step=0.2, rank=rank)))
-    return Measurement(max(worst, _gap_excess(formula, 5, rng)), 1e-9)
+    return ClaimMeasurement(max(worst, _gap_excess(formula, 5, rng)), 1e-9)
 
 
 def _gap_excess(formula: Formula, refresh: int | None, rng: np.random.Generator) -> float:
@@ -117,8 +117,8 @@ def _gap_excess(formula: Formula, refresh: int | None, rng: np.random.Generator)
     return float(np.max(gap[1:] / gap[:-1]) - formula(problem, step=step, rank=2))
 
 
-def _unchanged_projection(formula: Formula, rng: np.random.Generator) -> Measurement:
-    return Measurement(max(0.0, _gap_excess(formula, None, rng)), 1e-9)
+def _unchanged_projection(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    return ClaimMeasurement(max(0.0, _gap_excess(formula, None, rng)), 1e-9)
 
 
 @over(
@@ -127,7 +127,7 @@ def _unchanged_projection(formula: Formula, rng: np.random.Generator) -> Measure
     refresh=Integer(1, 6),
     flat=Choice(True, False),
 )
-def _changing_projection_at(formula: Formula, point: Point) -> Measurement:
+def _changing_projection_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The gap's factor from one refresh to the next, less the predicted one."""
     b, c, _, _, rng = problems.coefficients(point)
     m, n = point["rows"], point["columns"]

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Integer, Point, Real, Seed, over
 from joma.theory.galore import Descent, descend, varying_rate
 
@@ -139,21 +139,21 @@ _VARIATION: dict[str, Any] = {
 }
 
 
-def _varying_coefficients(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _varying_coefficients(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """By how much runs exceed the bound, and scalars miss it at their fixed point."""
     excess = [run.excess(formula, 0.1, 80, 1) for run in _scalar_runs()]
     matrices = _matrix_run(rng).excess(formula, 0.01, 80, 2)
     at_rest = [_attained_near(formula, w, 0.1) for w in (0.3, 0.9)]
-    return Measurement(max(0.0, matrices, *excess, *(value - 1e-4 for value in at_rest)), 1e-9)
+    return ClaimMeasurement(max(0.0, matrices, *excess, *(value - 1e-4 for value in at_rest)), 1e-9)
 
 
-def _too_long_steps(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _too_long_steps(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """A scalar with A varying and a step at which R changes sign and the bound is negative."""
-    return Measurement(max(0.0, _scalar_runs()[2].excess(formula, 2.0, 10, 1)), 1e-9)
+    return ClaimMeasurement(max(0.0, _scalar_runs()[2].excess(formula, 2.0, 10, 1)), 1e-9)
 
 
 @over(**_VARIATION, rows=Integer(1, 3), columns=Integer(1, 3), rank=Integer(1, 3))
-def varying_at(formula: Formula, point: Point) -> Measurement:
+def varying_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much a run with random coefficients, linear in W, exceeds the bound."""
     rng = np.random.default_rng(point["draw"])
     m, n = point["rows"], point["columns"]
@@ -194,7 +194,7 @@ def varying_at(formula: Formula, point: Point) -> Measurement:
     if point["share"] / largest * highest > 1:
         raise JomaError("the step is too long for the path")
     excess = varying.excess(formula, point["share"] / largest, 8, rank, start)
-    return Measurement(excess, 1e-8)
+    return ClaimMeasurement(excess, 1e-8)
 
 
 def _extremes(varying: _Varying, w: Array) -> tuple[float, float]:
@@ -207,7 +207,7 @@ def _extremes(varying: _Varying, w: Array) -> tuple[float, float]:
     return least, total
 
 
-def _attained_with_variation(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _attained_with_variation(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """How far scalars are from the bound at their fixed point, B and C varying in one term too."""
     excess = [abs(run.excess(formula, 0.1, 150, 1)) for run in _scalar_runs()]
     at_rest = [_attained_near(formula, w, 0.1) for w in rng.uniform(0.1, 1.5, 5)]
@@ -236,7 +236,7 @@ def _miss(varying: _Varying, formula: Formula, rest: float, step: float) -> floa
 
 
 @over(**_VARIATION, rest=Real(0.01, 3.0, log=True))
-def _attained_at(formula: Formula, point: Point) -> Measurement:
+def _attained_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """How far one step of scalars next to their fixed point is from the bound."""
     rng = np.random.default_rng(point["draw"])
     scales = np.array([point["vary_a"], 1.0, -point["vary_b"], 1.0, -point["vary_c"]])
@@ -250,7 +250,7 @@ def _attained_at(formula: Formula, point: Point) -> Measurement:
     if abs(slope) < 1e-2 * largest:
         raise JomaError("R does not contract")
     step = point["share"] / largest
-    return Measurement(_miss(varying, formula, rest, step), 1e-4 * (1 + rest))
+    return ClaimMeasurement(_miss(varying, formula, rest, step), 1e-4 * (1 + rest))
 
 
 CLAIMS: tuple[Claim, ...] = (

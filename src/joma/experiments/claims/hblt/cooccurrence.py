@@ -7,7 +7,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured, monte_carlo
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, monte_carlo
 from joma.experiments.claims.reference import hblt as trees
 from joma.experiments.claims.search import Integer, Point, Real, Search, Simplex, Vector, over
 from joma.theory import as_printed as printed
@@ -34,16 +34,16 @@ _PAIRS: dict[str, Any] = {
 """Two tokens under a latent: H as a share of L, one ρ, the classes and P[y=0|k]."""
 
 
-def _matrix_products(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _matrix_products(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return _matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
 
 
 @over(rhos=Vector(Real(-1.0, 1.0, special=(-1.0, 0.0, 1.0)), Integer(1, 40)))
-def _matrix_products_at(formula: Formula, point: Point) -> Measurement:
+def _matrix_products_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return _matrix_products_of(formula, point["rhos"][None])
 
 
-def _matrix_products_of(formula: Formula, rhos: Array) -> Measurement:
+def _matrix_products_of(formula: Formula, rhos: Array) -> ClaimMeasurement:
     # A binary symmetric channel flips with probability ½(1−ρ); chained one after the other.
     flip = (1 - rhos) / 2
     chained = np.broadcast_to(np.eye(2), (len(rhos), 2, 2))
@@ -59,10 +59,10 @@ def _matrix_products_of(formula: Formula, rhos: Array) -> Measurement:
         at_once @ start - chained @ start,
     ]
     tolerance = 1e-15 * (10 + rhos.shape[1])
-    return Measurement(max(float(np.max(np.abs(error))) for error in errors), tolerance)
+    return ClaimMeasurement(max(float(np.max(np.abs(error))) for error in errors), tolerance)
 
 
-def _descendants_in(formula: Formula, tree: hblt.Tree) -> Measurement:
+def _descendants_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     weights, levels = trees.enumerate_assignments(tree)
     worst = 0.0
     for descendant in product([tree.depth - 1], range(tree.sizes[-1])):
@@ -77,7 +77,7 @@ def _descendants_in(formula: Formula, tree: hblt.Tree) -> Measurement:
     return measured(worst, 1e-13)
 
 
-def _top_latents(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _top_latents(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """2P[y=0] − 1 of top latents that one class each switches on."""
     classes, n = 20, 20_000
     off = np.where(np.eye(4, classes, dtype=bool), 0.02, 0.99)
@@ -93,7 +93,7 @@ def _top_latents(formula: Formula, rng: np.random.Generator) -> Measurement:
     off=Vector(Real(0.0, 1.0, special=(0.0, 0.5, 1.0)), Integer(1, 30)),
     sampled=True,
 )
-def _top_latent_at(formula: Formula, point: Point) -> Measurement:
+def _top_latent_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Classes drawn one by one, and a top latent given each."""
     rng, n = point.generator, 20_000
     classes = point["classes"]
@@ -129,7 +129,7 @@ def _frequency(leaves: Array, first: int, other: int) -> tuple[float, float]:
     return frequency, float(np.sqrt(frequency * (1 - frequency) / other_when_on.size))
 
 
-def _sampled_cooccurrence(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _sampled_cooccurrence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS)
     leaves = tree.sample(100_000, rng)[1][-1]
     heights = np.arange(1, _DEPTH)
@@ -140,7 +140,7 @@ def _sampled_cooccurrence(formula: Formula, rng: np.random.Generator) -> Measure
     )
 
 
-def _sampled_under_the_class(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _sampled_under_the_class(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Two top latents, each on for a class of its own: Theorem 5 at its largest height."""
     off = np.stack([_CHILD_OFF_PROBS, np.roll(_CHILD_OFF_PROBS, 1)])
     tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, off)
@@ -155,7 +155,7 @@ def height_of(point: Point) -> int:
 
 
 @over(**_PAIRS, sampled=True)
-def _sampled_at(formula: Formula, point: Point) -> Measurement:
+def _sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Two leaves of many trees, drawn from the class down; H from 0 to L − 1."""
     rng, n = point.generator, 4_000
     height, depth, rho = height_of(point), point["depth"], point["rho"]
@@ -177,7 +177,7 @@ def _sampled_at(formula: Formula, point: Point) -> Measurement:
     return monte_carlo(formula(height, depth, rho, classes, off) - share, se)
 
 
-def _enumerated_cooccurrence(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _enumerated_cooccurrence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     errors = []
     for depth, rho in [(1, 0.9), (2, -0.7), (3, 0.9), (3, 0.25), (4, 0.6)]:
         class_probs = rng.dirichlet(np.ones(3))
@@ -197,7 +197,7 @@ def _enumerated(tree: hblt.Tree, height: int) -> Any:
     return joint[1, 1] / joint[:, 1].sum()
 
 
-def _enumerated_under_the_class(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _enumerated_under_the_class(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Two top latents alike but independent given the class: Theorem 5 at its largest height."""
     class_probs = rng.dirichlet(np.ones(3))
     off = rng.uniform(size=3)
@@ -206,7 +206,7 @@ def _enumerated_under_the_class(formula: Formula, rng: np.random.Generator) -> M
 
 
 @over(**_PAIRS)
-def _exact_at(formula: Formula, point: Point) -> Measurement:
+def _exact_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Generation by generation: the ancestor's distribution, then the pair's."""
     height, depth, rho = height_of(point), point["depth"], point["rho"]
     classes, off = point["classes"], np.resize(point["off"], len(point["classes"]))

@@ -7,7 +7,7 @@ import numpy as np
 
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.hblt.cooccurrence import height_of
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import hblt as trees
 from joma.experiments.claims.search import Integer, Point, Real, Search, over
 from joma.theory import as_printed as printed
@@ -26,7 +26,7 @@ def _co_occur_by_recursion(height: int, depth: int, epsilon: float, epsilon0: fl
     return pair[1, 1] / (pair[0, 1] + pair[1, 1])
 
 
-def _order_of_the_error(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _order_of_the_error(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """How far the order of the error in ε falls short of two, at H ≠ L/2 (there it is none)."""
     epsilon = 2.0 ** -np.arange(5, 13)
     errors = [0.0]
@@ -42,7 +42,7 @@ def _order_of_the_error(formula: Formula, rng: np.random.Generator) -> Measureme
     depth=Integer(1, 1000, log=True),
     flips=Real(1e-6, 1.0, log=True),
 )
-def _near_one_at(formula: Formula, point: Point) -> Measurement:
+def _near_one_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The error of the expansion in units of its second order, (H/L)(Lε)²."""
     height, depth, epsilon = height_of(point), point["depth"], point["flips"] / point["depth"]
     reference = _co_occur_by_recursion(height, depth, epsilon, epsilon)
@@ -50,7 +50,7 @@ def _near_one_at(formula: Formula, point: Point) -> Measurement:
     return measured(abs(formula(height, depth, epsilon) - reference), second_order + 1e-11)
 
 
-def _marginals_in(formula: Formula, tree: hblt.Tree) -> Measurement:
+def _marginals_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     weights, levels = trees.enumerate_assignments(tree)
     worst = 0.0
     for level, node in [(level, size - 1) for level, size in enumerate(tree.sizes)]:
@@ -64,7 +64,7 @@ def _marginals_in(formula: Formula, tree: hblt.Tree) -> Measurement:
     return measured(worst, 1e-13)
 
 
-def _shallow_and_deep(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _shallow_and_deep(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """How far it is from its limit, ρ going to 1 and ρ₀ anywhere."""
     near, nearer = 1e-6, 1e-9
     epsilons = [(near, near), (near, nearer), (nearer, near), (near, 0.5), (near, 1.9)]
@@ -74,10 +74,10 @@ def _shallow_and_deep(formula: Formula, rng: np.random.Generator) -> Measurement
     )
 
 
-def _not_shallow_or_not_deep(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _not_shallow_or_not_deep(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The least distance where one of the three is missing: ρ near 1, a shallow H, a deep L."""
     missing = [(3, 10_000, 0.1), (5_000, 10_000, 1e-6), (1, 2, 1e-6)]
-    return Measurement(
+    return ClaimMeasurement(
         min(abs(_co_occur_by_recursion(h, d, e, e) - formula()) for h, d, e in missing), 1e-3
     )
 
@@ -86,7 +86,7 @@ _LARGEST_SLACK = 2.05408
 """Most that the bound exceeds P[y_l=0|y_m=1], by a factor: (1+1/a)(1−e⁻ᵃ)/(1−1/e), a = 1.793."""
 
 
-def _bounded_dissociation(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _bounded_dissociation(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """By what factor P[y_l=0|y_m=1] leaves the bound's range, and falls short of its two ends."""
     worst = 0.0
     for depth, epsilon in product([2, 5, 20, 100], [1e-6, 1e-3, 0.03, 0.3, 0.5, 1.0]):
@@ -116,13 +116,13 @@ def _apart(height: int, depth: int, epsilon: float) -> float:
     depth=Integer(2, 1_000_000, log=True),
     epsilon=Real(1e-9, 1.0, log=True),
 )
-def _bounded_dissociation_at(formula: Formula, point: Point) -> Measurement:
+def _bounded_dissociation_at(formula: Formula, point: Point) -> ClaimMeasurement:
     height = max(height_of(point), 1)
     error = _bounded_dissociation_of(formula, height, point["depth"], point["epsilon"])
-    return Measurement(error, 1e-8)
+    return ClaimMeasurement(error, 1e-8)
 
 
-def _joints_in(formula: Formula, tree: hblt.Tree) -> Measurement:
+def _joints_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     weights, levels = trees.enumerate_assignments(tree)
     nodes = [(level, node) for level, size in enumerate(tree.sizes) for node in range(size)]
     worst = 0.0

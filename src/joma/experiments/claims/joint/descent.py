@@ -4,7 +4,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_samples, random_start
 from joma.experiments.claims.search import Integer, Point, Real, Search
@@ -12,7 +12,7 @@ from joma.theory import invariants
 from joma.theory.block import Block, simulate
 
 
-def _descent(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _descent(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The law's change over thirty gradient steps against a formula of the weights' steps."""
     worst = 0.0
     for block in (Block("exp", "relu"), Block("exp", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)):
@@ -22,10 +22,10 @@ def _descent(formula: Formula, rng: np.random.Generator) -> Measurement:
         quantity = invariants.conserved_pointwise(block, path.v, path.z)
         difference = quantity[-1] - quantity[0] - formula(path.v, block)
         worst = max(worst, float(np.max(np.abs(difference))))
-    return Measurement(worst, 1e-13)
+    return ClaimMeasurement(worst, 1e-13)
 
 
-def _descent_at(formula: Formula, point: Point) -> Measurement:
+def _descent_at(formula: Formula, point: Point) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "exp")
     rate = reference.rates(setting)
     step = point["step"] / max(setting.speed(rate), 1e-30)
@@ -45,7 +45,7 @@ def _descent_at(formula: Formula, point: Point) -> Measurement:
     return measured(np.abs(change), rounding + 1e-300)
 
 
-def _descent_order(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _descent_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     samples = random_samples(rng)
     start = random_start(samples, rng)
     worst = 0.0
@@ -59,7 +59,7 @@ def _descent_order(formula: Formula, rng: np.random.Generator) -> Measurement:
         ]
         order = np.mean(np.log2(np.divide(drifts[:-1], drifts[1:])))
         worst = max(worst, float(abs(order - formula())))
-    return Measurement(worst, 0.02)
+    return ClaimMeasurement(worst, 0.02)
 
 
 CLAIMS: tuple[Claim, ...] = (

@@ -7,7 +7,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, largest_error, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point
 from joma.experiments.claims.reference.ode import five_point
@@ -18,7 +18,7 @@ from joma.theory.block import velocity
 _ATTENTIONS = (*POINTWISE, "softmax")
 
 
-def _gradient(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Differences of the objective in w: every attention and activation, labels, embeddings."""
     data = (("gradient", "orthonormal"), ("labels", "any"))
     return largest_error(
@@ -32,7 +32,7 @@ def _gradient(formula: Formula, rng: np.random.Generator) -> Measurement:
     )
 
 
-def _gradient_at(formula: Formula, point: Point) -> Measurement:
+def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Against rates written independently and, where no node switches, against differences."""
     setting = reference.draw_setting(point, point["attention"], point["embeddings"])
     rate, own = formula(setting.block, setting.samples, setting.state), reference.rates(setting)
@@ -76,14 +76,14 @@ def _gradient_at(formula: Formula, point: Point) -> Measurement:
     return measured(errors, 1.0)
 
 
-def _stationarity(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _stationarity(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return largest_error(
         _stationarity_at(formula, random_point(rng, queries=2, attention=attention))
         for attention in _ATTENTIONS
     )
 
 
-def _stationarity_at(formula: Formula, point: Point) -> Measurement:
+def _stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of E[g x] by differences along the flow of w, under cross-entropy."""
     setting = reference.draw_setting(point, point["attention"], drive="labels")
     x, share = np.asarray(setting.samples.x), np.asarray(setting.samples.probability)

@@ -7,8 +7,8 @@ import numpy as np
 
 from joma.experiments.claims.claim import Claim, Measure
 from joma.experiments.claims.measurement import (
+    ClaimMeasurement,
     Formula,
-    Measurement,
     largest_error,
     measured,
     smallest_error,
@@ -30,14 +30,14 @@ def _trajectory(
     return simulate(block, samples, np.linspace(0, 0.5, 6), initial=start)
 
 
-def _drift(quantity: Any) -> Measurement:
+def _drift(quantity: Any) -> ClaimMeasurement:
     return measured(np.abs(quantity - quantity[0]), 1e-9)
 
 
 def _law(*blocks: Block, queries: int = 1, labels: bool = False) -> Measure:
     """The drift of formula(block, v, z) along the flow of each block."""
 
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
+    def measure(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
         paths = (_trajectory(block, rng, queries=queries, labels=labels) for block in blocks)
         return largest_error(_drift(formula(path.block, path.v, path.z)) for path in paths)
 
@@ -47,7 +47,7 @@ def _law(*blocks: Block, queries: int = 1, labels: bool = False) -> Measure:
 def _each_fails(*measures: Measure) -> Measure:
     """The least drift of several cases, so that all of them must fail."""
 
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
+    def measure(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
         return smallest_error(one(formula, rng) for one in measures)
 
     return measure
@@ -56,7 +56,7 @@ def _each_fails(*measures: Measure) -> Measure:
 def _one_query_law(block: Block) -> Measure:
     """The law of a single query, where three are trained at once."""
 
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
+    def measure(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
         path = _trajectory(block, rng, queries=3)
         return _drift(formula(block, path.v, path.z[:, 0]))
 
@@ -77,7 +77,7 @@ def _sum_of_logits(block: Block, v: Any, z: Any) -> Any:
     return np.sum(z, axis=-1)
 
 
-def _law_of_embeddings(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _law_of_embeddings(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Nine tokens in five dimensions, three queries; then two groups of them in ten."""
     drifts = []
     for attention in POINTWISE:
@@ -88,7 +88,9 @@ def _law_of_embeddings(formula: Formula, rng: np.random.Generator) -> Measuremen
     return largest_error(drifts)
 
 
-def _law_of_embeddings_along_a_query(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _law_of_embeddings_along_a_query(
+    formula: Formula, rng: np.random.Generator
+) -> ClaimMeasurement:
     """The same where all tokens have a part along the query."""
     path = _embedded("exp", rng, groups=1, queries=1, along=0.3)
     assert path.block.embeddings is not None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, largest_error, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_point
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, over
@@ -20,7 +20,7 @@ def _mean_scores(setting: reference.Setting) -> Any:
     return np.asarray(setting.samples.probability) @ reference.attention_scores(setting)
 
 
-def _eqn_18(formula: Formula, rng: np.random.Generator, *, alike: bool) -> Measurement:
+def _eqn_18(formula: Formula, rng: np.random.Generator, *, alike: bool) -> ClaimMeasurement:
     """How far the order of the error in the motion of z falls short of two.
 
     If the samples are not alike, the covariance counts.
@@ -40,7 +40,7 @@ def _eqn_18(formula: Formula, rng: np.random.Generator, *, alike: bool) -> Measu
     return measured(max(2 - order, 0.0), 0.1)
 
 
-def _eqn_18_at(formula: Formula, point: Point) -> Measurement:
+def _eqn_18_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The error against how far b̄ has moved times how far ½‖V‖² has, samples alike."""
     setting = reference.draw_setting(point, "softmax", queries=1, alike=True)
     path = reference.follow(setting, point["reach"], 10 + int(6 * point["reach"]))
@@ -76,17 +76,17 @@ def _condition_as_printed(pull: Any, b: Any, v: Any) -> bool:
     return bool(np.allclose(second, np.outer(b.mean(axis=0), total @ b / len(b)), atol=1e-10))
 
 
-def _softmax_condition(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _softmax_condition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Does the condition tell where Eqn 17, the rate of z from the rates of v, holds?"""
     wrong = 0.0
     for case in range(32):
         values = {"case": case % 4, "samples": 7, "tokens": 5, "draw": int(rng.integers(2**32))}
         wrong += _softmax_condition_at(formula, Point(values)).error
-    return Measurement(wrong / 32, 0.0)
+    return ClaimMeasurement(wrong / 32, 0.0)
 
 
 @over(case=Choice(0, 1, 2, 3), samples=Integer(1, 12), tokens=Integer(1, 8), draw=Seed())
-def _softmax_condition_at(formula: Formula, point: Point) -> Measurement:
+def _softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     rng = np.random.default_rng(point["draw"])
     n, m = point["samples"], point["tokens"]
     x = rng.dirichlet(np.ones(m), size=n)
@@ -109,12 +109,12 @@ def _softmax_condition_at(formula: Formula, point: Point) -> Measurement:
     return measured(bool(formula(g, b, v)) != holds, 0.0)
 
 
-def _softmax_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _softmax_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     drives = ("gradient", "labels")
     return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
 
 
-def _softmax_rate_at(formula: Formula, point: Point) -> Measurement:
+def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of the logits against the law's and a formula of what it leaves out."""
     setting = reference.draw_setting(point, "softmax", queries=1)
     left_out = formula(setting.block, setting.samples, setting.state)
@@ -145,13 +145,13 @@ def _remembered(
     return path, (4 * fine[::2] - coarse) / 3
 
 
-def _memory(formula: Formula, rng: np.random.Generator, *, alike: bool) -> Measurement:
+def _memory(formula: Formula, rng: np.random.Generator, *, alike: bool) -> ClaimMeasurement:
     drives = ("gradient", "labels")
     points = (random_point(rng, drive=one, reach=2.0, alike=alike) for one in drives)
     return largest_error(_memory_of(formula, point, alike=alike) for point in points)
 
 
-def _memory_of(formula: Formula, point: Point, *, alike: bool = True) -> Measurement:
+def _memory_of(formula: Formula, point: Point, *, alike: bool = True) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "softmax", queries=1, alike=alike)
     path, predicted = _remembered(formula, setting, point["reach"], 5 + int(5 * point["reach"]))
     tolerance = (1 + point["reach"]) * _motion(path) + _rounding(path)
@@ -171,7 +171,7 @@ def _rounding(path: Trajectory) -> float:
     return 1e-14 * block.eta_z / (block.eta_w * block.tau) * squares * len(path.t)
 
 
-def _gap(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _gap(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """By how much z leaves the bound; and how far below it stays where the path is short."""
     points = (random_point(rng, drive=drive, reach=2.0) for drive in ("gradient", "labels"))
     worst = max(_gap_at(formula, point).error - 1 for point in points)
@@ -182,7 +182,7 @@ def _gap(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(max(worst, abs(1 - attained)), 0.01)
 
 
-def _gap_at(formula: Formula, point: Point) -> Measurement:
+def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "softmax", queries=1)
     points = 5 + int(5 * point["reach"])
     path, predicted = _remembered(memory.logits, setting, point["reach"], points)

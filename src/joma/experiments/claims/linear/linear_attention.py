@@ -5,13 +5,13 @@ from scipy import linalg
 
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.linear.theorem2 import ANY_RATES, DELTA, LOGITS, RATES, one_node
-from joma.experiments.claims.measurement import Formula, Measurement, measured, relative
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, relative
 from joma.experiments.claims.search import Point, Real, over
 from joma.theory import linear
 from joma.theory.block import Block, simulate
 
 
-def _against_block(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _against_block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     samples, delta = one_node(rng)
     logits = rng.normal(size=5)
     t = np.linspace(0, 2, 4)
@@ -22,7 +22,7 @@ def _against_block(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(delta=DELTA, z0=LOGITS, angle=Real(1e-6, 20, log=True), **ANY_RATES)
-def _against_exponential(formula: Formula, point: Point) -> Measurement:
+def _against_exponential(formula: Formula, point: Point) -> ClaimMeasurement:
     """The matrix exponential of (v, z)."""
     delta, rates = point["delta"], {name: point[name] for name in ANY_RATES}
     t = point["angle"] * rates["tau"] / np.sqrt(rates["eta_w"] * rates["eta_z"])

@@ -11,8 +11,8 @@ from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.linear.theorem2 import TIME_LEFT
 from joma.experiments.claims.measurement import (
+    ClaimMeasurement,
     Formula,
-    Measurement,
     difference,
     largest_error,
     measured,
@@ -68,7 +68,7 @@ def _long_rows(delta: Any) -> tuple[Any, Any]:
     return delta[kept], length[kept]
 
 
-def _block(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The talk's matrix equation against the full block with four nodes."""
     x = rng.dirichlet(np.ones(5), size=30)
     g = rng.normal(size=(30, 4)) + rng.normal(size=4)
@@ -81,7 +81,7 @@ def _block(formula: Formula, rng: np.random.Generator) -> Measurement:
 @over(
     tokens=Integer(1, 6), nodes=Integer(1, 6), samples=Integer(1, 12), left=TIME_LEFT, draw=Seed()
 )
-def _block_at(formula: Formula, point: Point) -> Measurement:
+def _block_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """V̇ of a block with its own logits, integrated up to a time, against the talk's formula."""
     rng = np.random.default_rng(point["draw"])
     x = rng.dirichlet(np.full(point["tokens"], 10 ** rng.uniform(-1, 1)), size=point["samples"])
@@ -102,31 +102,31 @@ def _block_at(formula: Formula, point: Point) -> Measurement:
     return measured(relative(formula(state[:, :-1], delta), right_side(state)[:, :-1]), 1e-6)
 
 
-def _rows(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _rows(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     delta = _unequal_rows(rng)
     t, flow = _matrix_flow(delta, [0.5, 0.1, 0.01])
     return measured(relative(formula(delta, t), flow), 1e-8)
 
 
 @over(delta=_DELTAS, left=TIME_LEFT)
-def _rows_at(formula: Formula, point: Point) -> Measurement:
+def _rows_at(formula: Formula, point: Point) -> ClaimMeasurement:
     delta, t, flow = _matrix_flow_at(point, point["delta"])
     return measured(relative(formula(delta, t), flow), 1e-6)
 
 
-def _rank(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _rank(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Whether the matrix ODE has lost rank at 1 - t/t* = 1e-4."""
     delta = _unequal_rows(rng)
     falls = bool(spectra.rank(_matrix_flow(delta, [1e-4])[1][0]) < spectra.rank(delta))
-    return Measurement(float(formula(delta) != falls), 0.0)
+    return ClaimMeasurement(float(formula(delta) != falls), 0.0)
 
 
 @over(delta=_DELTAS, left=TIME_LEFT)
-def _rank_at(formula: Formula, point: Point) -> Measurement:
+def _rank_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Whole numbers in Δ, so that its rank is exact and no singular value is small by chance."""
     delta, _, flow = _matrix_flow_at(point, np.round(point["delta"]))
     falls = bool(spectra.rank(flow, tolerance=1e-7) < _exact_rank(delta))
-    return Measurement(float(bool(formula(delta)) != falls), 0.0)
+    return ClaimMeasurement(float(bool(formula(delta)) != falls), 0.0)
 
 
 def _exact_rank(matrix: Any) -> int:
@@ -167,7 +167,7 @@ def _at_the_end(delta: Any, length_of_winner: float) -> Any:
     return np.array(sizes)[:, None] * delta / np.where(length > 0, length, 1)[:, None]
 
 
-def _late_limit(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _late_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The stable rank with winners at 1e7 and the others at their limits, also with ties."""
     cases = [
         rng.normal(size=(4, 3)),
@@ -179,7 +179,7 @@ def _late_limit(formula: Formula, rng: np.random.Generator) -> Measurement:
     return largest_error(_late_limit_of(formula, delta) for delta in cases)
 
 
-def _late_limit_of(formula: Formula, delta: Any) -> Measurement:
+def _late_limit_of(formula: Formula, delta: Any) -> ClaimMeasurement:
     return measured(abs(formula(delta) - spectra.stable_rank(_at_the_end(delta, 1e7))), 1e-9)
 
 
@@ -208,16 +208,16 @@ _TIED = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]])
 """Two longest rows: the stable rank of V rises to 2, and that of V̇ is the higher."""
 
 
-def _ranks_late(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _ranks_late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return largest_error(_fall(formula, d, [1e-3, 1e-6]) for d in (_unequal_rows(rng), _SLOW))
 
 
-def _ranks_early(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _ranks_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Before it is late, and with two longest rows."""
     return smallest_error([_fall(formula, _SLOW, [0.1, 0.01]), _fall(formula, _TIED, [1e-3, 1e-6])])
 
 
-def _fall(formula: Formula, delta: Any, left: list[float]) -> Measurement:
+def _fall(formula: Formula, delta: Any, left: list[float]) -> ClaimMeasurement:
     """Stable ranks against the ODE's; 1 is added unless V's falls and V̇'s is the lower."""
     t, flow = _matrix_flow(delta, [0.1, 1e-2, 1e-3])
     rates = np.exp(np.sum(flow**2, axis=2, keepdims=True) / 2) * delta
@@ -228,17 +228,17 @@ def _fall(formula: Formula, delta: Any, left: list[float]) -> Measurement:
     )
     weights, gradients = formula(delta, _blowup(np.linalg.norm(delta, axis=1), left))
     falls = np.all(np.diff(weights) < 0) and np.all(gradients < weights)
-    return Measurement(error + float(not falls), 1e-6)
+    return ClaimMeasurement(error + float(not falls), 1e-6)
 
 
-def late_ranks(conditional: bool) -> Callable[[Formula, Point], Measurement]:
+def late_ranks(conditional: bool) -> Callable[[Formula, Point], ClaimMeasurement]:
     """Compare the stable ranks of V and V̇ with 30 digits, and what they do at the very end.
 
     With its condition, a longest row alone and rank Δ ≥ 2, the claim says that the one of V falls
     and that the one of V̇ is lower still.
     """
 
-    def measure(formula: Formula, point: Point) -> Measurement:
+    def measure(formula: Formula, point: Point) -> ClaimMeasurement:
         delta, length = _long_rows(_with_rival(point))
         values = spectra.singular_values(delta)
         if values.size < 2 or values[1] < 1e-4 * values[0]:
@@ -262,7 +262,7 @@ def late_ranks(conditional: bool) -> Callable[[Formula, Point], Measurement]:
             difference(weights, spectra.stable_rank(v)),
             difference(gradients, spectra.stable_rank(rate)),
         )
-        return Measurement(error + float(not (falls and lower)), 1e-7)
+        return ClaimMeasurement(error + float(not (falls and lower)), 1e-7)
 
     return measure
 

@@ -9,7 +9,7 @@ from scipy import integrate
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured, relative
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, relative
 from joma.experiments.claims.reference.eqn3 import distance, log_own_time
 from joma.experiments.claims.reference.ode import follow, solve
 from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Vector, over
@@ -58,7 +58,7 @@ def _by_unit_rates(delta: Any, t: Any, v0: Any, z0: Any, normalizer: float, **ra
     )
 
 
-def _block(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     samples, delta = one_node(rng)
     v0, z0 = 0.3 * rng.normal(size=5), 0.3 * rng.normal(size=5)
     t = np.linspace(0, 1.0, 5)
@@ -75,7 +75,7 @@ def _block(formula: Formula, rng: np.random.Generator) -> Measurement:
     left=TIME_LEFT,
     **ANY_RATES,
 )
-def _block_at(formula: Formula, point: Point) -> Measurement:
+def _block_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Weights and logits of a block with exp attention, integrated together."""
     delta = _moving(point["delta"])
     v0, z0 = np.resize(point["v0"], delta.size), np.resize(point["z0"], delta.size)
@@ -103,15 +103,15 @@ def _block_at(formula: Formula, point: Point) -> Measurement:
 # Theorem 2: the ratio that all tokens share, on the block and on the reduced softmax equation.
 
 
-def _ratio(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _ratio(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return _spread_on_block(formula, *one_node(rng), np.zeros(5))
 
 
-def _ratio_from_any_start(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _ratio_from_any_start(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return _spread_on_block(formula, *one_node(rng), 0.2 * rng.normal(size=5))
 
 
-def _spread_on_block(formula: Formula, samples: Samples, delta: Any, v0: Any) -> Measurement:
+def _spread_on_block(formula: Formula, samples: Samples, delta: Any, v0: Any) -> ClaimMeasurement:
     """The spread of the ratios over tokens, on the full block at 95% of the winner's time."""
     end = 0.95 * np.min(linear.blowup_time(delta, initial=v0))
     path = simulate(Block("exp", "linear"), samples, [0.0, end], initial=(v0[:, None], v0**2 / 2))
@@ -130,12 +130,12 @@ def _along(delta: Any, left: float, common: float = 0.0) -> Any:
 
 
 @over(delta=DELTA, left=TIME_LEFT)
-def _ratio_at(formula: Formula, point: Point) -> Measurement:
+def _ratio_at(formula: Formula, point: Point) -> ClaimMeasurement:
     delta = _moving(point["delta"])
     return measured(_spread(formula(delta, _along(delta, point["left"]))), 1e-7)
 
 
-def _softmax(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _softmax(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The ratios on v̇ = Δ exp((v² - ‖v‖² b̄)/2), the reduced softmax flow with equal b̄."""
     delta = rng.uniform(0.3, 1.5, 5)
     flow = solve(
@@ -144,7 +144,7 @@ def _softmax(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(_spread(formula(delta, flow[0])), 1e-8)
 
 
-def _softmax_block(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _softmax_block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """A softmax block whose A and b̄ do stay equal: every sample is one token, so v = Δt."""
     samples = Samples(np.eye(5), gradient=np.array([0.5, 0.8, 1.0, 1.2, 1.5]))
     path = simulate(Block("softmax", "linear"), samples, [0.0, 5.0])
@@ -152,7 +152,7 @@ def _softmax_block(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(delta=DELTA, left=TIME_LEFT, share=Real(0, 1))
-def _softmax_at(formula: Formula, point: Point) -> Measurement:
+def _softmax_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The reduced equation of softmax attention with b̄ frozen at equal values."""
     delta = _moving(point["delta"])
     v = _along(delta, point["left"], point["share"] / delta.size)
@@ -183,7 +183,7 @@ def _tokens(point: Point) -> tuple[list[Any], dict[str, Any]]:
     return list(zip(delta, start, offset, normalizer, strict=True)), options
 
 
-def _near_blowup(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _near_blowup(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """How far the answer is from satisfying ∫ e^{-u²/2} du = Δ eᶜ t/A, in 40 digits."""
     errors = []
     with mpmath.workdps(40):
@@ -213,7 +213,7 @@ def _near_blowup(formula: Formula, rng: np.random.Generator) -> Measurement:
     left=Real(1e-8, 0.999, log=True),
     late=Choice(True, False),
 )
-def _closed_form_at(formula: Formula, point: Point) -> Measurement:
+def _closed_form_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The defining integral at the same float t, in 60 digits."""
     delta, start = point["sign"] * point["size"], point["start"]
     offset = point["offset"] - (start**2 / 2 if point["offset_from"] == "start" else 0.0)
@@ -226,10 +226,10 @@ def _closed_form_at(formula: Formula, point: Point) -> Measurement:
     with mpmath.workdps(60):
         log_way = mpmath.log(abs(delta)) + mpmath.log(t) - mpmath.log(point["normalizer"])
         off = distance(delta, start, v, log_way + mpmath.mpf(offset))
-    return Measurement(off / max(abs(v), 1e-6), 1e-11)
+    return ClaimMeasurement(off / max(abs(v), 1e-6), 1e-11)
 
 
-def _time(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _time(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """∫ dv/v̇ from v(0) to infinity, by quadrature."""
     delta, start, offset = rng.uniform(0.3, 2, 4), rng.normal(size=4), rng.normal(size=4)
     delta = delta * rng.choice([-1, 1], 4)
@@ -241,7 +241,7 @@ def _time(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(errors, 1e-8)
 
 
-def _time_without_constants(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _time_without_constants(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The time at which |v| = 6 where A grows as softmax's does, and where the gradient fades."""
     delta = np.array([rng.uniform(0.5, 1.5)])
     predicted = float(formula(delta)[0])
@@ -251,11 +251,11 @@ def _time_without_constants(formula: Formula, rng: np.random.Generator) -> Measu
     )
     # Neither has diverged at the predicted time; v at that time counts.
     ends = [float(solve(right_side, np.zeros(1), [predicted])[0, 0]) for right_side in grown]
-    return Measurement(max(0.0, 6.0 - max(ends)), 1e-8)
+    return ClaimMeasurement(max(0.0, 6.0 - max(ends)), 1e-8)
 
 
 @over(**_TOKENS)
-def _time_at(formula: Formula, point: Point) -> Measurement:
+def _time_at(formula: Formula, point: Point) -> ClaimMeasurement:
     tokens, options = _tokens(point)
     errors = [0.0]
     with mpmath.workdps(40):
@@ -271,40 +271,40 @@ def _time_at(formula: Formula, point: Point) -> Measurement:
 # The winner, and the limits of the others.
 
 
-def _who_wins(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _who_wins(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return _first_to_six(formula, [(rng.normal(size=4), np.zeros(4)) for _ in range(20)])
 
 
-def _who_wins_from_any_start(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _who_wins_from_any_start(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     cases = [(np.array([1.0, 0.8]), np.array([0.0, 0.6]))]
     cases += [(np.array([-1.0, 0.9]), np.array([0.5, 0.5]))]
     cases += [(rng.normal(size=4), 2 * rng.normal(size=4)) for _ in range(300)]
     return _first_to_six(formula, cases)
 
 
-def _first_to_six(formula: Formula, cases: list[tuple[Any, Any]]) -> Measurement:
+def _first_to_six(formula: Formula, cases: list[tuple[Any, Any]]) -> ClaimMeasurement:
     """The weight whose time to reach |v| = 6, an integral over v by Simpson's rule, is shortest."""
     wrong = 0
     for delta, start in cases:
         u = np.linspace(start * np.sign(delta), 6.0, 801)
         ways = integrate.simpson(np.exp(-(u**2) / 2), x=u, axis=0)
         wrong += int(formula(delta, initial=start)) != np.argmin(ways / np.abs(delta))
-    return Measurement(wrong / len(cases), 0.0)
+    return ClaimMeasurement(wrong / len(cases), 0.0)
 
 
 @over(delta=DELTA, left=TIME_LEFT)
-def _winner_from_zero_at(formula: Formula, point: Point) -> Measurement:
+def _winner_from_zero_at(formula: Formula, point: Point) -> ClaimMeasurement:
     delta = _moving(point["delta"])
     ahead = np.abs(_along(delta, point["left"]))
     first, second = np.argmax(ahead), np.sort(ahead)[-2] if ahead.size > 1 else 0.0
     if second > ahead[first] * (1 - 1e-7):
         raise JomaError("two tokens are too close for the reference")
     wrong = formula(delta, initial=np.zeros(delta.size)) != first
-    return Measurement(1.0 if wrong else float(second / ahead[first] - 1), 0.0)
+    return ClaimMeasurement(1.0 if wrong else float(second / ahead[first] - 1), 0.0)
 
 
 @over(**_TOKENS)
-def _winner_at(formula: Formula, point: Point) -> Measurement:
+def _winner_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The token with the smallest own time in 40 digits, unless two are equal but for rounding."""
     tokens, options = _tokens(point)
     ours = int(formula(point["delta"], **options))
@@ -315,10 +315,10 @@ def _winner_at(formula: Formula, point: Point) -> Measurement:
         ahead = float(min([*times[:ours], *times[ours + 1 :], mpmath.inf]) - times[ours])
     rounding = 1e-16 * max(1.0, float(np.max(np.abs(options["log_offset"]))))
     guide = -min(ahead, 1.0) if ahead > rounding else -1.0
-    return Measurement(late if late > 0 else guide, rounding)
+    return ClaimMeasurement(late if late > 0 else guide, rounding)
 
 
-def _losers(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _losers(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     delta = np.array([1.5, *rng.uniform(-1.2, 1.2, 4)])
     end = np.sqrt(np.pi / 2) / 1.5
     at_end = solve(lambda v: delta[1:] * np.exp(v**2 / 2), np.zeros(4), [end])[0]
@@ -326,7 +326,7 @@ def _losers(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**_TOKENS)
-def _losers_at(formula: Formula, point: Point) -> Measurement:
+def _losers_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The defining integral up to the winner's time, in 60 digits.
 
     The tolerance includes the effect of rounding a long double on the weight of a token that
@@ -363,7 +363,7 @@ def _discriminancy_times_frequency(g: Any, x: Any) -> Any:
     return (g @ (x / np.where(total > 0, total, 1.0))) * x.mean(axis=0)
 
 
-def _saliency(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _saliency(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The velocity with which the weights of a block leave zero."""
     x = rng.dirichlet(np.ones(4), size=6)
     g = rng.normal(size=6) + 1
@@ -375,7 +375,7 @@ def _saliency(formula: Formula, rng: np.random.Generator) -> Measurement:
     x=Matrix(Real(0, 1, special=(0.0,)), Integer(1, 6), Integer(1, 6)),
     g=Vector(Real(-3, 3, special=(0.0,)), Integer(1, 6)),
 )
-def _saliency_at(formula: Formula, point: Point) -> Measurement:
+def _saliency_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """E[g x_l] as a sum of fractions."""
     x = point["x"]
     if np.any(x.sum(axis=1) < 1e-6):

@@ -7,7 +7,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim, Measure
-from joma.experiments.claims.measurement import Formula, Measurement, measured, smallest_error
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, smallest_error
 from joma.experiments.claims.reference.eqn6 import courses, flow, minimum, refuse_near_ties
 from joma.experiments.claims.search import Integer, Point, Real, Vector, over
 from joma.theory import nonlinear
@@ -23,7 +23,7 @@ _ZEROS = ((2.5, 1.0, 0.0, -1.5), (2.778, 2.335, *[0.0] * 1000))
 def _entropy(cases: tuple[tuple[float, ...], ...], *, random: int = 0) -> Measure:
     """Whether a formula is right on if and by how much entropy(softmax(v²)) falls and rises."""
 
-    def measure(formula: Formula, rng: np.random.Generator) -> Measurement:
+    def measure(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
         drawn = [tuple(rng.uniform(0.3, 3, size=5)) for _ in range(random)]
         errors = []
         for mu in (*cases, *drawn):
@@ -41,7 +41,7 @@ def _entropy(cases: tuple[tuple[float, ...], ...], *, random: int = 0) -> Measur
     return measure
 
 
-def _entropy_of_others(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _entropy_of_others(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Equal components, a single one, zeros next to others."""
     return smallest_error(_entropy((case,))(formula, rng) for case in (*_PURE, *_FALLING))
 
@@ -100,7 +100,7 @@ def _rises_last(mu: Any) -> bool | None:
         return None if abs(change) < unsure else bool(change > 0)
 
 
-def _fate_error(formula: Formula, mu: Any, *, numbers: bool) -> Measurement:
+def _fate_error(formula: Formula, mu: Any, *, numbers: bool) -> ClaimMeasurement:
     """How far a fate is from what the courses by quadrature do.
 
     Whether there is a drop or a rebound is compared where it is larger than 1e-9, and where the
@@ -109,7 +109,7 @@ def _fate_error(formula: Formula, mu: Any, *, numbers: bool) -> Measurement:
     fate = formula(mu)
     size = np.abs(mu)
     if np.all(size == size[0]):
-        return Measurement(2 * float(bool(fate[0]) or bool(fate[1])), 1.0)
+        return ClaimMeasurement(2 * float(bool(fate[0]) or bool(fate[1])), 1.0)
     refuse_near_ties(size)
     path = _Path(mu)
     lowest, end = path.lowest, path.end
@@ -121,15 +121,15 @@ def _fate_error(formula: Formula, mu: Any, *, numbers: bool) -> Measurement:
     elif last is False and rebound < 1e-12:
         wrong |= bool(fate[1])
     if not numbers:
-        return Measurement(2 * float(wrong), 1.0)
+        return ClaimMeasurement(2 * float(wrong), 1.0)
     if last is not None:
         wrong |= bool(fate.rises_last) != last
     off = max(abs(fate.drop - drop), abs(fate.rebound - rebound)) / 1e-6
-    return Measurement(max(off, 2 * float(wrong)), 1.0)
+    return ClaimMeasurement(max(off, 2 * float(wrong)), 1.0)
 
 
 @over(mu=Vector(Real(1e-3, 37, log=True, special=(1.0, 3.0)), Integer(2, 12)))
-def _entropy_at(formula: Formula, point: Point) -> Measurement:
+def _entropy_at(formula: Formula, point: Point) -> ClaimMeasurement:
     if np.ptp(np.abs(point["mu"])) == 0:
         raise JomaError("all of one size")
     return _fate_error(formula, point["mu"], numbers=False)
@@ -140,7 +140,7 @@ def _entropy_at(formula: Formula, point: Point) -> Measurement:
     shares=Vector(Real(-1, 1, special=(0.0, 1.0)), Integer(1, 12)),
     zeros=Integer(0, 200),
 )
-def _fate_at(formula: Formula, point: Point) -> Measurement:
+def _fate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     mu = np.concatenate([point["largest"] * point["shares"], np.zeros(point["zeros"])])
     return _fate_error(formula, mu, numbers=True)
 

@@ -9,7 +9,7 @@ from scipy.special import erf
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, difference, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.reference.eqn6 import flow, slope_at, time_at, velocity
 from joma.experiments.claims.reference.ode import follow, integral
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Vector, over
@@ -39,7 +39,7 @@ def _inverted(y: float, mu: float) -> tuple[float, Any]:
     return t, exact
 
 
-def _weights(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _weights(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     errors = []
     with mpmath.workdps(30):
         for mu in (*rng.uniform(-4, 4, size=2), 6.0):
@@ -51,7 +51,7 @@ def _weights(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**_ANY_TIME)
-def _weights_at(formula: Formula, point: Point) -> Measurement:
+def _weights_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """V from the ln 1/δ that one Newton step in 30 digits finds next to the answer's."""
     mu = point["mu"]
     if abs(mu) < 1e-150:
@@ -63,14 +63,14 @@ def _weights_at(formula: Formula, point: Point) -> Measurement:
         if share >= 1 - mpmath.mpf(10) ** -14:
             # Rounded to its target: it must have come so close.
             late = time_at(mpmath.log(mpmath.mpf(10) ** -13), mu)
-            return Measurement(float(mpmath.mpf(t) < late) + abs(float(share - 1)), 1e-12)
+            return ClaimMeasurement(float(mpmath.mpf(t) < late) + abs(float(share - 1)), 1e-12)
         guess = mpmath.log1p(-share)
         step = (time_at(guess, mu) - mpmath.mpf(t)) * slope_at(guess, mu)
         change = mpmath.exp(guess) * step / share
-    return Measurement(abs(float(change)), 1e-11)
+    return ClaimMeasurement(abs(float(change)), 1e-11)
 
 
-def _ode(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _ode(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """All components at once, by an implicit solver of the ODE."""
     mu = rng.uniform(-3, 3, size=6)
     t = np.array([0.2, 1.0, 3.0])
@@ -78,19 +78,19 @@ def _ode(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(mu=Vector(Real(-4, 4, special=(0.0,)), Integer(1, 8)), time=Real(1e-4, 50, log=True))
-def _ode_at(formula: Formula, point: Point) -> Measurement:
+def _ode_at(formula: Formula, point: Point) -> ClaimMeasurement:
     mu, t = point["mu"], point["time"]
     v = follow(lambda v: velocity(v, mu), np.zeros(mu.size), t, 1e-9)
     return measured(difference(formula(mu, t), v), 1e-4)
 
 
-def _log_residual(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _log_residual(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     cases = (0.0, *rng.uniform(0.5, 4, size=2), 6.0)
     targets = (0.5, 10.0, 300 * np.log(10))
     return measured([_log_error(formula, mu, y) for mu in cases for y in targets], 1e-10)
 
 
-def _log_residual_beyond(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _log_residual_beyond(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Within the sudden growth at μ = 10, where a float's spacing of t is too coarse."""
     return measured(_log_error(formula, 10.0, 3.0), 1e-10)
 
@@ -102,7 +102,7 @@ def _log_error(formula: Formula, mu: float, y: float) -> float:
 
 
 @over(**_ANY_TIME)
-def _log_residual_at(formula: Formula, point: Point) -> Measurement:
+def _log_residual_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """F in 30 digits at the answer; the difference to t over the slope is the error of it."""
     mu = point["mu"]
     t = _any_time(point)
@@ -111,21 +111,21 @@ def _log_residual_at(formula: Formula, point: Point) -> Measurement:
         raise JomaError("beyond the range of float64")
     with mpmath.workdps(30):
         off = (time_at(ours, mu) - mpmath.mpf(t)) * slope_at(ours, mu) / ours
-    return Measurement(abs(float(off)), 1e-11)
+    return ClaimMeasurement(abs(float(off)), 1e-11)
 
 
 def _asymptote(mu: Any, t: Any) -> Any:
     return -np.exp(mu**2 / 2) * (t - nonlinear.residual_offset(mu))
 
 
-def _late(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     with mpmath.workdps(30):
         cases = [(mu, float(time_at(-60.0, mu))) for mu in rng.uniform(0.5, 3, size=3)]
     return measured([abs(float(formula(mu, t)) / -60.0 - 1) for mu, t in cases], 1e-9)
 
 
 @over(size=Real(1e-6, 6), y=Real(2, 700, log=True))
-def _late_at(formula: Formula, point: Point) -> Measurement:
+def _late_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The remainder is μ²δ to leading order, plus the rounding of t - R times e^{μ²/2}."""
     mu, y = point["size"], point["y"]
     with mpmath.workdps(30):
@@ -142,7 +142,7 @@ def _derivative(r: Any, mu: Any) -> Any:
     return smooth - mu * nonlinear.elapsed(r, mu)
 
 
-def _in_mu(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _in_mu(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     errors = []
     for r, mu in zip(rng.uniform(0.1, 0.99, 5), rng.uniform(0.3, 4, 5), strict=True):
         ahead, back = (
@@ -154,7 +154,7 @@ def _in_mu(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(size=Real(1e-3, 6, log=True), y=Real(1e-3, 30, log=True))
-def _in_mu_at(formula: Formula, point: Point) -> Measurement:
+def _in_mu_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """∫ -μ x² e^{-μ²x²/2} dy over y = ln 1/(1-x), by Gauss's rule in 24 panels."""
     mu, r = point["size"], -np.expm1(-point["y"])
     end = -np.log1p(-r)  # of the float r
@@ -164,7 +164,7 @@ def _in_mu_at(formula: Formula, point: Point) -> Measurement:
         return -mu * x**2 * np.exp(-((mu * x) ** 2) / 2)
 
     exact = integral(slope, (0.0, end, 24), nodes=16)
-    return Measurement(abs(float(formula(r, mu)) - exact), 1e-7 * max(1.0, abs(exact)))
+    return ClaimMeasurement(abs(float(formula(r, mu)) - exact), 1e-7 * max(1.0, abs(exact)))
 
 
 CLAIMS: tuple[Claim, ...] = (

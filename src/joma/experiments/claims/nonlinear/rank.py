@@ -7,8 +7,8 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import (
+    ClaimMeasurement,
     Formula,
-    Measurement,
     difference,
     measured,
     smallest_error,
@@ -31,29 +31,29 @@ def _targets(rng: np.random.Generator) -> Any:
     return directions * np.array([3.0, 1.4, 1.2, 1.0])[:, None]
 
 
-def _nodes(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _nodes(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     mu, t = _targets(rng), np.array([0.1, 0.6, 2.0])
     return measured(difference(formula(mu, t), reference.flow(mu, t)), 1e-7)
 
 
 @over(mu=_ROWS, time=Real(1e-3, 30, log=True))
-def _nodes_at(formula: Formula, point: Point) -> Measurement:
+def _nodes_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The matrix equation by LSODA, every component on its own."""
     mu, t = point["mu"], point["time"]
     v = follow(lambda v: reference.velocity(v, mu), np.zeros_like(mu), t, 1e-9)
     return measured(difference(formula(mu, t), v), 1e-4)
 
 
-def _rank(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _rank(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Whether the rank of the matrix flow is ever below that of its targets."""
     mu = _targets(rng)
     path = reference.flow(mu, np.geomspace(1e-2, 30, 40), 1e-9, "LSODA")
     drops = bool(np.any(spectra.rank(path) < spectra.rank(mu)))
-    return Measurement(float(formula(mu) != drops), 0.0)
+    return ClaimMeasurement(float(formula(mu) != drops), 0.0)
 
 
 @over(mu=Matrix(_ENTRY, Integer(1, 5), Integer(1, 3)), time=Real(1e-2, 30, log=True))
-def _rank_at(formula: Formula, point: Point) -> Measurement:
+def _rank_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Whole numbers in the targets, so that no singular value is small by chance."""
     mu = np.round(point["mu"])
     if not mu.any():
@@ -61,32 +61,32 @@ def _rank_at(formula: Formula, point: Point) -> Measurement:
     v = follow(lambda v: reference.velocity(v, mu), np.zeros_like(mu), point["time"], 1e-9)
     # Relative to the entries of the whole: early on V is small in all of them.
     drops = bool(spectra.rank(v, tolerance=1e-5) < spectra.rank(mu, tolerance=1e-9))
-    return Measurement(float(bool(formula(mu)) != drops), 0.0)
+    return ClaimMeasurement(float(bool(formula(mu)) != drops), 0.0)
 
 
-def _bounce(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _bounce(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The predicted fall and rise of the stable rank against the matrix flow's."""
     return _bounce_of(formula, _targets(rng))
 
 
-def _bounce_of_others(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _bounce_of_others(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Rows of one length, and rows that are not orthogonal."""
     equal = np.linalg.qr(rng.normal(size=(4, 4)))[0] * 1.5
     return smallest_error(_bounce_of(formula, mu) for mu in (equal, _HEAVY))
 
 
-def _bounce_of(formula: Formula, mu: Any) -> Measurement:
+def _bounce_of(formula: Formula, mu: Any) -> ClaimMeasurement:
     change = nonlinear.drop_and_rebound(
         spectra.stable_rank(reference.flow(mu, _TIMES, 1e-9, "LSODA"))
     )
     fate = formula(mu)
     error = max(abs(fate.drop - change.drop), abs(fate.drop - change.rebound))
     bounces = min(float(change.drop), float(change.rebound)) > 0.2
-    return Measurement(float(error) + float(not bounces), 1e-3)
+    return ClaimMeasurement(float(error) + float(not bounces), 1e-3)
 
 
 @over(length=Vector(Real(0.01, 37, log=True), Integer(2, 6)))
-def _bounce_at(formula: Formula, point: Point) -> Measurement:
+def _bounce_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Orthogonal rows of unequal length, by quadrature: below the ends at all times."""
     length = point["length"]
     if np.ptp(length) < 1e-3 * np.max(length):
@@ -115,7 +115,7 @@ def _bounce_at(formula: Formula, point: Point) -> Measurement:
     return measured(errors, 1.0)
 
 
-def _turns(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _turns(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Ends, drop, rise and both signs against the matrix flow, for targets of every kind."""
     errors = []
     for mu in (_HEAVY, _targets(rng), np.diag([2.0, 1.0, 1.0]), rng.normal(size=(5, 3))):
@@ -131,7 +131,7 @@ def _turns(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(mu=_ROWS, many=Integer(0, 100))
-def turns_at(formula: Formula, point: Point) -> Measurement:
+def turns_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The signs of the first and the last change of the stable rank, by small steps.
 
     At first V is M + ε diag(ℓ²) M, at last M - ε diag(shortest) M, up to a factor.
@@ -160,7 +160,7 @@ def turns_at(formula: Formula, point: Point) -> Measurement:
         if abs(change) > 1e-6 and straight:
             wrong |= (sign > 0) != (change > 0)
             guide = max(guide, 0.5 / (1 + 100 * abs(change)))
-    return Measurement(2.0 if wrong else guide, 1.0)
+    return ClaimMeasurement(2.0 if wrong else guide, 1.0)
 
 
 CLAIMS: tuple[Claim, ...] = (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.experiments.claims.measurement import Formula, Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Seed
 from joma.theory.block import Block, Samples, State, Trajectory
@@ -333,7 +333,7 @@ def law_derivative(law: Callable[[Setting], Any], setting: Setting) -> tuple[Arr
     return np.ravel(five_point(around, h)), h
 
 
-def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -> Measurement:
+def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -> ClaimMeasurement:
     """Return how fast a quantity moves, in units of the sums that must cancel in it.
 
     Args:
@@ -344,7 +344,7 @@ def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -
     derivative, h = law_derivative(law, setting)
     own = 1e-14 * np.ravel(np.abs(np.asarray(law(setting)))) / h
     tolerance = law_sizes(setting, h, whole=whole) + own
-    return Measurement(float(np.max(np.abs(derivative) / tolerance)), 1.0)
+    return ClaimMeasurement(float(np.max(np.abs(derivative) / tolerance)), 1.0)
 
 
 def law_sizes(setting: Setting, h: float, *, whole: bool = False) -> Array:
@@ -379,7 +379,7 @@ def _terms(setting: Setting) -> float:
 
 def law_measure(
     attentions: Sequence[str], *, embeddings: str = "orthonormal", **given: Any
-) -> Callable[[Formula, Point], Measurement]:
+) -> Callable[[Formula, Point], ClaimMeasurement]:
     """Measure a law formula(block, v, z) at one point.
 
     Args:
@@ -388,7 +388,7 @@ def law_measure(
         given: Values that the claim fixes; a callable takes the point's values.
     """
 
-    def measure(formula: Formula, point: Point) -> Measurement:
+    def measure(formula: Formula, point: Point) -> ClaimMeasurement:
         attention = point["attention"] if len(attentions) > 1 else attentions[0]
         fixed = {
             name: value(point.values) if callable(value) else value for name, value in given.items()

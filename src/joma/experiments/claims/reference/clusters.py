@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from joma.errors import JomaError
-from joma.experiments.claims.measurement import Measurement
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.reference.ode import five_point, gauss
 from joma.experiments.claims.search import Choice, Integer, Point, Real
 from joma.theory.marginals import (
@@ -378,9 +378,9 @@ def draw(marginal: Marginal, n: int, size: int, rng: np.random.Generator) -> Arr
             raise JomaError(f"marginal {marginal} has no sampler")
 
 
-def decide(wrong: bool, border: float) -> Measurement:
+def decide(wrong: bool, border: float) -> ClaimMeasurement:
     """The measurement of a yes or no: the nearer to the border, the larger, to guide a search."""
-    return Measurement(2.0 if wrong else 0.1 * float(np.exp(-abs(border))), 1.0)
+    return ClaimMeasurement(2.0 if wrong else 0.1 * float(np.exp(-abs(border))), 1.0)
 
 
 FAMILY: dict[str, Any] = {

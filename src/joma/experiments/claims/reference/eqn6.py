@@ -47,7 +47,7 @@ def slope_at(log_residual: Any, mu: float) -> Any:
     return mpmath.exp((mpmath.mpf(mu) * mpmath.expm1(log_residual)) ** 2 / 2)
 
 
-class Course(NamedTuple):
+class ResidualCurve(NamedTuple):
     """Ln 1/δ of one component at many times: y with its times F and slopes dy/dF."""
 
     y: Any
@@ -55,7 +55,7 @@ class Course(NamedTuple):
     slope: Any
 
     @classmethod
-    def of(cls, mu: float) -> "Course":
+    def of(cls, mu: float) -> "ResidualCurve":
         """Integrate dF = exp(-v²/2) dy over cells of y, with six nodes in each."""
         early = np.linspace(0, 6, 601)
         if mu > 9:  # fine in v up to 9; beyond, no time passes
@@ -84,9 +84,9 @@ class Course(NamedTuple):
         return np.where(t > self.time[-1], self.y[-1] + late, self.y[cell] + cubic)
 
 
-def courses(mu: Any) -> tuple[list[Course], Any]:
+def courses(mu: Any) -> tuple[list[ResidualCurve], Any]:
     """Return the course of every |μ| > 0, and times at which something happens to one of them."""
-    every = [Course.of(size) for size in np.abs(mu)]
+    every = [ResidualCurve.of(size) for size in np.abs(mu)]
     grid = np.concatenate([one.time[::8] for one in every])
     # Late on the slowest are still on their way, to δ = e^{-45} and to e^{-600}.
     ends = np.array([one.time[-1] + (600 - one.y[-1]) / one.slope[-1] for one in every])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.integrate import odeint
 
-from joma.theory.scan_snap import Corpus
+from joma.theory.scan_snap import ScanSnapCorpus
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 
 
-def _log_likelihood(corpus: Corpus, z: "Tensor", y: "Tensor") -> "Tensor":
+def _log_likelihood(corpus: ScanSnapCorpus, z: "Tensor", y: "Tensor") -> "Tensor":
     """E[log softmax(Yᵀf_n)_n]."""
     import torch
 
@@ -30,7 +30,7 @@ def _log_likelihood(corpus: Corpus, z: "Tensor", y: "Tensor") -> "Tensor":
     return torch.tensor(corpus.joint) @ log_alpha.diagonal()
 
 
-def gradient(corpus: Corpus, z: Array, y: Array) -> tuple[Array, Array]:
+def gradient(corpus: ScanSnapCorpus, z: Array, y: Array) -> tuple[Array, Array]:
     """Return the derivatives of the log-likelihood by z and Y, that by z over P(m)."""
     import torch  # not before: claims are listed without it
 
@@ -39,7 +39,7 @@ def gradient(corpus: Corpus, z: Array, y: Array) -> tuple[Array, Array]:
     return by_z.numpy() / corpus.query_probability[:, None], by_y.numpy()
 
 
-def initial_acceleration(corpus: Corpus) -> Array:
+def initial_acceleration(corpus: ScanSnapCorpus) -> Array:
     """Return z̈(0)/(η_Y η_Z) from z = Y = 0: the derivative of ż along Ẏ, for ż(0) is 0."""
     import torch
 
@@ -90,12 +90,12 @@ class Alike:
         self._log = np.log(np.concatenate([common, distinct]))
 
     @property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> ScanSnapCorpus:
         """The corpus, common tokens first, then the distinct ones class by class."""
         own = np.kron(np.eye(self.classes), self.distinct)
         tokens: Array = np.hstack([np.tile(self.common, (self.classes, 1)), own])
         share = np.full(self.classes, 1 / self.classes)
-        return Corpus(tokens, np.zeros(self.classes, dtype=np.int64), share)
+        return ScanSnapCorpus(tokens, np.zeros(self.classes, dtype=np.int64), share)
 
     def feature(self, z: Array) -> Array:
         """Return f of the common and of a class's own distinct tokens."""
@@ -108,7 +108,7 @@ class Alike:
         c, d = len(self.common), len(self.distinct)
         return float(self.feature(np.zeros(c + d))[c + token] ** 2)
 
-    def full_state(self, state: Array) -> tuple[Corpus, Array, Array]:
+    def full_state(self, state: Array) -> tuple[ScanSnapCorpus, Array, Array]:
         """Return the corpus, z and Y, with Y = 0 on common tokens."""
         k, c, d = self.classes, len(self.common), len(self.distinct)
         z = np.concatenate([state[:c], np.tile(state[c : c + d], k)])[None]
@@ -196,11 +196,11 @@ class TwoClasses:
         self.common, self.share = common, share
 
     @property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> ScanSnapCorpus:
         """The corpus, the common token first."""
         (first, second), share = self.common, self.share
         tokens = np.array([[first, 1 - first, 0.0], [second, 0.0, 1 - second]])
-        return Corpus(tokens, np.zeros(2, dtype=np.int64), np.array([share, 1 - share]))
+        return ScanSnapCorpus(tokens, np.zeros(2, dtype=np.int64), np.array([share, 1 - share]))
 
     def path(self, t: Array, eta_y: float, eta_z: float, rtol: float = 1e-9) -> Array:
         """Return the states at the times t."""

@@ -9,7 +9,7 @@ from joma.errors import JomaError
 from joma.experiments.claims.reference.scan_snap import Alike, Even
 from joma.experiments.claims.search import Integer, Matrix, Point, Real, Seed, Simplex
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Balanced, Corpus
+from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
 Array = np.ndarray
 
@@ -53,10 +53,10 @@ DECODER: dict[str, Any] = {
 """Classes alike with attention frozen, F = `share`."""
 
 
-def one_query(tokens: Any, joint: Any) -> Corpus:
+def one_query(tokens: Any, joint: Any) -> ScanSnapCorpus:
     """Return a corpus of one query, P(l|n) and P(n)."""
     tokens = np.asarray(tokens, dtype=float)
-    return Corpus(tokens, np.zeros(len(tokens), dtype=np.int64), np.asarray(joint))
+    return ScanSnapCorpus(tokens, np.zeros(len(tokens), dtype=np.int64), np.asarray(joint))
 
 
 PULLED_DOWN = one_query([[0.25, 0.75, 0.00], [0.85, 0.00, 0.15]], [0.5, 0.5])
@@ -75,7 +75,7 @@ def random_corpus(
     *,
     mass: float = 0.5,
     equal: bool = True,
-) -> Corpus:
+) -> ScanSnapCorpus:
     """Return a corpus of one query: tokens equally common in all classes, others of one class."""
     tokens = np.zeros((classes, common + classes * distinct))
     tokens[:, :common] = mass * rng.dirichlet(np.full(common, 3.0))
@@ -94,7 +94,7 @@ def balanced_corpora(
         yield Balanced(*size, common_mass=float(rng.uniform(0.5 - spread, 0.5 + spread)))
 
 
-def any_corpus(point: Point) -> Corpus:
+def any_corpus(point: Point) -> ScanSnapCorpus:
     """Return a corpus of any tokens; entries of 1e-9 and less count as absent."""
     weights = np.where(point["weights"] > 1e-9, point["weights"], 0.0)
     total = weights.sum(axis=1, keepdims=True)
@@ -103,10 +103,10 @@ def any_corpus(point: Point) -> Corpus:
     classes = len(weights)
     joint = np.resize(point["joint"], classes)
     query = np.arange(classes) % point["queries"]
-    return Corpus(weights / total, query.astype(np.int64), joint / joint.sum())
+    return ScanSnapCorpus(weights / total, query.astype(np.int64), joint / joint.sum())
 
 
-def any_state(point: Point, corpus: Corpus) -> tuple[Array, Array]:
+def any_state(point: Point, corpus: ScanSnapCorpus) -> tuple[Array, Array]:
     """Return random logits and a random decoder for a corpus."""
     rng = np.random.default_rng(point["draw"])
     z = point["z_scale"] * rng.standard_normal((corpus.queries, corpus.tokens))
@@ -135,7 +135,7 @@ def rates(point: Point) -> dict[str, float]:
     return {"eta_y": float(np.sqrt(ratio)), "eta_z": float(1 / np.sqrt(ratio))}
 
 
-def share_at_start(corpus: Corpus) -> float:
+def share_at_start(corpus: ScanSnapCorpus) -> float:
     """Return F = Σ f² over the distinct tokens of the first class."""
     f = scan_snap.feature(corpus, np.zeros((1, corpus.tokens)))
     return float(np.sum(f[0, corpus.distinct] ** 2))

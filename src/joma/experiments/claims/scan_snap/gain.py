@@ -9,8 +9,8 @@ from scipy import integrate
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import (
+    ClaimMeasurement,
     Formula,
-    Measurement,
     largest_error,
     measured,
     smallest_error,
@@ -20,7 +20,7 @@ from joma.experiments.claims.reference.scan_snap import Alike
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, over
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Corpus
+from joma.theory.scan_snap import ScanSnapCorpus
 
 Array = np.ndarray
 
@@ -31,7 +31,7 @@ _UNLIKE = corpora.one_query(
 _DISTINCT = np.array([0.5, 0.3, 0.2])
 
 
-def _relative_gain(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _relative_gain(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     p = rng.dirichlet(np.full(5, 3.0))
     distinct = np.arange(5) > 0
     share, eta_z = 0.4, 1.3
@@ -55,7 +55,7 @@ def _relative_gain(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(np.abs(path.y[5:, -1] / gain - 1), 1e-8)
 
 
-def _relative_gain_full(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _relative_gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The formula's d ln r/dB, integrated over the B of the full flow."""
     corpus = corpora.random_corpus(rng, 3, 3, 3, mass=0.2)
     t = np.concatenate([[0.0], np.geomspace(0.01, 1e5, 300)])
@@ -77,7 +77,7 @@ def _relative_gain_full(formula: Formula, rng: np.random.Generator) -> Measureme
     share=Real(1e-3, 1.0),
     draw=Seed(),
 )
-def _relative_gain_at(formula: Formula, point: Point) -> Measurement:
+def _relative_gain_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance of dr/dt from that of the logits, relative, at any state."""
     rng = np.random.default_rng(point["draw"])
     p = point["tokens"]
@@ -101,7 +101,7 @@ def _relative_gain_at(formula: Formula, point: Point) -> Measurement:
     return measured(abs(ours - expected) / size, 1e-9)
 
 
-def _gain_bounds(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _gain_bounds(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """By how much ln χ leaves the bounds with g = γf imposed, misses the tangent or the slope."""
 
     def points() -> Iterable[Point]:
@@ -114,7 +114,7 @@ def _gain_bounds(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**corpora.ALIKE, b=Real(1e-4, 0.9e3, log=True))
-def _gain_bounds_at(formula: Formula, point: Point) -> Measurement:
+def _gain_bounds_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much ln χ leaves its bounds, relative to 2B, with g = γf imposed.
 
     Next to B = 0 ln χ must be at the lower bound, and far away have the slope of the upper one.
@@ -145,10 +145,10 @@ def _gain_bounds_at(formula: Formula, point: Point) -> Measurement:
     outside = float(np.max(np.maximum(low - growth, growth - high) / b))
     tangent = abs(float(growth[0] / low[0]) - 1)
     slope = abs(float((growth[3] - growth[2]) / (high[3] - high[2])) - 1)
-    return Measurement(max(outside / 1e-6, tangent / 1e-3, slope / 1e-2), 1.0)
+    return ClaimMeasurement(max(outside / 1e-6, tangent / 1e-3, slope / 1e-2), 1.0)
 
 
-def _gain_outside(formula: Formula, corpus: Corpus, eta_y: float, t: Any) -> float:
+def _gain_outside(formula: Formula, corpus: ScanSnapCorpus, eta_y: float, t: Any) -> float:
     """By how much ln χ leaves the bounds on the flow; infinite where B is below 0."""
     f = scan_snap.feature(corpus, np.zeros((1, corpus.tokens)))
     run = scan_snap.evolve(corpus, t, eta_y=eta_y, eta_z=1.0)
@@ -167,7 +167,7 @@ def _gain_outside(formula: Formula, corpus: Corpus, eta_y: float, t: Any) -> flo
     return worst
 
 
-def _gain_full(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     errors = []
     t = np.concatenate([[0.0], np.geomspace(0.03, 1e5, 60)])
     for classes, mass in ((3, 0.2), (4, 0.5)):
@@ -177,8 +177,8 @@ def _gain_full(formula: Formula, rng: np.random.Generator) -> Measurement:
     return measured(errors, 1e-6)
 
 
-def _gain_of_unlike(formula: Formula, rng: np.random.Generator) -> Measurement:
-    return Measurement(_gain_outside(formula, _UNLIKE, 0.17, [0.0, 1e2, 1e4]), 1e-6)
+def _gain_of_unlike(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    return ClaimMeasurement(_gain_outside(formula, _UNLIKE, 0.17, [0.0, 1e2, 1e4]), 1e-6)
 
 
 def _log_gain(flow: Alike, z: Array, token: int, other: int) -> float:
@@ -190,7 +190,7 @@ def _log_gain(flow: Alike, z: Array, token: int, other: int) -> float:
 
 
 @over(**corpora.ALIKE, **corpora.ALIKE_RUN)
-def _gain_full_at(formula: Formula, point: Point) -> Measurement:
+def _gain_full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much ln χ leaves its bounds on the flow, which must meet at B = 0."""
     flow = corpora.alike(point)
     first, *others = np.argsort(-flow.distinct, kind="stable").tolist()
@@ -206,10 +206,10 @@ def _gain_full_at(formula: Formula, point: Point) -> Measurement:
     for other in others:
         growth = _log_gain(flow, state, first, other)
         worst = max(worst, (float(low) - growth) / b, (growth - float(high)) / b)
-    return Measurement(worst, 1e-4)
+    return ClaimMeasurement(worst, 1e-4)
 
 
-def _gain_early(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _gain_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     def points() -> Iterable[Point]:
         for mass in (0.2, 0.5, 0.8):
             values = {"classes": 3, "common": rng.dirichlet(np.full(2, 3.0)), "mass": mass}
@@ -218,16 +218,16 @@ def _gain_early(formula: Formula, rng: np.random.Generator) -> Measurement:
     return largest_error(_gain_early_at(formula, point) for point in points())
 
 
-def _gain_at_equal_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _gain_at_equal_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     flow = Alike(3, np.array([0.2]), np.array([0.5, 0.3]))
     state = flow.path(np.array([20.0]), 1.0, 1.0)[0]
     b = float(state[-1])
     ours = float(formula(flow.corpus, 0, 1, 2, b))
-    return Measurement(abs(_log_gain(flow, state, 0, 1) - ours) / (b * b), 0.02)
+    return ClaimMeasurement(abs(_log_gain(flow, state, 0, 1) - ours) / (b * b), 0.02)
 
 
 @over(**corpora.ALIKE, time=Real(1e-1, 1e4, log=True))
-def _gain_early_at(formula: Formula, point: Point) -> Measurement:
+def _gain_early_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """How far ln χ/(2f²B) − 1 is from the formula's cB, relative to (1 + |c|)B."""
     flow = corpora.alike(point)
     order = np.argsort(-flow.distinct, kind="stable")
@@ -247,10 +247,12 @@ def _gain_early_at(formula: Formula, point: Point) -> Measurement:
     b = float(state[-1])
     ours = float(formula(flow.corpus, 0, *tokens, b))
     off = abs(_log_gain(flow, state, *pair) - ours) / (tangent * b * b)
-    return Measurement(off / (1 + abs(bend)), 0.02)
+    return ClaimMeasurement(off / (1 + abs(bend)), 0.02)
 
 
-def _b_rises_on(formula: Formula, cases: Iterable[Corpus], eta_y: float, end: float) -> Measurement:
+def _b_rises_on(
+    formula: Formula, cases: Iterable[ScanSnapCorpus], eta_y: float, end: float
+) -> ClaimMeasurement:
     """The relative error of Ḃ, plus the share of times and classes where it falls."""
     eta_z, step = 1.3, 1e-5
     error, falls = 0.0, []
@@ -274,16 +276,16 @@ def _b_rises_on(formula: Formula, cases: Iterable[Corpus], eta_y: float, end: fl
         off = np.max(np.abs(rate - by_differences), axis=0) / np.max(np.abs(by_differences), axis=0)
         error = max(error, start, float(np.max(off)))
         falls.append(np.diff(run.b, axis=0) <= 0)
-    return Measurement(error + float(np.mean(np.concatenate(falls, axis=None))), 1e-6)
+    return ClaimMeasurement(error + float(np.mean(np.concatenate(falls, axis=None))), 1e-6)
 
 
-def _b_rises(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _b_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     distinct = np.array([0.3, 0.2])
     cases = [Alike(k, 0.5 * rng.dirichlet(np.full(2, 3.0)), distinct).corpus for k in (2, 4)]
     return largest_error(_b_rises_on(formula, cases, eta_y, 1e4) for eta_y in (0.1, 100.0))
 
 
-def _b_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _b_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return smallest_error(
         _b_rises_on(formula, [one], eta_y, end) for one, eta_y, end in corpora.FALLING
     )
@@ -296,13 +298,13 @@ def _b_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
     **corpora.ANY_STATE,
     kind=Choice("alike", "any"),
 )
-def _b_rises_at(formula: Formula, point: Point) -> Measurement:
+def _b_rises_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance of Ḃ from Σż/F at any state; or where classes are alike 1 if B falls."""
     if point["kind"] == "alike":
         flow, of = corpora.alike(point), corpora.rates(point)
         state = flow.path(np.array([point["time"]]), **of, rtol=1e-7)[0]
         rate = formula(*flow.full_state(state), eta_z=of["eta_z"])[0]
-        return Measurement(float(rate <= 0), 0.5)
+        return ClaimMeasurement(float(rate <= 0), 0.5)
     corpus = corpora.any_corpus(point)
     z, y = corpora.any_state(point, corpus)
     ours = formula(corpus, z, y, eta_z=1.3)

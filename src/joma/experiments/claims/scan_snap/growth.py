@@ -7,7 +7,7 @@ import numpy as np
 from scipy import integrate, special
 
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, difference, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.scan_snap.corpora import balanced
@@ -23,7 +23,7 @@ def _random_rates(rng: np.random.Generator, largest_y: float, largest_z: float) 
     return {"eta_y": eta_y, "eta_z": float(rng.uniform(0.5, largest_z))}
 
 
-def _balanced_law(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _balanced_law(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     errors = []
     t = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 20)])
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), (4, 5, 2)):
@@ -37,7 +37,7 @@ def _balanced_law(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
-def _balanced_law_at(formula: Formula, point: Point) -> Measurement:
+def _balanced_law_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The drift of the conserved quantity, relative to its largest term."""
     corpus, of = balanced(point), corpora.rates(point)
     state = corpora.flow(corpus).path(np.array([point["time"]]), **of)[0]
@@ -51,7 +51,7 @@ def _balanced_law_at(formula: Formula, point: Point) -> Measurement:
     return measured(abs(end - start) / size, 1e-6)
 
 
-def _balanced_b(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _balanced_b(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     errors = []
     t = np.concatenate([[0.0], np.geomspace(0.1, 1e8, 25)])
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3)):
@@ -62,12 +62,12 @@ def _balanced_b(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
-def _balanced_b_at(formula: Formula, point: Point) -> Measurement:
+def _balanced_b_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance of B(t) from the flow's, relative."""
     corpus, of = balanced(point), corpora.rates(point)
     t = np.array([point["time"]])
     b = float(corpora.flow(corpus).path(t, **of)[0, -1])
-    return Measurement(abs(float(formula(corpus, t, **of)[0]) - b) / (b + 1e-6), 1e-5)
+    return ClaimMeasurement(abs(float(formula(corpus, t, **of)[0]) - b) / (b + 1e-6), 1e-5)
 
 
 def _steepest(corpus: Balanced, eta_z: float, end: float = 1e6) -> float:
@@ -78,7 +78,7 @@ def _steepest(corpus: Balanced, eta_z: float, end: float = 1e6) -> float:
     return float(np.max(np.diff(b) / np.diff(np.log(t))))
 
 
-def _scanning(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _scanning(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """By how much the steepest dB/d ln t, over all rates, exceeds the formula."""
     errors = [
         _steepest(corpus, eta_z) / formula(corpus) - 1
@@ -89,7 +89,7 @@ def _scanning(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
-def _scanning_at(formula: Formula, point: Point) -> Measurement:
+def _scanning_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much dB/d ln t exceeds its limit, relative, at any time and rates."""
     corpus, of = balanced(point), corpora.rates(point)
     state = corpora.flow(corpus).path(np.array([point["time"]]), rtol=1e-8, **of)[0]
@@ -97,19 +97,19 @@ def _scanning_at(formula: Formula, point: Point) -> Measurement:
     return measured(slope / formula(corpus) - 1, 1e-5)
 
 
-def _scanning_limit(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _scanning_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     cases = corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (6, 3, 2))
     errors = [abs(_steepest(one, 1e8, end=1.0) / formula(one) - 1) for one in cases]
     return measured(errors, 0.005)
 
 
-def _scanning_at_equal_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _scanning_at_equal_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     (corpus,) = corpora.balanced_corpora(rng, (2, 1, 1))
     return measured(abs(_steepest(corpus, 1.0) / formula(corpus) - 1), 0.005)
 
 
 @over(**corpora.BALANCED)
-def _scanning_limit_at(formula: Formula, point: Point) -> Measurement:
+def _scanning_limit_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """How far the steepest dB/d ln t at η_Z/η_Y = 1e18 is from the limit, relative."""
     corpus = balanced(point)
     steepest, low, high = 0.0, 1e-11, 1e-2
@@ -142,7 +142,7 @@ def _frozen_scores(point: Point, t: float) -> Array:
     return frozen(gram, np.full(classes, 1 / classes), np.array([t]), point["eta_y"])[0][0, 0]
 
 
-def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Measurement:
+def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
     errors = []
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (8, 3, 1)):
         eta_y = float(rng.uniform(0.5, 5))
@@ -155,14 +155,14 @@ def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Meas
 
 
 @over(**corpora.DECODER, margin=Real(1e-3, 30.0, log=True))
-def _margin_at(formula: Formula, point: Point) -> Measurement:
+def _margin_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance of the margin at the predicted time, relative."""
     wanted = point["margin"]
     scores = _frozen_scores(point, float(formula(wanted, **_decoder(point))))
     return measured(abs((scores[0] - scores[1]) / wanted - 1), 1e-6 / point["share"])
 
 
-def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Measurement:
+def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
     """How far the right class's probability is from ½ at the predicted time."""
     errors = []
     for corpus in corpora.balanced_corpora(rng, (3, 1, 1), (5, 4, 2), (12, 1, 1)):
@@ -175,13 +175,13 @@ def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) 
 
 
 @over(**corpora.DECODER)
-def _deciding_time_at(formula: Formula, point: Point) -> Measurement:
+def _deciding_time_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """How far the right class's probability is from ½ at the predicted time."""
     right = special.softmax(_frozen_scores(point, formula(**_decoder(point))))[0]
     return measured(abs(right - 0.5), 1e-6 / point["share"])
 
 
-def _snapping_order(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _snapping_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """By how much F times the deciding time exceeds 0.61 t₀, or stays below 0.6098 t₀."""
     largest = 0.0
     for classes in (2, 3, 10, 29, 30, 31, 100, 30_000):
@@ -193,7 +193,7 @@ def _snapping_order(formula: Formula, rng: np.random.Generator) -> Measurement:
             )[0]
             ratio = decided / eta_y / formula(classes, classes + more, eta_y)
             largest = max(largest, float(ratio))
-    return Measurement(max(largest - 0.61, 0.6098 - largest, 0.0), 1e-6)
+    return ClaimMeasurement(max(largest - 0.61, 0.6098 - largest, 0.0), 1e-6)
 
 
 @over(
@@ -201,14 +201,14 @@ def _snapping_order(formula: Formula, rng: np.random.Generator) -> Measurement:
     more=Integer(1, 1_000_000, log=True),
     eta_y=Real(1e-6, 1e6, log=True),
 )
-def _snapping_order_at(formula: Formula, point: Point) -> Measurement:
+def _snapping_order_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """By how much F times the deciding time exceeds 0.61 t₀, relative."""
     k = point["classes"]
     decided = (k - 2 + (k - 1) * np.log(k - 1)) / point["eta_y"]
     return measured(decided / (0.61 * formula(k, k + point["more"], point["eta_y"])) - 1, 1e-12)
 
 
-def _snapping(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _snapping(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The error of the growth of B between two late times, relative to it."""
     errors = []
     of: dict[str, Any] = {"eta_y": 2.0, "eta_z": 2.0}
@@ -226,7 +226,7 @@ def _snapping(formula: Formula, rng: np.random.Generator) -> Measurement:
     start=Real(20.0, 400.0),
     later=Real(1.1, 20.0, log=True),
 )
-def _snapping_at(formula: Formula, point: Point) -> Measurement:
+def _snapping_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The error of the growth of B between two late times, relative; η_Y = 1."""
     corpus, eta_z = balanced(point), point["eta_z"]
     start = float(np.exp(point["start"]))

@@ -6,7 +6,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.scan_snap.corpora import balanced
@@ -18,7 +18,7 @@ _STEP = 0.05
 """Change of ln η_Y by which ∂B/∂ln η_Y is measured."""
 
 
-def _both_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _both_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The relative error of B and z at larger rates."""
     corpus = corpora.random_corpus(rng, 3, 3, 2, equal=False)
     factor, t = float(rng.uniform(3, 10)), np.array([0.3, 3.0, 30.0])
@@ -29,7 +29,7 @@ def _both_rates(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN, factor=Real(1e-3, 1e3, log=True))
-def _both_rates_at(formula: Formula, point: Point) -> Measurement:
+def _both_rates_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance of the state at larger rates from that at the rescaled time."""
     even, of, factor = corpora.flow(balanced(point)), corpora.rates(point), point["factor"]
     fast = even.path(np.array([point["time"]]), factor * of["eta_y"], factor * of["eta_z"])
@@ -37,7 +37,7 @@ def _both_rates_at(formula: Formula, point: Point) -> Measurement:
     return measured(np.abs(fast - same) / (np.abs(fast) + 1e-4), 1e-4)
 
 
-def _densest(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _densest(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The error of the separation at which the entropy is largest on the population ODE."""
     worst = 0.0
     for sizes in ((3, 1, 1), (2, 3, 2), (2, 8, 1)):
@@ -52,11 +52,11 @@ def _densest(formula: Formula, rng: np.random.Generator) -> Measurement:
         worst = max(worst, abs(turn - float(separation[at])) - spread)
         worst += float(np.any(np.diff(entropy[separation < turn]) <= 0))
         worst += float(np.any(np.diff(entropy[separation > turn]) >= 0))
-    return Measurement(max(worst, 0.0), 0.0)
+    return ClaimMeasurement(max(worst, 0.0), 0.0)
 
 
 @over(**corpora.BALANCED, separation=Real(0.0, 12.0))
-def _densest_at(formula: Formula, point: Point) -> Measurement:
+def _densest_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """1 if entropy does not rise before the predicted separation and fall after it."""
     corpus = balanced(point)
     turn, at = formula(corpus), point["separation"]
@@ -73,10 +73,10 @@ def _densest_at(formula: Formula, point: Point) -> Measurement:
     change = entropy(at + 1e-4) - entropy(at - 1e-4)
     if abs(change) < 1e-13:
         raise JomaError("the entropy hardly changes")
-    return Measurement(float((change > 0) != (at < turn)), 0.0)
+    return ClaimMeasurement(float((change > 0) != (at < turn)), 0.0)
 
 
-def _decoder_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _decoder_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The relative error of ∂B/∂ln η_Y at t = 1e250, plus 1 where the entropy does not agree."""
     error = 0.0
     narrow = Balanced(2, 1, 1, common_mass=float(rng.uniform(0.4, 0.6)))
@@ -92,10 +92,10 @@ def _decoder_rate(formula: Formula, rng: np.random.Generator) -> Measurement:
         error = max(error, float(np.max(np.abs(change / effect - 1))))
         sparser = (less.entropy - more.entropy)[:, 0]
         error += float(np.mean(np.sign(sparser) != np.sign(effect)))
-    return Measurement(error, 2e-3)
+    return ClaimMeasurement(error, 2e-3)
 
 
-def _decoder_rate_early(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _decoder_rate_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """At t = 1e8 and η_Y = 100 η_Z, where attention is not yet on the distinct tokens.
 
     The formula refuses this time, so its value is taken at rates at which it is late.
@@ -115,7 +115,7 @@ def _decoder_rate_early(formula: Formula, rng: np.random.Generator) -> Measureme
     start=Real(20.0, 400.0),
     later=Real(1.0, 1.0),
 )
-def _decoder_rate_at(formula: Formula, point: Point) -> Measurement:
+def _decoder_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance of ∂B/∂ln η_Y at a late time, relative."""
     corpus, eta_z, log_time = balanced(point), point["eta_z"], np.log(np.exp(point["start"]))
     t = np.array([np.exp(point["start"])])
@@ -132,7 +132,7 @@ def _decoder_rate_at(formula: Formula, point: Point) -> Measurement:
     return measured(abs(change / effect - 1), slack)
 
 
-def _turn(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Measurement:
+def _turn(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
     errors, step = [], 0.01
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 6, 1), (8, 3, 2), spread=0.1):
         eta_y, share = float(rng.uniform(0.5, 5)), corpora.share_at_start(corpus.corpus)
@@ -150,7 +150,7 @@ def _turn(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Measur
 
 
 @over(**corpora.DECODER)
-def _turn_at(formula: Formula, point: Point) -> Measurement:
+def _turn_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """D ln B/d ln t − 1 at the predicted time: there ∂B/∂η_Y is 0, B being b(η_Y t)/η_Y."""
     classes, share, eta_y = point["classes"], point["share"], point["eta_y"]
     if share > 1 - 1e-6:

@@ -8,18 +8,18 @@ import numpy as np
 from scipy import special
 
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap.corpora import balanced, one_query
 from joma.experiments.claims.search import Integer, Point, Real, Seed, over
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Balanced, Corpus
+from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
 Array = np.ndarray
 
 
 def _leading_bias(
-    corpus: Corpus, z: Array, y: Array, population: Array, reach: float
+    corpus: ScanSnapCorpus, z: Array, y: Array, population: Array, reach: float
 ) -> Callable[[int], Array]:
     """Return the bias of the mean gradient in 1/T, by enumeration of all sequences of T tokens.
 
@@ -49,7 +49,7 @@ def _leading_bias(
     return lambda length: 4 * bias(2 * length) - bias(length)
 
 
-def _finite_length(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _finite_length(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     corpus = one_query([[0.6, 0.4], [0.3, 0.7]], [0.4, 0.6])
     z, y = 0.5 * rng.normal(size=(1, 2)), rng.normal(size=(2, 2))
     parts = scan_snap.flow(corpus, z, y, eta_y=1.0, eta_z=1.0)
@@ -68,7 +68,7 @@ def _finite_length(formula: Formula, rng: np.random.Generator) -> Measurement:
     length=Integer(1000, 2000),
     draw=Seed(),
 )
-def _finite_length_at(formula: Formula, point: Point) -> Measurement:
+def _finite_length_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance of the bias at 4T from the formula's, by enumeration of all sequences."""
     rng = np.random.default_rng(point["draw"])
     rows = [[point[name], 1 - point[name]] for name in ("first", "second")]
@@ -84,7 +84,7 @@ def _finite_length_at(formula: Formula, point: Point) -> Measurement:
     return measured(np.linalg.norm(ours - expected) / size, 8e4 / length**2)
 
 
-def _sampled(formula: Formula, rng: np.random.Generator, *, length: int) -> Measurement:
+def _sampled(formula: Formula, rng: np.random.Generator, *, length: int) -> ClaimMeasurement:
     """The relative error of B, while scanning and long after t₀."""
     corpus = Balanced(3, 2, 2)
     rates: dict[str, Any] = {"eta_y": 0.1, "eta_z": 0.25}
@@ -104,7 +104,7 @@ def _sampled(formula: Formula, rng: np.random.Generator, *, length: int) -> Meas
     length=Integer(1000, 2000),
     sampled=True,
 )
-def sampled_at(formula: Formula, point: Point) -> Measurement:
+def sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Measure the distance of B from its mean over runs on sampled sequences, relative.
 
     The tolerance is four standard errors, 1.2/steps, and tokens/length for the bias of sequences of
@@ -127,7 +127,7 @@ def sampled_at(formula: Formula, point: Point) -> Measurement:
     error = abs(float(formula(corpus, [float(steps)], **rates)[0]) / b.mean() - 1)
     noise = b.std(ddof=1) / np.sqrt(runs) / b.mean()
     allowed = 1.2 / steps + corpus.corpus.tokens / length
-    return Measurement(error, float(4 * noise + allowed), float(noise))
+    return ClaimMeasurement(error, float(4 * noise + allowed), float(noise))
 
 
 CLAIMS: tuple[Claim, ...] = (

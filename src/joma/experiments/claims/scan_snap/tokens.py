@@ -6,12 +6,18 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula, Measurement, difference, measured, relative
+from joma.experiments.claims.measurement import (
+    ClaimMeasurement,
+    Formula,
+    difference,
+    measured,
+    relative,
+)
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, Vector, over
 from joma.theory import scan_snap
-from joma.theory.scan_snap import Corpus
+from joma.theory.scan_snap import ScanSnapCorpus
 
 _IN_BETWEEN = corpora.one_query(
     [[0.25, 0.25, 0.30, 0.00, 0.20], [0.25, 0.02, 0.00, 0.53, 0.20]], [0.5, 0.5]
@@ -23,8 +29,8 @@ _FREQUENT_FALLS = corpora.one_query(
 """Its last two tokens are distinct; at η_Y = 5 η_Z the more frequent one ends lower."""
 
 
-def _gradient(formula: Formula, rng: np.random.Generator) -> Measurement:
-    corpus = Corpus(
+def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    corpus = ScanSnapCorpus(
         rng.dirichlet(np.ones(5), size=4), np.array([0, 1, 0, 1]), rng.dirichlet(np.full(4, 3.0))
     )
     z, y = rng.normal(size=(2, 5)), rng.normal(size=(5, 4))
@@ -45,7 +51,7 @@ def _gradient(formula: Formula, rng: np.random.Generator) -> Measurement:
 
 
 @over(**corpora.ANY_CORPUS, **corpora.ANY_STATE)
-def _gradient_at(formula: Formula, point: Point) -> Measurement:
+def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance to the log-likelihood's derivatives, relative to the largest g."""
     corpus = corpora.any_corpus(point)
     z, y = corpora.any_state(point, corpus)
@@ -55,7 +61,7 @@ def _gradient_at(formula: Formula, point: Point) -> Measurement:
     return measured([error, difference(y_rate, 0.7 * by_y)], 1e-12)
 
 
-def _common_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _common_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The share of wrong signs, with one common token and with equally common ones."""
     wrong = total = 0
     one = np.zeros((3, 7))
@@ -73,10 +79,10 @@ def _common_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
         for run in (flow, sampled):
             wrong += int(np.sum((run.fate[0, corpus.shared] != fate) | (fate != -1)))
             total += fate.size
-    return Measurement(wrong / total, 0.0)
+    return ClaimMeasurement(wrong / total, 0.0)
 
 
-def _in_between_rises(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _in_between_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The share of common tokens that do not fall, of three of which two are unequal."""
     run = scan_snap.evolve(_IN_BETWEEN, [0.0, 1e3], eta_y=10.0, eta_z=1.0)
     return measured(np.mean(run.fate[0, _IN_BETWEEN.shared] != -1), 0.0)
@@ -92,7 +98,7 @@ def _in_between_rises(formula: Formula, rng: np.random.Generator) -> Measurement
     unequal=Real(0.0, 3.0, special=(0.0,)),
     draw=Seed(),
 )
-def _common_falls_at(formula: Formula, point: Point) -> Measurement:
+def _common_falls_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """How far the common token that falls least has come: at first, or on a flow.
 
     All common tokens are equally common, or there is only one.
@@ -103,7 +109,7 @@ def _common_falls_at(formula: Formula, point: Point) -> Measurement:
         if np.max(np.abs(z)) < 1e-8:
             raise JomaError("nothing has moved yet")
         falls = formula(two.corpus)[0, 0] == -1
-        return Measurement(float(z[0] / np.max(np.abs(z))) if falls else 1.0, 0.0)
+        return ClaimMeasurement(float(z[0] / np.max(np.abs(z))) if falls else 1.0, 0.0)
     corpus = _common_and_distinct(point)
     fate, expected = formula(corpus), reference.initial_acceleration(corpus)
     of_shared = expected[:, corpus.shared]
@@ -111,11 +117,11 @@ def _common_falls_at(formula: Formula, point: Point) -> Measurement:
     if np.all(np.abs(of_shared) < 1e-13):
         raise JomaError("nothing moves")
     if np.any(fate[:, corpus.shared][visible] != -1):
-        return Measurement(1.0, 0.0)
+        return ClaimMeasurement(1.0, 0.0)
     return measured(np.max(of_shared[visible]) / np.max(np.abs(expected)), 0.0)
 
 
-def _common_and_distinct(point: Point) -> Corpus:
+def _common_and_distinct(point: Point) -> ScanSnapCorpus:
     """One common token of any frequencies, or several that are equally common; unequal classes."""
     classes = point["classes"]
     rng = np.random.default_rng(point["draw"])
@@ -130,10 +136,10 @@ def _common_and_distinct(point: Point) -> Corpus:
         own[class_, class_ * distinct : (class_ + 1) * distinct] = weights / weights.sum()
     joint = np.resize(point["joint"], classes)
     query = (np.arange(classes) % point["queries"]).astype(np.int64)
-    return Corpus(np.hstack([mass * common, (1 - mass) * own]), query, joint / joint.sum())
+    return ScanSnapCorpus(np.hstack([mass * common, (1 - mass) * own]), query, joint / joint.sum())
 
 
-def _distinct_rise(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _distinct_rise(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     worst, half = 0.0, 0.05
     drawn = (corpora.random_corpus(rng, classes, 2, 3, equal=False) for classes in (2, 3))
     for corpus in (corpora.PULLED_DOWN, corpora.UNEVEN, *drawn):
@@ -144,20 +150,20 @@ def _distinct_rise(formula: Formula, rng: np.random.Generator) -> Measurement:
         expected = 2 * z[1] / half**2 - z[2] / (2 * half) ** 2
         worst = max(worst, float(np.max(np.abs(pull - expected) / expected)))
         worst += float(np.mean(pull <= 0))
-    return Measurement(worst, 0.01)
+    return ClaimMeasurement(worst, 0.01)
 
 
-def _distinct_falls(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _distinct_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     wrong = []
     for corpus, eta_y, end in corpora.FALLING:
         run = scan_snap.evolve(corpus, [0.0, end], eta_y=eta_y, eta_z=1.0)
         sign = np.sign(formula(corpus)[0, corpus.distinct])
         wrong.append(float(np.mean(run.fate[0, corpus.distinct] != sign)))
-    return Measurement(min(wrong), 0.0)
+    return ClaimMeasurement(min(wrong), 0.0)
 
 
 @over(**corpora.ANY_CORPUS)
-def _distinct_rise_at(formula: Formula, point: Point) -> Measurement:
+def _distinct_rise_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance to z̈(0), relative, plus 1 if a distinct token is not pulled up."""
     corpus = corpora.any_corpus(point)
     pull, expected = formula(corpus), reference.initial_acceleration(corpus)
@@ -166,10 +172,10 @@ def _distinct_rise_at(formula: Formula, point: Point) -> Measurement:
         shares = bool(np.any(corpus.shared & (corpus.token_given_class[class_] > 0)))
         own = pull[corpus.query[class_], corpus.distinct_of(class_)]
         error += float(np.any(own <= 0) if shares else np.any(own != 0))
-    return Measurement(error, 1e-8)
+    return ClaimMeasurement(error, 1e-8)
 
 
-def _frequent_first(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _frequent_first(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The relative error of the ratio of two logits at a small time; on sequences their order."""
     corpus = corpora.random_corpus(rng, 3, 2, 4)
     early = scan_snap.evolve(corpus, [0.05], eta_y=3.0, eta_z=1.0).z[0, 0]
@@ -183,17 +189,19 @@ def _frequent_first(formula: Formula, rng: np.random.Generator) -> Measurement:
             error = max(error, abs(early[often] / early[seldom] / ratio - 1))
             if ratio > 1.5:  # closer ones are decided by the draw of the sequences
                 error += float(last[often] <= last[seldom])
-    return Measurement(error, 1e-4)
+    return ClaimMeasurement(error, 1e-4)
 
 
-def _frequent_late(formula: Formula, rng: np.random.Generator) -> Measurement:
+def _frequent_late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """1 if the more frequent token is not the higher one late."""
     late = scan_snap.evolve(_FREQUENT_FALLS, [1e4], eta_y=5.0, eta_z=1.0).z[0, 0]
-    return Measurement(float((formula(_FREQUENT_FALLS, 1, 2, 3) > 1) != (late[2] > late[3])), 0.0)
+    return ClaimMeasurement(
+        float((formula(_FREQUENT_FALLS, 1, 2, 3) > 1) != (late[2] > late[3])), 0.0
+    )
 
 
 @over(**corpora.ANY_CORPUS)
-def _frequent_first_at(formula: Formula, point: Point) -> Measurement:
+def _frequent_first_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The distance of z_l/z_l' at t → 0 from the formula, relative."""
     corpus = corpora.any_corpus(point)
     expected = reference.initial_acceleration(corpus)
@@ -211,7 +219,7 @@ def _frequent_first_at(formula: Formula, point: Point) -> Measurement:
             error = max(error, abs(of_query[own[0]] / of_query[token] / ratio - 1))
     if not found:
         raise JomaError("no class has two distinct tokens that move")
-    return Measurement(error, 1e-6)
+    return ClaimMeasurement(error, 1e-6)
 
 
 CLAIMS: tuple[Claim, ...] = (
