@@ -8,6 +8,7 @@ import pytest
 from joma.experiments import claims
 from joma.experiments.claims import Claim, ClaimMeasurement
 from joma.experiments.claims.search import Point, Real, Search
+from joma.runs import Run
 from tests.cli._command import joma, sentence
 
 
@@ -39,6 +40,12 @@ class TestStands:
         assert record["evaluations"] >= 1000
         assert record["enough"]
         assert not record["violated"]
+
+    def test_the_records_are_kept_in_a_run_folder(self, tmp_path):
+        words = ("--adversary", "0.05", "--claim", "right", "--json", "--out", str(tmp_path / "a"))
+        result = joma("verify", *words)
+        assert result.exit_code == 0
+        assert Run.open(tmp_path / "a").read_json("attacks") == json.loads(result.stdout)
 
     def test_a_claim_without_parameters_is_said_to_have_none(self):
         result = joma("verify", "--adversary", "1", "--claim", "ours")

@@ -1,9 +1,10 @@
 """`joma verify`."""
 
+import contextlib
 import importlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,7 +90,7 @@ def verify(
         option(
             "--out",
             "DIR",
-            "Keep the verdicts and the picture in this run folder; "
+            "Keep the verdicts and the picture, or the attacks, in this run folder; "
             "with --plot alone, in a new ./runs/verify-DATE-TIME.",
         ),
     ] = None,
@@ -105,8 +106,8 @@ def verify(
         _list(ids, json)
         return
     if adversary is not None:
-        note_idle(context, ("plot", "out"), "with --adversary")
-        _attack_and_show(ids, adversary or None, seed, json)
+        note_idle(context, ("plot",), "with --adversary")
+        _attack_and_show(ids, adversary or None, seed, out, json)
         return
     importlib.import_module("joma.experiments.claims")  # Ctrl-C meanwhile stops no measurement
     records: list[Record] = []
@@ -193,23 +194,53 @@ def _list(ids: Sequence[str], json: bool) -> None:
     _show.put(rows)
 
 
-def _attack_and_show(ids: Sequence[str], seconds: float | None, seed: int, json: bool) -> None:
+def _attack_and_show(
+    ids: Sequence[str], seconds: float | None, seed: int, out: Path | None, json: bool
+) -> None:
     """Attack claims in as many processes as there are processors, for about so long in all."""
     start = time.perf_counter()
     jobs = max(1, min(os.cpu_count() or 1, len(ids)))
     each = ATTACK_SECONDS if seconds is None else _SHARE * seconds * jobs / max(len(ids), 1)
+    folders: list[Path] = []
     with (
-        interruptible([], lambda: same_again(None, [])),
+        interruptible(folders, lambda: same_again(out, folders)),
+        writing_to(out),
+        _kept_attacks(ids, seconds, seed, out, folders) as keep,
         progress("adversary", len(ids)) as advance,
         workers(jobs) as submit,
     ):
         records = gather([submit(attack_claim, name, each, seed) for name in ids], advance)
+        keep(records)
     if json:
         _show.as_json(records)
     else:
         show_attacks(records, time.perf_counter() - start)
     if any(record.get("violated") for record in records):
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _kept_attacks(
+    ids: Sequence[str], seconds: float | None, seed: int, out: Path | None, folders: list[Path]
+) -> Iterator[Callable[[Sequence[Record]], None]]:
+    """Give what writes the records of an attack into the run folder `out`, if there is one."""
+    if out is None:
+        yield lambda records: None
+        return
+    from joma.runs import Run
+
+    config = {"seed": seed, "claims": ids, "adversary_seconds": seconds}
+    checked_restart(out, "verify", config)
+    run = Run.create("verify", config, out=out, existing="restart")
+    folders.append(run.path)
+    with run.locked(), closing(run) as outcome:
+
+        def keep(records: Sequence[Record]) -> None:
+            run.write_json("attacks", records)
+            fallen = [record["claim"] for record in records if record.get("violated")]
+            outcome.update(agrees=not fallen, finding=f"{len(fallen)} of {len(records)} fall")
+
+        yield keep
 
 
 def _check(ids: Sequence[str], seed: int, records: list[Record]) -> None:
