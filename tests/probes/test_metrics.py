@@ -1,5 +1,6 @@
 """The registry of metrics."""
 
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -88,3 +89,8 @@ def test_tables_of_the_docs_are_what_the_tool_writes(name: str):
     spec.loader.exec_module(tool)
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == tool.page(name)
     assert "<!-- metrics: " in tool.page(name)
+
+
+def test_a_metric_collects_only_what_there_is() -> None:
+    with pytest.raises(ValueError, match="collected of attention is first, last"):
+        dataclasses.replace(METRICS["attention_first"], collects={"distance": True})

@@ -31,6 +31,14 @@ Needs = Literal[
 - "norms", "step", "updates", "theorem1": of a training alone; `joma.train.monitor` measures them.
 """
 
+COLLECTED: Mapping[str, frozenset[str]] = {
+    "attention": frozenset({"first", "last"}),
+    "activations": frozenset({"top"}),
+    "gradients": frozenset({"ranks"}),
+}
+"""What `Metric.collects` may ask for. A further statistic of attention rows has to be added to
+`joma.probes.attention`, its blocked and its Triton version first, and then here."""
+
 Cadence = Literal["every measurement", "one step after every measurement", "every tenth"]
 
 
@@ -94,3 +102,13 @@ class Metric:
     repeated: Callable[[Effort], Any] | None = None
     of_spectrum: Callable[[Any], Any] | None = None
     streamed: Callable[[], Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Check `collects`, since one unknown entry would stop all metrics of the same calls."""
+        unknown = set(self.collects) - COLLECTED.get(self.needs, frozenset())
+        if unknown:
+            available = ", ".join(sorted(COLLECTED.get(self.needs, ()))) or "nothing"
+            raise ValueError(
+                f"the metric {self.name} collects {', '.join(sorted(unknown))}, but what is "
+                f"collected of {self.needs} is {available}: see COLLECTED in {__name__}"
+            )
