@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joma.cli import _show
+from joma.common.text import duration
 
 if TYPE_CHECKING:
     from joma.analysis.probing import Probing
@@ -75,9 +76,7 @@ def show_plan(
         read = f"{takes['tokens']:,} tokens at most" if takes["tokens"] else "no text"
         lines.append(f"device: {asked.device}; reads {read}")
         gigabytes = takes["about_bytes"] / 2**30
-        lines.append(
-            f"about {_show.duration(takes['about_seconds'])}, memory about {gigabytes:.1f} GB"
-        )
+        lines.append(f"about {duration(takes['about_seconds'])}, memory about {gigabytes:.1f} GB")
     _show.say(f"{next(iter(first.values()))} → {run}")
     for line in lines:
         _show.say(f"  {line}")

@@ -24,6 +24,7 @@ from joma.cli._folders import (
 )
 from joma.cli._options import Json, Out, Seed, chosen_device, device_option, option, positive, whole
 from joma.cli._progress import reports
+from joma.common.text import duration
 from joma.errors import JomaError
 from joma.experiments import ChoiceOption, Experiment, Option, Request, Scale
 
@@ -355,7 +356,7 @@ def _show_plans(
     if known and len(plans) > 1:
         others = [plan["name"] for plan in plans if plan["about_seconds"] is None]
         without = f", without {', '.join(others)}" if others else ""
-        typer.echo(f"Together about {_show.duration(sum(known))}{without}.")
+        typer.echo(f"Together about {duration(sum(known))}{without}.")
 
 
 def _warn(requests: Mapping[str, Request]) -> None:
@@ -373,7 +374,7 @@ def _warn(requests: Mapping[str, Request]) -> None:
         fitting = [scale for scale, it in experiment.scales.items() if _kind(it) == "cpu"]
         if fitting:  # the largest of them
             seconds = experiment.takes(request)[fitting[-1]].seconds * _share(experiment, request)
-            words += f"; --scale {fitting[-1]} takes about {_show.duration(seconds)}"
+            words += f"; --scale {fitting[-1]} takes about {duration(seconds)}"
         typer.echo(words, err=True)
 
 
@@ -419,9 +420,9 @@ def _plan(name: str, request: Request, folder: Path | None) -> dict[str, Any]:
 
 def _lines(plan: Mapping[str, Any]) -> list[str]:
     if "scale" not in plan:
-        return [f"about {_show.duration(plan['about_seconds'])}, memory {plan['memory']}"]
+        return [f"about {duration(plan['about_seconds'])}, memory {plan['memory']}"]
     lines = [
-        f"{scale}: about {_show.duration(takes['about_seconds'])} on {takes['on']}, "
+        f"{scale}: about {duration(takes['about_seconds'])} on {takes['on']}, "
         f"memory {takes['memory']}{_remark(plan) if scale == plan['scale'] else ''}"
         for scale, takes in plan["scales"].items()
     ]

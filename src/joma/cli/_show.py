@@ -119,13 +119,6 @@ def sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def duration(seconds: float) -> str:
-    """Return a time in seconds, minutes or hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def spell_out_what_streams_lack() -> None:
     """Spell out ✓ and Greek letters on a standard output or error that cannot encode them."""
     codecs.register_error(SPELLED, _handle)

@@ -17,6 +17,7 @@ from joma.cli._folders import checked_restart, closing, interruptible, same_agai
 from joma.cli._options import Device, Json, Model, Out, Seed, Text, Tokenizer, chosen_device, whole
 from joma.cli._progress import Report, reports
 from joma.common.json_files import plain
+from joma.common.text import duration
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ def _plan(asked: _Asked, loaded: "Loaded", read: "Tensor", out: Path | None, jso
     typer.echo(f"{NAME}: {asked.model} → {plan['run']}")
     typer.echo(
         f"  {len(read)} windows of {read.shape[1]} tokens on {plan['device']}: about "
-        f"{_show.duration(seconds)}, memory about {memory / 1e9:.1f} GB"
+        f"{duration(seconds)}, memory about {memory / 1e9:.1f} GB"
     )
 
 

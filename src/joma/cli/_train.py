@@ -18,6 +18,7 @@ from joma.cli._options import Device, Json, Out, chosen_device
 from joma.cli._progress import reports
 from joma.common.json_files import plain
 from joma.common.signals import exit_code
+from joma.common.text import duration
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def _estimate(asked: _Asked) -> None:
         f"{asked.config.training.steps} steps → {folder}"
     )
     typer.echo(
-        f"  about {_show.duration(found.seconds)} on {asked.device}, as a few steps went, "
+        f"  about {duration(found.seconds)} on {asked.device}, as a few steps went, "
         f"memory {memory}, disk about {found.disk / 1e9:.2g} GB with {found.exports} models"
     )
     for name, section in asked.config.sections().items():

@@ -7,4 +7,4 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """Default callback; does nothing."""
+    """Default callback; does nothing. It has a name, so that other processes can import it."""

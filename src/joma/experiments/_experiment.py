@@ -12,19 +12,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from joma.runs import Run
-
-Progress = Callable[[str, int, int], None]
-"""Takes what is being done, how much of it is done, and how much there is."""
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Default callback; does nothing. It has a name, so that other processes can import it."""
 
 
 @dataclass(frozen=True)

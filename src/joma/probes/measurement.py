@@ -1,18 +1,10 @@
 """One number measured of a model."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from joma.errors import JomaError
-
-Progress = Callable[[str, int, int], None]
-"""Takes what is being done, how much of it is done, and how much there is."""
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Do nothing: the default of `Progress`."""
 
 
 @dataclass(frozen=True)

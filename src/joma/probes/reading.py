@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma.common.progress import Progress
 from joma.errors import JomaError
 from joma.models import BlockPart, Found, Mlp, reader_path
 from joma.probes.activations import ActivationStatisticsAccumulator
 from joma.probes.attention import AttentionAccumulator
 from joma.probes.embedding import EmbeddingOverlapAccumulator
 from joma.probes.inputs import Reader
-from joma.probes.measurement import Measurement, Progress
+from joma.probes.measurement import Measurement
 from joma.probes.metrics import Metric, Needs, collected
 from joma.probes.tap import AttentionCall, AttentionMap, watch_attention
 

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
 from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
 from joma.probes import _checks
 from joma.probes.inputs import Inputs, Reader, Windows
-from joma.probes.measurement import Measurement, Progress, no_progress
+from joma.probes.measurement import Measurement
 from joma.probes.metrics import PROBED, Effort, Metric, checked
 from joma.probes.reading import Reading
 from joma.probes.tap import AttentionMap

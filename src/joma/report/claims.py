@@ -2,16 +2,13 @@
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from joma.common.types import Record
 from joma.errors import JomaError
 from joma.report import figures
-
-Record = Mapping[str, Any]
-"""One verdict, as `joma verify --json` prints it."""
 
 Groups = dict[str, list[Record]]
 """Records under their headings."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from joma.common.types import Record
 from joma.probes.metrics import METRICS
 from joma.report import figures
 
@@ -23,8 +23,6 @@ ROLE_NAMES = {
     "mlp_down": "MLP down",
 }
 _MARKERS = "osD^vPX"
-
-Record = Mapping[str, Any]
 
 
 def draw_probe(records: Sequence[Record], roles: Mapping[str, str]) -> Figure | None:

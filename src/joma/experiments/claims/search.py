@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from joma.common.types import Array
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 
 Generator = np.random.Generator
-Array = NDArray[np.float64]
 
 _AT_AN_END = 0.08
 _SPECIAL = 0.15

@@ -372,7 +372,7 @@ class Plan:
         power = power / power.diagonal().amax()
         square_N = power.square().sum(0)
         quotient_N = (power * (project @ power)).sum(0) / square_N
-        # Columns that vanished have no quotient; NaN elsewhere goes on, to be found.
+        # Columns that vanished have no quotient; NaN elsewhere is passed on, to be found.
         best = quotient_N.where(square_N > 1e-20, 0.0).argmax().unsqueeze(0)
         top = quotient_N.index_select(0, best).squeeze(0)
         best_N1 = power.index_select(1, best)

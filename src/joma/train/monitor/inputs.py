@@ -88,7 +88,7 @@ class MeasurementInputs:
 
 @contextlib.contextmanager
 def _attention_without_plans() -> Iterator[None]:
-    """Attention by other kernels than cuDNN's, which are planned anew for every shape of inputs.
+    """Attention by other kernels than cuDNN's, which are planned again for every shape of inputs.
 
     A plan takes half a second, as long as ten measurements. Plain products, which take every shape,
     must be allowed in its place.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
@@ -29,7 +30,7 @@ from joma.train.monitor.finite import Alarm
 from joma.train.monitor.folder import Opened, open_run
 from joma.train.monitor.inputs import Inputs, MeasurementInputs
 from joma.train.monitor.measure import Measurements
-from joma.train.monitor.options import Options, check_kinds, whole_number
+from joma.train.monitor.options import Options, check_kinds
 from joma.train.monitor.processes import MonitoredProcesses
 from joma.train.monitor.record import Logger, Losses, Recorder, Row, logged, one_number
 from joma.train.monitor.undisturbed import undisturbed, unwrap

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
@@ -29,9 +30,6 @@ def chosen_metrics(metrics: Sequence[str] | None, theorem1: int | None) -> tuple
         name = of_layer[0].name
         raise JomaError(f"theorem1 must be the layer to measure {name} on, got None")
     return tuple(it.name for it in chosen if theorem1 is not None or it not in of_layer)
-
-
-_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -122,15 +120,6 @@ def check_kinds(
         raise JomaError(f"loggers must be a list of functions, got {loggers!r}")
     if on_finding is not None and not isinstance(on_finding, Callable):
         raise JomaError(f"on_finding must be a function or None, got {on_finding!r}")
-
-
-def whole_number(name: str, value: int, least: int) -> int:
-    """Return the value if it is a whole number of at most 63 bits."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise JomaError(f"{name} must be a whole number from {least} on, got {value!r}")
-    if value > _LARGEST:
-        raise JomaError(f"{name} must be a whole number below 2**63, got {value!r}")
-    return value
 
 
 def _is_number(value: Any) -> bool:

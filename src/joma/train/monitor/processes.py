@@ -122,7 +122,7 @@ class Gathers:
     """Keeps processes together while a model whose weights are sharded runs.
 
     Every module that `fully_shard` was applied to gathers its weights before it runs, together with
-    all other processes. Where the forward pass fails in one process, this process goes on with what
+    all other processes. Where the forward pass fails in one process, this one continues with what
     entered the module that failed, and makes the gathers that are left, or the others would wait
     for it. The error is raised at the end.
     """

@@ -5,13 +5,12 @@ from itertools import product
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Integer, Point, Real, Vector, over
 from joma.theory.cdag import LEAKY_RELU, corr, recursion_bound
-
-Array = np.ndarray
 
 _PATTERNS = {n: np.array(list(product((-1.0, 1.0), repeat=n))) for n in range(1, 9)}
 

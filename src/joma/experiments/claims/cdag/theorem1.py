@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
@@ -23,8 +24,6 @@ from joma.experiments.claims.search import (
     over,
 )
 from joma.theory import as_printed, cdag
-
-Array = np.ndarray
 
 NONLINEARITIES = {
     "linear": cdag.LINEAR,

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.cdag.theorem1 import NONLINEARITIES
 from joma.experiments.claims.claim import Claim
@@ -13,8 +14,6 @@ from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Re
 from joma.theory import cdag
 from joma.theory.functions import Activation
 from joma.theory.hblt import Tree
-
-Array = np.ndarray
 
 _TWO_VALUES: dict[str, Parameter] = {
     "inputs": Integer(1, 12),
@@ -41,7 +40,7 @@ def _two_values(
 
 
 def _two_values_of(
-    formula: Formula, signals: Array, z: Array, g: Array, nonlinearity: Activation
+    formula: Formula, signals: Array, z: np.ndarray, g: Array, nonlinearity: Activation
 ) -> tuple[Array, Array]:
     w, x_plus, x_minus = signals
     n = len(w)

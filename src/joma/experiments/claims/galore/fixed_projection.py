@@ -2,14 +2,13 @@
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.galore import problems
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Choice, Point, Real, over
 from joma.theory import galore
-
-Array = np.ndarray
 
 
 def _excess(

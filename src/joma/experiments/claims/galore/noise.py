@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from joma.common.types import Array
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.galore.problems import SIZES, orthonormal
 from joma.experiments.claims.measurement import (
@@ -16,8 +17,6 @@ from joma.experiments.claims.measurement import (
 )
 from joma.experiments.claims.search import Integer, Point, Real, over
 from joma.theory import galore
-
-Array = np.ndarray
 
 
 class _Noisy:

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.experiments.claims.search import Integer, Point, Real, Seed
 from joma.theory.galore import ReversibleGradient
-
-Array = np.ndarray
 
 SIZES: dict[str, Any] = {"rows": Integer(1, 5), "columns": Integer(1, 5), "draw": Seed()}
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.galore import problems
@@ -11,8 +12,6 @@ from joma.experiments.claims.galore.problems import operator
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Choice, Integer, Point, Real, over
 from joma.theory import galore
-
-Array = np.ndarray
 
 
 def _stall(formula: Formula, rng: np.random.Generator, *, definite: bool) -> ClaimMeasurement:

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Integer, Point, Real, Seed, over
 from joma.theory.galore import Descent, descend, varying_rate
-
-Array = np.ndarray
 
 _MAX_ENTRY = 1e3
 """Largest entry of W in a run that counts as bounded; the coefficients are of order one."""

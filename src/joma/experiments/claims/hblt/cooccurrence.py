@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, monte_carlo
@@ -12,8 +13,6 @@ from joma.experiments.claims.reference import hblt as trees
 from joma.experiments.claims.search import Integer, Point, Real, Search, Simplex, Vector, over
 from joma.theory import as_printed as printed
 from joma.theory import hblt
-
-Array = np.ndarray
 
 _DEPTH, _RHO = 4, 0.9
 
@@ -122,7 +121,7 @@ def _printed_cooccurrence(
     return hblt.cooccurrence(height, depth, rho, rho0)
 
 
-def _frequency(leaves: Array, first: int, other: int) -> tuple[float, float]:
+def _frequency(leaves: np.ndarray, first: int, other: int) -> tuple[float, float]:
     """How often leaf `other` is on where leaf `first` is, and the standard error."""
     other_when_on = leaves[leaves[:, first] == 1, other]
     frequency = float(other_when_on.mean())

@@ -311,7 +311,7 @@ def _winner_at(formula: Formula, point: Point) -> ClaimMeasurement:
     with mpmath.workdps(40):
         times = [log_own_time(*token) for token in tokens]
         late = float(times[ours] - min(times))
-        # Where it is right, by how much: the search goes on where two are close.
+        # Where it is right, by how much: the search continues where two are close.
         ahead = float(min([*times[:ours], *times[ours + 1 :], mpmath.inf]) - times[ours])
     rounding = 1e-16 * max(1.0, float(np.max(np.abs(options["log_offset"]))))
     guide = -min(ahead, 1.0) if ahead > rounding else -1.0

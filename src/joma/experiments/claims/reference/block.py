@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joma.common.types import Array
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Seed
 from joma.theory.block import Block, Samples, State, Trajectory
-
-Array = NDArray[np.float64]
 
 SIGMA: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "linear": (lambda y: y, lambda y: 1.0 + 0 * y),

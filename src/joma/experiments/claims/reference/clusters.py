@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.reference.ode import five_point, gauss
@@ -26,8 +26,6 @@ from joma.theory.marginals import (
     StudentT,
     Uniform,
 )
-
-Array = NDArray[np.float64]
 
 FAMILIES: tuple[Marginal, ...] = (
     Gaussian(),

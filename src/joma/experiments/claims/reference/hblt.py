@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.experiments.claims.search import Integer, Point, Real, Seed, Simplex, Vector
 from joma.theory import hblt
-
-Array = np.ndarray
 
 
 def irregular_tree() -> hblt.Tree:
@@ -42,7 +41,7 @@ def enumerate_assignments(tree: hblt.Tree) -> tuple[Array, list[Array]]:
     return top * below, levels
 
 
-def two_by_two(weights: Array, a: Array, b: Array) -> Array:
+def two_by_two(weights: Array, a: Array, b: Array) -> np.ndarray:
     """Return the joint distribution of two binary variables from weighted assignments."""
     cells = np.bincount(2 * a + b, weights=weights, minlength=4)
     return cells.reshape(2, 2)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.integrate import odeint
 
+from joma.common.types import Array
 from joma.theory.scan_snap import ScanSnapCorpus
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Array = np.ndarray
 
 
 def _log_likelihood(corpus: ScanSnapCorpus, z: "Tensor", y: "Tensor") -> "Tensor":
@@ -93,7 +92,7 @@ class Alike:
     def corpus(self) -> ScanSnapCorpus:
         """The corpus, common tokens first, then the distinct ones class by class."""
         own = np.kron(np.eye(self.classes), self.distinct)
-        tokens: Array = np.hstack([np.tile(self.common, (self.classes, 1)), own])
+        tokens: np.ndarray = np.hstack([np.tile(self.common, (self.classes, 1)), own])
         share = np.full(self.classes, 1 / self.classes)
         return ScanSnapCorpus(tokens, np.zeros(self.classes, dtype=np.int64), share)
 

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.reference.scan_snap import Alike, Even
 from joma.experiments.claims.search import Integer, Matrix, Point, Real, Seed, Simplex
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, ScanSnapCorpus
-
-Array = np.ndarray
 
 ANY_CORPUS: dict[str, Any] = {
     "weights": Matrix(Real(0.0, 1.0, special=(0.0,)), Integer(2, 4), Integer(2, 6)),

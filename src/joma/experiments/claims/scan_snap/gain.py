@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import integrate
 
+from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import (
@@ -21,8 +22,6 @@ from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, over
 from joma.theory import scan_snap
 from joma.theory.scan_snap import ScanSnapCorpus
-
-Array = np.ndarray
 
 _UNLIKE = corpora.one_query(
     [[0.12, 0.88 * 0.75, 0.88 * 0.25, 0.00, 0.00], [0.85, 0.00, 0.00, 0.10, 0.05]], [0.5, 0.5]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import integrate, special
 
+from joma.common.types import Array
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.reference.scan_snap import frozen
@@ -14,8 +15,6 @@ from joma.experiments.claims.scan_snap.corpora import balanced
 from joma.experiments.claims.search import Integer, Point, Real, over
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
-
-Array = np.ndarray
 
 
 def _random_rates(rng: np.random.Generator, largest_y: float, largest_z: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from joma.common.types import Array
 from joma.experiments.claims.claim import Claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import scan_snap as reference
@@ -14,8 +15,6 @@ from joma.experiments.claims.scan_snap.corpora import balanced, one_query
 from joma.experiments.claims.search import Integer, Point, Real, Seed, over
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, ScanSnapCorpus
-
-Array = np.ndarray
 
 
 def _leading_bias(
