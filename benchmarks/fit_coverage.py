@@ -1,18 +1,20 @@
 """Coverage of the intervals of `joma.theory.nonlinear.fit` on planted curves.
 
     python -m benchmarks.fit_coverage run [--first 0] [--count 500] [--kind v] [--noise 0.01] …
+        [--processes 15]
     python -m benchmarks.fit_coverage table
 
 A planted curve has 2 to 5 components with |μ| uniform up to 5 and a total time between 1 and 10
 time scales (log-uniform), measured at 100 equally spaced times with Gaussian noise. `--targets
 fig4` plants what the prior does not expect: |μ| between 1 and 4, as in Fig. 4. The fit sees the
-first part. `run` appends one row per curve to runs/fit-coverage/*.csv, so that the study can be
-made in pieces; `table` reads all of them.
+first part. `run` writes one row per curve to runs/fit-coverage/*.csv, so that the study can be
+made in pieces; `table` reads all of them. Set OMP_NUM_THREADS=1 with several processes.
 """
 
 import argparse
 import csv
 import itertools
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -90,25 +92,26 @@ def judge(kind: str, noise: float, part: float, targets: str, curve: int) -> dic
 
 
 def run(options: argparse.Namespace) -> None:
-    """Fit the planted curves asked for and append a row for each."""
+    """Fit the planted curves asked for and write a row for each."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     cases = itertools.product(
+        range(options.first, options.first + options.count),
         [options.kind] if options.kind else KINDS,
         [options.noise] if options.noise else NOISES,
         [options.part] if options.part else PARTS,
     )
-    for kind, noise, part in cases:
-        path = FOLDER / f"{options.targets}-{kind}-{noise:g}-{part:g}-{options.first}.csv"
-        done = 0
-        if path.exists():
-            done = sum(1 for _ in path.open()) - 1
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            if done <= 0:
-                writer.writeheader()
-            for curve in range(options.first + max(done, 0), options.first + options.count):
-                writer.writerow(judge(kind, noise, part, options.targets, curve))
-                file.flush()
+    path = FOLDER / f"{options.targets}-{options.first}-{options.count}.csv"
+    jobs = [(kind, noise, part, options.targets, curve) for curve, kind, noise, part in cases]
+    with path.open("w", newline="") as file, multiprocessing.Pool(options.processes) as pool:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        for row in pool.imap_unordered(_judge, jobs):
+            writer.writerow(row)
+            file.flush()
+
+
+def _judge(job: tuple[str, float, float, str, int]) -> dict[str, object]:
+    return judge(*job)
 
 
 def table(options: argparse.Namespace) -> None:
@@ -157,6 +160,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--noise", type=float, choices=NOISES)
     parser.add_argument("--part", type=float, choices=PARTS)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--targets", choices=list(TARGETS), default="prior")
     options = parser.parse_args()
     {"run": run, "table": table}[options.command](options)
