@@ -1,22 +1,32 @@
-"""Training the networks of a depth, and what is measured of them as they learn."""
+"""The text as networks read it, their training, and what is measured of them as they learn."""
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
+from joma.errors import JomaError
 from joma.experiments import _trained
 from joma.experiments._experiment import Request
-from joma.experiments.language._data import WindowedText
-from joma.experiments.language._groups import FIRST_SEED, GROUPS, LENGTH, WATCHED, LanguageSetting
+from joma.experiments.language._groups import (
+    FIRST_SEED,
+    GROUPS,
+    LENGTH,
+    WATCHED,
+    LanguageSetting,
+    Size,
+    named,
+)
 from joma.models import LanguageConfig, LanguageModel
 from joma.models.full_speed import FastLanguageModel
 from joma.models.language import FIRST_RANGE
 from joma.optim.full_speed import LazyAdam
 from joma.probes import stable_ranks
-from joma.runs import Run, is_run
+from joma.runs import Run
 from joma.train import Ensemble
 
 _TABLE = "embedding.weight"
@@ -27,6 +37,113 @@ _MAX_SHARED_LOGITS = 100_000
 """Logits per position of all networks of a group, up to which it may share a GPU with others."""
 _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class WindowedText:
+    """A text for one size of the experiment.
+
+    Attributes:
+        setting: what it makes of that size.
+        train: windows to learn from.
+        valid: windows to measure on.
+    """
+
+    setting: LanguageSetting
+    train: "Windows"
+    valid: "Windows"
+
+    def to(self, device: str) -> "WindowedText":
+        """Return the same text on a device."""
+        return replace(self, train=self.train.to(device), valid=self.valid.to(device))
+
+
+def find(size: Size) -> Corpus:
+    """Return the text of a size.
+
+    Raises:
+        ValueError: it is not there, or has no part to train or to measure on.
+    """
+    source = corpus(size.corpus)
+    for split in ("train", "valid"):
+        source.where(split)
+    return source
+
+
+def load(size: Size) -> WindowedText:
+    """Read and encode the text of a size."""
+    source = find(size)
+    tokenizer = BasicEnglish.of(source)
+    if size.vocabulary is not None:
+        tokenizer = BasicEnglish(tokenizer.vocabulary[: size.vocabulary])
+
+    def read(split: str, count: int, most: int | None) -> Windows:
+        tokens = encoded(source, tokenizer, split).tokens[:most]
+        try:
+            return Windows(streams(tokens, count))
+        except ValueError as error:
+            raise JomaError(f"{split} of text {size.corpus} is too short: {error}") from None
+
+    train = read("train", size.streams, size.train_tokens)
+    valid = read("valid", size.valid_streams, size.valid_tokens)
+    digests = {split: source.digest(split) for split in ("train", "valid")}
+    setting = LanguageSetting(
+        size,
+        words=tokenizer.size,
+        stream=train.streams_SN.shape[1],
+        digests={**digests, "tokenizer": tokenizer.digest},
+    )
+    return WindowedText(setting, train, valid)
+
+
+class Windows:
+    """Windows of 35 words, one after the other along all streams, each with the words that follow.
+
+    The last one may be short: all have the same shape, and weights say which words are there.
+
+    Args:
+        streams_SN: the streams, (S, words).
+
+    Attributes:
+        count: windows there are, the short one included.
+        whole: those that are whole.
+    """
+
+    def __init__(self, streams_SN: Tensor) -> None:
+        if streams_SN.shape[1] < 2:
+            raise JomaError(f"streams must have at least 2 words each, got {streams_SN.shape[1]}")
+        self.streams_SN = streams_SN
+        self._last = streams_SN.shape[1] - 1  # the last word is only predicted
+        self.whole = self._last // LENGTH
+        self.count = -(-self._last // LENGTH)
+        self._places_T = torch.arange(LENGTH, device=streams_SN.device)
+
+    def to(self, device: str) -> "Windows":
+        """Return the same windows on a device."""
+        return Windows(self.streams_SN.to(device))
+
+    def at(self, step: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the window of a step, epoch after epoch.
+
+        There is nothing in it that a CUDA graph could not capture, where `step` is a tensor.
+
+        Returns:
+            Words, the words that follow, both (S, 35), and how much each of them counts, (S, 35)
+            and together 1; 0 for what is not there.
+        """
+        index_T = step % self.count * LENGTH + self._places_T
+        inside_T = (index_T < self._last).double()
+        index_T = index_T.clamp(max=self._last - 1)
+        tokens, targets = (self.streams_SN.index_select(1, index_T + ahead) for ahead in (0, 1))
+        weights_T = inside_T / (inside_T.sum() * len(tokens))
+        return tokens, targets, weights_T.expand_as(tokens)
+
+    def all(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all windows, window w of stream s in row w·S + s; weights are together 1."""
+        parts = [self.at(window) for window in range(self.count)]
+        tokens, targets, weights = (torch.cat(part) for part in zip(*parts, strict=True))
+        inside = (weights > 0).double()
+        return tokens, targets, inside / inside.sum()
 
 
 def train_groups(
@@ -47,22 +164,32 @@ def train_groups(
             has done is not done again.
     """
     text = text.to(request.device)
-    groups = [
-        _trained.NetworkGroup(
+    setting = text.setting
+
+    def group(name: str) -> _trained.NetworkGroup:
+        depth = GROUPS[name]
+        cells = [f"lr {named(rate)}" for rate in setting.size.rates(depth)]
+        seeds = _member_seeds(depth, setting.size, request)
+        return _trained.NetworkGroup(
             name,
-            text.setting.size.cells(GROUPS[name]),
-            lambda own, name=name: LanguageNetworks(own, name, text, request),
-            lambda own, name=name: _find_done(run, own, name, others),
-            can_share_gpu=_can_share_gpu(text.setting, GROUPS[name]),
+            [(cell, seed) for cell in cells for seed in seeds],
+            lambda own: LanguageNetworks(own, name, text, request),
+            lambda own: _find_done(run, own, name, others),
+            can_share_gpu=_can_share_gpu(setting, depth),
         )
-        for name in names
-    ]
-    _trained.train_groups(run, groups, text.setting, request)
+
+    _trained.train_groups(run, map(group, names), setting, setting.measure_at, request)
 
 
 def _can_share_gpu(setting: LanguageSetting, depth: int) -> bool:
     """Return whether a depth leaves a GPU partly idle: logits are most of the work."""
-    return len(setting.size.cells(depth)) * setting.seeds * setting.words <= _MAX_SHARED_LOGITS
+    networks = len(setting.size.rates(depth)) * setting.size.seeds
+    return networks * setting.words <= _MAX_SHARED_LOGITS
+
+
+def _member_seeds(depth: int, size: Size, request: Request) -> tuple[int, ...]:
+    """Return the seeds at each learning rate: the same, so that all drop the same."""
+    return _trained.member_seeds(f"language/{depth}", request.seed, size.seeds)
 
 
 def _find_done(run: Run, own: Run, name: str, others: Sequence[str]) -> Run | None:
@@ -70,8 +197,7 @@ def _find_done(run: Run, own: Run, name: str, others: Sequence[str]) -> Run | No
     for experiment in others:
         for folder in sorted(run.path.absolute().parent.glob(f"{experiment}*")):
             with contextlib.suppress(ValueError, OSError):
-                if is_run(folder) and _trained.is_done(found := Run.open(folder), name):
-                    group = Run.open(found.path / "groups" / name)
+                for group in _trained.groups_done(Run.open(folder), [name]).values():
                     if {**group.config, "name": own.config["name"]} == own.config:
                         return group
     return None
@@ -81,24 +207,23 @@ class LanguageNetworks:
     """The networks of a depth, the text, and what is measured."""
 
     def __init__(self, run: Run, name: str, text: WindowedText, request: Request) -> None:
-        setting, depth, device = text.setting, GROUPS[name], request.device
-        size = setting.size
-        cells = size.cells(depth)
+        depth, device, size = GROUPS[name], request.device, text.setting.size
+        rates = size.rates(depth)
         self.run = run
         self.tokens, self.targets, self.weights = text.valid.all()
         self.watched = min(WATCHED, max(text.valid.whole, 1) - 1) * size.valid_streams
         self.numbers = _NUMBERS[device]
         model = FastLanguageModel(
             LanguageConfig(
-                vocabulary=setting.words, layers=depth, width=size.width, hidden=size.hidden
+                vocabulary=text.setting.words, layers=depth, width=size.width, hidden=size.hidden
             ),
-            [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)],
+            _member_seeds(depth, size, request) * len(rates),
             device=device,
         )
-        start_as_torch(model, torch_seeds(request.seed, size.seeds) * len(cells))
+        start_as_torch(model, torch_seeds(request.seed, size.seeds) * len(rates))
         optimizer = LazyAdam(
             model.named_parameters(),
-            [cell.rate for cell in cells for _ in range(size.seeds)],
+            [rate for rate in rates for _ in range(size.seeds)],
             clip=CLIP,
             # On a GPU, where what is read and written is what takes the time.
             lazy=[_TABLE] if device == "cuda" else [],
@@ -109,7 +234,7 @@ class LanguageNetworks:
             text.train.at,
             loss=training_loss(optimizer),
             precision="bfloat16" if device == "cuda" else "float32",
-            restart_every=setting.updates_per_epoch,
+            restart_every=text.train.count,
         )
 
     def measure(self, step: int) -> None:
@@ -130,7 +255,8 @@ class LanguageNetworks:
 
     def _validate(self, model: FastLanguageModel) -> tuple[Tensor, Tensor]:
         """Return loss (E,) and entropies (layers, E), means over all words of the validation."""
-        rows = self._rows(model, model.config.vocabulary)
+        numbers = len(model.seeds) * LENGTH * model.config.vocabulary  # of a row of words
+        rows = max(self.numbers // numbers, 1)
         parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
         found = [model.evaluate(*part) for part in zip(*parts, strict=True)]
         losses, entropies = zip(*found, strict=True)
@@ -146,11 +272,6 @@ class LanguageNetworks:
         for layer, own in enumerate(pairs.reshape(len(weights_LE), -1, 2)):
             values, bounds = own.T
             self.run.metrics.append(step, "stable_rank", values, layer=layer, bound=bounds)
-
-    def _rows(self, model: FastLanguageModel, numbers: int) -> int:
-        """Return how many rows of words fit at a time, if each word takes so many numbers."""
-        each = len(model.seeds) * LENGTH * numbers
-        return max(self.numbers // each, 1)
 
 
 Window = tuple[Tensor, Tensor, Tensor]
@@ -207,7 +328,7 @@ def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
         output = nn.Linear(config.width, config.vocabulary, **kind)
         embedding.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
         output.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
-    weight = torch.zeros(config.width, config.columns, **kind)
+    weight = torch.zeros(model.output.weight.shape[1:], **kind)
     weight[:, : config.vocabulary] = output.weight.T
     block = _block(layer)
     blocks = {
@@ -219,7 +340,7 @@ def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
         "embedding.weight": embedding.weight,
         **blocks,
         "output.weight": weight,
-        "output.bias": torch.zeros(1, config.columns, **kind),
+        "output.bias": torch.zeros(model.output.bias.shape[1:], **kind),
     }
 
 
