@@ -63,8 +63,8 @@ class TestSetting:
         size = SIZES["full"]
         assert [len(size.rates(depth)) for depth in DEPTHS] == [1, 1, 7, 1]
         assert sum(len(size.rates(depth)) for depth in DEPTHS) * size.seeds == 30
-        seeds = {_train._member_seeds(depth, size, Request()) for depth in DEPTHS}
-        assert len(seeds) == 4
+        seeds = {seed for depth in DEPTHS for _, seed in _train._networks(size, depth, 0)}
+        assert len(seeds) == 4 * 3
 
     def test_even_attention(self):
         rows = torch.ones(LENGTH, LENGTH).tril()

@@ -253,11 +253,6 @@ class Experiment:
             available = ", ".join(self.scales) or "empty"
             raise JomaError(f"default_scale must be {available}, got {self.default_scale!r}")
 
-    @property
-    def comparable(self) -> bool:
-        """Whether it can be compared with recorded results."""
-        return bool(self.reference)
-
     def reproduce(self, run: "Run", request: Request) -> Outcome:
         """Make the data and the figures in a run folder, as requested."""
         return (_load(self.run) if isinstance(self.run, str) else self.run)(run, request)
@@ -313,7 +308,7 @@ class Experiment:
         }
 
     def _check_reference(self, given: Path) -> None:
-        if not self.comparable:
+        if not self.reference:
             raise JomaError(
                 f"reference must not be given for {self.name}, which has no recorded results to "
                 f"compare with, got '{given}'"
@@ -335,15 +330,9 @@ def publish(run: "Run", experiment: Experiment, figure: "Figure", outcome: Outco
     """Write a figure to the run, captioned with the published observation and with ours."""
     from joma.report import figures
 
-    figures.save(
-        run,
-        experiment.name,
-        figure,
-        title=experiment.title,
-        published=experiment.published,
-        finding=outcome.finding,
-        verdict=outcome.verdict,
-    )
+    texts = {"title": experiment.title, "published": experiment.published}
+    found = {"finding": outcome.finding, "verdict": outcome.verdict}
+    figures.save(run, experiment.name, figure, **texts, **found)
 
 
 def _load(name: str) -> Any:

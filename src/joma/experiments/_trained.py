@@ -6,7 +6,7 @@ what was published; training, resuming, reading the measurements and writing the
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
@@ -141,20 +141,22 @@ class NetworkGroup:
         name: The group's name.
         members: Cell and seed of each of its networks, in the order of the ensemble's members.
         prepare: Makes the networks, given the group's run.
-        find_existing: Returns another run in which the very same networks are trained already,
-            given the group's run; its metrics are then copied.
         can_share_gpu: Whether its networks are so few that they may train alongside others.
     """
 
     name: str
     members: Sequence[tuple[str, int]]
     prepare: Callable[[Run], GroupTraining]
-    find_existing: Callable[[Run], Run | None] = lambda own: None
     can_share_gpu: bool = False
 
 
 def train_groups(
-    run: Run, groups: Iterable[NetworkGroup], size: Any, measure_at: Sequence[int], request: Request
+    run: Run,
+    groups: Iterable[NetworkGroup],
+    size: Any,
+    measure_at: Sequence[int],
+    request: Request,
+    others: Sequence[str] = (),
 ) -> None:
     """Train groups, each in a run folder of its own, unless they are done already.
 
@@ -167,9 +169,15 @@ def train_groups(
             numbers, kept as the configuration of its run.
         measure_at: The steps after which networks are measured; they are trained up to the last.
         request: What was asked of the experiment.
+        others: Experiments with the same groups; what a run of theirs in a folder next to this one
+            has done is not done again: its metrics are copied.
     """
     opened = [(group, _open(run, group, size, measure_at, request)) for group in groups]
-    left = [(group, own) for group, own in opened if own is not None]
+    left = [
+        (group, own)
+        for group, own in opened
+        if own is not None and not any(_copy_metrics(own, it) for it in _same(run, own, others))
+    ]
     shared = [one for one in left if one[0].can_share_gpu and request.device == "cuda"]
     for together in [shared, *([one] for one in left if one not in shared)]:
         if together:
@@ -214,8 +222,18 @@ def _open(
     if groups_done(run, [group.name]):
         own.checkpoints.clear()  # in case it was killed just before it did
         return None
-    other = group.find_existing(own)
-    return None if other is not None and _copy_metrics(own, other) else own
+    return own
+
+
+def _same(run: Run, own: Run, others: Sequence[str]) -> Iterator[Run]:
+    """Yield the runs of a group next to this one that are done with the same settings."""
+    name = own.config["group"]
+    for experiment in others:
+        for folder in sorted(run.path.absolute().parent.glob(f"{experiment}*")):
+            with contextlib.suppress(ValueError, OSError):
+                for group in groups_done(Run.open(folder), [name]).values():
+                    if {**group.config, "name": own.config["name"]} == own.config:
+                        yield group
 
 
 def _train(

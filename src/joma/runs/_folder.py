@@ -4,11 +4,9 @@ import contextlib
 import errno
 import itertools
 import os
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,6 @@ OUTCOME_FILE = "outcome.json"
 """The file that says how a run ended."""
 
 OWN_FOLDERS = ("checkpoints", "metrics", "tables", "figures")
-
-DEFAULT_ROOT = Path("runs")
-
-_NAME = re.compile(r"\w[\w.+-]*")
 
 
 def is_run(path: Path) -> bool:
@@ -155,50 +149,35 @@ def _name_of(folder: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def check_name(what: str, name: str) -> str:
-    """Return `name` if it is good as a file name; else raise JomaError."""
-    if not _NAME.fullmatch(name):
-        raise JomaError(
-            f"{what} must be letters, digits and . + - _ beginning with a letter or digit, "
-            f"got {name!r}"
-        )
-    return name
-
-
-def default_folder(name: str) -> Path:
-    """Return `./runs/NAME-date-time` in local time, the folder of a run that begins now."""
-    return DEFAULT_ROOT / f"{check_name('name', name)}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
 @contextlib.contextmanager
-def new_folder(name: str, out: Path | None, *, to_next: bool) -> Iterator[Path]:
+def new_folder(name: str, out: Path, existing: str) -> Iterator[Path]:
     """Make and lock a folder that no run is in, for the block that writes the first files.
 
     Processes that ask at the same time get a folder each: whoever locks it first has it.
 
     Args:
         name: Name of the run.
-        out: The folder, which must have no run in it; a new one if None.
-        to_next: Whether `out-2`, `out-3`, … is made where `out` has a run in it.
+        out: The folder.
+        existing: Where it has a run in it, "next" makes `out-2`, `out-3`, …, and "new" too, also
+            where it merely exists; anything else is refused.
     """
-    if out is not None and not to_next:
+    if existing not in ("next", "new"):
         check_new(out, name)
         out.mkdir(parents=True, exist_ok=True)
         with locked(out):
             check_new(out, name)  # again: another process may have been faster
             yield _cleared(out)
         return
-    first = default_folder(name) if out is None else out
-    first.parent.mkdir(parents=True, exist_ok=True)
-    for folder in next_folders(first):
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for folder in next_folders(out):
         if folder.exists() and not (folder.is_dir() and (is_run(folder) or _is_unused(folder))):
-            if folder == out:
+            if folder == out and existing == "next":
                 check_out(out, name)  # a file, or a folder of something else: a mistake
             continue
         try:
             folder.mkdir()  # fails if another process was faster
         except FileExistsError:
-            if out is None:
+            if existing == "new":
                 continue
         with contextlib.ExitStack() as lock:
             try:

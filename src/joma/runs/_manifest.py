@@ -83,9 +83,9 @@ class Manifest:
 
     def begin(self, files: Mapping[str, bytes]) -> None:
         """Write the manifest of a new run and then its first files, in their order."""
-        self._write(Contents({name: (FileDigest.of(data),) for name, data in files.items()}))
+        self._list(Contents({name: (FileDigest.of(data),) for name, data in files.items()}))
         for name, data in files.items():
-            write_bytes(self.folder / name, data)
+            self._write(name, data)
 
     def write_file(self, name: str, data: bytes) -> Path:
         """Write a file of the run, after listing what it will hold next to what it holds."""
@@ -94,7 +94,7 @@ class Manifest:
             contents = self.read()
             if contents is not None:
                 self._expect(contents, name, FileDigest.of(data))
-        write_bytes(self.folder / name, data)
+        self._write(name, data)
         return self.folder / name
 
     def _expect(self, contents: Contents, name: str, new: FileDigest) -> None:
@@ -105,14 +105,14 @@ class Manifest:
             there = None
         kept = (there,) if there is not None and there in old and there != new else ()
         if (*kept, new) != old:
-            self._write(Contents({**contents.files, name: (*kept, new)}, contents.parts))
+            self._list(Contents({**contents.files, name: (*kept, new)}, contents.parts))
 
     def set_parts(self, parts: int) -> None:
         """Write how many parts the metrics log has: after one is added, before one is removed."""
         with _guard:
             contents = self.read()
             if contents is not None and contents.parts != parts:
-                self._write(Contents(contents.files, parts))
+                self._list(Contents(contents.files, parts))
 
     def read_file(self, name: str) -> bytes:
         """Return the contents of a file; raise JomaError if they are not what the manifest lists.
@@ -141,8 +141,11 @@ class Manifest:
                 )
             before = listed, data  # the run may have written it just now: read both again
 
-    def _write(self, contents: Contents) -> None:
-        write_bytes(self.folder / MANIFEST, _encoded(contents))
+    def _list(self, contents: Contents) -> None:
+        self._write(MANIFEST, _encoded(contents))
+
+    def _write(self, name: str, data: bytes) -> None:
+        write_bytes(self.folder / name, data)
 
     def check_folder(self) -> None:
         """Raise JomaError if the run folder was removed or replaced."""

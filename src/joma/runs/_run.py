@@ -4,6 +4,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -25,7 +26,6 @@ from joma.runs._compare import differing
 from joma.runs._folder import (
     CONFIG,
     ENVIRONMENT,
-    check_name,
     check_restart,
     check_resumable,
     is_run,
@@ -39,6 +39,10 @@ from joma.runs._metrics import Metrics
 _logger = logging.getLogger(__name__)
 
 _PACKAGES = ("numpy", "scipy", "torch", "matplotlib")
+
+DEFAULT_ROOT = Path("runs")
+
+_NAME = re.compile(r"\w[\w.+-]*")
 
 Existing = Literal["refuse", "next", "restart"]
 """What `Run.create` does where the folder holds an earlier run."""
@@ -96,11 +100,13 @@ class Run:
             return cls._restart(given, name, settings, device)
         around = environment(device)
         files = {ENVIRONMENT: around, CONFIG: settings}  # the first marks a run folder
-        with new_folder(name, given, to_next=existing == "next") as path:
-            Manifest(path).begin({file: json_files.encode(it) for file, it in files.items()})
+        where = (default_folder(name), "new") if given is None else (given, existing)
+        with new_folder(name, *where) as path:
+            run = cls(path, settings, around)
+            run.manifest.begin({file: json_files.encode(it) for file, it in files.items()})
         if given not in (None, path):
             _logger.warning(f"{given} holds an earlier run; this one is written to {path}")
-        return cls(path, settings, around)
+        return run
 
     @classmethod
     def _restart(cls, out: Path, name: str, settings: dict[str, Any], device: str) -> "Run":
@@ -275,6 +281,21 @@ class Run:
         except FileNotFoundError:
             raise JomaError(f"{self.path / name} does not exist") from None
         return json_files.decode(self.path / name, data)
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name` if it is good as a file name; else raise JomaError."""
+    if not _NAME.fullmatch(name):
+        raise JomaError(
+            f"{what} must be letters, digits and . + - _ beginning with a letter or digit, "
+            f"got {name!r}"
+        )
+    return name
+
+
+def default_folder(name: str) -> Path:
+    """Return `./runs/NAME-date-time` in local time, the folder of a run that begins now."""
+    return DEFAULT_ROOT / f"{check_name('name', name)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def environment(device: str) -> dict[str, Any]:

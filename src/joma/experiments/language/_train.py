@@ -1,8 +1,8 @@
 """The text as networks read it, their training, and what is measured of them as they learn."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,23 +77,19 @@ def load(size: Size) -> WindowedText:
     if size.vocabulary is not None:
         tokenizer = BasicEnglish(tokenizer.vocabulary[: size.vocabulary])
 
-    def read(split: str, count: int, most: int | None) -> Windows:
-        tokens = encoded(source, tokenizer, split).tokens[:most]
+    def read(split: str, count: int, most: int | None) -> tuple[Windows, dict[str, Any]]:
+        text = encoded(source, tokenizer, split)
         try:
-            return Windows(streams(tokens, count))
+            return Windows(streams(text.tokens[:most], count)), text.manifest
         except ValueError as error:
             raise JomaError(f"{split} of text {size.corpus} is too short: {error}") from None
 
-    train = read("train", size.streams, size.train_tokens)
-    valid = read("valid", size.valid_streams, size.valid_tokens)
-    digests = {split: source.digest(split) for split in ("train", "valid")}
-    setting = LanguageSetting(
-        size,
-        words=tokenizer.size,
-        stream=train.streams_SN.shape[1],
-        digests={**digests, "tokenizer": tokenizer.digest},
-    )
-    return WindowedText(setting, train, valid)
+    train, made_of = read("train", size.streams, size.train_tokens)
+    valid, valid_made_of = read("valid", size.valid_streams, size.valid_tokens)
+    digests = {"train": made_of["text"], "valid": valid_made_of["text"]}
+    digests["tokenizer"] = made_of["tokenizer"]
+    words, stream = made_of["vocabulary"], train.streams_SN.shape[1]
+    return WindowedText(LanguageSetting(size, words, stream, digests), train, valid)
 
 
 class Windows:
@@ -168,39 +164,30 @@ def train_groups(
 
     def group(name: str) -> _trained.NetworkGroup:
         depth = GROUPS[name]
-        cells = [f"lr {named(rate)}" for rate in setting.size.rates(depth)]
-        seeds = _member_seeds(depth, setting.size, request)
+        networks = _networks(setting.size, depth, request.seed)
         return _trained.NetworkGroup(
             name,
-            [(cell, seed) for cell in cells for seed in seeds],
+            [(f"lr {named(rate)}", seed) for rate, seed in networks],
             lambda own: LanguageNetworks(own, name, text, request),
-            lambda own: _find_done(run, own, name, others),
             can_share_gpu=_can_share_gpu(setting, depth),
         )
 
-    _trained.train_groups(run, map(group, names), setting, setting.measure_at, request)
+    groups = [group(name) for name in names]
+    _trained.train_groups(run, groups, setting, setting.measure_at, request, others)
+
+
+def _networks(size: Size, depth: int, seed: int) -> list[tuple[float, int]]:
+    """Return learning rate and seed of each network of a depth.
+
+    The seeds are the same at every learning rate, so that all drop the same.
+    """
+    seeds = _trained.member_seeds(f"language/{depth}", seed, size.seeds)
+    return [(rate, own) for rate in size.rates(depth) for own in seeds]
 
 
 def _can_share_gpu(setting: LanguageSetting, depth: int) -> bool:
     """Return whether a depth leaves a GPU partly idle: logits are most of the work."""
-    networks = len(setting.size.rates(depth)) * setting.size.seeds
-    return networks * setting.words <= _MAX_SHARED_LOGITS
-
-
-def _member_seeds(depth: int, size: Size, request: Request) -> tuple[int, ...]:
-    """Return the seeds at each learning rate: the same, so that all drop the same."""
-    return _trained.member_seeds(f"language/{depth}", request.seed, size.seeds)
-
-
-def _find_done(run: Run, own: Run, name: str, others: Sequence[str]) -> Run | None:
-    """Return the same group in a run next to this one, if it is done with the same settings."""
-    for experiment in others:
-        for folder in sorted(run.path.absolute().parent.glob(f"{experiment}*")):
-            with contextlib.suppress(ValueError, OSError):
-                for group in _trained.groups_done(Run.open(folder), [name]).values():
-                    if {**group.config, "name": own.config["name"]} == own.config:
-                        return group
-    return None
+    return len(_networks(setting.size, depth, 0)) * setting.words <= _MAX_SHARED_LOGITS
 
 
 class LanguageNetworks:
@@ -208,7 +195,7 @@ class LanguageNetworks:
 
     def __init__(self, run: Run, name: str, text: WindowedText, request: Request) -> None:
         depth, device, size = GROUPS[name], request.device, text.setting.size
-        rates = size.rates(depth)
+        rates, seeds = zip(*_networks(size, depth, request.seed), strict=True)
         self.run = run
         self.tokens, self.targets, self.weights = text.valid.all()
         self.watched = min(WATCHED, max(text.valid.whole, 1) - 1) * size.valid_streams
@@ -217,13 +204,13 @@ class LanguageNetworks:
             LanguageConfig(
                 vocabulary=text.setting.words, layers=depth, width=size.width, hidden=size.hidden
             ),
-            _member_seeds(depth, size, request) * len(rates),
+            seeds,
             device=device,
         )
-        start_as_torch(model, torch_seeds(request.seed, size.seeds) * len(rates))
+        start_as_torch(model, torch_seeds(request.seed, size.seeds) * (len(seeds) // size.seeds))
         optimizer = LazyAdam(
             model.named_parameters(),
-            [rate for rate in rates for _ in range(size.seeds)],
+            rates,
             clip=CLIP,
             # On a GPU, where what is read and written is what takes the time.
             lazy=[_TABLE] if device == "cuda" else [],
@@ -239,13 +226,18 @@ class LanguageNetworks:
 
     def measure(self, step: int) -> None:
         """Measure all networks after `step` updates."""
-        one = slice(self.watched, self.watched + 1)
         with self.ensemble.evaluating() as model:
-            loss_E, mean_LE = self._validate(model)
-            _, sum_LE = model.evaluate(self.tokens[one], self.targets[one], self.weights[one])
+            # About as many rows of words at a time as fit into memory.
+            rows = max(self.numbers // (len(model.seeds) * LENGTH * model.config.vocabulary), 1)
+            loss_E, mean_LE = self._evaluate(model, slice(None), rows)
+            one = slice(self.watched, self.watched + 1)
+            _, sum_LE = self._evaluate(model, one, 1)
             watched_LE = sum_LE / self.weights[one].double().sum()
-            self._log_ranks(step, model)
+            ranks_LE2 = _stable_ranks(model)
         log = self.run.metrics.append
+        for layer, pairs_E2 in enumerate(ranks_LE2):
+            values_E, bounds_E = pairs_E2.T
+            log(step, "stable_rank", values_E, layer=layer, bound=bounds_E)
         log(step, "validation_loss", loss_E.cpu().numpy())
         for layer, (watched_E, mean_E) in enumerate(
             zip(watched_LE.cpu().numpy(), mean_LE.cpu().numpy(), strict=True)
@@ -253,25 +245,23 @@ class LanguageNetworks:
             log(step, "attention_entropy", watched_E, layer=layer)
             log(step, "attention_entropy_mean", mean_E, layer=layer)
 
-    def _validate(self, model: FastLanguageModel) -> tuple[Tensor, Tensor]:
-        """Return loss (E,) and entropies (layers, E), means over all words of the validation."""
-        numbers = len(model.seeds) * LENGTH * model.config.vocabulary  # of a row of words
-        rows = max(self.numbers // numbers, 1)
-        parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
+    def _evaluate(self, model: FastLanguageModel, part: slice, rows: int) -> tuple[Tensor, Tensor]:
+        """Return sums over some of the validation text: loss (E,) and entropies (layers, E)."""
+        parts = (whole[part].split(rows) for whole in (self.tokens, self.targets, self.weights))
         found = [model.evaluate(*part) for part in zip(*parts, strict=True)]
         losses, entropies = zip(*found, strict=True)
         return torch.stack(losses).double().sum(0), torch.stack(entropies).sum(0)
 
-    def _log_ranks(self, step: int, model: FastLanguageModel) -> None:
-        weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
-        flat = [matrix for members in weights_LE for matrix in members]
-        finite = [bool(matrix.isfinite().all()) for matrix in flat]
-        measured = stable_ranks([m for m, whole in zip(flat, finite, strict=True) if whole])
-        pairs = np.full((len(flat), 2), np.nan)  # of networks that have diverged
-        pairs[finite] = np.reshape([(rank.value, rank.bound) for rank in measured], (-1, 2))
-        for layer, own in enumerate(pairs.reshape(len(weights_LE), -1, 2)):
-            values, bounds = own.T
-            self.run.metrics.append(step, "stable_rank", values, layer=layer, bound=bounds)
+
+def _stable_ranks(model: FastLanguageModel) -> np.ndarray:
+    """Return stable rank and bound of each lower layer, (layers, E, 2); NaN where it diverged."""
+    weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
+    flat = [matrix for members in weights_LE for matrix in members]
+    finite = [bool(matrix.isfinite().all()) for matrix in flat]
+    measured = stable_ranks([m for m, whole in zip(flat, finite, strict=True) if whole])
+    pairs = np.full((len(flat), 2), np.nan)
+    pairs[finite] = np.reshape([(rank.value, rank.bound) for rank in measured], (-1, 2))
+    return pairs.reshape(len(weights_LE), -1, 2)
 
 
 Window = tuple[Tensor, Tensor, Tensor]

@@ -223,16 +223,8 @@ def _legend(ax: Axes, depth: int, recorded: bool) -> None:
 
 
 def _name_even(ax: Axes) -> None:
-    ax.annotate(
-        "even attention",
-        (1, UNIFORM),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, 2),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-        color=figures.GREY,
-    )
+    edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "color": figures.GREY}
+    figures.note(ax, "even attention", (1, UNIFORM), (-2, 2), fontsize=8, **edge)
 
 
 def _step_axis(ax: Axes, steps: Sequence[int]) -> None:
