@@ -253,6 +253,11 @@ class Experiment:
             available = ", ".join(self.scales) or "empty"
             raise JomaError(f"default_scale must be {available}, got {self.default_scale!r}")
 
+    @property
+    def comparable(self) -> bool:
+        """Whether it can be compared with recorded results."""
+        return bool(self.reference)
+
     def reproduce(self, run: "Run", request: Request) -> Outcome:
         """Make the data and the figures in a run folder, as requested."""
         return (_load(self.run) if isinstance(self.run, str) else self.run)(run, request)
@@ -308,7 +313,7 @@ class Experiment:
         }
 
     def _check_reference(self, given: Path) -> None:
-        if not self.reference:
+        if not self.comparable:
             raise JomaError(
                 f"reference must not be given for {self.name}, which has no recorded results to "
                 f"compare with, got '{given}'"

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -34,8 +34,6 @@ CHUNK_SECONDS = 1.0
 FLUSH_SECONDS = 5.0
 """About how long logged values wait to be written."""
 
-
-_ALONE = Processes()
 
 _STREAMS = 32
 """How many streams torch has of a device."""
@@ -106,7 +104,7 @@ class Training:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     keep_last: bool = False
     progress: Callable[[int, int], None] = lambda done, total: None
-    processes: Processes = _ALONE
+    processes: Processes = field(default_factory=Processes)
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.steps % 1:

@@ -67,6 +67,10 @@ class Table1Results:
         """Return its mean over seeds: (cells, LEVELS)."""
         return self.at(measure, step).mean(-1)
 
+    def std(self, measure: str, step: int) -> np.ndarray:
+        """Return its standard deviation over seeds, with n − 1: (cells, LEVELS)."""
+        return self.at(measure, step).std(-1, ddof=1)
+
 
 def collect(run: Run, size: Table1Size, seed: int) -> Table1Results:
     """Return what the metrics of the groups that are done hold."""
