@@ -330,7 +330,7 @@ def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
         "embedding.weight": embedding.weight,
         **blocks,
         "output.weight": weight,
-        "output.bias": torch.zeros(model.output.bias.shape[1:], **kind),
+        "output.bias": torch.zeros(1, weight.shape[-1], **kind),
     }
 
 
