@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from joma.common.signals import StopRequest
+from joma.common.signals import StopRequest, deferring_signals
 from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
 from joma.train._checkpointing import CHECKPOINT_SECONDS, CheckpointWriter
@@ -33,6 +33,10 @@ CHUNK_SECONDS = 1.0
 
 FLUSH_SECONDS = 5.0
 """About how long logged values wait to be written."""
+
+
+_STREAMS = 32
+"""How many streams torch has of a device."""
 
 
 class Trainable(Protocol):
@@ -303,6 +307,91 @@ def take_turns(
     if stopped:
         raise stop.error()
     return [ended[number] for number in range(len(trainings))]
+
+
+def fit(ensemble: Trainable, run: Run, steps: int, **options: Any) -> Fit:
+    """Train up to `steps` steps, resuming from the run's newest undamaged checkpoint.
+
+    Each step's loss is logged under its number, before the update; a measurement at step s is of
+    the networks after s updates. Logged values are written every few seconds, and in any case when
+    the loop ends, also by an error. Checkpoints are written while training continues. Ctrl-C and
+    SIGTERM save one and then raise KeyboardInterrupt or its subclass
+    `joma.common.signals.TerminatedError`. A run that was killed and resumed has the same metrics,
+    bit for bit on the CPU, as one that was not. A damaged checkpoint is logged as a warning and the
+    one before it used.
+
+    A run without checkpoints starts again, and its metrics are removed: whoever removes the
+    checkpoints of a training that has ended must remember that it has. With a checkpoint of the
+    last step nothing is done again, and a larger `steps` resumes from there.
+
+    Args:
+        ensemble: The networks and their data; untrained if the run has no checkpoint.
+        run: Run folder for metrics and checkpoints. A checkpoint of other networks or with other
+            settings of the optimizer is refused.
+        steps: Number of updates after which the training ends.
+        **options: The other attributes of `Training`.
+    """
+    return fit_together([Training(ensemble, run, steps, **options)])[0]
+
+
+def fit_together(trainings: Sequence[Training]) -> list[Fit]:
+    """Train several ensembles round-robin; on a GPU each has its own stream.
+
+    While one is measured or saved the others continue; steps themselves become no faster, for small
+    kernels of one wait where another's fill the GPU. Each ends as it would alone, to the bit. An
+    error of one ends all; Ctrl-C and SIGTERM save a checkpoint of each.
+    """
+    runs = [training.first_run for training in trainings]
+    paths = [run.path.resolve() for run in runs]
+    if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
+        raise JomaError(f"trainings must each have a run of their own, got {twice[0]} twice")
+    with contextlib.ExitStack() as around:
+        for run in runs:  # a second process would log all of it again
+            around.enter_context(run.locked())
+        stop = around.enter_context(deferring_signals())
+        all_turns = [
+            around.enter_context(contextlib.closing(_turns(training, stop)))
+            for training in trainings
+        ]
+        return take_turns(all_turns, stop, _streams(trainings))
+
+
+def _turns(training: Training, stop: StopRequest) -> Turns:
+    ended = yield from turns(training, resume(training), stop)
+    training.first_run.metrics.compact()
+    return ended
+
+
+def _streams(
+    trainings: Sequence[Training],
+) -> Sequence[contextlib.AbstractContextManager[Any]] | None:
+    """Return a stream for each where several are on a GPU, after waiting for earlier work."""
+    ensembles: list[Any] = [training.trained for training in trainings]
+    if len(ensembles) < 2 or any(one.device.type != "cuda" for one in ensembles):
+        return None
+    devices = [one.device for one in ensembles]
+    torch.cuda.synchronize()
+    taken = [one.captured_on for one in ensembles]
+    taken.append(torch.cuda.graph.default_capture_stream)  # of graphs that others capture
+    streams = _different(devices, [stream for stream in taken if stream is not None])
+    return [torch.cuda.stream(stream) for stream in streams]
+
+
+def _different(
+    devices: Sequence[torch.device], taken: Sequence[torch.cuda.Stream] = ()
+) -> list[torch.cuda.Stream]:
+    """Return distinct streams that are not taken: torch hands out those it has in turn."""
+    streams: list[torch.cuda.Stream] = []
+    for device in devices:
+        drawn = (torch.cuda.Stream(device) for _ in range(_STREAMS))
+        other = next((own for own in drawn if own not in (*streams, *taken)), None)
+        if other is None:
+            raise JomaError(
+                f"trainings of one GPU must be {_STREAMS} at most to be made together, got "
+                f"{len(devices)}"
+            )
+        streams.append(other)
+    return streams
 
 
 def _log(training: Training, unlogged: int) -> None:
