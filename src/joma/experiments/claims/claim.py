@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
+from joma.experiments._claim_list import claim_texts
 from joma.experiments.claims import errata
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.search import Search
@@ -55,6 +56,20 @@ class Claim:
             raise JomaError(f"claim {self.id} needs both its condition and a case without, or none")
         if self.search is not None and self.fixed:
             raise JomaError(f"claim {self.id} has free parameters, or none: not both")
+
+
+def claim(
+    id: str,
+    derived: Formula,
+    measure: Measure,
+    search: Search | None = None,
+    *,
+    printed: Formula | None = None,
+    without: Measure | None = None,
+) -> Claim:
+    """Return a claim with its texts from `claims.toml`."""
+    functions: dict[str, Any] = {"search": search, "printed": printed, "without": without}
+    return Claim(id, derived=derived, measure=measure, **functions, **claim_texts()[id])
 
 
 @dataclass(frozen=True)

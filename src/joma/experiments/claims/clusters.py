@@ -7,7 +7,7 @@ import numpy as np
 from scipy import special
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, monte_carlo
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.reference.clusters import spread
@@ -350,92 +350,26 @@ def _curve_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(_curve_error(formula, marginal, s), 1e-9)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="lemma1",
-        title="E[ψ] = θ₁(s), E[xψ] = θ₁(s) x̄ + θ₂(s) v/‖v‖, s = (v·x̄+ξ)/‖v‖",
-        source="JoMA preprint, Lemma 1 (Eqn 23)",
-        method="Monte Carlo, three families in three dimensions, ‖v‖ = 2.3",
-        derived=clusters.expectations,
-        printed=printed.expectations,
-        measure=_moments,
-        search=_moments_at,
-    ),
-    Claim(
-        id="lemma2",
-        title="v̇ = Σ a_j (θ₁(s_j) x̄_j + θ₂(s_j) v/‖v‖), ξ̇ = Σ a_j θ₁(s_j)",
-        source="JoMA preprint, Lemma 2 (Eqns 42-43, 50)",
-        method="Monte Carlo over a mixture of three clusters of unequal width",
-        derived=clusters.velocity,
-        printed=printed.velocity,
-        measure=_flow,
-        search=_flow_at,
-    ),
-    Claim(
-        id="lemma3",
-        title="F = θ₂ + sθ₁ is ∫ θ₁ from -∞ to s: its derivative is θ₁, and it vanishes at -∞",
-        source="JoMA preprint, Lemma 3 (Eqns 48-49)",
-        method="quadrature of seven densities, F in relative size far below zero",
-        derived=lambda marginal, s: marginal.first_integral(s),
-        measure=_first_integral,
-        condition="ReLU; for c₋ ≠ 0 the derivative holds, but F tends to c₋ s",
+CLAIMS = (
+    claim("lemma1", clusters.expectations, _moments, _moments_at, printed=printed.expectations),
+    claim("lemma2", clusters.velocity, _flow, _flow_at, printed=printed.velocity),
+    claim(
+        "lemma3",
+        lambda marginal, s: marginal.first_integral(s),
+        _first_integral,
+        _first_integral_at,
         without=_first_integral_leaky,
-        search=_first_integral_at,
     ),
-    Claim(
-        id="eqn53",
-        title="v·v̇ = ‖v‖ Σ a_j F(s_j) - ξ ξ̇",
-        source="JoMA preprint, Eqn 53",
-        method="quadrature of the density along v",
-        derived=clusters.radial_velocity,
-        printed=printed.radial_velocity,
-        measure=_radial,
-        search=_radial_at,
-    ),
-    Claim(
-        id="lemma5",
-        title="dθ₁/ds = (c₊-c₋) p(s), dθ₂/ds = -(c₊-c₋) s p(s)",
-        source="JoMA preprint, Lemma 5 (Eqn 61)",
-        method="differences of θ₁ and θ₂ of a leaky ReLU, by quadrature",
-        derived=clusters.homogeneous_slopes,
+    claim("eqn53", clusters.radial_velocity, _radial, _radial_at, printed=printed.radial_velocity),
+    claim(
+        "lemma5",
+        clusters.homogeneous_slopes,
+        _slopes,
+        _slopes_at,
         printed=printed.homogeneous_slopes,
-        measure=_slopes,
-        search=_slopes_at,
     ),
-    Claim(
-        id="eqn35",
-        title="the marginal's constant is (n-1) π^{(n-1)/2}/Γ((n+1)/2)",
-        source="JoMA preprint, Eqns 33-36",
-        method="area of the unit sphere by recursion, n = 2 to 9",
-        derived=marginals.sphere_constant,
-        measure=_sphere,
-        search=_sphere_at,
-    ),
-    Claim(
-        id="eqn36",
-        title="the same constant by factorials, for even and for odd n",
-        source="JoMA preprint, Eqn 36",
-        method="area of the unit sphere by recursion, n = 2 to 9",
-        derived=_factorials,
-        measure=_sphere,
-        search=Search({"n": Integer(2, 170, log=True)}, _sphere_at),
-    ),
-    Claim(
-        id="eqn36-ball",
-        title="uniform in a ball of n dimensions: p(u) ∝ (1-u²)^{(n-1)/2}",
-        source="new",
-        method="volume of a slice by recursion; shares of drawn points",
-        derived=lambda n, u: Ball(n).pdf(u),
-        measure=_ball,
-        search=_ball_at,
-    ),
-    Claim(
-        id="eqn57",
-        title="G(y) = F(θ₁⁻¹(y)) has the slope θ₁/p",
-        source="JoMA preprint, after Eqn 57 (Fig. 9)",
-        method="hazard by quadrature of the density",
-        derived=clusters.curve_slope,
-        measure=_curve,
-        search=_curve_at,
-    ),
+    claim("eqn35", marginals.sphere_constant, _sphere, _sphere_at),
+    claim("eqn36", _factorials, _sphere, Search({"n": Integer(2, 170, log=True)}, _sphere_at)),
+    claim("eqn36-ball", lambda n, u: Ball(n).pdf(u), _ball, _ball_at),
+    claim("eqn57", clusters.curve_slope, _curve, _curve_at),
 )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -179,65 +179,35 @@ def _superposition_of_shared_tokens(formula: Formula, rng: np.random.Generator) 
     return measured(abs(w @ np.array([1.0, 0, 1, 0]) - (1 - 0.5)), 1e-13)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="sec7-coherence",
-        title="8ε⁻² ln M dimensions: M embeddings with |u·u′| ≤ ε; random ones fail with P < M⁻²",
-        source="JoMA preprint, Section 7; the probability is ours",
-        method="500 to 2000 random unit vectors; exact distribution of u·u′, for ε ≤ .1 from both "
-        "sides",
-        derived=embeddings.dimension_for,
-        measure=_coherence,
-        search=_coherence_at,
+CLAIMS = (
+    claim("sec7-coherence", embeddings.dimension_for, _coherence, _coherence_at),
+    claim("sec7-overlaps", embeddings.expected_overlaps, _overlaps, _overlaps_at),
+    claim(
+        "sec7-drift",
+        invariants.token_law_rate,
+        _drift_rate,
+        Search(reference.parameters(attention=Choice(*POINTWISE)), _drift_rate_at),
     ),
-    Claim(
-        id="sec7-overlaps",
-        title="M random unit vectors have M(M-1)/2 · I_{1-ε²}((d-1)/2, ½) pairs with |u·u′| > ε",
-        source="new",
-        method="counted in random draws of 100 to 400 vectors in 2 to 40 dimensions",
-        derived=embeddings.expected_overlaps,
-        measure=_overlaps,
-        search=_overlaps_at,
-    ),
-    Claim(
-        id="sec7-drift",
-        title="a token's law drifts at -η_Z Σ_k v_kl[Σ_l′ (G-I)_ll′ E[gₖh′ₖ b_l′] + G_lq E[gₖh′ₖ]]",
-        source="new",
-        method="differences of the law along the flow of w; random embeddings in any dimension",
-        derived=invariants.token_law_rate,
-        measure=_drift_rate,
-        search=Search(
-            reference.parameters(attention=Choice(*POINTWISE)),
-            _drift_rate_at,
-        ),
-    ),
-    Claim(
-        id="eqn60",
-        title="the weight is w(0) + U_C Δv + u_m ξ: the residual connection is a bias",
-        source="JoMA preprint, Eqn 60",
-        method="flow of the weights themselves in 12 dimensions",
-        derived=embeddings.weight,
-        measure=_implicit_bias,
-        search=Search(
+    claim(
+        "eqn60",
+        embeddings.weight,
+        _implicit_bias,
+        Search(
             reference.parameters(
                 "queries",
                 attention=Choice(*POINTWISE, "softmax"),
-                step=Real(1e-4, 1.0, log=True),
+                step=Real(0.0001, 1.0, log=True),
                 steps=Integer(1, 8),
             ),
             _implicit_bias_at,
         ),
     ),
-    Claim(
-        id="superposition",
-        title="patterns share one weight without disturbing each other: w = Σ_m v_m + ξ_m u_m",
-        source="JoMA preprint, Section A.4",
-        method="three patterns in one weight, each compared with itself alone",
-        derived=embeddings.superposed,
+    claim(
+        "superposition",
+        embeddings.superposed,
+        _superposition,
+        _superposition_at,
         printed=printed.superposed,
-        measure=_superposition,
-        condition="an input's tokens are orthogonal to the other patterns, as disjoint tokens are",
         without=_superposition_of_shared_tokens,
-        search=_superposition_at,
     ),
 )

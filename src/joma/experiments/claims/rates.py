@@ -7,7 +7,7 @@ import numpy as np
 from scipy import integrate
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.reference.eqn6 import ResidualCurve, flow, slope_at, time_at
 from joma.experiments.claims.reference.ode import follow, integral, solve
@@ -214,112 +214,62 @@ def _logistic_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured([off, abs(ends[1] - ends[0] + 1)], 1e-6)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="lemma6",
-        title="(1-e^{-y²})/y ≤ 1/√2",
-        source="JoMA preprint, Lemma 6",
-        method="maximum over a fine grid",
-        derived=lambda: np.sqrt(0.5),
-        measure=lambda formula, rng: _below(formula(), _lemma6_peak()),
-        search=_lemma6_at,
+CLAIMS = (
+    claim(
+        "lemma6",
+        lambda: np.sqrt(0.5),
+        lambda formula, rng: _below(formula(), _lemma6_peak()),
+        _lemma6_at,
     ),
-    Claim(
-        id="lemma6-sharp",
-        title="its maximum is 0.6382",
-        source="new",
-        method="maximum over a fine grid",
-        derived=nonlinear.lemma6_bound,
-        measure=lambda formula, rng: measured(difference(formula(), _lemma6_peak()), 1e-6),
-        search=_lemma6_at,
+    claim(
+        "lemma6-sharp",
+        nonlinear.lemma6_bound,
+        lambda formula, rng: measured(difference(formula(), _lemma6_peak()), 1e-6),
+        _lemma6_at,
     ),
-    Claim(
-        id="lemma7",
-        title="e^{-y²/2}∫₀ʸe^{x²/2}dx ≤ 1",
-        source="JoMA preprint, Lemma 7",
-        method="maximum over a fine grid, Simpson's rule",
-        derived=lambda: 1.0,
-        measure=lambda formula, rng: _below(formula(), _lemma7_peak()),
-        search=_lemma7_at,
+    claim(
+        "lemma7", lambda: 1.0, lambda formula, rng: _below(formula(), _lemma7_peak()), _lemma7_at
     ),
-    Claim(
-        id="lemma7-sharp",
-        title="its maximum is 0.7652",
-        source="new",
-        method="maximum over a fine grid, Simpson's rule",
-        derived=nonlinear.lemma7_bound,
-        measure=lambda formula, rng: measured(difference(formula(), _lemma7_peak()), 1e-6),
-        search=_lemma7_at,
+    claim(
+        "lemma7-sharp",
+        nonlinear.lemma7_bound,
+        lambda formula, rng: measured(difference(formula(), _lemma7_peak()), 1e-6),
+        _lemma7_at,
     ),
-    Claim(
-        id="thm4",
-        title="0 ≤ F - e^{-μ²/2} ln(1/δ) ≤ √(π/2)+1",
-        source="JoMA preprint, Theorem 4 (Eqn 88)",
-        method="Simpson's rule over a grid of μ and δ",
-        derived=printed.offset_bound,
-        measure=_offset_bound,
-        search=_offset_at,
+    claim("thm4", printed.offset_bound, _offset_bound, _offset_at),
+    claim(
+        "thm4-sharp",
+        nonlinear.offset_bound,
+        lambda formula, rng: measured(difference(formula(), _offsets()[1]), 2e-5),
+        _offset_at,
     ),
-    Claim(
-        id="thm4-sharp",
-        title="its supremum is 0.86432, at μ = 1.872 as δ → 0",
-        source="new",
-        method="Simpson's rule over a grid of μ and δ",
-        derived=nonlinear.offset_bound,
-        measure=lambda formula, rng: measured(difference(formula(), _offsets()[1]), 2e-5),
-        search=_offset_at,
+    claim(
+        "thm4-rates",
+        lambda: np.sqrt(2 * np.pi) + 2,
+        lambda formula, rng: _below(formula(), _largest_lambda(0.0, rng.uniform(0, 3, size=6))),
+        _lambda_at,
     ),
-    Claim(
-        id="thm4-rates",
-        title="ln(1/δ_j)/ln(1/δ_k) = e^{(μ_j²-μ_k²)/2}(1+Λ) with |λ_jk| ≤ √(2π)+2",
-        source="JoMA preprint, Theorem 4 (Eqn 7)",
-        method="implicit integration of eight components",
-        derived=lambda: np.sqrt(2 * np.pi) + 2,
-        measure=lambda formula, rng: _below(
-            formula(), _largest_lambda(0.0, rng.uniform(0, 3, size=6))
+    claim(
+        "thm4-rates-sharp",
+        nonlinear.offset_bound,
+        lambda formula, rng: measured(
+            difference(formula(), _largest_lambda(0.001, rng.uniform(0, 3, size=3))), 0.0001
         ),
-        search=_lambda_at,
+        _lambda_at,
     ),
-    Claim(
-        id="thm4-rates-sharp",
-        title="the supremum of |λ_jk| is 0.86432: approached as μ_j → 0, not reached",
-        source="new",
-        method="implicit integration of μ = 0.001, 1.872 and others",
-        derived=nonlinear.offset_bound,
-        measure=lambda formula, rng: measured(
-            difference(formula(), _largest_lambda(1e-3, rng.uniform(0, 3, size=3))), 1e-4
-        ),
-        search=_lambda_at,
-    ),
-    Claim(
-        id="thm4-leading",
-        title="F is e^{-μ²/2} ln(1/δ) up to a bounded rest",
-        source="JoMA preprint, after Eqn 88",
-        method="20 digits down to δ = 1e-300",
-        derived=_leading_time,
-        printed=printed.leading_time,
-        measure=_leading,
-        search=_leading_at,
-    ),
-    Claim(
-        id="thm4-threshold",
-        title="|Λ| ≤ 1/N once ln δ_k ≤ -N · 0.86433 e^{+μ_k²/2}, sharp",
-        source="JoMA preprint, Theorem 4 (closing line)",
-        method="N|Λ| at N = 10 times the threshold, 20 digits",
-        derived=nonlinear.settled_threshold,
+    claim("thm4-leading", _leading_time, _leading, _leading_at, printed=printed.leading_time),
+    claim(
+        "thm4-threshold",
+        nonlinear.settled_threshold,
+        _settled,
+        _settled_at,
         printed=printed.settled_threshold,
-        measure=_settled,
-        search=_settled_at,
     ),
-    Claim(
-        id="thm4-linear",
-        title="with linear attention the rates stand as μ_j to μ_k",
-        source="JoMA preprint, Theorem 4 (remark)",
-        method="logistic closed form from v(0) = .05 against the ODE",
-        derived=nonlinear.linear_attention_residual,
-        measure=_logistic,
-        condition="linear attention",
+    claim(
+        "thm4-linear",
+        nonlinear.linear_attention_residual,
+        _logistic,
+        _logistic_at,
         without=_exp_rates,
-        search=_logistic_at,
     ),
 )

@@ -7,7 +7,7 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Integer, Point, Real, Vector, over
 from joma.theory.cdag import LEAKY_RELU, corr, recursion_bound
@@ -72,25 +72,13 @@ def _patterns_at(formula: Formula, point: Point) -> ClaimMeasurement:
     )
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="cdag-recursion",
-        title="corr(z_β, σ′_k g_k) ≥ σ′_min Σ(z_β g)₊ − σ′_max Σ(z_β g)₋, which can be negative",
-        source="new",
-        method="all 2⁸ activation patterns of a leaky ReLU with corr(z_β, f_k) > 0: excess",
-        derived=recursion_bound,
-        measure=partial(_slope_patterns, attained=False),
-        search=_slopes_at,
-    ),
-    Claim(
-        id="cdag-recursion-attained",
-        title="corr(z_β, σ′_k g_k) does fall to σ′_min Σ(z_β g)₊ − σ′_max Σ(z_β g)₋",
-        source="new",
-        method="all 2⁸ activation patterns of a leaky ReLU with corr(z_β, f_k) > 0",
-        derived=recursion_bound,
-        measure=partial(_slope_patterns, attained=True),
-        condition="g_k is negative on some sample",
+CLAIMS = (
+    claim("cdag-recursion", recursion_bound, partial(_slope_patterns, attained=False), _slopes_at),
+    claim(
+        "cdag-recursion-attained",
+        recursion_bound,
+        partial(_slope_patterns, attained=True),
+        _patterns_at,
         without=partial(_slope_patterns, attained=True, negative=False),
-        search=_patterns_at,
     ),
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import (
@@ -250,57 +250,34 @@ def _at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> Clai
 _ANGLE = Real(0.0, np.pi, special=(0.0, np.pi / 2, np.pi))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="cdag-backward",
-        title="g_{j→k} = σ′_j w_jk g_j and ẇ_jk = corr(f_k, σ′_j g_j), residual edges included",
-        source="CDAG draft note, Eqn 1 and proof of Theorem 1",
-        method="central finite differences",
-        derived=_backward,
-        measure=_finite_differences,
-        search=_backward_at,
-    ),
-    Claim(
-        id="cdag-theorem-1",
-        title="corr(z_β, g_{j→k}) is at least what three angles allow: > 0 if θ₁+θ₂+θ₃ < π/2",
-        source="CDAG draft note, Theorem 1",
-        method="random unit signals with C₁ = C₂ = C₃ = .1: share that breaks the bound",
-        derived=cdag.correlation_bound,
+CLAIMS = (
+    claim("cdag-backward", _backward, _finite_differences, _backward_at),
+    claim(
+        "cdag-theorem-1",
+        cdag.correlation_bound,
+        partial(_random_signals, gradient_rule=True),
+        _signals_at,
         printed=as_printed.correlation_bound,
-        measure=partial(_random_signals, gradient_rule=True),
-        condition="w_jk = corr(f_k, σ′_j g_j), not a weight of any other sign",
         without=partial(_random_signals, gradient_rule=False),
-        search=_signals_at,
     ),
-    Claim(
-        id="cdag-theorem-1-angles",
-        title="the least corr(z_β, g_{j→k}) is cos(θ₁+θ₂+θ₃)cos(θ₁+θ₃), and positive",
-        source="new",
-        method="least value over all arrangements of the four unit vectors, on a grid",
-        derived=small_angle_bound,
-        measure=partial(_small_angles, within=True),
-        condition="θ₁+θ₂+θ₃ < π/2",
+    claim(
+        "cdag-theorem-1-angles",
+        small_angle_bound,
+        partial(_small_angles, within=True),
+        _small_angles_at,
         without=partial(_small_angles, within=False),
-        search=_small_angles_at,
     ),
-    Claim(
-        id="cdag-theorem-1-tight",
-        title="the bound is attained; at acute angles with θ₁+θ₂+θ₃ > π/2, θ₂ > 0 the sign is free",
-        source="new",
-        method="least value over all arrangements of the four unit vectors, on a grid",
-        derived=cdag.correlation_bound,
-        measure=_least_arrangement,
-        search=Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
+    claim(
+        "cdag-theorem-1-tight",
+        cdag.correlation_bound,
+        _least_arrangement,
+        Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
     ),
-    Claim(
-        id="cdag-theorem-1-input",
-        title="at an input node the note is right: corr(z_β, g_{j→k}) = corr(z_β, σ′_j g_j)² ≥ 0",
-        source="CDAG draft note, Theorem 1",
-        method="backward pass of a node whose input is the latent, with the gradient rule",
-        derived=lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2,
-        measure=_at_an_input,
-        condition="f_k = z_β",
+    claim(
+        "cdag-theorem-1-input",
+        lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2,
+        _at_an_input,
+        _at_an_input_at,
         without=_near_an_input,
-        search=_at_an_input_at,
     ),
 )

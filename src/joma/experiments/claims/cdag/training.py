@@ -8,7 +8,7 @@ import numpy as np
 from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.cdag.theorem1 import NONLINEARITIES
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Search, Seed
 from joma.theory import cdag
@@ -121,48 +121,26 @@ def _own_weights(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement
     return measured(np.mean(np.concatenate(broken)), 0.0)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="cdag-eqn-2",
-        title="ẇ_j for an input of two values is a sum over the two classes, exactly",
-        source="CDAG draft note, Eqn 2",
-        method="backward pass over the dataset, g_j not centred",
-        derived=cdag.two_value_flow,
-        measure=partial(_flow, centred=False),
-        search=Search(_TWO_VALUES, partial(_two_values_at, centred=False)),
+CLAIMS = (
+    claim(
+        "cdag-eqn-2",
+        cdag.two_value_flow,
+        partial(_flow, centred=False),
+        Search(_TWO_VALUES, partial(_two_values_at, centred=False)),
     ),
-    Claim(
-        id="cdag-eqn-3",
-        title="under a centred gradient ẇ_j points along ±(σ′₊x₊ − σ′₋x₋), + if E[z_α g] > 0",
-        source="new",
-        method="angle to the backward pass with a noisy label gradient, P[z_α = 1] = .2",
-        derived=cdag.label_flow,
-        measure=partial(_direction, centred=True),
-        condition="Σ_i g_j[i] = 0",
+    claim(
+        "cdag-eqn-3",
+        cdag.label_flow,
+        partial(_direction, centred=True),
+        Search(_TWO_VALUES, partial(_two_values_at, centred=True, direction=True)),
         without=partial(_direction, centred=False),
-        search=Search(_TWO_VALUES, partial(_two_values_at, centred=True, direction=True)),
     ),
-    Claim(
-        id="cdag-eqn-3-centred",
-        title="ẇ_j = E[z_α g_j](σ′₊x₊ − σ′₋x₋), exactly",
-        source="new",
-        method="backward pass over the dataset with a noisy label gradient, P[z_α = 1] = .2",
-        derived=cdag.label_flow,
-        measure=partial(_flow, centred=True),
-        condition="Σ_i g_j[i] = 0",
+    claim(
+        "cdag-eqn-3-centred",
+        cdag.label_flow,
+        partial(_flow, centred=True),
+        Search(_TWO_VALUES, partial(_two_values_at, centred=True)),
         without=partial(_flow, centred=False),
-        search=Search(_TWO_VALUES, partial(_two_values_at, centred=True)),
     ),
-    Claim(
-        id="cdag-trained-network",
-        title="Theorem 1's bound holds on all edges of a network in training; some are within 0.01",
-        source="CDAG draft note, Theorem 1; measured by us",
-        method="edges and latent pairs after 10, 30 and 100 steps; without the condition the share "
-        "that breaks it of those with θ₁+θ₂+θ₃ < π/2",
-        derived=cdag.correlation_bound,
-        measure=_trained_edges,
-        condition="w_jk = corr(f_k, σ′_j g_j), not the network's own weight",
-        without=_own_weights,
-        fixed="trained networks of one kind; cdag-theorem-1 searches all signals",
-    ),
+    claim("cdag-trained-network", cdag.correlation_bound, _trained_edges, without=_own_weights),
 )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.critical.rest_points import PAIR, UNDECIDED, pair_of, rest_point
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
@@ -168,41 +168,14 @@ def _signs_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(formula(marginal, distance) != _straddles(marginal, distance), border)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm3-laplace",
-        title="Laplace clusters: every s₊ ≤ 0 is a rest point, at a₋/a₊ = e^{D/width}",
-        source="new",
-        method="v̇ and ξ̇ by quadrature at random places",
-        derived=lambda distance, width: float(np.exp(distance / width)),
-        measure=_laplace,
-        search=_laplace_at,
+CLAIMS = (
+    claim(
+        "thm3-laplace",
+        lambda distance, width: float(np.exp(distance / width)),
+        _laplace,
+        _laplace_at,
     ),
-    Claim(
-        id="thm3-fixed-bias",
-        title="at fixed ξ one a₋/a₊ makes v̇ = 0 if ξ cuts the - cluster and some of + is active",
-        source="new",
-        method="v̇ by quadrature at random places",
-        derived=clusters.fixed_bias_ratio,
-        measure=_fixed_bias,
-        search=_fixed_bias_at,
-    ),
-    Claim(
-        id="thm3-line",
-        title="clusters on a line: a node can rest exactly if the ranges of F/θ₁, + and -, overlap",
-        source="new",
-        method="mean residual lives, v̇ and ξ̇ by quadrature, three and five clusters",
-        derived=clusters.resting_gradients,
-        measure=_line,
-        search=_line_at,
-    ),
-    Claim(
-        id="a4-signs",
-        title="at rest s₊ > 0 > s₋ exactly if m(-D) > m(0) < m(D): t₃ from D = 0.93, Laplace never",
-        source="JoMA preprint, Section A.4",
-        method="rest points of t and Laplace clusters from the density",
-        derived=clusters.straddles,
-        measure=_signs,
-        search=_signs_at,
-    ),
+    claim("thm3-fixed-bias", clusters.fixed_bias_ratio, _fixed_bias, _fixed_bias_at),
+    claim("thm3-line", clusters.resting_gradients, _line, _line_at),
+    claim("a4-signs", clusters.straddles, _signs, _signs_at),
 )

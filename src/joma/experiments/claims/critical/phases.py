@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.critical.stability import CASES, SCENE
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
@@ -161,32 +161,8 @@ def _train(
     return nodes
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm3-potential",
-        title="the flow ascends Φ = E[gφ] = ‖v‖ Σ a_j F(s_j), and Φ = v·v̇ + ξ ξ̇",
-        source="new",
-        method="differences of Φ against v̇ and ξ̇ by quadrature",
-        derived=clusters.potential,
-        measure=_potential,
-        search=_potential_at,
-    ),
-    Claim(
-        id="thm3-phase",
-        title="some node grows for ever exactly if a₋/a₊ < sup F₊(s+D)/F₋(s)",
-        source="new",
-        method="E[gφ] of nodes at all places and directions, by quadrature",
-        derived=clusters.phase,
-        measure=_phase,
-        search=_phase_at,
-    ),
-    Claim(
-        id="thm3-sgd",
-        title="nodes trained by SGD rest where predicted; below that a₋/a₊ some grow, above none",
-        source="new",
-        method="SGD of ReLU nodes on samples of two Gaussian clusters, widths 1 and 2",
-        derived=clusters.critical_points,
-        measure=_trained,
-        fixed="a training run; thm3-existence, -stability and -phase search its parameters",
-    ),
+CLAIMS = (
+    claim("thm3-potential", clusters.potential, _potential, _potential_at),
+    claim("thm3-phase", clusters.phase, _phase, _phase_at),
+    claim("thm3-sgd", clusters.critical_points, _trained),
 )

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import optimize
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import Choice, Integer, Point, Real, over
@@ -283,67 +283,36 @@ def _active_ratios_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(max(low - min(ratios), max(ratios) - high), 1e-9)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="lemma4",
-        title="at a critical point Σ a_j F(s_j) = 0",
-        source="JoMA preprint, Lemma 4 (Eqns 54-55)",
-        method="rest points of t₃ clusters found from the density alone",
-        derived=lambda marginal, a, s, length: clusters.balance(marginal, a, s),
+CLAIMS = (
+    claim(
+        "lemma4",
+        lambda marginal, a, s, length: clusters.balance(marginal, a, s),
+        _balanced,
+        _balanced_at,
         printed=lambda marginal, a, s, length: clusters.balance(
             marginal, a, length * np.asarray(s)
         ),
-        measure=_balanced,
-        search=_balanced_at,
     ),
-    Claim(
-        id="eqn56",
-        title="F₊/F₋ = θ₁₊/θ₁₋ = a₋/a₊ makes a critical point if v ∥ x̄₊ - x̄₋",
-        source="JoMA preprint, Eqn 56",
-        method="v̇ of aligned and tilted nodes by quadrature",
-        derived=_rests,
-        printed=satisfies_eqn56,
-        measure=_sufficiency,
-        search=_sufficiency_at,
+    claim("eqn56", _rests, _sufficiency, _sufficiency_at, printed=satisfies_eqn56),
+    claim(
+        "eqn58",
+        lambda marginal: clusters.sufficient_condition(marginal) > 0.25 + 1e-12,
+        _sufficient,
+        _sufficient_at,
     ),
-    Claim(
-        id="eqn58",
-        title="θ₂(0)p(0) > ¼: F/θ₁ falls at 0, so that near clusters rest with both s ≥ 0",
-        source="JoMA preprint, Eqn 58",
-        method="mean residual life on the right of 0 by quadrature, eleven families",
-        derived=lambda marginal: clusters.sufficient_condition(marginal) > 0.25 + 1e-12,
-        measure=_sufficient,
-        search=_sufficient_at,
-    ),
-    Claim(
-        id="thm3-existence",
-        title="two clusters have critical points exactly if m₊(s+D) = m₋(s) at some s, m = F/θ₁",
-        source="new",
-        method="mean residual lives of thirteen pairs by quadrature",
-        derived=lambda positive, distance, negative: bool(
+    claim(
+        "thm3-existence",
+        lambda positive, distance, negative: bool(
             clusters.critical_points(positive, distance, negative=negative)
         ),
-        measure=_existence,
-        search=_existence_at,
+        _existence,
+        _existence_at,
     ),
-    Claim(
-        id="thm3-gaussian",
-        title="two Gaussian clusters: one critical point if the positive is narrower, else none",
-        source="new",
-        method="mean residual lives at random widths by quadrature",
-        derived=lambda positive, negative, distance: int(positive < negative),
-        measure=_gaussians,
-        search=_gaussians_at,
+    claim(
+        "thm3-gaussian",
+        lambda positive, negative, distance: int(positive < negative),
+        _gaussians,
+        _gaussians_at,
     ),
-    Claim(
-        id="eqn59",
-        title="critical points with both clusters on the active side have 1 < a₋/a₊ < 2",
-        source="JoMA preprint, after Eqn 59",
-        method="t₁.₂ to t₁.₅ and spiked clusters by quadrature; both ends are approached",
-        derived=lambda: (1.0, 2.0),
-        measure=_active_ratios,
-        condition="s₋ ≥ 0, the paper's own range x ≥ 0",
-        without=_all_ratios,
-        search=_active_ratios_at,
-    ),
+    claim("eqn59", lambda: (1.0, 2.0), _active_ratios, _active_ratios_at, without=_all_ratios),
 )

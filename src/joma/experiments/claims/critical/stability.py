@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import (
@@ -208,56 +208,32 @@ def _full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, 1e-6)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm3-jacobian",
-        title="the Jacobian is -a₊θ₁‖x̄₊‖/‖μ‖ across μ and -(ξ²/‖μ‖³)[a₋p₋ - a₊p₊] along",
-        source="JoMA preprint, Theorem 3 (Eqns 72-74)",
-        method="differences of v̇ at rest points, both by quadrature of the density",
-        derived=clusters.jacobian,
+CLAIMS = (
+    claim(
+        "thm3-jacobian",
+        clusters.jacobian,
+        partial(_at_all_rests, _jacobian_error),
+        Search(_SMOOTH, partial(_at_one_rest, _jacobian_error)),
         printed=printed.jacobian,
-        measure=partial(_at_all_rests, _jacobian_error),
-        condition="ξ held fixed",
         without=_jacobian_with_bias,
-        search=Search(_SMOOTH, partial(_at_one_rest, _jacobian_error)),
     ),
-    Claim(
-        id="thm3-ray",
-        title="with ξ free, critical points are rays: (μ, ξ*) is a zero eigenvector",
-        source="new",
-        method="Jacobian in (v, ξ) by quadrature of the density",
-        derived=lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
-        measure=partial(_at_all_rests, _ray_error),
-        search=Search(_SMOOTH, partial(_at_one_rest, _ray_error)),
+    claim(
+        "thm3-ray",
+        lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
+        partial(_at_all_rests, _ray_error),
+        Search(_SMOOTH, partial(_at_one_rest, _ray_error)),
     ),
-    Claim(
-        id="thm3-eigenvalues",
-        title="the others: -a₊θ₁(s₊)D/‖μ‖ across, -(1+s₋²)[a₋p(s₋) - a₊p(s₊)]/‖μ‖ along",
-        source="new",
-        method="eigenvalues of the Jacobian in (v, ξ) by quadrature of the density",
-        derived=clusters.eigenvalues,
-        measure=partial(_at_all_rests, _eigenvalue_error),
-        search=Search(_SMOOTH, partial(_at_one_rest, _eigenvalue_error)),
+    claim(
+        "thm3-eigenvalues",
+        clusters.eigenvalues,
+        partial(_at_all_rests, _eigenvalue_error),
+        Search(_SMOOTH, partial(_at_one_rest, _eigenvalue_error)),
     ),
-    Claim(
-        id="thm3-stability",
-        title="a ray is stable exactly if F/θ₁ rises faster at s₊ than at s₋: θ₁/p larger at s₊",
-        source="new",
-        method="signs of the eigenvalues by quadrature; clusters with two humps among them",
-        derived=clusters.is_stable,
-        measure=_stability,
-        search=Search(
-            _SMOOTH,
-            lambda formula, point: _stability_at(formula, _at(point)),
-        ),
+    claim(
+        "thm3-stability",
+        clusters.is_stable,
+        _stability,
+        Search(_SMOOTH, lambda formula, point: _stability_at(formula, _at(point))),
     ),
-    Claim(
-        id="thm3-full-jacobian",
-        title="any clusters: (Σ a_j p_j y_j y_jᵀ + Σ a_j θ₂(s_j) P)/‖v‖, y_j = (foot of x̄_j, 1)",
-        source="new",
-        method="differences of v̇ and ξ̇, by quadrature, five clusters of unequal width",
-        derived=clusters.full_jacobian,
-        measure=_full,
-        search=_full_at,
-    ),
+    claim("thm3-full-jacobian", clusters.full_jacobian, _full, _full_at),
 )

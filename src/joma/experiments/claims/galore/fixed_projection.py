@@ -4,7 +4,7 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.galore import problems
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Choice, Point, Real, over
@@ -177,38 +177,20 @@ def _largest_step_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(max(excess(step), 2e-6 - excess(step * (1 + 1e-6))), 1e-9)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="galore-fixed-projection",
-        title="an inequality: ‖R_t‖ ≤ (1−ηM)‖R_{t−1}‖ with M = Σ_i λ_min(B̂_i)λ_min(Ĉ_i), constant"
-        " positive semidefinite B_i, C_i",
-        source="talk, GaLore, fixed projection",
-        method="50 and 500 steps with random coefficients: excess, if any, of the slowest",
-        derived=galore.contraction_rate,
-        measure=_fixed_projection,
-        condition="fixed P, Q; η ≤ 2/(λ_max + M)",
+CLAIMS = (
+    claim(
+        "galore-fixed-projection",
+        galore.contraction_rate,
+        _fixed_projection,
+        _fixed_projection_at,
         without=_neither_fixed_nor_slow,
-        search=_fixed_projection_at,
     ),
-    Claim(
-        id="galore-rate-attained",
-        title="M is attained where the B̂_i share an eigenvector of their least eigenvalues and the"
-        " Ĉ_i one of theirs; for positive definite ones only there",
-        source="new",
-        method="five steps from the least eigenvectors",
-        derived=galore.contraction_rate,
-        measure=_attained_rate,
-        condition="least eigenvectors are shared",
+    claim(
+        "galore-rate-attained",
+        galore.contraction_rate,
+        _attained_rate,
+        attained_rate_at,
         without=_nothing_shared,
-        search=attained_rate_at,
     ),
-    Claim(
-        id="galore-step-limit",
-        title="the bound holds for every R exactly up to η = 2/(λ_max(Σ Ĉ_i⊗B̂_i) + M)",
-        source="new",
-        method="bisection on the norm of one step as a linear map",
-        derived=galore.step_limit,
-        measure=_largest_step,
-        search=_largest_step_at,
-    ),
+    claim("galore-step-limit", galore.step_limit, _largest_step, _largest_step_at),
 )

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.galore.problems import SIZES, orthonormal
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
@@ -164,28 +164,13 @@ def noise_stall_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return _noise_stall_of(formula, point)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="galore-noise-floor",
-        title="with P, Q from the SVD of G + N a step raises the objective for ‖G‖ > ‖N‖√(k/r), "
-        "k = min(m, n), small η; no lower floor will do",
-        source="new",
-        method="one step at the worst pairs of G and N, and at random ones, ηL from 0 to 1.9",
-        derived=galore.noise_floor,
-        measure=_noise_floor,
-        search=_noise_floor_at,
-    ),
-    Claim(
-        id="galore-noise-stall",
-        title="noise of mean zero along which G has no curvature can hold a changing projection"
-        " for ever at ‖G‖ up to ‖N‖√(k/r − 1), k = min(m, n)",
-        source="new",
-        method="runs with noise ±UVᵀ, P and Q renewed in every step",
-        derived=galore.noise_stall,
-        measure=_noise_stall,
-        condition="P, Q from the SVD of G + N, not drawn independently of it; G has no curvature"
-        " along U and V",
+CLAIMS = (
+    claim("galore-noise-floor", galore.noise_floor, _noise_floor, _noise_floor_at),
+    claim(
+        "galore-noise-stall",
+        galore.noise_stall,
+        _noise_stall,
+        noise_stall_at,
         without=_noise_does_not_stall,
-        search=noise_stall_at,
     ),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.galore import problems
 from joma.experiments.claims.galore.problems import operator
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
@@ -154,38 +154,20 @@ def _changing_projection_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(excess) if point["flat"] else excess, 1e-10)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="galore-stall",
-        title="R → 0 means that the gradient within the subspace vanishes, PᵀGQ; G need not",
-        source="talk, GaLore, fixed projection",
-        method="2000 steps from a random start: P R Qᵀ is the first move, and R vanishes",
-        derived=galore.project,
-        measure=partial(_stall, definite=True),
-        condition="Σ Ĉ_i⊗B̂_i positive definite",
+CLAIMS = (
+    claim(
+        "galore-stall",
+        galore.project,
+        partial(_stall, definite=True),
+        _stall_at,
         without=partial(_stall, definite=False),
-        search=_stall_at,
     ),
-    Claim(
-        id="galore-stalled-gradient",
-        title="the G that a fixed projection leaves over solves a linear system, if that has one"
-        " solution",
-        source="new",
-        method="2000 steps from a random start",
-        derived=galore.stalled_gradient,
-        measure=_stalled,
-        search=_stalled_at,
-    ),
-    Claim(
-        id="galore-changing-projection",
-        title="with P, Q renewed and exact gradients the gap shrinks by a fixed factor per refresh,"
-        " for η ≤ 2/L: G → 0 if Σ C_i⊗B_i is positive definite",
-        source="new",
-        method="runs: a flat spectrum, where the factor is attained, and random coefficients",
-        derived=galore.refreshed_bound,
-        measure=_changing_projection,
-        condition="P, Q renewed from the singular vectors of G",
+    claim("galore-stalled-gradient", galore.stalled_gradient, _stalled, _stalled_at),
+    claim(
+        "galore-changing-projection",
+        galore.refreshed_bound,
+        _changing_projection,
+        _changing_projection_at,
         without=_unchanged_projection,
-        search=_changing_projection_at,
     ),
 )

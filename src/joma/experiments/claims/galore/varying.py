@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.search import Integer, Point, Real, Seed, over
 from joma.theory.galore import Descent, descend, varying_rate
@@ -252,26 +252,13 @@ def _attained_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(_miss(varying, formula, rest, step), 1e-4 * (1 + rest))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="galore-varying-coefficients",
-        title="an inequality: with A, B, C that vary, ‖W‖ ≤ D and fixed P, Q,"
-        " M = Σ_i κ_i − L_Ai − D(L_Bi sup‖C_i‖ + L_Ci sup‖B_i‖)",
-        source="talk, GaLore, fixed projection (its L_A, L_B, L_C and D); this form is ours",
-        method="runs with A, B, C linear in W, scalar and matrix, one term and two",
-        derived=varying_rate,
-        measure=_varying_coefficients,
-        condition="η ≤ 2/(λ_max + κ)",
+CLAIMS = (
+    claim(
+        "galore-varying-coefficients",
+        varying_rate,
+        _varying_coefficients,
+        varying_at,
         without=_too_long_steps,
-        search=varying_at,
     ),
-    Claim(
-        id="galore-varying-attained",
-        title="no larger M would do with varying A, B, C: scalars attain it at their fixed point",
-        source="new",
-        method="scalar runs with A, B and C linear in w, one term and two",
-        derived=varying_rate,
-        measure=_attained_with_variation,
-        search=_attained_at,
-    ),
+    claim("galore-varying-attained", varying_rate, _attained_with_variation, _attained_at),
 )

@@ -7,7 +7,7 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, monte_carlo
 from joma.experiments.claims.reference import hblt as trees
 from joma.experiments.claims.search import Integer, Point, Real, Search, Simplex, Vector, over
@@ -219,59 +219,37 @@ def _exact_at(formula: Formula, point: Point) -> ClaimMeasurement:
     )
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="lemma8",
-        title="M(ρ₁)M(ρ₂) = M(ρ₁ρ₂), symmetric, rows sum to one; M(ρ₁)p(ρ₂) = p(ρ₁ρ₂)",
-        source="JoMA preprint, Lemma 8, Eqn 90",
-        method="binary symmetric channels chained one by one, 200 random paths",
-        derived=hblt.path,
-        measure=_matrix_products,
-        search=_matrix_products_at,
-    ),
-    Claim(
-        id="lemma9",
-        title="from ancestor α down to γ: P_{γ|α} = P_{γ|β_k}…P_{β₁|α} = M(∏ρ)",
-        source="JoMA preprint, Lemma 9, Eqns 91-92",
-        method="enumeration of all assignments of an irregular tree",
-        derived=hblt.descent,
-        measure=lambda formula, rng: _descendants_in(formula, trees.irregular_tree()),
-        search=Search(
+CLAIMS = (
+    claim("lemma8", hblt.path, _matrix_products, _matrix_products_at),
+    claim(
+        "lemma9",
+        hblt.descent,
+        lambda formula, rng: _descendants_in(formula, trees.irregular_tree()),
+        Search(
             trees.TREES, lambda formula, point: _descendants_in(formula, trees.drawn_tree(point))
         ),
     ),
-    Claim(
-        id="rho0",
-        title="ρ₀ = Σ_k p₀(k)(2P[y=0|k] − 1) is 2P[y=0] − 1 of a top latent",
-        source="JoMA preprint, Theorem 5 (definition of ρ₀), Eqns 99-102",
-        method="20 000 sampled classes and top latents, each switched on by one class of 20",
-        derived=hblt.root_uncertainty,
-        measure=_top_latents,
+    claim(
+        "rho0",
+        hblt.root_uncertainty,
+        _top_latents,
+        _top_latent_at,
         printed=printed.root_uncertainty,
-        search=_top_latent_at,
     ),
-    Claim(
-        id="thm5",
-        title="P[y_l=1|y_m=1] = ½(1+ρ^{2H}−2ρ^{L−1}ρ₀)/(1−ρ^{L−1}ρ₀)",
-        source="JoMA preprint, Theorem 5",
-        method="100 000 sampled trees, L = 4, ρ = 0.9, H = 1, 2, 3",
-        derived=cooccurrence,
-        measure=_sampled_cooccurrence,
+    claim(
+        "thm5",
+        cooccurrence,
+        _sampled_cooccurrence,
+        _sampled_at,
         printed=_printed_cooccurrence,
-        condition="the tokens share a latent, H ≤ L − 1, and not the class alone",
         without=_sampled_under_the_class,
-        search=_sampled_at,
     ),
-    Claim(
-        id="thm5-exact",
-        title="Theorem 5 to rounding, for ρ of both signs, L = 1 to 4 and every H < L",
-        source="JoMA preprint, Theorem 5, Eqns 104-105",
-        method="enumeration of all assignments of regular trees",
-        derived=cooccurrence,
-        measure=_enumerated_cooccurrence,
+    claim(
+        "thm5-exact",
+        cooccurrence,
+        _enumerated_cooccurrence,
+        _exact_at,
         printed=_printed_cooccurrence,
-        condition="the tokens share a latent, H ≤ L − 1, and not the class alone",
         without=_enumerated_under_the_class,
-        search=_exact_at,
     ),
 )

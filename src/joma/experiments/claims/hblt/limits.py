@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.hblt.cooccurrence import height_of
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import hblt as trees
@@ -134,58 +134,31 @@ def _joints_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     return measured(worst, 1e-13)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn8",
-        title="ρ = ρ₀ = 1 − ε: P[y_l=1|y_m=1] = 1 − H/L + H(2H−L)/(2L)·ε + O(ε²)",
-        source="JoMA preprint, Eqn 8",
-        method="order of the error in ε, fitted to a recursion over the generations",
-        derived=hblt.cooccurrence_near_one,
-        measure=_order_of_the_error,
+CLAIMS = (
+    claim(
+        "eqn8",
+        hblt.cooccurrence_near_one,
+        _order_of_the_error,
+        _near_one_at,
         printed=printed.cooccurrence_near_one,
-        search=_near_one_at,
     ),
-    Claim(
-        id="eqn103",
-        title="the distribution of a latent is the vector p(ρ_{c|1}ρ₀)",
-        source="JoMA preprint, Eqn 103",
-        method="enumeration of all assignments of an irregular tree",
-        derived=hblt.latent_distribution,
-        measure=lambda formula, rng: _marginals_in(formula, trees.irregular_tree()),
-        search=Search(
-            trees.TREES, lambda formula, point: _marginals_in(formula, trees.drawn_tree(point))
-        ),
+    claim(
+        "eqn103",
+        hblt.latent_distribution,
+        lambda formula, rng: _marginals_in(formula, trees.irregular_tree()),
+        Search(trees.TREES, lambda formula, point: _marginals_in(formula, trees.drawn_tree(point))),
     ),
-    Claim(
-        id="thm5-remark",
-        title="P[y_l=1|y_m=1] → 1 for a shallow ancestor in a deep hierarchy, whatever ρ₀ is",
-        source="JoMA preprint, Theorem 5 (remarks)",
-        method="recursion over the generations, H = 1 to 3, L to 10⁶; ρ → 1, ρ₀ from -.9 to 1",
-        derived=lambda: 1.0,
-        measure=_shallow_and_deep,
-        condition="ρ close to 1, H small, L large",
-        without=_not_shallow_or_not_deep,
-        fixed="a limit; thm5-remark-bound says how near it is",
+    claim("thm5-remark", lambda: 1.0, _shallow_and_deep, without=_not_shallow_or_not_deep),
+    claim(
+        "thm5-remark-bound",
+        hblt.dissociation_bound,
+        _bounded_dissociation,
+        _bounded_dissociation_at,
     ),
-    Claim(
-        id="thm5-remark-bound",
-        title="P[y_l=0|y_m=1] ≤ min(Hε, ½)(1 + 1/(Lε)) ≤ 2.0541 P[y_l=0|y_m=1] for ρ = ρ₀ = 1 − ε,"
-        " both sharp",
-        source="new",
-        method="recursion over the generations, L to 100, ε from 1e-6 to 1, and at the two ends",
-        derived=hblt.dissociation_bound,
-        measure=_bounded_dissociation,
-        search=_bounded_dissociation_at,
-    ),
-    Claim(
-        id="hblt-joint",
-        title="any two nodes of any tree, own ρ per edge, common ancestor a latent or the class",
-        source="new",
-        method="enumeration of all assignments of an irregular tree, all pairs of nodes",
-        derived=hblt.Tree.joint,
-        measure=lambda formula, rng: _joints_in(formula, trees.irregular_tree()),
-        search=Search(
-            trees.TREES, lambda formula, point: _joints_in(formula, trees.drawn_tree(point))
-        ),
+    claim(
+        "hblt-joint",
+        hblt.Tree.joint,
+        lambda formula, rng: _joints_in(formula, trees.irregular_tree()),
+        Search(trees.TREES, lambda formula, point: _joints_in(formula, trees.drawn_tree(point))),
     ),
 )

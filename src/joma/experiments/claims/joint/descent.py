@@ -3,7 +3,7 @@
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_samples, random_start
@@ -62,26 +62,15 @@ def _descent_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
     return ClaimMeasurement(worst, 0.02)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm1-descent",
-        title="gradient descent leaves the exp law by exactly -(η_Z/2η_W) Σ_steps Σ_k (δv_k)²",
-        source="new",
-        method="30 gradient steps, ReLU at unit rates and tanh at others with 3 queries",
-        derived=invariants.descent_drift,
-        measure=_descent,
-        search=Search(
-            reference.parameters(step=Real(1e-4, 0.5, log=True), steps=Integer(1, 12)),
+CLAIMS = (
+    claim(
+        "thm1-descent",
+        invariants.descent_drift,
+        _descent,
+        Search(
+            reference.parameters(step=Real(0.0001, 0.5, log=True), steps=Integer(1, 12)),
             _descent_at,
         ),
     ),
-    Claim(
-        id="thm1-descent-order",
-        title="that drift is first order in the step",
-        source="new",
-        method="three step sizes, each half of the last, tanh and ReLU",
-        derived=lambda: 1.0,
-        measure=_descent_order,
-        fixed="an order in the limit of small steps; thm1-descent has the drift itself",
-    ),
+    claim("thm1-descent-order", lambda: 1.0, _descent_order),
 )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point
@@ -110,33 +110,22 @@ def _stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(found - by_formula), size)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn2",
-        title="the training dynamics are the gradient of the per-node loss (Eqn 9)",
-        source="JoMA preprint, Eqns 1-2, 9",
-        method="differences of the objective in w; 4 attentions × 5 activations, gradients or "
-        "labels, orthonormal or any embeddings, 2 queries",
-        derived=velocity,
-        measure=_gradient,
-        search=Search(
+CLAIMS = (
+    claim(
+        "eqn2",
+        velocity,
+        _gradient,
+        Search(
             reference.parameters(
-                attention=Choice(*_ATTENTIONS),
-                embeddings=Choice("orthonormal", "apart", "any"),
+                attention=Choice(*_ATTENTIONS), embeddings=Choice("orthonormal", "apart", "any")
             ),
             _gradient_at,
         ),
     ),
-    Claim(
-        id="assumption1-rate",
-        title="under cross-entropy E[g_k x] moves, at the rate -E[x Σ_j (p_k δ_kj - p_k p_j) ḣ_j]",
-        source="new",
-        method="differences along the flow of w, 4 attentions; Assumption 1 takes it as 0",
-        derived=stationarity.rate,
-        measure=_stationarity,
-        search=Search(
-            reference.parameters("drive", attention=Choice(*_ATTENTIONS)),
-            _stationarity_at,
-        ),
+    claim(
+        "assumption1-rate",
+        stationarity.rate,
+        _stationarity,
+        Search(reference.parameters("drive", attention=Choice(*_ATTENTIONS)), _stationarity_at),
     ),
 )

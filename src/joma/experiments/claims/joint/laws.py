@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.claim import Measure, claim
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -124,126 +124,95 @@ def _embedded(
 _ANY_POINTWISE = Choice(*POINTWISE)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm1-linear",
-        title="linear attention conserves z² - Σ v²",
-        source="JoMA preprint, Theorem 1",
-        method="drift along the full block's flow (DOP853, 1e-12)",
-        derived=_linear_law,
-        measure=_law(Block("linear", "tanh"), Block("linear", "tanh", tau=0.5)),
-        condition="one query is trained, and η_Z = η_W",
+CLAIMS = (
+    claim(
+        "thm1-linear",
+        _linear_law,
+        _law(Block("linear", "tanh"), Block("linear", "tanh", tau=0.5)),
+        Search(
+            reference.parameters("queries", "eta_z"),
+            reference.law_measure(("linear",), queries=1, eta_z=lambda it: it["eta_w"]),
+        ),
         without=_each_fails(
             _law(Block("linear", "tanh", eta_w=0.7, eta_z=1.3)),
             _one_query_law(Block("linear", "tanh")),
         ),
-        search=Search(
-            reference.parameters("queries", "eta_z"),
-            reference.law_measure(("linear",), queries=1, eta_z=lambda it: it["eta_w"]),
-        ),
     ),
-    Claim(
-        id="thm1-exp",
-        title="exp attention conserves z - ½ Σ v²",
-        source="JoMA preprint, Theorem 1",
-        method="drift along the full block's flow (DOP853, 1e-12)",
-        derived=_exp_law,
-        measure=_law(Block("exp", "tanh"), Block("exp", "tanh", eta_w=1.5, eta_z=0.75, tau=0.5)),
-        condition="one query is trained, and η_Z = τ η_W",
+    claim(
+        "thm1-exp",
+        _exp_law,
+        _law(Block("exp", "tanh"), Block("exp", "tanh", eta_w=1.5, eta_z=0.75, tau=0.5)),
+        Search(
+            reference.parameters("queries", "eta_z"),
+            reference.law_measure(("exp",), queries=1, eta_z=lambda it: it["eta_w"] * it["tau"]),
+        ),
         without=_each_fails(
             _law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3)),
             _law(Block("exp", "tanh", tau=0.5)),
             _one_query_law(Block("exp", "tanh")),
         ),
-        search=Search(
-            reference.parameters("queries", "eta_z"),
-            reference.law_measure(("exp",), queries=1, eta_z=lambda it: it["eta_w"] * it["tau"]),
-        ),
     ),
-    Claim(
-        id="thm1-rates",
-        title="there is a law at any learning rates: H(z) - (η_Z/2η_W) Σ v²; linear ½z², exp z",
-        source="talk, JoMA dynamics; the factor is ours",
-        method="drift along the full block's flow, η_W = .7, η_Z = 1.3",
-        derived=invariants.conserved_pointwise,
-        measure=_law(
+    claim(
+        "thm1-rates",
+        invariants.conserved_pointwise,
+        _law(
             Block("linear", "tanh", eta_w=0.7, eta_z=1.3),
             Block("exp", "tanh", eta_w=0.7, eta_z=1.3),
         ),
-        search=Search(
+        Search(
             reference.parameters("queries", "tau", attention=Choice("linear", "exp")),
             reference.law_measure(("linear", "exp"), queries=1, tau=1.0),
         ),
     ),
-    Claim(
-        id="thm1-pointwise",
-        title="any pointwise attention at any τ conserves τ²H(z/τ) - (η_Z/2η_W) Σ v², H = ∫σ/σ′",
-        source="JoMA preprint, Eqn 14; rates and τ are ours",
-        method="drift with linear, exp and sigmoid attention, η_W = .7, η_Z = 1.3, τ = .5",
-        derived=invariants.conserved_pointwise,
-        measure=_law(
+    claim(
+        "thm1-pointwise",
+        invariants.conserved_pointwise,
+        _law(
             *(
                 Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)
                 for attention in ("linear", "exp", "sigmoid")
             )
         ),
-        search=Search(
+        Search(
             reference.parameters("queries", attention=_ANY_POINTWISE),
             reference.law_measure(POINTWISE, queries=1),
         ),
     ),
-    Claim(
-        id="thm1-loss",
-        title="the laws do not use Assumption 1: they hold under cross-entropy as well",
-        source="JoMA preprint, Theorem 1 (proof)",
-        method="drift with labels, linear, exp and sigmoid attention",
-        derived=invariants.conserved_pointwise,
-        measure=_law(
+    claim(
+        "thm1-loss",
+        invariants.conserved_pointwise,
+        _law(
             *(
                 Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)
                 for attention in ("linear", "exp", "sigmoid")
             ),
             labels=True,
         ),
-        search=Search(
+        Search(
             reference.parameters("drive", attention=_ANY_POINTWISE),
             reference.law_measure(POINTWISE, drive="labels"),
         ),
     ),
-    Claim(
-        id="thm1-queries",
-        title="with many queries the law is one sum: Σ_m τ²H(z_m/τ) - (η_Z/2η_W) Σ v²",
-        source="new",
-        method="drift along the flow of a block with three queries",
-        derived=invariants.conserved_pointwise,
-        measure=_law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5), queries=3),
-        search=Search(
-            reference.parameters(attention=_ANY_POINTWISE), reference.law_measure(POINTWISE)
-        ),
+    claim(
+        "thm1-queries",
+        invariants.conserved_pointwise,
+        _law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5), queries=3),
+        Search(reference.parameters(attention=_ANY_POINTWISE), reference.law_measure(POINTWISE)),
     ),
-    Claim(
-        id="thm1-embeddings",
-        title="any embeddings conserve Σ_ml τ²H(z_ml/τ) - (η_Z/2η_W) Σ_k v_kᵀG⁺v_k, G = U_CᵀU_C",
-        source="new",
-        method="drift, 9 tokens in 5 dimensions, 3 queries; and of each of two orthogonal groups",
-        derived=invariants.conserved_total,
-        measure=_law_of_embeddings,
-        condition="no token has a part along a query, U_Cᵀu_m = 0",
-        without=_law_of_embeddings_along_a_query,
-        search=Search(
+    claim(
+        "thm1-embeddings",
+        invariants.conserved_total,
+        _law_of_embeddings,
+        Search(
             reference.parameters(attention=_ANY_POINTWISE),
             reference.law_measure(POINTWISE, embeddings="apart"),
         ),
+        without=_law_of_embeddings_along_a_query,
     ),
-    Claim(
-        id="thm1-softmax-sum",
-        title="softmax does not see a shift of its logits, so Σ_l z_l stays",
-        source="JoMA preprint, L = diag(b) - b bᵀ before Eqn 15",
-        method="drift along the full block's flow (DOP853, 1e-12)",
-        derived=_sum_of_logits,
-        measure=_law(Block("softmax", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)),
-        search=Search(
-            reference.parameters("queries"), reference.law_measure(("softmax",), queries=1)
-        ),
+    claim(
+        "thm1-softmax-sum",
+        _sum_of_logits,
+        _law(Block("softmax", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)),
+        Search(reference.parameters("queries"), reference.law_measure(("softmax",), queries=1)),
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_point
@@ -205,56 +205,38 @@ def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(gap / allowed[::2], 1.0)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm1-softmax",
-        title="softmax attention: z = ½ Σ_k (v_k² - ‖v_k‖² b̄) + c, to first order in Δz",
-        source="JoMA preprint, Theorem 1, Eqn 18",
-        method="order of the error in the motion of z, which goes from .01 to .1; samples alike",
-        derived=invariants.softmax_logits,
-        measure=partial(_eqn_18, alike=True),
-        condition="Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k; b̄ constant to that order",
+CLAIMS = (
+    claim(
+        "thm1-softmax",
+        invariants.softmax_logits,
+        partial(_eqn_18, alike=True),
+        Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _eqn_18_at),
         without=partial(_eqn_18, alike=False),
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _eqn_18_at),
     ),
-    Claim(
-        id="thm1-softmax-condition",
-        title="the softmax law's condition must weigh each node by its v_k",
-        source="JoMA preprint, Theorem 1",
-        method="32 random blocks: does the condition tell where Eqn 17 holds?",
-        derived=_condition_with_weights,
+    claim(
+        "thm1-softmax-condition",
+        _condition_with_weights,
+        _softmax_condition,
+        _softmax_condition_at,
         printed=_condition_as_printed,
-        measure=_softmax_condition,
-        search=_softmax_condition_at,
     ),
-    Claim(
-        id="thm1-softmax-rate",
-        title="ż = (η_Z/η_Wτ) Σ_k (v_k∘v̇_k - b̄ v_k·v̇_k) - (η_Z/τ)Cov(b, Σ_k g_k h′_k v_k·b)",
-        source="new",
-        method="rates of a block written once more in w; gradients and labels",
-        derived=memory.covariance,
-        measure=_softmax_rate,
-        search=Search(reference.parameters("queries"), _softmax_rate_at),
+    claim(
+        "thm1-softmax-rate",
+        memory.covariance,
+        _softmax_rate,
+        Search(reference.parameters("queries"), _softmax_rate_at),
     ),
-    Claim(
-        id="thm1-softmax-memory",
-        title="softmax with memory: z = z₀ + (η_Z/η_Wτ)(½ Σ_k Δv_k² - ∫ b̄(z) d½‖V‖²)",
-        source="new",
-        method="Runge-Kutta flow in w in which z moves by up to 3τ",
-        derived=memory.logits,
-        measure=partial(_memory, alike=True),
-        condition="all samples have the same frequencies",
+    claim(
+        "thm1-softmax-memory",
+        memory.logits,
+        partial(_memory, alike=True),
+        Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _memory_of),
         without=partial(_memory, alike=False),
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _memory_of),
     ),
-    Claim(
-        id="thm1-softmax-gap",
-        title="z stays within ∫ (η_Z/τ)‖Cov(b, s)‖ dt of the law with memory while ‖V‖ grows;"
-        " attained on short paths",
-        source="new",
-        method="Runge-Kutta flow in w in which z moves by up to 3τ, samples differ",
-        derived=memory.gap_bound,
-        measure=_gap,
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _gap_at),
+    claim(
+        "thm1-softmax-gap",
+        memory.gap_bound,
+        _gap,
+        Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _gap_at),
     ),
 )

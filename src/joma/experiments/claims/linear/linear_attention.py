@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import linalg
 
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.linear.theorem2 import ANY_RATES, DELTA, LOGITS, RATES, one_node
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, relative
 from joma.experiments.claims.search import Point, Real, over
@@ -38,14 +38,4 @@ def _against_exponential(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1e-10)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="linear-attention",
-        title="linear attention: v = z₀ sinh(Δt), z = z₀ cosh(Δt)",
-        source="new",
-        method="closed form against the full block, η_W = .7, η_Z = 1.3, τ = .8",
-        derived=linear.linear_attention,
-        measure=_against_block,
-        search=_against_exponential,
-    ),
-)
+CLAIMS = (claim("linear-attention", linear.linear_attention, _against_block, _against_exponential),)

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.linear.theorem2 import TIME_LEFT
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
@@ -270,52 +270,21 @@ def late_ranks(conditional: bool) -> Callable[[Formula, Point], ClaimMeasurement
 RANKS_WITH_TIES = Search(_LATE, late_ranks(False))
 """The domain of talk-gradient-rank without its condition."""
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="talk-matrix",
-        title="K > 1: V̇ = diag(exp((V∘V)1/2)) Δ/A",
-        source="talk, more nodes",
-        method="against the full block with four nodes",
-        derived=_velocity,
-        measure=_block,
-        search=_block_at,
+CLAIMS = (
+    claim("talk-matrix", _velocity, _block, _block_at),
+    claim("talk-nodes", linear.weights_multi, _rows, _rows_at),
+    claim("talk-rank", lambda delta: False, _rank, _rank_at),
+    claim(
+        "talk-stable-rank",
+        linear.stable_rank_limit,
+        _late_limit,
+        Search(_RIVALS, lambda formula, point: _late_limit_of(formula, _with_rival(point))),
     ),
-    Claim(
-        id="talk-nodes",
-        title="K > 1: each row of V keeps its direction and follows Theorem 2 at ‖Δ_l‖",
-        source="new",
-        method="closed form against the matrix ODE",
-        derived=linear.weights_multi,
-        measure=_rows,
-        search=_rows_at,
-    ),
-    Claim(
-        id="talk-rank",
-        title="V does not lose rank",
-        source="new",
-        method="singular values of the matrix ODE at 1 - t/t* = 1e-4",
-        derived=lambda delta: False,
-        measure=_rank,
-        search=_rank_at,
-    ),
-    Claim(
-        id="talk-stable-rank",
-        title="as t → t* the stable ranks of V and V̇ tend to that of the longest rows of Δ",
-        source="new",
-        method="winners at 1e7, the others at their limits in 30 digits; ties too",
-        derived=linear.stable_rank_limit,
-        measure=_late_limit,
-        search=Search(_RIVALS, lambda formula, point: _late_limit_of(formula, _with_rival(point))),
-    ),
-    Claim(
-        id="talk-gradient-rank",
-        title="near the end the stable rank of V falls, and that of V̇ is lower still",
-        source="talk, more nodes",
-        method="stable ranks along the matrix ODE and up to 1 - t/t* = 1e-6",
-        derived=_stable_ranks,
-        measure=_ranks_late,
-        condition="late, one row of Δ longer than all others, and rank Δ ≥ 2",
+    claim(
+        "talk-gradient-rank",
+        _stable_ranks,
+        _ranks_late,
+        Search(_LATE, late_ranks(True)),
         without=_ranks_early,
-        search=Search(_LATE, late_ranks(True)),
     ),
 )

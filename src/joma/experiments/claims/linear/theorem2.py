@@ -8,7 +8,7 @@ import numpy as np
 from scipy import integrate
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, relative
 from joma.experiments.claims.reference.eqn3 import distance, log_own_time
 from joma.experiments.claims.reference.ode import follow, solve
@@ -391,96 +391,34 @@ def _saliency_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(formula(g, x) - np.array(exact) / len(x)) / size, 1e-12)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn3",
-        title="attention integrated out: v̇ = Δ exp(v²/2 + c)/A is the block",
-        source="JoMA preprint, Eqns 3, 19-20",
-        method="closed form against the full block from any start, η_W = .7, η_Z = 1.3, τ = .8",
-        derived=_by_unit_rates,
-        measure=_block,
-        search=_block_at,
-    ),
-    Claim(
-        id="thm2",
-        title="erf(v_l/√2)/Δ_l is the same for all tokens",
-        source="JoMA preprint, Theorem 2 (Eqn 4)",
-        method="spread over tokens on the full block at 95% of the winner's time",
-        derived=linear.conserved_ratio,
+CLAIMS = (
+    claim("eqn3", _by_unit_rates, _block, _block_at),
+    claim(
+        "thm2",
+        linear.conserved_ratio,
+        _ratio,
+        _ratio_at,
         printed=printed.conserved_ratio,
-        measure=_ratio,
-        condition="v(0) = 0",
         without=_ratio_from_any_start,
-        search=_ratio_at,
     ),
-    Claim(
-        id="thm2-closed-form",
-        title="v = √2 erfinv(erf(v₀/√2) + √(2/π) Δ eᶜ t/A)",
-        source="new",
-        method="defining integral in 40 digits at the same float t, down to 1 - t/t* = 1e-8",
-        derived=linear.weights,
-        measure=_near_blowup,
-        search=_closed_form_at,
-    ),
-    Claim(
-        id="thm2-blowup",
-        title="each token alone diverges at a finite time, from zero at A√(π/2)/|Δ|",
-        source="new",
-        method="quadrature of dv/v̇ to infinity",
-        derived=linear.blowup_time,
-        measure=_time,
-        condition="A constant, and Δ constant (Assumption 1)",
-        without=_time_without_constants,
-        search=_time_at,
-    ),
-    Claim(
-        id="thm2-winner",
-        title="the winner is argmax |Δ|",
-        source="JoMA preprint, Theorem 2 (remark)",
-        method="time to reach 6 by quadrature, 20 cases",
-        derived=lambda delta, *, initial: np.argmax(np.abs(delta)),
-        measure=_who_wins,
-        condition="v(0) = 0, c and A equal for all tokens",
+    claim("thm2-closed-form", linear.weights, _near_blowup, _closed_form_at),
+    claim("thm2-blowup", linear.blowup_time, _time, _time_at, without=_time_without_constants),
+    claim(
+        "thm2-winner",
+        lambda delta, *, initial: np.argmax(np.abs(delta)),
+        _who_wins,
+        _winner_from_zero_at,
         without=_who_wins_from_any_start,
-        search=_winner_from_zero_at,
     ),
-    Claim(
-        id="thm2-own-time",
-        title="from any start the winner has the smallest A e^{-c} erfc(±v₀/√2)/|Δ|",
-        source="new",
-        method="time to reach 6 by quadrature, 302 cases that do not start at zero",
-        derived=linear.winner,
-        measure=_who_wins_from_any_start,
-        search=_winner_at,
-    ),
-    Claim(
-        id="thm2-losers",
-        title="as t → t* the others converge, from zero to √2 erfinv(Δ_l/max|Δ|)",
-        source="JoMA preprint, Theorem 2 (remark)",
-        method="ODE up to the winner's time",
-        derived=linear.limit,
-        measure=_losers,
-        search=_losers_at,
-    ),
-    Claim(
-        id="thm2-softmax",
-        title="the reduced equation of softmax attention, b̄ frozen and equal, obeys Theorem 2",
-        source="JoMA preprint, Theorem 2 (remark)",
-        method="spread over tokens on the reduced flow; without: a block of one-token samples",
-        derived=linear.conserved_ratio,
+    claim("thm2-own-time", linear.winner, _who_wins_from_any_start, _winner_at),
+    claim("thm2-losers", linear.limit, _losers, _losers_at),
+    claim(
+        "thm2-softmax",
+        linear.conserved_ratio,
+        _softmax,
+        _softmax_at,
         printed=printed.conserved_ratio,
-        measure=_softmax,
-        condition="the reduced equation; a block that keeps A[i] and b̄ equal has v = Δt",
         without=_softmax_block,
-        search=_softmax_at,
     ),
-    Claim(
-        id="footnote1",
-        title="saliency Δ = discriminancy E[g | l] × frequency P(l)",
-        source="JoMA preprint, Section 3.1, footnote 1",
-        method="the velocity with which the weights of a block leave zero",
-        derived=_discriminancy_times_frequency,
-        measure=_saliency,
-        search=_saliency_at,
-    ),
+    claim("footnote1", _discriminancy_times_frequency, _saliency, _saliency_at),
 )

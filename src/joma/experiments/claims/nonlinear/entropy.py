@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim, Measure
+from joma.experiments.claims.claim import Measure, claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, smallest_error
 from joma.experiments.claims.reference.eqn6 import courses, flow, minimum, refuse_near_ties
 from joma.experiments.claims.search import Integer, Point, Real, Vector, over
@@ -145,25 +145,18 @@ def _fate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return _fate_error(formula, mu, numbers=True)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="fig4-entropy",
-        title="attention entropy drops, then rebounds",
-        source="JoMA preprint, Fig. 4",
-        method="implicit integration for six targets",
-        derived=lambda mu: (True, True),
-        measure=_entropy(_MIXED, random=3),
-        condition="no μ is zero, and not all |μ| are equal",
+CLAIMS = (
+    claim(
+        "fig4-entropy",
+        lambda mu: (True, True),
+        _entropy(_MIXED, random=3),
+        _entropy_at,
         without=_entropy_of_others,
-        search=_entropy_at,
     ),
-    Claim(
-        id="fig4-fate",
-        title="it drops unless all |μ| are equal, and ends rising iff min_{μ≠0} μ² < Σ p_j μ_j²",
-        source="new",
-        method="drop and rebound by implicit integration for twelve targets",
-        derived=nonlinear.entropy_fate,
-        measure=_entropy((*_MIXED, *_PURE, *_FALLING, *_ZEROS), random=2),
-        search=_fate_at,
+    claim(
+        "fig4-fate",
+        nonlinear.entropy_fate,
+        _entropy((*_MIXED, *_PURE, *_FALLING, *_ZEROS), random=2),
+        _fate_at,
     ),
 )

@@ -8,7 +8,7 @@ from scipy import integrate
 from scipy.special import erf
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.reference.eqn6 import flow, slope_at, time_at, velocity
 from joma.experiments.claims.reference.ode import follow, integral
@@ -167,52 +167,16 @@ def _in_mu_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(float(formula(r, mu)) - exact), 1e-7 * max(1.0, abs(exact)))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn6",
-        title="v̇ = (μ-v)exp(v²/2) is solved by inverting t = F(v/μ, μ), to 1e-11 for |μ| ≤ 6",
-        source="JoMA preprint, Eqns 6, 79",
-        method="30 digits at the same float t, |μ| up to 6",
-        derived=nonlinear.weights,
-        measure=_weights,
-        search=_weights_at,
-    ),
-    Claim(
-        id="eqn6-ode",
-        title="the same against the differential equation itself",
-        source="JoMA preprint, Eqn 6",
-        method="implicit integration (Radau, 1e-10)",
-        derived=nonlinear.weights,
-        measure=_ode,
-        search=_ode_at,
-    ),
-    Claim(
-        id="eqn6-log",
-        title="ln δ stays exact to 1e-11 down to δ = 1e-300",
-        source="new",
-        method="30 digits at the same float t",
-        derived=nonlinear.log_residual,
-        measure=_log_residual,
-        condition="|μ| ≤ 6; beyond, ln δ is that of a time within rounding of t",
+CLAIMS = (
+    claim("eqn6", nonlinear.weights, _weights, _weights_at),
+    claim("eqn6-ode", nonlinear.weights, _ode, _ode_at),
+    claim(
+        "eqn6-log",
+        nonlinear.log_residual,
+        _log_residual,
+        _log_residual_at,
         without=_log_residual_beyond,
-        search=_log_residual_at,
     ),
-    Claim(
-        id="eqn6-late",
-        title="near convergence δ → exp(-e^{μ²/2}(t - R(μ)))",
-        source="new",
-        method="30 digits at ln δ = -60",
-        derived=_asymptote,
-        measure=_late,
-        search=_late_at,
-    ),
-    Claim(
-        id="eqn84",
-        title="∂F/∂μ = √(π/2) erf(rμ/√2) + (1-e^{-r²μ²/2})/μ - μF",
-        source="JoMA preprint, Eqns 81-84",
-        method="central differences of quadratures",
-        derived=_derivative,
-        measure=_in_mu,
-        search=_in_mu_at,
-    ),
+    claim("eqn6-late", _asymptote, _late, _late_at),
+    claim("eqn84", _derivative, _in_mu, _in_mu_at),
 )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -163,43 +163,15 @@ def turns_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(2.0 if wrong else guide, 1.0)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn6-nodes",
-        title="K > 1: each row of V keeps its direction and follows Eqn 6 at ‖μ_l‖",
-        source="new",
-        method="closed form against implicit integration of the matrix equation",
-        derived=nonlinear.weights_multi,
-        measure=_nodes,
-        search=_nodes_at,
-    ),
-    Claim(
-        id="sec4-rank",
-        title="the rank of W does not drop",
-        source="new",
-        method="singular values along the matrix equation",
-        derived=lambda mu: False,
-        measure=_rank,
-        search=_rank_at,
-    ),
-    Claim(
-        id="sec4-stable-rank",
-        title="the stable rank of W drops and bounces back to that of its targets",
-        source="new",
-        method="closed form against the matrix equation",
-        derived=nonlinear.stable_rank_fate,
-        measure=_bounce,
-        condition="orthogonal rows, not all of one length",
+CLAIMS = (
+    claim("eqn6-nodes", nonlinear.weights_multi, _nodes, _nodes_at),
+    claim("sec4-rank", lambda mu: False, _rank, _rank_at),
+    claim(
+        "sec4-stable-rank",
+        nonlinear.stable_rank_fate,
+        _bounce,
+        _bounce_at,
         without=_bounce_of_others,
-        search=_bounce_at,
     ),
-    Claim(
-        id="sec4-rank-turns",
-        title="of any targets it starts and ends at theirs; first it falls iff Σu²ℓ² > Σℓ⁴/Σℓ²",
-        source="new",
-        method="closed form against the matrix equation for four kinds of targets",
-        derived=nonlinear.stable_rank_fate,
-        measure=_turns,
-        search=turns_at,
-    ),
+    claim("sec4-rank-turns", nonlinear.stable_rank_fate, _turns, turns_at),
 )

@@ -8,7 +8,7 @@ from scipy import integrate
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -325,61 +325,34 @@ def _b_rises_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, 1e-11)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-relative-gain",
-        title="r(t) = r(0)χ(t), since dr/dt = 2η_Z P(n|m) γ(1−S) f_l² r",
-        source="talk, Scan&Snap Theorem 3: r(0)χ(t); dr/dt is ours",
-        method="the ODE of z with g = γf imposed",
-        derived=scan_snap.relative_gain_rate,
-        measure=_relative_gain,
-        condition="g = γf on the distinct tokens",
+CLAIMS = (
+    claim(
+        "scan-snap-relative-gain",
+        scan_snap.relative_gain_rate,
+        _relative_gain,
+        _relative_gain_at,
         without=_relative_gain_full,
-        search=_relative_gain_at,
     ),
-    Claim(
-        id="scan-snap-gain-bounds",
-        title="e^{2f²(0)B} ≤ χ ≤ e^{2B} for the dominant token: tangent at 0, slope at ∞",
-        source="talk, Scan&Snap Theorem 3",
-        method="the ODE of z with g imposed and B as the clock, B to 2000; without: η_Y = 100 η_Z",
-        derived=scan_snap.log_gain_bounds,
-        measure=_gain_bounds,
-        condition="g = γf on the distinct tokens, g = 0 on the common ones",
+    claim(
+        "scan-snap-gain-bounds",
+        scan_snap.log_gain_bounds,
+        _gain_bounds,
+        _gain_bounds_at,
         without=_gain_full,
-        search=_gain_bounds_at,
     ),
-    Claim(
-        id="scan-snap-gain-full",
-        title="On the full flow 1 ≤ χ ≤ e^{2B} for the dominant token, at any rates",
-        source="new",
-        method="population ODE to t = 1e5, error in ln χ; bounds meet at B = 0",
-        derived=scan_snap.full_log_gain_bounds,
-        measure=_gain_full,
-        condition="classes that are alike",
+    claim(
+        "scan-snap-gain-full",
+        scan_snap.full_log_gain_bounds,
+        _gain_full,
+        _gain_full_at,
         without=_gain_of_unlike,
-        search=_gain_full_at,
     ),
-    Claim(
-        id="scan-snap-gain-early",
-        title="On the full flow ln χ = 2f²(0)B(1 + cB), c in closed form, cB ∝ η_Z/η_Y",
-        source="new",
-        method="the flow of classes alike at B of about 1e-4: (ln χ/(2f²B) − 1)/B",
-        derived=scan_snap.early_log_gain,
-        measure=_gain_early,
-        condition="classes that are alike, η_Z ≪ η_Y",
+    claim(
+        "scan-snap-gain-early",
+        scan_snap.early_log_gain,
+        _gain_early,
+        _gain_early_at,
         without=_gain_at_equal_rates,
-        search=_gain_early_at,
     ),
-    Claim(
-        id="scan-snap-b-rises",
-        title="B(0) = 0 and B rises: Ḃ_n Σf² is the sum of ż, over the distinct tokens of n",
-        source="talk, Scan&Snap Theorem 3; the sum is ours",
-        method="finite differences of E[log softmax] along the population ODE, η_Y/η_Z .1 and 100",
-        derived=scan_snap.b_rate,
-        measure=_b_rises,
-        condition="it rises for ever where classes are alike; else until a time that grows with"
-        " η_Y/η_Z",
-        without=_b_falls,
-        search=_b_rises_at,
-    ),
+    claim("scan-snap-b-rises", scan_snap.b_rate, _b_rises, _b_rises_at, without=_b_falls),
 )

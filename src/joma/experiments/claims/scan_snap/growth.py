@@ -7,7 +7,7 @@ import numpy as np
 from scipy import integrate, special
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
@@ -242,85 +242,36 @@ def _snapping_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, slack + 2 * (1 + u0) / drive)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-balanced-law",
-        title="ζ + (e^{2ζ}−1)/(2u₀) − (η_Z/η_Y)(K/(K−1))(KD/C+1)y²/2 is conserved",
-        source="new",
-        method="drift on the population ODE; K equal classes, C common, D distinct tokens",
-        derived=Balanced.conserved,
-        measure=_balanced_law,
-        search=_balanced_law_at,
+CLAIMS = (
+    claim("scan-snap-balanced-law", Balanced.conserved, _balanced_law, _balanced_law_at),
+    claim("scan-snap-balanced-b", Balanced.b_at, _balanced_b, _balanced_b_at),
+    claim(
+        "scan-snap-scanning",
+        lambda balanced: balanced.scanning_slope_limit,
+        _scanning,
+        _scanning_at,
     ),
-    Claim(
-        id="scan-snap-balanced-b",
-        title="B(t) at all times, from one scalar equation and Wright's ω",
-        source="new",
-        method="B on the population ODE to t = 1e8; K equal classes, all tokens of a kind alike",
-        derived=Balanced.b_at,
-        measure=_balanced_b,
-        search=_balanced_b_at,
-    ),
-    Claim(
-        id="scan-snap-scanning",
-        title="B = O(ln t) for K equal classes, all tokens of a kind alike: dB/d ln t stays below a"
-        " limit at all times and rates",
-        source="talk, Scan&Snap Theorem 4; the limit is ours",
-        method="steepest dB/d ln t on the population ODE to t = 1e6, η_Z/η_Y from .01 to 1e6",
-        derived=lambda balanced: balanced.scanning_slope_limit,
-        measure=_scanning,
-        search=_scanning_at,
-    ),
-    Claim(
-        id="scan-snap-scanning-limit",
-        title="The limit of dB/d ln t is sharp; K equal classes, all tokens of a kind alike",
-        source="new",
-        method="steepest dB/d ln t on the population ODE, η_Z/η_Y = 1e8",
-        derived=lambda balanced: balanced.scanning_slope_limit,
-        measure=_scanning_limit,
-        condition="η_Z ≫ η_Y",
+    claim(
+        "scan-snap-scanning-limit",
+        lambda balanced: balanced.scanning_slope_limit,
+        _scanning_limit,
+        _scanning_limit_at,
         without=_scanning_at_equal_rates,
-        search=_scanning_limit_at,
     ),
-    Claim(
-        id="scan-snap-margin",
-        title="The decoder's margin Δ obeys e^Δ − 1 + (K−1)Δ = η_Y F t, for classes alike",
-        source="new",
-        method="scores on the population ODE, η_Z/η_Y = 1e-6; without: 1",
-        derived=scan_snap.margin_time,
-        measure=partial(_margin, eta_z=1e-6),
-        condition="attention stands still, η_Z ≪ η_Y; classes alike",
+    claim(
+        "scan-snap-margin",
+        scan_snap.margin_time,
+        partial(_margin, eta_z=1e-6),
+        _margin_at,
         without=partial(_margin, eta_z=1.0),
-        search=_margin_at,
     ),
-    Claim(
-        id="scan-snap-snapping-time",
-        title="The right class passes ½ at t = (K − 2 + (K−1) ln(K−1))/(F η_Y), for classes alike",
-        source="new",
-        method="probabilities on the population ODE, η_Z/η_Y = 1e-6; without: 10",
-        derived=scan_snap.deciding_time,
-        measure=partial(_deciding_time, eta_z=1e-6),
-        condition="attention stands still, η_Z ≪ η_Y; classes alike",
+    claim(
+        "scan-snap-snapping-time",
+        scan_snap.deciding_time,
+        partial(_deciding_time, eta_z=1e-6),
+        _deciding_time_at,
         without=partial(_deciding_time, eta_z=10.0),
-        search=_deciding_time_at,
     ),
-    Claim(
-        id="scan-snap-snapping-order",
-        title="Scanning ends by O(t₀), t₀ = 2K ln M/η_Y: F times that time is at most 0.61 t₀",
-        source="talk, Scan&Snap Theorem 4; the 0.61 is ours",
-        method="margin by quadrature, K from 2 to 30 000, M = K + 1 and K + 5; attained at K = 30",
-        derived=scan_snap.snapping_time,
-        measure=_snapping_order,
-        search=_snapping_order_at,
-    ),
-    Claim(
-        id="scan-snap-snapping",
-        title="After snapping B → ½s ln(C₀ + c ln²(η_Y t)) ~ s ln ln t, s = 1/(K/C + 1/D), for K"
-        " equal classes, all tokens of a kind alike",
-        source="talk, Scan&Snap Theorem 4 (order ln ln t)",
-        method="growth of B from t = 1e10 to 1e100 on the population ODE, C₀ fixed at 1e10",
-        derived=scan_snap.late_b,
-        measure=_snapping,
-        search=_snapping_at,
-    ),
+    claim("scan-snap-snapping-order", scan_snap.snapping_time, _snapping_order, _snapping_order_at),
+    claim("scan-snap-snapping", scan_snap.late_b, _snapping, _snapping_at),
 )

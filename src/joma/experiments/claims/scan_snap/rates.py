@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
@@ -163,47 +163,21 @@ def _turn_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(float(t * b_rate[0, 0] / b[0, 0]) - 1), 1e-6 / share)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-both-rates",
-        title="Both rates larger by a factor is a rescaling of time; searched for K equal classes",
-        source="talk, Scan&Snap Theorem 4 (1)",
-        method="z and B on the population ODE at both rates, classes of unequal frequencies",
-        derived=scan_snap.rescaled_time,
-        measure=_both_rates,
-        search=_both_rates_at,
-    ),
-    Claim(
-        id="scan-snap-sparser",
-        title="For K equal classes, all tokens of a kind alike, attention becomes sparser from"
-        " ζ = ln(p_c/p_d) on, and denser before",
-        source="new",
-        method="entropy along the population ODE; K equal classes, all tokens of a kind alike",
-        derived=lambda balanced: balanced.densest,
-        measure=_densest,
-        search=_densest_at,
-    ),
-    Claim(
-        id="scan-snap-decoder-rate",
-        title="A larger η_Y at fixed η_Z: late B is smaller, by ½s per factor e, attention denser,"
-        " for K equal classes, all tokens of a kind alike",
-        source="talk, Scan&Snap Theorem 4 (2); the ½s is ours",
-        method="B and entropy at η_Y ± 5% on the population ODE, t = 1e250, η_Z = 100 η_Y",
-        derived=scan_snap.late_decoder_rate_effect,
-        measure=_decoder_rate,
-        condition="c ln²(η_Y t) far above C₀",
+CLAIMS = (
+    claim("scan-snap-both-rates", scan_snap.rescaled_time, _both_rates, _both_rates_at),
+    claim("scan-snap-sparser", lambda balanced: balanced.densest, _densest, _densest_at),
+    claim(
+        "scan-snap-decoder-rate",
+        scan_snap.late_decoder_rate_effect,
+        _decoder_rate,
+        _decoder_rate_at,
         without=_decoder_rate_early,
-        search=_decoder_rate_at,
     ),
-    Claim(
-        id="scan-snap-decoder-rate-turn",
-        title="Before Δ(t) = Δ_c(K), η_Y F t = e^Δ − 1 + (K−1)Δ, a larger η_Y is sparser instead",
-        source="new",
-        method="where ∂B/∂η_Y = 0 on the population ODE, η_Z/η_Y = 1e-4; without: 1",
-        derived=scan_snap.decoder_rate_turn,
-        measure=partial(_turn, eta_z=1e-4),
-        condition="attention has moved little, η_Z ≪ η_Y; classes alike",
+    claim(
+        "scan-snap-decoder-rate-turn",
+        scan_snap.decoder_rate_turn,
+        partial(_turn, eta_z=0.0001),
+        _turn_at,
         without=partial(_turn, eta_z=1.0),
-        search=_turn_at,
     ),
 )

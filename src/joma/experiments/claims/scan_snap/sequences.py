@@ -8,7 +8,7 @@ import numpy as np
 from scipy import special
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap.corpora import balanced, one_query
@@ -129,25 +129,15 @@ def sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, float(4 * noise + allowed), float(noise))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-finite-length",
-        title="Sequences of T tokens have the population's mean gradient up to O(1/T)",
-        source="new",
-        method="enumeration of all sequences of 500 to 4000 tokens, 1/T² extrapolated away",
-        derived=scan_snap.finite_length_bias,
-        measure=_finite_length,
-        search=_finite_length_at,
+CLAIMS = (
+    claim(
+        "scan-snap-finite-length", scan_snap.finite_length_bias, _finite_length, _finite_length_at
     ),
-    Claim(
-        id="scan-snap-sampled",
-        title="Scanning and snapping on sampled sequences: B(t) is that of the balanced solution",
-        source="new",
-        method="stochastic gradient, 32 sequences of 2000 tokens a step, 800 steps; without: of 10",
-        derived=Balanced.b_at,
-        measure=partial(_sampled, length=2000),
-        condition="long sequences and small steps",
+    claim(
+        "scan-snap-sampled",
+        Balanced.b_at,
+        partial(_sampled, length=2000),
+        sampled_at,
         without=partial(_sampled, length=10),
-        search=sampled_at,
     ),
 )

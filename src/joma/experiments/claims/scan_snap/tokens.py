@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import claim
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -222,47 +222,27 @@ def _frequent_first_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, 1e-6)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-gradient",
-        title="The flow of (z, Y) is gradient ascent on the next token's log-likelihood",
-        source="talk, Scan&Snap: reparameterization",
-        method="finite differences of E[log softmax], two queries; 1/P(m) is absorbed in η_Z",
-        derived=scan_snap.flow,
-        measure=_gradient,
-        search=_gradient_at,
-    ),
-    Claim(
-        id="scan-snap-common-falls",
-        title="Common tokens fall, if there is only one or all are equally common in all classes",
-        source="talk, Scan&Snap (a); the condition is ours",
-        method="fates on the population ODE and on sampled sequences",
-        derived=scan_snap.initial_fate,
-        measure=_common_falls,
-        condition="one common token, or all equally common in all classes",
+CLAIMS = (
+    claim("scan-snap-gradient", scan_snap.flow, _gradient, _gradient_at),
+    claim(
+        "scan-snap-common-falls",
+        scan_snap.initial_fate,
+        _common_falls,
+        _common_falls_at,
         without=_in_between_rises,
-        search=_common_falls_at,
     ),
-    Claim(
-        id="scan-snap-distinct-rise",
-        title="Distinct tokens rise at first, by ½z̈(0)t², if their class shares a token",
-        source="talk, Scan&Snap (b); z̈(0) is ours",
-        method="z(t)/t² on the population ODE, extrapolated to t = 0",
-        derived=scan_snap.initial_pull,
-        measure=_distinct_rise,
-        condition="at first; how long they rise grows with η_Y/η_Z",
+    claim(
+        "scan-snap-distinct-rise",
+        scan_snap.initial_pull,
+        _distinct_rise,
+        _distinct_rise_at,
         without=_distinct_falls,
-        search=_distinct_rise_at,
     ),
-    Claim(
-        id="scan-snap-frequent-first",
-        title="Of the distinct tokens the more frequent rise faster, early as P(l|m,n)²: a TF-IDF",
-        source="talk, Scan&Snap (c); the square is ours",
-        method="ratios early on the population ODE, order on sampled sequences",
-        derived=scan_snap.rise_ratio,
-        measure=_frequent_first,
-        condition="early; when tokens fall later, the more frequent fall faster",
+    claim(
+        "scan-snap-frequent-first",
+        scan_snap.rise_ratio,
+        _frequent_first,
+        _frequent_first_at,
         without=_frequent_late,
-        search=_frequent_first_at,
     ),
 )
