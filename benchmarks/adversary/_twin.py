@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Claim, Search
 from joma.experiments.claims.measurement import Formula
-from joma.experiments.claims.search import Search
 
 
 @dataclass(frozen=True)

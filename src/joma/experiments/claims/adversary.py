@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Claim, Point, Search
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula
-from joma.experiments.claims.search import Point, Search
 
 ENOUGH = 1000
 """Evaluations below which a search is named as too short."""

@@ -2,9 +2,9 @@
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,10 +12,82 @@ from joma.errors import JomaError
 from joma.experiments._claim_list import claim_texts
 from joma.experiments.claims import errata
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula
-from joma.experiments.claims.search import Search
+from joma.experiments.claims.search import Generator, Parameter
+
+
+@dataclass(frozen=True)
+class Point:
+    """Values of all parameters.
+
+    Attributes:
+        values: Values of the parameters by name.
+        seed: Seed of the samples that the measure draws.
+        effort: Factor by which the measure draws more samples than usual.
+    """
+
+    values: Mapping[str, Any]
+    seed: int = 0
+    effort: int = 1
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a parameter."""
+        return self.values[name]
+
+    @property
+    def generator(self) -> Generator:
+        """A new generator; the same numbers for the same point."""
+        return np.random.default_rng([self.seed, self.effort])
+
+
+PointMeasure = Callable[[Formula, Point], ClaimMeasurement]
+"""A function that compares a formula with a reference at one point."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The whole domain of a claim.
+
+    Attributes:
+        parameters: The free parameters by name. Where lengths must agree, the measure repeats or
+            cuts a vector (`numpy.resize`).
+        measure: Compares a formula with a reference at one point. The error may be negative: how
+            far from a violation the point is, by which the search is guided. A `JomaError` says
+            that the point lies outside the domain; any other exception is a violation.
+        sampled: Whether the reference is sampled. A violation counts once two further measurements
+            with 100 times the samples confirm it.
+    """
+
+    parameters: Mapping[str, Parameter]
+    measure: PointMeasure
+    sampled: bool = False
+
+    def __call__(self, formula: Formula, point: Point) -> ClaimMeasurement:
+        """Measure a formula at one point."""
+        return self.measure(formula, point)
+
+    def draw(self, generator: Generator) -> dict[str, Any]:
+        """Return values of all parameters."""
+        return {name: one.draw(generator) for name, one in self.parameters.items()}
+
+    def change(
+        self, values: Mapping[str, Any], generator: Generator, size: float
+    ) -> dict[str, Any]:
+        """Return values of which one to three parameters differ."""
+        changed = dict(values)
+        count = min(len(changed), 1 + int(generator.geometric(0.6)) // 2)
+        for name in generator.choice(list(changed), count, replace=False):
+            changed[name] = self.parameters[name].change(changed[name], generator, size)
+        return changed
+
+
+def over(*, sampled: bool = False, **parameters: Parameter) -> Callable[[PointMeasure], Search]:
+    """Turn a measure at one point into a `Search` of the domain that the arguments name."""
+    return lambda measure: Search(parameters, measure, sampled)
+
 
 Measure = Callable[[Formula, np.random.Generator], ClaimMeasurement]
 """A function that compares a formula with a reference that does not use it."""
+_Check = TypeVar("_Check", bound=Measure)
 
 
 @dataclass(frozen=True)
@@ -58,18 +130,29 @@ class Claim:
             raise JomaError(f"claim {self.id} has free parameters, or none: not both")
 
 
+REGISTERED: dict[str, Claim] = {}
+"""The claims of the modules that have been imported, by id."""
+
+
 def claim(
     id: str,
     derived: Formula,
-    measure: Measure,
     search: Search | None = None,
     *,
     printed: Formula | None = None,
     without: Measure | None = None,
-) -> Claim:
-    """Return a claim with its texts from `claims.toml`."""
-    functions: dict[str, Any] = {"search": search, "printed": printed, "without": without}
-    return Claim(id, derived=derived, measure=measure, **functions, **claim_texts()[id])
+) -> Callable[[_Check], _Check]:
+    """Register the function below as the check of a claim, whose texts are in `claims.toml`.
+
+    The arguments are attributes of `Claim`. A function may check several claims.
+    """
+
+    def register(measure: _Check) -> _Check:
+        given: dict[str, Any] = {"search": search, "printed": printed, "without": without}
+        REGISTERED[id] = Claim(id, derived=derived, measure=measure, **given, **claim_texts()[id])
+        return measure
+
+    return register
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim, over
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -18,27 +18,10 @@ from joma.experiments.claims.measurement import (
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point, random_samples
 from joma.experiments.claims.reference.ode import solve
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, Vector, over
+from joma.experiments.claims.search import Choice, Integer, Real, Seed, Vector
 from joma.theory import as_printed as printed
 from joma.theory import embeddings, invariants
 from joma.theory.block import Block, State, simulate
-
-
-def _coherence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Random unit vectors in fewer dimensions than vectors; and the exponent of M, both sides."""
-    excess = [
-        embeddings.coherence(
-            embeddings.almost_orthogonal(tokens, int(np.ceil(formula(eps, tokens))), rng)
-        )
-        / eps
-        - 1
-        for tokens, eps in ((500, 0.5), (1000, 0.45), (2000, 0.5))
-    ]
-    exponents = [
-        _coherence_at(formula, Point({"epsilon": eps, "tokens": tokens})).error
-        for eps, tokens in ((0.01, 1e50), (0.05, 1e20), (0.5, 1e3))
-    ]
-    return measured(max(0.0, *excess, *exponents), 0.0)
 
 
 @over(epsilon=Real(0.01, 0.999, log=True), tokens=Real(2.0, 1e60, log=True))
@@ -58,14 +41,22 @@ def _coherence_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(short, 0.0)
 
 
-def _overlaps(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    cases = [(0.5, 200, 9), (0.2, 300, 40), (0.9, 400, 3), (0.05, 100, 2)]
-    points = [
-        Point({"epsilon": eps, "tokens": tokens, "dimension": d}, seed=int(rng.integers(2**32)))
-        for eps, tokens, d in cases
+@claim("sec7-coherence", embeddings.dimension_for, _coherence_at)
+def _coherence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Random unit vectors in fewer dimensions than vectors; and the exponent of M, both sides."""
+    excess = [
+        embeddings.coherence(
+            embeddings.almost_orthogonal(tokens, int(np.ceil(formula(eps, tokens))), rng)
+        )
+        / eps
+        - 1
+        for tokens, eps in ((500, 0.5), (1000, 0.45), (2000, 0.5))
     ]
-    found = [_overlaps_at(formula, point) for point in points]
-    return max(found, key=lambda m: m.error / m.tolerance)
+    exponents = [
+        _coherence_at(formula, Point({"epsilon": eps, "tokens": tokens})).error
+        for eps, tokens in ((0.01, 1e50), (0.05, 1e20), (0.5, 1e3))
+    ]
+    return measured(max(0.0, *excess, *exponents), 0.0)
 
 
 @over(
@@ -89,12 +80,15 @@ def _overlaps_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return monte_carlo(total - expected, np.sqrt(pairs * share * max(1 - share, 1 / pairs)))
 
 
-def _drift_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    return largest_error(
-        _drift_rate_at(formula, random_point(rng, drive=drive, queries=2, attention=attention))
-        for attention in POINTWISE
-        for drive in ("gradient", "labels")
-    )
+@claim("sec7-overlaps", embeddings.expected_overlaps, _overlaps_at)
+def _overlaps(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    cases = [(0.5, 200, 9), (0.2, 300, 40), (0.9, 400, 3), (0.05, 100, 2)]
+    points = [
+        Point({"epsilon": eps, "tokens": tokens, "dimension": d}, seed=int(rng.integers(2**32)))
+        for eps, tokens, d in cases
+    ]
+    found = [_overlaps_at(formula, point) for point in points]
+    return max(found, key=lambda m: m.error / m.tolerance)
 
 
 def _drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
@@ -110,6 +104,47 @@ def _drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(derivative - rate) / sizes, 1.0)
 
 
+@claim(
+    "sec7-drift",
+    invariants.token_law_rate,
+    Search(reference.parameters(attention=Choice(*POINTWISE)), _drift_rate_at),
+)
+def _drift_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    return largest_error(
+        _drift_rate_at(formula, random_point(rng, drive=drive, queries=2, attention=attention))
+        for attention in POINTWISE
+        for drive in ("gradient", "labels")
+    )
+
+
+def _implicit_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """A few gradient steps of the weights, against their projections put together again."""
+    setting = reference.draw_setting(point, point["attention"], queries=1)
+    m, moving = setting.samples.tokens, setting
+    for _ in range(point["steps"]):
+        rate = reference.rates(moving)
+        moving = moving.moved(rate, point["step"] / max(moving.speed(rate), 1e-30))
+    change = moving.state.v - setting.state.v
+    bias = moving.state.bias[0] - setting.state.bias[0]
+    tokens, query = setting.columns[:, :m], setting.columns[:, m]
+    predicted = formula(setting.w, tokens, change, query, bias)
+    size = float(np.max(np.abs(moving.w)) + np.max(np.abs(setting.w)))
+    return measured(np.abs(predicted - moving.w), 1e-12 * size)
+
+
+@claim(
+    "eqn60",
+    embeddings.weight,
+    Search(
+        reference.parameters(
+            "queries",
+            attention=Choice(*POINTWISE, "softmax"),
+            step=Real(0.0001, 1.0, log=True),
+            steps=Integer(1, 8),
+        ),
+        _implicit_bias_at,
+    ),
+)
 def _implicit_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The weights themselves, trained in d dimensions with explicit orthonormal embeddings."""
     samples = random_samples(rng)
@@ -131,27 +166,6 @@ def _implicit_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
     path = simulate(Block("exp", "tanh"), samples, [0.0, 0.5], initial=start)
     predicted = formula(w0, tokens, path.v[1] - path.v[0], query, path.bias[1, 0] - path.bias[0, 0])
     return measured(difference(predicted, flow[:-6].reshape(d, 3)), 1e-8)
-
-
-def _implicit_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """A few gradient steps of the weights, against their projections put together again."""
-    setting = reference.draw_setting(point, point["attention"], queries=1)
-    m, moving = setting.samples.tokens, setting
-    for _ in range(point["steps"]):
-        rate = reference.rates(moving)
-        moving = moving.moved(rate, point["step"] / max(moving.speed(rate), 1e-30))
-    change = moving.state.v - setting.state.v
-    bias = moving.state.bias[0] - setting.state.bias[0]
-    tokens, query = setting.columns[:, :m], setting.columns[:, m]
-    predicted = formula(setting.w, tokens, change, query, bias)
-    size = float(np.max(np.abs(moving.w)) + np.max(np.abs(setting.w)))
-    return measured(np.abs(predicted - moving.w), 1e-12 * size)
-
-
-def _superposition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """One weight, three patterns on disjoint tokens: each must respond as if it were alone."""
-    point = Point({"tokens": np.array([4, 4, 4]), "size": 1.0, "draw": int(rng.integers(2**32))})
-    return _superposition_at(formula, point)
 
 
 @over(tokens=Vector(Real(1, 5), Integer(1, 5)), size=Real(0.0, 100.0, special=(0.0,)), draw=Seed())
@@ -179,35 +193,14 @@ def _superposition_of_shared_tokens(formula: Formula, rng: np.random.Generator) 
     return measured(abs(w @ np.array([1.0, 0, 1, 0]) - (1 - 0.5)), 1e-13)
 
 
-CLAIMS = (
-    claim("sec7-coherence", embeddings.dimension_for, _coherence, _coherence_at),
-    claim("sec7-overlaps", embeddings.expected_overlaps, _overlaps, _overlaps_at),
-    claim(
-        "sec7-drift",
-        invariants.token_law_rate,
-        _drift_rate,
-        Search(reference.parameters(attention=Choice(*POINTWISE)), _drift_rate_at),
-    ),
-    claim(
-        "eqn60",
-        embeddings.weight,
-        _implicit_bias,
-        Search(
-            reference.parameters(
-                "queries",
-                attention=Choice(*POINTWISE, "softmax"),
-                step=Real(0.0001, 1.0, log=True),
-                steps=Integer(1, 8),
-            ),
-            _implicit_bias_at,
-        ),
-    ),
-    claim(
-        "superposition",
-        embeddings.superposed,
-        _superposition,
-        _superposition_at,
-        printed=printed.superposed,
-        without=_superposition_of_shared_tokens,
-    ),
+@claim(
+    "superposition",
+    embeddings.superposed,
+    _superposition_at,
+    printed=printed.superposed,
+    without=_superposition_of_shared_tokens,
 )
+def _superposition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """One weight, three patterns on disjoint tokens: each must respond as if it were alone."""
+    point = Point({"tokens": np.array([4, 4, 4]), "size": 1.0, "draw": int(rng.integers(2**32))})
+    return _superposition_at(formula, point)

@@ -7,11 +7,11 @@ import numpy as np
 from scipy import integrate
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.reference.eqn6 import ResidualCurve, flow, slope_at, time_at
 from joma.experiments.claims.reference.ode import follow, integral, solve
-from joma.experiments.claims.search import Point, Real, over
+from joma.experiments.claims.search import Real
 from joma.theory import as_printed as printed
 from joma.theory import nonlinear
 
@@ -75,15 +75,16 @@ def _offset(y: float, mu: float) -> float:
     return integral(excess, (0.0, bend, 8), (bend, far, 12))
 
 
-def _offset_bound(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    low, high = _offsets()
-    return _below(formula(), max(high, formula() - low if low < -1e-9 else 0.0))
-
-
 @over(size=Real(0, 37), y=_Y)
 def _offset_at(formula: Formula, point: Point) -> ClaimMeasurement:
     found = _offset(point["y"], point["size"])
     return ClaimMeasurement(-found if found < -1e-9 else found - float(formula()), 1e-9)
+
+
+@claim("thm4", printed.offset_bound, _offset_at)
+def _offset_bound(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    low, high = _offsets()
+    return _below(formula(), max(high, formula() - low if low < -1e-9 else 0.0))
 
 
 def _largest_lambda(smallest: float, others: Any) -> float:
@@ -114,6 +115,16 @@ def _leading_time(log_residual: Any, mu: Any) -> Any:
     return -np.exp(-(np.asarray(mu) ** 2) / 2) * np.asarray(log_residual)
 
 
+@over(size=Real(0, 6), y=_Y)
+def _leading_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """Whether F minus its leading term stays within the bound of Theorem 4."""
+    y, size = point["y"], point["size"]
+    leading = float(np.exp(-(size**2) / 2)) * y
+    rest = _offset(y, size) + (leading - float(formula(-y, size)))
+    return ClaimMeasurement(abs(rest) - printed.offset_bound(), 1e-9 + 1e-14 * leading)
+
+
+@claim("thm4-leading", _leading_time, _leading_at, printed=printed.leading_time)
 def _leading(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Is F minus its leading term bounded by √(π/2)+1 down to δ = 1e-300?"""
     errors = [0.0]
@@ -124,35 +135,6 @@ def _leading(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
                 rest = abs(float(time_at(log_residual, mu)) - formula(log_residual, mu))
                 errors.append(rest - printed.offset_bound())
     return measured(errors, 0.0)
-
-
-@over(size=Real(0, 6), y=_Y)
-def _leading_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """Whether F minus its leading term stays within the bound of Theorem 4."""
-    y, size = point["y"], point["size"]
-    leading = float(np.exp(-(size**2) / 2)) * y
-    rest = _offset(y, size) + (leading - float(formula(-y, size)))
-    return ClaimMeasurement(abs(rest) - printed.offset_bound(), 1e-9 + 1e-14 * leading)
-
-
-def _settled(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Ten times |Λ| of Eqn 7 where ln δ_k is ten times the threshold: 1 for the worst μ_k.
-
-    The worst pair is μ_k = 1.872 with μ_j → 0, whose ln δ_j is -t; for other μ_k it lies between
-    ½ and 1.
-    """
-    worst_mu = 1.8719
-    errors = []
-    with mpmath.workdps(20):
-        for mu_k in (worst_mu, *rng.uniform(2.5, 4, size=2)):
-            log_residual = 10 * float(formula(mu_k))
-            t = float(time_at(log_residual, mu_k))
-            ratios = np.array([-t, -_reached(worst_mu, t)]) / log_residual
-            expected = np.exp(np.array([-(mu_k**2), worst_mu**2 - mu_k**2]) / 2)
-            size = 10 * float(np.max(np.abs(ratios / expected - 1)))
-            worst = mu_k == worst_mu
-            errors.append(abs(size - 1) if worst else max(0.0, size - 1, 0.5 - size))
-    return measured(errors, 1e-4)
 
 
 def _reached(mu: float, t: float) -> float:
@@ -177,14 +159,27 @@ def _settled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(many * abs(h_k - _offset(y_j, size_j)) / scaled_k - 1, 1e-6)
 
 
-def _logistic(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Log residual of v̇ = (μ - v) v against the ODE, and its rate against μ late on."""
-    mu = rng.uniform(0.5, 3, size=4)
-    t = np.array([1.0, 4.0])
-    path = solve(lambda v: (mu - v) * v, np.full(4, 0.05), t, rtol=1e-11)
-    late = formula(mu, np.array([200.0]), initial=0.05)[0] / -(mu * 200)
-    ode = difference(formula(mu, t, initial=0.05), np.log(1 - path / mu))
-    return measured([ode, difference(late, 1) - 0.1], 1e-7)
+@claim(
+    "thm4-threshold", nonlinear.settled_threshold, _settled_at, printed=printed.settled_threshold
+)
+def _settled(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Ten times |Λ| of Eqn 7 where ln δ_k is ten times the threshold: 1 for the worst μ_k.
+
+    The worst pair is μ_k = 1.872 with μ_j → 0, whose ln δ_j is -t; for other μ_k it lies between
+    ½ and 1.
+    """
+    worst_mu = 1.8719
+    errors = []
+    with mpmath.workdps(20):
+        for mu_k in (worst_mu, *rng.uniform(2.5, 4, size=2)):
+            log_residual = 10 * float(formula(mu_k))
+            t = float(time_at(log_residual, mu_k))
+            ratios = np.array([-t, -_reached(worst_mu, t)]) / log_residual
+            expected = np.exp(np.array([-(mu_k**2), worst_mu**2 - mu_k**2]) / 2)
+            size = 10 * float(np.max(np.abs(ratios / expected - 1)))
+            worst = mu_k == worst_mu
+            errors.append(abs(size - 1) if worst else max(0.0, size - 1, 0.5 - size))
+    return measured(errors, 1e-4)
 
 
 def _exp_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -214,62 +209,35 @@ def _logistic_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured([off, abs(ends[1] - ends[0] + 1)], 1e-6)
 
 
-CLAIMS = (
-    claim(
-        "lemma6",
-        lambda: np.sqrt(0.5),
-        lambda formula, rng: _below(formula(), _lemma6_peak()),
-        _lemma6_at,
-    ),
-    claim(
-        "lemma6-sharp",
-        nonlinear.lemma6_bound,
-        lambda formula, rng: measured(difference(formula(), _lemma6_peak()), 1e-6),
-        _lemma6_at,
-    ),
-    claim(
-        "lemma7", lambda: 1.0, lambda formula, rng: _below(formula(), _lemma7_peak()), _lemma7_at
-    ),
-    claim(
-        "lemma7-sharp",
-        nonlinear.lemma7_bound,
-        lambda formula, rng: measured(difference(formula(), _lemma7_peak()), 1e-6),
-        _lemma7_at,
-    ),
-    claim("thm4", printed.offset_bound, _offset_bound, _offset_at),
-    claim(
-        "thm4-sharp",
-        nonlinear.offset_bound,
-        lambda formula, rng: measured(difference(formula(), _offsets()[1]), 2e-5),
-        _offset_at,
-    ),
-    claim(
-        "thm4-rates",
-        lambda: np.sqrt(2 * np.pi) + 2,
-        lambda formula, rng: _below(formula(), _largest_lambda(0.0, rng.uniform(0, 3, size=6))),
-        _lambda_at,
-    ),
-    claim(
-        "thm4-rates-sharp",
-        nonlinear.offset_bound,
-        lambda formula, rng: measured(
-            difference(formula(), _largest_lambda(0.001, rng.uniform(0, 3, size=3))), 0.0001
-        ),
-        _lambda_at,
-    ),
-    claim("thm4-leading", _leading_time, _leading, _leading_at, printed=printed.leading_time),
-    claim(
-        "thm4-threshold",
-        nonlinear.settled_threshold,
-        _settled,
-        _settled_at,
-        printed=printed.settled_threshold,
-    ),
-    claim(
-        "thm4-linear",
-        nonlinear.linear_attention_residual,
-        _logistic,
-        _logistic_at,
-        without=_exp_rates,
-    ),
+@claim("thm4-linear", nonlinear.linear_attention_residual, _logistic_at, without=_exp_rates)
+def _logistic(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Log residual of v̇ = (μ - v) v against the ODE, and its rate against μ late on."""
+    mu = rng.uniform(0.5, 3, size=4)
+    t = np.array([1.0, 4.0])
+    path = solve(lambda v: (mu - v) * v, np.full(4, 0.05), t, rtol=1e-11)
+    late = formula(mu, np.array([200.0]), initial=0.05)[0] / -(mu * 200)
+    ode = difference(formula(mu, t, initial=0.05), np.log(1 - path / mu))
+    return measured([ode, difference(late, 1) - 0.1], 1e-7)
+
+
+claim("lemma6", lambda: np.sqrt(0.5), _lemma6_at)(
+    lambda formula, rng: _below(formula(), _lemma6_peak())
+)
+claim("lemma6-sharp", nonlinear.lemma6_bound, _lemma6_at)(
+    lambda formula, rng: measured(difference(formula(), _lemma6_peak()), 1e-06)
+)
+claim("lemma7", lambda: 1.0, _lemma7_at)(lambda formula, rng: _below(formula(), _lemma7_peak()))
+claim("lemma7-sharp", nonlinear.lemma7_bound, _lemma7_at)(
+    lambda formula, rng: measured(difference(formula(), _lemma7_peak()), 1e-06)
+)
+claim("thm4-sharp", nonlinear.offset_bound, _offset_at)(
+    lambda formula, rng: measured(difference(formula(), _offsets()[1]), 2e-05)
+)
+claim("thm4-rates", lambda: np.sqrt(2 * np.pi) + 2, _lambda_at)(
+    lambda formula, rng: _below(formula(), _largest_lambda(0.0, rng.uniform(0, 3, size=6)))
+)
+claim("thm4-rates-sharp", nonlinear.offset_bound, _lambda_at)(
+    lambda formula, rng: measured(
+        difference(formula(), _largest_lambda(0.001, rng.uniform(0, 3, size=3))), 0.0001
+    )
 )

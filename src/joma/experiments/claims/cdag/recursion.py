@@ -7,9 +7,9 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
-from joma.experiments.claims.search import Integer, Point, Real, Vector, over
+from joma.experiments.claims.search import Integer, Real, Vector
 from joma.theory.cdag import LEAKY_RELU, corr, recursion_bound
 
 _PATTERNS = {n: np.array(list(product((-1.0, 1.0), repeat=n))) for n in range(1, 9)}
@@ -72,13 +72,10 @@ def _patterns_at(formula: Formula, point: Point) -> ClaimMeasurement:
     )
 
 
-CLAIMS = (
-    claim("cdag-recursion", recursion_bound, partial(_slope_patterns, attained=False), _slopes_at),
-    claim(
-        "cdag-recursion-attained",
-        recursion_bound,
-        partial(_slope_patterns, attained=True),
-        _patterns_at,
-        without=partial(_slope_patterns, attained=True, negative=False),
-    ),
-)
+claim("cdag-recursion", recursion_bound, _slopes_at)(partial(_slope_patterns, attained=False))
+claim(
+    "cdag-recursion-attained",
+    recursion_bound,
+    _patterns_at,
+    without=partial(_slope_patterns, attained=True, negative=False),
+)(partial(_slope_patterns, attained=True))

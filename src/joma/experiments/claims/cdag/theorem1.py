@@ -8,21 +8,10 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference.ode import five_point
-from joma.experiments.claims.search import (
-    Choice,
-    Integer,
-    Matrix,
-    Point,
-    Real,
-    Search,
-    Seed,
-    Simplex,
-    Vector,
-    over,
-)
+from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Seed, Simplex, Vector
 from joma.theory import as_printed, cdag
 
 NONLINEARITIES = {
@@ -38,45 +27,6 @@ def _backward(
     network: cdag.CDAG, activations: cdag.Activations, output_gradient: Array
 ) -> cdag.Gradients:
     return network.backward(activations, output_gradient)
-
-
-def _finite_differences(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    network = cdag.CDAG.layered(
-        (3, 4, 3, 2), (cdag.TANH, cdag.SIGMOID, cdag.LINEAR), rng, scale=1.5
-    )
-    x, output_gradient = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
-
-    def objective(weights: Array, inputs: Array) -> float:
-        # Eqn 1 written once more, so that the reference shares no code with the formula.
-        f = list(inputs.T)
-        for j, sigma in enumerate(network.nonlinearities, start=network.inputs):
-            f.append(sigma.value(np.einsum("k,kn->n", weights[j, :j], np.stack(f))))
-        return float(np.sum(output_gradient * np.stack(f[-2:], axis=1)))
-
-    def derivative(at: Array, index: tuple[int, ...], value: Callable[[Array], float]) -> float:
-        step = np.zeros_like(at)
-        step[index] = 1e-5
-        return (value(at + step) - value(at - step)) / 2e-5
-
-    gradients = formula(network, network.forward(x), output_gradient)
-    by_weight = [
-        derivative(network.weights, (j, k), lambda weights: objective(weights, x))
-        - gradients.weights[j, k]
-        for j, k in np.argwhere(network.trained)
-    ]
-    by_input = [
-        derivative(x, (i, k), lambda inputs: objective(network.weights, inputs))
-        - gradients.nodes[i, k]
-        for i, k in product(range(5), range(3))
-    ]
-    arriving = np.zeros_like(gradients.nodes)
-    for (_, k), edge in zip(network.edges, gradients.edges, strict=True):
-        arriving[:, k] += edge
-    arriving[:, network.outputs] += output_gradient
-    error = np.max(np.abs([*by_weight, *by_input]))
-    return ClaimMeasurement(
-        max(float(error), float(np.abs(arriving - gradients.nodes).max())), 1e-7
-    )
 
 
 @over(
@@ -125,6 +75,46 @@ def _backward_at(formula: Formula, point: Point) -> ClaimMeasurement:
     size = 1 + float(np.abs(by_weights).sum() * np.max(np.abs(gradients.weights)))
     size += float(np.sum(np.abs(gradients.nodes)))
     return ClaimMeasurement(abs(by_differences - slope), 1e-7 * size)
+
+
+@claim("cdag-backward", _backward, _backward_at)
+def _finite_differences(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    network = cdag.CDAG.layered(
+        (3, 4, 3, 2), (cdag.TANH, cdag.SIGMOID, cdag.LINEAR), rng, scale=1.5
+    )
+    x, output_gradient = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
+
+    def objective(weights: Array, inputs: Array) -> float:
+        # Eqn 1 written once more, so that the reference shares no code with the formula.
+        f = list(inputs.T)
+        for j, sigma in enumerate(network.nonlinearities, start=network.inputs):
+            f.append(sigma.value(np.einsum("k,kn->n", weights[j, :j], np.stack(f))))
+        return float(np.sum(output_gradient * np.stack(f[-2:], axis=1)))
+
+    def derivative(at: Array, index: tuple[int, ...], value: Callable[[Array], float]) -> float:
+        step = np.zeros_like(at)
+        step[index] = 1e-5
+        return (value(at + step) - value(at - step)) / 2e-5
+
+    gradients = formula(network, network.forward(x), output_gradient)
+    by_weight = [
+        derivative(network.weights, (j, k), lambda weights: objective(weights, x))
+        - gradients.weights[j, k]
+        for j, k in np.argwhere(network.trained)
+    ]
+    by_input = [
+        derivative(x, (i, k), lambda inputs: objective(network.weights, inputs))
+        - gradients.nodes[i, k]
+        for i, k in product(range(5), range(3))
+    ]
+    arriving = np.zeros_like(gradients.nodes)
+    for (_, k), edge in zip(network.edges, gradients.edges, strict=True):
+        arriving[:, k] += edge
+    arriving[:, network.outputs] += output_gradient
+    error = np.max(np.abs([*by_weight, *by_input]))
+    return ClaimMeasurement(
+        max(float(error), float(np.abs(arriving - gradients.nodes).max())), 1e-7
+    )
 
 
 def small_angle_bound(theta_1: Array, theta_2: Array, theta_3: Array) -> Array:
@@ -188,11 +178,6 @@ def _least_on_a_line(theta_1: float, theta_2: float, theta_3: float) -> float:
     return float(np.min(np.cos(theta_2) * up**2 - np.sin(theta_2) * np.abs(up) * aside))
 
 
-def _least_arrangement(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    cases = rng.uniform(0, np.pi, (40, 3))
-    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-4)
-
-
 def _tight_at(formula: Formula, point: Point) -> ClaimMeasurement:
     angles = (point["theta_1"], point["theta_2"], point["theta_3"])
     return ClaimMeasurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-4)
@@ -213,12 +198,6 @@ def _small_angles_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-7)
 
 
-def _at_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """A node of one input, which is the latent itself, through its backward pass."""
-    z_beta, g = rng.standard_normal((2, 50))
-    return _at_an_input_of(formula, z_beta, g, z_beta)
-
-
 def _near_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The same where f_k is only correlated with z_β."""
     z_beta, g, other = rng.standard_normal((3, 50))
@@ -232,6 +211,18 @@ def _near_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
 def _at_an_input_at(formula: Formula, point: Point) -> ClaimMeasurement:
     z_beta = point["signal"]
     g = np.resize(point["gradient"], len(z_beta))
+    return _at_an_input_of(formula, z_beta, g, z_beta)
+
+
+@claim(
+    "cdag-theorem-1-input",
+    lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2,
+    _at_an_input_at,
+    without=_near_an_input,
+)
+def _at_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """A node of one input, which is the latent itself, through its backward pass."""
+    z_beta, g = rng.standard_normal((2, 50))
     return _at_an_input_of(formula, z_beta, g, z_beta)
 
 
@@ -250,34 +241,26 @@ def _at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> Clai
 _ANGLE = Real(0.0, np.pi, special=(0.0, np.pi / 2, np.pi))
 
 
-CLAIMS = (
-    claim("cdag-backward", _backward, _finite_differences, _backward_at),
-    claim(
-        "cdag-theorem-1",
-        cdag.correlation_bound,
-        partial(_random_signals, gradient_rule=True),
-        _signals_at,
-        printed=as_printed.correlation_bound,
-        without=partial(_random_signals, gradient_rule=False),
-    ),
-    claim(
-        "cdag-theorem-1-angles",
-        small_angle_bound,
-        partial(_small_angles, within=True),
-        _small_angles_at,
-        without=partial(_small_angles, within=False),
-    ),
-    claim(
-        "cdag-theorem-1-tight",
-        cdag.correlation_bound,
-        _least_arrangement,
-        Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
-    ),
-    claim(
-        "cdag-theorem-1-input",
-        lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2,
-        _at_an_input,
-        _at_an_input_at,
-        without=_near_an_input,
-    ),
+@claim(
+    "cdag-theorem-1-tight",
+    cdag.correlation_bound,
+    Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
 )
+def _least_arrangement(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    cases = rng.uniform(0, np.pi, (40, 3))
+    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-4)
+
+
+claim(
+    "cdag-theorem-1",
+    cdag.correlation_bound,
+    _signals_at,
+    printed=as_printed.correlation_bound,
+    without=partial(_random_signals, gradient_rule=False),
+)(partial(_random_signals, gradient_rule=True))
+claim(
+    "cdag-theorem-1-angles",
+    small_angle_bound,
+    _small_angles_at,
+    without=partial(_small_angles, within=False),
+)(partial(_small_angles, within=True))

@@ -5,25 +5,14 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.critical.stability import CASES, SCENE
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.reference.clusters import places
-from joma.experiments.claims.search import Choice, Point, Real, over
+from joma.experiments.claims.search import Choice, Real
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Logistic, Marginal, Scaled, StudentT
-
-
-def _potential(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Differences of Φ against the reference flow, and its value against v·v̇ + ξ ξ̇."""
-    worst = 0.0
-    for family in ("gaussian", "logistic"):
-        values = {"family": family, "means": rng.normal(size=(4, 3)), "bias": -0.3}
-        values |= {"gradients": rng.normal(size=4), "widths": np.exp(rng.uniform(-1, 1, 4))}
-        at = Point({**values, "v": rng.normal(size=3)})
-        worst = max(worst, _potential_at(formula, at).error)
-    return ClaimMeasurement(worst, 1e-7)
 
 
 @over(**SCENE)
@@ -48,15 +37,16 @@ def _potential_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(max(errors), 1e-6)
 
 
-def _phase(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether any node of any direction has E[gφ] > 0, below and above the boundary."""
-    wrong = 0.0
-    for positive, distance, negative in (*CASES[:3], (Logistic(), 1.0, Logistic())):
-        boundary = _largest_ratio(positive, distance, negative)
-        for factor in (rng.uniform(0.8, 0.99), rng.uniform(1.01, 1.2)):
-            grows = formula(positive, distance, boundary * factor, negative=negative).grows
-            wrong += grows != (factor < 1)
-    return ClaimMeasurement(wrong / 8, 0.0)
+@claim("thm3-potential", clusters.potential, _potential_at)
+def _potential(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Differences of Φ against the reference flow, and its value against v·v̇ + ξ ξ̇."""
+    worst = 0.0
+    for family in ("gaussian", "logistic"):
+        values = {"family": family, "means": rng.normal(size=(4, 3)), "bias": -0.3}
+        values |= {"gradients": rng.normal(size=4), "widths": np.exp(rng.uniform(-1, 1, 4))}
+        at = Point({**values, "v": rng.normal(size=3)})
+        worst = max(worst, _potential_at(formula, at).error)
+    return ClaimMeasurement(worst, 1e-7)
 
 
 _VERY_FAR = -np.geomspace(1e100, 1e8, 24)
@@ -116,6 +106,19 @@ def _phase_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(grows != bool(point["ratio"] < largest), border)
 
 
+@claim("thm3-phase", clusters.phase, _phase_at)
+def _phase(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Whether any node of any direction has E[gφ] > 0, below and above the boundary."""
+    wrong = 0.0
+    for positive, distance, negative in (*CASES[:3], (Logistic(), 1.0, Logistic())):
+        boundary = _largest_ratio(positive, distance, negative)
+        for factor in (rng.uniform(0.8, 0.99), rng.uniform(1.01, 1.2)):
+            grows = formula(positive, distance, boundary * factor, negative=negative).grows
+            wrong += grows != (factor < 1)
+    return ClaimMeasurement(wrong / 8, 0.0)
+
+
+@claim("thm3-sgd", clusters.critical_points)
 def _trained(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """ReLU nodes trained by SGD on samples of two Gaussian clusters of widths 1 and 2.
 
@@ -159,10 +162,3 @@ def _train(
             active = (inputs @ nodes.T > 0).astype(np.float64)
             nodes = nodes + rate * gradient * active.T @ inputs / batch
     return nodes
-
-
-CLAIMS = (
-    claim("thm3-potential", clusters.potential, _potential, _potential_at),
-    claim("thm3-phase", clusters.phase, _phase, _phase_at),
-    claim("thm3-sgd", clusters.critical_points, _trained),
-)

@@ -6,10 +6,10 @@ import numpy as np
 from scipy import optimize
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
-from joma.experiments.claims.search import Choice, Integer, Point, Real, over
+from joma.experiments.claims.search import Choice, Integer, Real
 from joma.theory import clusters
 from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
 
@@ -38,14 +38,6 @@ PAIR: dict[str, Any] = {
 """Two clusters of one family, the negative one of another width."""
 
 
-def _balanced(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    worst = 0.0
-    for distance in rng.uniform(0.8, 3, size=2):
-        s, ratio = rest_point(StudentT(3), float(distance))
-        worst = max(worst, abs(formula(StudentT(3), [1.0, -ratio], [s + distance, s], 2.3)))
-    return ClaimMeasurement(worst, 1e-8)
-
-
 @over(**PAIR, length=Real(0.1, 10.0, log=True))
 def _balanced_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """At rest points of two clusters of unequal width, in units of the forces."""
@@ -60,6 +52,20 @@ def _balanced_at(formula: Formula, point: Point) -> ClaimMeasurement:
             raise JomaError("the forces must be floats")
         total = formula([positive, negative], [1.0, -ratio], [s + distance, s], point["length"])
         worst = max(worst, abs(total) / size)
+    return ClaimMeasurement(worst, 1e-8)
+
+
+@claim(
+    "lemma4",
+    lambda marginal, a, s, length: clusters.balance(marginal, a, s),
+    _balanced_at,
+    printed=lambda marginal, a, s, length: clusters.balance(marginal, a, length * np.asarray(s)),
+)
+def _balanced(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    worst = 0.0
+    for distance in rng.uniform(0.8, 3, size=2):
+        s, ratio = rest_point(StudentT(3), float(distance))
+        worst = max(worst, abs(formula(StudentT(3), [1.0, -ratio], [s + distance, s], 2.3)))
     return ClaimMeasurement(worst, 1e-8)
 
 
@@ -78,18 +84,6 @@ def satisfies_eqn56(marginal: Marginal, means: Any, v: Any, bias: float, ratio: 
         abs(shares[0] / shares[1] / ratio - 1) < 1e-6
         and abs(integrals[0] / integrals[1] / ratio - 1) < 1e-6
     )
-
-
-def _sufficiency(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Nodes along the line between the clusters, and tilted ones with the same distances."""
-    wrong = 0.0
-    for case in range(4):
-        distance = float(rng.uniform(1, 2))
-        tilt = 0.0 if case % 2 == 0 else rng.uniform(0.3, 0.9)
-        values = {"df": 3.0, "distance": distance, "tilt": tilt, "length": rng.uniform(0.5, 2)}
-        at = Point({**values, "shift": 0.0, "log_factor": 0.0})
-        wrong += not _sufficiency_at(formula, at).holds
-    return ClaimMeasurement(wrong / 4, 0.0)
 
 
 @over(
@@ -120,17 +114,17 @@ def _sufficiency_at(formula: Formula, point: Point) -> ClaimMeasurement:
     )
 
 
-def _sufficient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether the mean residual life falls on the right of 0 exactly where the formula says so."""
-    families = (
-        *isotropic.FAMILIES,
-        StudentT(2),
-        StudentT(1.9),
-        StudentT(1.5),
-        isotropic.Spiked(0.5, 0.05),
-    )
-    wrong = [formula(marginal) != _falls_at_zero(marginal) for marginal in families]
-    return measured(np.mean(wrong), 0.0)
+@claim("eqn56", _rests, _sufficiency_at, printed=satisfies_eqn56)
+def _sufficiency(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Nodes along the line between the clusters, and tilted ones with the same distances."""
+    wrong = 0.0
+    for case in range(4):
+        distance = float(rng.uniform(1, 2))
+        tilt = 0.0 if case % 2 == 0 else rng.uniform(0.3, 0.9)
+        values = {"df": 3.0, "distance": distance, "tilt": tilt, "length": rng.uniform(0.5, 2)}
+        at = Point({**values, "shift": 0.0, "log_factor": 0.0})
+        wrong += not _sufficiency_at(formula, at).holds
+    return ClaimMeasurement(wrong / 4, 0.0)
 
 
 def _falls_at_zero(marginal: Marginal) -> bool:
@@ -161,13 +155,19 @@ def _sufficient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(formula(marginal) != _falls_at_zero(marginal), 10 * (value - 0.25))
 
 
-def _existence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Do the mean residual lives, by quadrature of the density, meet anywhere?"""
-    cases: list[tuple[Marginal, Marginal]] = [(one, one) for one in isotropic.FAMILIES]
-    cases += [(StudentT(2), StudentT(2)), (Ball(8), Ball(8))]
-    cases += [(Gaussian(), Scaled(Gaussian(), 2.0)), (Scaled(Gaussian(), 2.0), Gaussian())]
-    cases += [(Logistic(), Scaled(Logistic(), 1.5)), (StudentT(3), StudentT(5))]
-    wrong = [formula(plus, 1.0, minus) != _meet(plus, 1.0, minus) for plus, minus in cases]
+@claim(
+    "eqn58", lambda marginal: clusters.sufficient_condition(marginal) > 0.25 + 1e-12, _sufficient_at
+)
+def _sufficient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Whether the mean residual life falls on the right of 0 exactly where the formula says so."""
+    families = (
+        *isotropic.FAMILIES,
+        StudentT(2),
+        StudentT(1.9),
+        StudentT(1.5),
+        isotropic.Spiked(0.5, 0.05),
+    )
+    wrong = [formula(marginal) != _falls_at_zero(marginal) for marginal in families]
     return measured(np.mean(wrong), 0.0)
 
 
@@ -200,14 +200,21 @@ def _existence_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(formula(positive, distance, negative) != expected, 10 / farthest)
 
 
-def _gaussians(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """How many rest points there are between Gaussians of random widths, from the density."""
-    wrong = 0.0
-    for _ in range(6):
-        widths = np.exp(rng.uniform(-1, 1, size=2))
-        at = Point({"positive": widths[0], "negative": widths[1], "distance": rng.uniform(0.5, 4)})
-        wrong += not _gaussians_at(formula, at).holds
-    return ClaimMeasurement(wrong / 6, 0.0)
+@claim(
+    "thm3-existence",
+    lambda positive, distance, negative: bool(
+        clusters.critical_points(positive, distance, negative=negative)
+    ),
+    _existence_at,
+)
+def _existence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Do the mean residual lives, by quadrature of the density, meet anywhere?"""
+    cases: list[tuple[Marginal, Marginal]] = [(one, one) for one in isotropic.FAMILIES]
+    cases += [(StudentT(2), StudentT(2)), (Ball(8), Ball(8))]
+    cases += [(Gaussian(), Scaled(Gaussian(), 2.0)), (Scaled(Gaussian(), 2.0), Gaussian())]
+    cases += [(Logistic(), Scaled(Logistic(), 1.5)), (StudentT(3), StudentT(5))]
+    wrong = [formula(plus, 1.0, minus) != _meet(plus, 1.0, minus) for plus, minus in cases]
+    return measured(np.mean(wrong), 0.0)
 
 
 @over(
@@ -229,25 +236,17 @@ def _gaussians_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
 
 
-def _active_ratios(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Rest points with both clusters on the active side, from the density.
-
-    Every ratio must lie in the interval, and its ends must be approached within 0.02: by a spike
-    that holds nearly all of the cluster, and by clusters that nearly touch.
-    """
-    low, high = formula()
-    cases = [(StudentT(df), d) for df in (1.2, 1.3, 1.5) for d in (0.1, 0.5, 1.0)]
-    spike = isotropic.Spiked(0.99, 2e-4)
-    cases += [(spike, 1e-5), (spike, 0.9999 * _active_distance(spike))]
-    ratios = [
-        ratio
-        for marginal, d in cases
-        for s, ratio in isotropic.rest_points(marginal, d, marginal)
-        if s >= 0
-    ]
-    outside = max(low - min(ratios), max(ratios) - high, 0.0)
-    slack = max(min(ratios) - low, high - max(ratios))
-    return ClaimMeasurement(max(outside / 1e-9, slack / 0.02), 1.0)
+@claim(
+    "thm3-gaussian", lambda positive, negative, distance: int(positive < negative), _gaussians_at
+)
+def _gaussians(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """How many rest points there are between Gaussians of random widths, from the density."""
+    wrong = 0.0
+    for _ in range(6):
+        widths = np.exp(rng.uniform(-1, 1, size=2))
+        at = Point({"positive": widths[0], "negative": widths[1], "distance": rng.uniform(0.5, 4)})
+        wrong += not _gaussians_at(formula, at).holds
+    return ClaimMeasurement(wrong / 6, 0.0)
 
 
 def _active_distance(marginal: Marginal) -> float:
@@ -283,36 +282,23 @@ def _active_ratios_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(max(low - min(ratios), max(ratios) - high), 1e-9)
 
 
-CLAIMS = (
-    claim(
-        "lemma4",
-        lambda marginal, a, s, length: clusters.balance(marginal, a, s),
-        _balanced,
-        _balanced_at,
-        printed=lambda marginal, a, s, length: clusters.balance(
-            marginal, a, length * np.asarray(s)
-        ),
-    ),
-    claim("eqn56", _rests, _sufficiency, _sufficiency_at, printed=satisfies_eqn56),
-    claim(
-        "eqn58",
-        lambda marginal: clusters.sufficient_condition(marginal) > 0.25 + 1e-12,
-        _sufficient,
-        _sufficient_at,
-    ),
-    claim(
-        "thm3-existence",
-        lambda positive, distance, negative: bool(
-            clusters.critical_points(positive, distance, negative=negative)
-        ),
-        _existence,
-        _existence_at,
-    ),
-    claim(
-        "thm3-gaussian",
-        lambda positive, negative, distance: int(positive < negative),
-        _gaussians,
-        _gaussians_at,
-    ),
-    claim("eqn59", lambda: (1.0, 2.0), _active_ratios, _active_ratios_at, without=_all_ratios),
-)
+@claim("eqn59", lambda: (1.0, 2.0), _active_ratios_at, without=_all_ratios)
+def _active_ratios(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Rest points with both clusters on the active side, from the density.
+
+    Every ratio must lie in the interval, and its ends must be approached within 0.02: by a spike
+    that holds nearly all of the cluster, and by clusters that nearly touch.
+    """
+    low, high = formula()
+    cases = [(StudentT(df), d) for df in (1.2, 1.3, 1.5) for d in (0.1, 0.5, 1.0)]
+    spike = isotropic.Spiked(0.99, 2e-4)
+    cases += [(spike, 1e-5), (spike, 0.9999 * _active_distance(spike))]
+    ratios = [
+        ratio
+        for marginal, d in cases
+        for s, ratio in isotropic.rest_points(marginal, d, marginal)
+        if s >= 0
+    ]
+    outside = max(low - min(ratios), max(ratios) - high, 0.0)
+    slack = max(min(ratios) - low, high - max(ratios))
+    return ClaimMeasurement(max(outside / 1e-9, slack / 0.02), 1.0)

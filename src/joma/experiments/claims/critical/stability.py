@@ -8,19 +8,10 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
-from joma.experiments.claims.search import (
-    Choice,
-    Integer,
-    Matrix,
-    Point,
-    Real,
-    Search,
-    Vector,
-    over,
-)
+from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Vector
 from joma.theory import as_printed as printed
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Marginal, Scaled, StudentT
@@ -155,12 +146,6 @@ def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
     return float(max(np.abs(found - expected).max(), mixed) / rest.size())
 
 
-def _stability(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
-    wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
-    return measured(np.mean(wrong), 0.0)
-
-
 def _stability_at(formula: Formula, rest: _Rest) -> ClaimMeasurement:
     values = np.linalg.eigvals(rest.jacobian).real / rest.size()
     others = np.delete(values, np.argmin(np.abs(values)))
@@ -169,6 +154,17 @@ def _stability_at(formula: Formula, rest: _Rest) -> ClaimMeasurement:
     stable = bool(np.all(others < 0))
     said = formula(rest.positive, rest.point, negative=rest.negative)
     return isotropic.decide(said != stable, 10 * float(others.max()))
+
+
+@claim(
+    "thm3-stability",
+    clusters.is_stable,
+    Search(_SMOOTH, lambda formula, point: _stability_at(formula, _at(point))),
+)
+def _stability(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
+    wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
+    return measured(np.mean(wrong), 0.0)
 
 
 SCENE: dict[str, Any] = {
@@ -180,17 +176,6 @@ SCENE: dict[str, Any] = {
     "v": Vector(Real(-5.0, 5.0), Integer(1, 3)),
     "bias": Real(-10.0, 10.0, special=(0.0,)),
 }
-
-
-def _full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Five clusters of unequal width in three dimensions, at any node, also not at rest."""
-    worst = 0.0
-    for family in ("gaussian", "logistic"):
-        values = {"family": family, "means": rng.normal(size=(5, 3)), "bias": 0.4}
-        values |= {"gradients": rng.normal(size=5), "widths": np.exp(rng.uniform(-1, 1, 5))}
-        at = Point({**values, "v": rng.normal(size=3)})
-        worst = max(worst, _full_at(formula, at).error)
-    return ClaimMeasurement(worst, 1e-7)
 
 
 @over(**SCENE)
@@ -208,32 +193,32 @@ def _full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, 1e-6)
 
 
-CLAIMS = (
-    claim(
-        "thm3-jacobian",
-        clusters.jacobian,
-        partial(_at_all_rests, _jacobian_error),
-        Search(_SMOOTH, partial(_at_one_rest, _jacobian_error)),
-        printed=printed.jacobian,
-        without=_jacobian_with_bias,
-    ),
-    claim(
-        "thm3-ray",
-        lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
-        partial(_at_all_rests, _ray_error),
-        Search(_SMOOTH, partial(_at_one_rest, _ray_error)),
-    ),
-    claim(
-        "thm3-eigenvalues",
-        clusters.eigenvalues,
-        partial(_at_all_rests, _eigenvalue_error),
-        Search(_SMOOTH, partial(_at_one_rest, _eigenvalue_error)),
-    ),
-    claim(
-        "thm3-stability",
-        clusters.is_stable,
-        _stability,
-        Search(_SMOOTH, lambda formula, point: _stability_at(formula, _at(point))),
-    ),
-    claim("thm3-full-jacobian", clusters.full_jacobian, _full, _full_at),
-)
+@claim("thm3-full-jacobian", clusters.full_jacobian, _full_at)
+def _full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Five clusters of unequal width in three dimensions, at any node, also not at rest."""
+    worst = 0.0
+    for family in ("gaussian", "logistic"):
+        values = {"family": family, "means": rng.normal(size=(5, 3)), "bias": 0.4}
+        values |= {"gradients": rng.normal(size=5), "widths": np.exp(rng.uniform(-1, 1, 5))}
+        at = Point({**values, "v": rng.normal(size=3)})
+        worst = max(worst, _full_at(formula, at).error)
+    return ClaimMeasurement(worst, 1e-7)
+
+
+claim(
+    "thm3-jacobian",
+    clusters.jacobian,
+    Search(_SMOOTH, partial(_at_one_rest, _jacobian_error)),
+    printed=printed.jacobian,
+    without=_jacobian_with_bias,
+)(partial(_at_all_rests, _jacobian_error))
+claim(
+    "thm3-ray",
+    lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
+    Search(_SMOOTH, partial(_at_one_rest, _ray_error)),
+)(partial(_at_all_rests, _ray_error))
+claim(
+    "thm3-eigenvalues",
+    clusters.eigenvalues,
+    Search(_SMOOTH, partial(_at_one_rest, _eigenvalue_error)),
+)(partial(_at_all_rests, _eigenvalue_error))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.galore.problems import SIZES, orthonormal
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
@@ -15,7 +15,7 @@ from joma.experiments.claims.measurement import (
     largest_error,
     smallest_error,
 )
-from joma.experiments.claims.search import Integer, Point, Real, over
+from joma.experiments.claims.search import Integer, Real
 from joma.theory import galore
 
 
@@ -28,15 +28,6 @@ class _Noisy:
     def gradient(self, w: ArrayLike) -> Array:
         """Return G(W) + N."""
         return self._problem.gradient(w) + self._noise()
-
-
-def _noise_floor(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The floor at the worst pairs of G and N, and at random ones with curvatures up to L."""
-    cases = product(((1, 0.0), (1, 1.0), (2, 0.5), (3, 0.8)), (1.0, 0.9, 0.0))
-    return largest_error(
-        _noise_floor_at(formula, _point(rng, rank=rank, relative_step=kappa, worst=worst))
-        for (rank, kappa), worst in cases
-    )
 
 
 def _point(rng: np.random.Generator, **values: float) -> Point:
@@ -71,6 +62,16 @@ def _noise_floor_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(-_change(g, noise, rank, kappa) / size**2, 1e-6)
 
 
+@claim("galore-noise-floor", galore.noise_floor, _noise_floor_at)
+def _noise_floor(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The floor at the worst pairs of G and N, and at random ones with curvatures up to L."""
+    cases = product(((1, 0.0), (1, 1.0), (2, 0.5), (3, 0.8)), (1.0, 0.9, 0.0))
+    return largest_error(
+        _noise_floor_at(formula, _point(rng, rank=rank, relative_step=kappa, worst=worst))
+        for (rank, kappa), worst in cases
+    )
+
+
 def _worst_pair(
     m: int, n: int, rank: int, kappa: float, rng: np.random.Generator
 ) -> tuple[Array, Array]:
@@ -99,16 +100,6 @@ def _change(g: Array, noise: Array, rank: int, kappa: float) -> float:
     p, q = galore.svd_projection(g + noise, rank)
     moved = p @ (p.T @ (g + noise) @ q) @ q.T
     return float(np.sum(g * moved) - kappa / 2 * np.sum(moved * moved))
-
-
-def _noise_stall(
-    formula: Formula, rng: np.random.Generator, *, step: float = 0.02, **other: Any
-) -> ClaimMeasurement:
-    worst = largest_error(
-        _noise_stall_of(formula, _point(rng, rank=rank, noise=2.0, step=step), **other)
-        for rank in (1, 2)
-    )
-    return ClaimMeasurement(max(0.0, worst.error), worst.tolerance)
 
 
 def _noise_does_not_stall(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -164,13 +155,12 @@ def noise_stall_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return _noise_stall_of(formula, point)
 
 
-CLAIMS = (
-    claim("galore-noise-floor", galore.noise_floor, _noise_floor, _noise_floor_at),
-    claim(
-        "galore-noise-stall",
-        galore.noise_stall,
-        _noise_stall,
-        noise_stall_at,
-        without=_noise_does_not_stall,
-    ),
-)
+@claim("galore-noise-stall", galore.noise_stall, noise_stall_at, without=_noise_does_not_stall)
+def _noise_stall(
+    formula: Formula, rng: np.random.Generator, *, step: float = 0.02, **other: Any
+) -> ClaimMeasurement:
+    worst = largest_error(
+        _noise_stall_of(formula, _point(rng, rank=rank, noise=2.0, step=step), **other)
+        for rank in (1, 2)
+    )
+    return ClaimMeasurement(max(0.0, worst.error), worst.tolerance)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from joma.common.types import Array
-from joma.experiments.claims.search import Integer, Point, Real, Seed
+from joma.experiments.claims.claim import Point
+from joma.experiments.claims.search import Integer, Real, Seed
 from joma.theory.galore import ReversibleGradient
 
 SIZES: dict[str, Any] = {"rows": Integer(1, 5), "columns": Integer(1, 5), "draw": Seed()}

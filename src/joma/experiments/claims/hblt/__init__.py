@@ -1,5 +1,1 @@
 """Hierarchical binary latent trees (Section 5, Appendix A.5): Theorem 5 and its limits."""
-
-from joma.experiments.claims.hblt import cooccurrence, limits
-
-CLAIMS = (*cooccurrence.CLAIMS, *limits.CLAIMS)

@@ -7,10 +7,10 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, monte_carlo
 from joma.experiments.claims.reference import hblt as trees
-from joma.experiments.claims.search import Integer, Point, Real, Search, Simplex, Vector, over
+from joma.experiments.claims.search import Integer, Real, Simplex, Vector
 from joma.theory import as_printed as printed
 from joma.theory import hblt
 
@@ -33,13 +33,14 @@ _PAIRS: dict[str, Any] = {
 """Two tokens under a latent: H as a share of L, one ρ, the classes and P[y=0|k]."""
 
 
-def _matrix_products(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    return _matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
-
-
 @over(rhos=Vector(Real(-1.0, 1.0, special=(-1.0, 0.0, 1.0)), Integer(1, 40)))
 def _matrix_products_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return _matrix_products_of(formula, point["rhos"][None])
+
+
+@claim("lemma8", hblt.path, _matrix_products_at)
+def _matrix_products(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    return _matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
 
 
 def _matrix_products_of(formula: Formula, rhos: Array) -> ClaimMeasurement:
@@ -76,17 +77,6 @@ def _descendants_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     return measured(worst, 1e-13)
 
 
-def _top_latents(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """2P[y=0] − 1 of top latents that one class each switches on."""
-    classes, n = 20, 20_000
-    off = np.where(np.eye(4, classes, dtype=bool), 0.02, 0.99)
-    class_probs = rng.dirichlet(np.full(classes, 5.0))
-    tree = hblt.Tree(class_probs, off)
-    on = tree.sample(n, rng)[1][0].mean(axis=0)
-    se = 2 * np.sqrt(on * (1 - on) / n)
-    return monte_carlo(formula(class_probs, off) - (1 - 2 * on), se)
-
-
 @over(
     classes=Simplex(Integer(1, 30), zeros=True),
     off=Vector(Real(0.0, 1.0, special=(0.0, 0.5, 1.0)), Integer(1, 30)),
@@ -105,6 +95,18 @@ def _top_latent_at(formula: Formula, point: Point) -> ClaimMeasurement:
     share = on / n
     se = 2 * np.sqrt(max(share * (1 - share), 1 / n) / n)
     return monte_carlo(formula(classes, off) - (1 - 2 * share), se)
+
+
+@claim("rho0", hblt.root_uncertainty, _top_latent_at, printed=printed.root_uncertainty)
+def _top_latents(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """2P[y=0] − 1 of top latents that one class each switches on."""
+    classes, n = 20, 20_000
+    off = np.where(np.eye(4, classes, dtype=bool), 0.02, 0.99)
+    class_probs = rng.dirichlet(np.full(classes, 5.0))
+    tree = hblt.Tree(class_probs, off)
+    on = tree.sample(n, rng)[1][0].mean(axis=0)
+    se = 2 * np.sqrt(on * (1 - on) / n)
+    return monte_carlo(formula(class_probs, off) - (1 - 2 * on), se)
 
 
 def cooccurrence(height: Any, depth: Any, rho: Any, class_probs: Any, child_off_probs: Any) -> Any:
@@ -126,17 +128,6 @@ def _frequency(leaves: np.ndarray, first: int, other: int) -> tuple[float, float
     other_when_on = leaves[leaves[:, first] == 1, other]
     frequency = float(other_when_on.mean())
     return frequency, float(np.sqrt(frequency * (1 - frequency) / other_when_on.size))
-
-
-def _sampled_cooccurrence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS)
-    leaves = tree.sample(100_000, rng)[1][-1]
-    heights = np.arange(1, _DEPTH)
-    pairs = [trees.first_pair(tree, int(height)) for height in heights]
-    frequency, se = np.transpose([_frequency(leaves, *pair) for pair in pairs])
-    return monte_carlo(
-        formula(heights, _DEPTH, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS) - frequency, se
-    )
 
 
 def _sampled_under_the_class(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -176,16 +167,22 @@ def _sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return monte_carlo(formula(height, depth, rho, classes, off) - share, se)
 
 
-def _enumerated_cooccurrence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    errors = []
-    for depth, rho in [(1, 0.9), (2, -0.7), (3, 0.9), (3, 0.25), (4, 0.6)]:
-        class_probs = rng.dirichlet(np.ones(3))
-        off = rng.uniform(size=3)
-        tree = hblt.Tree.regular(depth, 2, rho, class_probs, off)
-        for height in range(depth):
-            ours = formula(height, depth, rho, class_probs, off)
-            errors.append(abs(ours - _enumerated(tree, height)))
-    return measured(errors, 1e-12)
+@claim(
+    "thm5",
+    cooccurrence,
+    _sampled_at,
+    printed=_printed_cooccurrence,
+    without=_sampled_under_the_class,
+)
+def _sampled_cooccurrence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS)
+    leaves = tree.sample(100_000, rng)[1][-1]
+    heights = np.arange(1, _DEPTH)
+    pairs = [trees.first_pair(tree, int(height)) for height in heights]
+    frequency, se = np.transpose([_frequency(leaves, *pair) for pair in pairs])
+    return monte_carlo(
+        formula(heights, _DEPTH, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS) - frequency, se
+    )
 
 
 def _enumerated(tree: hblt.Tree, height: int) -> Any:
@@ -219,37 +216,27 @@ def _exact_at(formula: Formula, point: Point) -> ClaimMeasurement:
     )
 
 
-CLAIMS = (
-    claim("lemma8", hblt.path, _matrix_products, _matrix_products_at),
-    claim(
-        "lemma9",
-        hblt.descent,
-        lambda formula, rng: _descendants_in(formula, trees.irregular_tree()),
-        Search(
-            trees.TREES, lambda formula, point: _descendants_in(formula, trees.drawn_tree(point))
-        ),
-    ),
-    claim(
-        "rho0",
-        hblt.root_uncertainty,
-        _top_latents,
-        _top_latent_at,
-        printed=printed.root_uncertainty,
-    ),
-    claim(
-        "thm5",
-        cooccurrence,
-        _sampled_cooccurrence,
-        _sampled_at,
-        printed=_printed_cooccurrence,
-        without=_sampled_under_the_class,
-    ),
-    claim(
-        "thm5-exact",
-        cooccurrence,
-        _enumerated_cooccurrence,
-        _exact_at,
-        printed=_printed_cooccurrence,
-        without=_enumerated_under_the_class,
-    ),
+@claim(
+    "thm5-exact",
+    cooccurrence,
+    _exact_at,
+    printed=_printed_cooccurrence,
+    without=_enumerated_under_the_class,
 )
+def _enumerated_cooccurrence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    errors = []
+    for depth, rho in [(1, 0.9), (2, -0.7), (3, 0.9), (3, 0.25), (4, 0.6)]:
+        class_probs = rng.dirichlet(np.ones(3))
+        off = rng.uniform(size=3)
+        tree = hblt.Tree.regular(depth, 2, rho, class_probs, off)
+        for height in range(depth):
+            ours = formula(height, depth, rho, class_probs, off)
+            errors.append(abs(ours - _enumerated(tree, height)))
+    return measured(errors, 1e-12)
+
+
+claim(
+    "lemma9",
+    hblt.descent,
+    Search(trees.TREES, lambda formula, point: _descendants_in(formula, trees.drawn_tree(point))),
+)(lambda formula, rng: _descendants_in(formula, trees.irregular_tree()))

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim, over
 from joma.experiments.claims.hblt.cooccurrence import height_of
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import hblt as trees
-from joma.experiments.claims.search import Integer, Point, Real, Search, over
+from joma.experiments.claims.search import Integer, Real
 from joma.theory import as_printed as printed
 from joma.theory import hblt
 
@@ -26,17 +26,6 @@ def _co_occur_by_recursion(height: int, depth: int, epsilon: float, epsilon0: fl
     return pair[1, 1] / (pair[0, 1] + pair[1, 1])
 
 
-def _order_of_the_error(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """How far the order of the error in ε falls short of two, at H ≠ L/2 (there it is none)."""
-    epsilon = 2.0 ** -np.arange(5, 13)
-    errors = [0.0]
-    for depth, height in [(4, 1), (4, 3), (7, 2), (7, 6)]:
-        reference = np.array([_co_occur_by_recursion(height, depth, e, e) for e in epsilon])
-        error = np.abs(formula(height, depth, epsilon) - reference)
-        errors.append(2 - np.polyfit(np.log(epsilon), np.log(error), 1)[0])
-    return measured(errors, 0.05)
-
-
 @over(
     height=Real(0.0, 1.0, special=(0.0, 0.5)),
     depth=Integer(1, 1000, log=True),
@@ -48,6 +37,18 @@ def _near_one_at(formula: Formula, point: Point) -> ClaimMeasurement:
     reference = _co_occur_by_recursion(height, depth, epsilon, epsilon)
     second_order = height / depth * point["flips"] ** 2
     return measured(abs(formula(height, depth, epsilon) - reference), second_order + 1e-11)
+
+
+@claim("eqn8", hblt.cooccurrence_near_one, _near_one_at, printed=printed.cooccurrence_near_one)
+def _order_of_the_error(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """How far the order of the error in ε falls short of two, at H ≠ L/2 (there it is none)."""
+    epsilon = 2.0 ** -np.arange(5, 13)
+    errors = [0.0]
+    for depth, height in [(4, 1), (4, 3), (7, 2), (7, 6)]:
+        reference = np.array([_co_occur_by_recursion(height, depth, e, e) for e in epsilon])
+        error = np.abs(formula(height, depth, epsilon) - reference)
+        errors.append(2 - np.polyfit(np.log(epsilon), np.log(error), 1)[0])
+    return measured(errors, 0.05)
 
 
 def _marginals_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
@@ -64,6 +65,15 @@ def _marginals_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     return measured(worst, 1e-13)
 
 
+def _not_shallow_or_not_deep(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The least distance where one of the three is missing: ρ near 1, a shallow H, a deep L."""
+    missing = [(3, 10_000, 0.1), (5_000, 10_000, 1e-6), (1, 2, 1e-6)]
+    return ClaimMeasurement(
+        min(abs(_co_occur_by_recursion(h, d, e, e) - formula()) for h, d, e in missing), 1e-3
+    )
+
+
+@claim("thm5-remark", lambda: 1.0, without=_not_shallow_or_not_deep)
 def _shallow_and_deep(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """How far it is from its limit, ρ going to 1 and ρ₀ anywhere."""
     near, nearer = 1e-6, 1e-9
@@ -74,29 +84,8 @@ def _shallow_and_deep(formula: Formula, rng: np.random.Generator) -> ClaimMeasur
     )
 
 
-def _not_shallow_or_not_deep(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The least distance where one of the three is missing: ρ near 1, a shallow H, a deep L."""
-    missing = [(3, 10_000, 0.1), (5_000, 10_000, 1e-6), (1, 2, 1e-6)]
-    return ClaimMeasurement(
-        min(abs(_co_occur_by_recursion(h, d, e, e) - formula()) for h, d, e in missing), 1e-3
-    )
-
-
 _LARGEST_SLACK = 2.05408
 """Most that the bound exceeds P[y_l=0|y_m=1], by a factor: (1+1/a)(1−e⁻ᵃ)/(1−1/e), a = 1.793."""
-
-
-def _bounded_dissociation(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By what factor P[y_l=0|y_m=1] leaves the bound's range, and falls short of its two ends."""
-    worst = 0.0
-    for depth, epsilon in product([2, 5, 20, 100], [1e-6, 1e-3, 0.03, 0.3, 0.5, 1.0]):
-        for height in {1, depth // 2, depth - 1}:
-            worst = max(worst, _bounded_dissociation_of(formula, height, depth, epsilon))
-    apart = 1 - _co_occur_by_recursion(3, 10, 1e-6, 1e-6)
-    worst = max(worst, float(formula(3, 10, 1e-6) / apart - 1) - 1e-4)
-    apart = 1 - _co_occur_by_recursion(50_000, 179_328, 1e-5, 1e-5)
-    worst = max(worst, 1 - float(formula(50_000, 179_328, 1e-5) / apart / _LARGEST_SLACK) - 1e-4)
-    return measured(worst, 1e-9)
 
 
 def _bounded_dissociation_of(formula: Formula, height: int, depth: int, epsilon: float) -> float:
@@ -122,6 +111,20 @@ def _bounded_dissociation_at(formula: Formula, point: Point) -> ClaimMeasurement
     return ClaimMeasurement(error, 1e-8)
 
 
+@claim("thm5-remark-bound", hblt.dissociation_bound, _bounded_dissociation_at)
+def _bounded_dissociation(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """By what factor P[y_l=0|y_m=1] leaves the bound's range, and falls short of its two ends."""
+    worst = 0.0
+    for depth, epsilon in product([2, 5, 20, 100], [1e-6, 1e-3, 0.03, 0.3, 0.5, 1.0]):
+        for height in {1, depth // 2, depth - 1}:
+            worst = max(worst, _bounded_dissociation_of(formula, height, depth, epsilon))
+    apart = 1 - _co_occur_by_recursion(3, 10, 1e-6, 1e-6)
+    worst = max(worst, float(formula(3, 10, 1e-6) / apart - 1) - 1e-4)
+    apart = 1 - _co_occur_by_recursion(50_000, 179_328, 1e-5, 1e-5)
+    worst = max(worst, 1 - float(formula(50_000, 179_328, 1e-5) / apart / _LARGEST_SLACK) - 1e-4)
+    return measured(worst, 1e-9)
+
+
 def _joints_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     weights, levels = trees.enumerate_assignments(tree)
     nodes = [(level, node) for level, size in enumerate(tree.sizes) for node in range(size)]
@@ -134,31 +137,13 @@ def _joints_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
     return measured(worst, 1e-13)
 
 
-CLAIMS = (
-    claim(
-        "eqn8",
-        hblt.cooccurrence_near_one,
-        _order_of_the_error,
-        _near_one_at,
-        printed=printed.cooccurrence_near_one,
-    ),
-    claim(
-        "eqn103",
-        hblt.latent_distribution,
-        lambda formula, rng: _marginals_in(formula, trees.irregular_tree()),
-        Search(trees.TREES, lambda formula, point: _marginals_in(formula, trees.drawn_tree(point))),
-    ),
-    claim("thm5-remark", lambda: 1.0, _shallow_and_deep, without=_not_shallow_or_not_deep),
-    claim(
-        "thm5-remark-bound",
-        hblt.dissociation_bound,
-        _bounded_dissociation,
-        _bounded_dissociation_at,
-    ),
-    claim(
-        "hblt-joint",
-        hblt.Tree.joint,
-        lambda formula, rng: _joints_in(formula, trees.irregular_tree()),
-        Search(trees.TREES, lambda formula, point: _joints_in(formula, trees.drawn_tree(point))),
-    ),
-)
+claim(
+    "eqn103",
+    hblt.latent_distribution,
+    Search(trees.TREES, lambda formula, point: _marginals_in(formula, trees.drawn_tree(point))),
+)(lambda formula, rng: _marginals_in(formula, trees.irregular_tree()))
+claim(
+    "hblt-joint",
+    hblt.Tree.joint,
+    Search(trees.TREES, lambda formula, point: _joints_in(formula, trees.drawn_tree(point))),
+)(lambda formula, rng: _joints_in(formula, trees.irregular_tree()))

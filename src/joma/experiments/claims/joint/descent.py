@@ -3,26 +3,13 @@
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_samples, random_start
-from joma.experiments.claims.search import Integer, Point, Real, Search
+from joma.experiments.claims.search import Integer, Real
 from joma.theory import invariants
 from joma.theory.block import Block, simulate
-
-
-def _descent(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The law's change over thirty gradient steps against a formula of the weights' steps."""
-    worst = 0.0
-    for block in (Block("exp", "relu"), Block("exp", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)):
-        samples = random_samples(rng, queries=1 if block.tau == 1 else 3)
-        t, start = np.arange(0, 31) * 0.02, random_start(samples, rng)
-        path = simulate(block, samples, t, initial=start, descent_step=0.02)
-        quantity = invariants.conserved_pointwise(block, path.v, path.z)
-        difference = quantity[-1] - quantity[0] - formula(path.v, block)
-        worst = max(worst, float(np.max(np.abs(difference))))
-    return ClaimMeasurement(worst, 1e-13)
 
 
 def _descent_at(formula: Formula, point: Point) -> ClaimMeasurement:
@@ -45,6 +32,27 @@ def _descent_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(change), rounding + 1e-300)
 
 
+@claim(
+    "thm1-descent",
+    invariants.descent_drift,
+    Search(
+        reference.parameters(step=Real(0.0001, 0.5, log=True), steps=Integer(1, 12)), _descent_at
+    ),
+)
+def _descent(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The law's change over thirty gradient steps against a formula of the weights' steps."""
+    worst = 0.0
+    for block in (Block("exp", "relu"), Block("exp", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)):
+        samples = random_samples(rng, queries=1 if block.tau == 1 else 3)
+        t, start = np.arange(0, 31) * 0.02, random_start(samples, rng)
+        path = simulate(block, samples, t, initial=start, descent_step=0.02)
+        quantity = invariants.conserved_pointwise(block, path.v, path.z)
+        difference = quantity[-1] - quantity[0] - formula(path.v, block)
+        worst = max(worst, float(np.max(np.abs(difference))))
+    return ClaimMeasurement(worst, 1e-13)
+
+
+@claim("thm1-descent-order", lambda: 1.0)
 def _descent_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     samples = random_samples(rng)
     start = random_start(samples, rng)
@@ -60,17 +68,3 @@ def _descent_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
         order = np.mean(np.log2(np.divide(drifts[:-1], drifts[1:])))
         worst = max(worst, float(abs(order - formula())))
     return ClaimMeasurement(worst, 0.02)
-
-
-CLAIMS = (
-    claim(
-        "thm1-descent",
-        invariants.descent_drift,
-        _descent,
-        Search(
-            reference.parameters(step=Real(0.0001, 0.5, log=True), steps=Integer(1, 12)),
-            _descent_at,
-        ),
-    ),
-    claim("thm1-descent-order", lambda: 1.0, _descent_order),
-)

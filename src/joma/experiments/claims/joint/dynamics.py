@@ -6,30 +6,16 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point
 from joma.experiments.claims.reference.ode import five_point
-from joma.experiments.claims.search import Choice, Point, Search
+from joma.experiments.claims.search import Choice
 from joma.theory import stationarity
 from joma.theory.block import velocity
 
 _ATTENTIONS = (*POINTWISE, "softmax")
-
-
-def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Differences of the objective in w: every attention and activation, labels, embeddings."""
-    data = (("gradient", "orthonormal"), ("labels", "any"))
-    return largest_error(
-        _gradient_at(
-            formula,
-            random_point(
-                rng, queries=2, activation=phi, drive=drive, attention=sigma, embeddings=embeddings
-            ),
-        )
-        for sigma, phi, (drive, embeddings) in product(_ATTENTIONS, reference.PHI, data)
-    )
 
 
 def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
@@ -76,10 +62,27 @@ def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1.0)
 
 
-def _stationarity(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim(
+    "eqn2",
+    velocity,
+    Search(
+        reference.parameters(
+            attention=Choice(*_ATTENTIONS), embeddings=Choice("orthonormal", "apart", "any")
+        ),
+        _gradient_at,
+    ),
+)
+def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Differences of the objective in w: every attention and activation, labels, embeddings."""
+    data = (("gradient", "orthonormal"), ("labels", "any"))
     return largest_error(
-        _stationarity_at(formula, random_point(rng, queries=2, attention=attention))
-        for attention in _ATTENTIONS
+        _gradient_at(
+            formula,
+            random_point(
+                rng, queries=2, activation=phi, drive=drive, attention=sigma, embeddings=embeddings
+            ),
+        )
+        for sigma, phi, (drive, embeddings) in product(_ATTENTIONS, reference.PHI, data)
     )
 
 
@@ -110,22 +113,13 @@ def _stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(found - by_formula), size)
 
 
-CLAIMS = (
-    claim(
-        "eqn2",
-        velocity,
-        _gradient,
-        Search(
-            reference.parameters(
-                attention=Choice(*_ATTENTIONS), embeddings=Choice("orthonormal", "apart", "any")
-            ),
-            _gradient_at,
-        ),
-    ),
-    claim(
-        "assumption1-rate",
-        stationarity.rate,
-        _stationarity,
-        Search(reference.parameters("drive", attention=Choice(*_ATTENTIONS)), _stationarity_at),
-    ),
+@claim(
+    "assumption1-rate",
+    stationarity.rate,
+    Search(reference.parameters("drive", attention=Choice(*_ATTENTIONS)), _stationarity_at),
 )
+def _stationarity(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    return largest_error(
+        _stationarity_at(formula, random_point(rng, queries=2, attention=attention))
+        for attention in _ATTENTIONS
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Measure, claim
+from joma.experiments.claims.claim import Measure, Search, claim
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -15,7 +15,7 @@ from joma.experiments.claims.measurement import (
 )
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_samples, random_start
-from joma.experiments.claims.search import Choice, Search
+from joma.experiments.claims.search import Choice
 from joma.theory import invariants
 from joma.theory.block import Block, Samples, State, Trajectory, simulate
 
@@ -77,17 +77,6 @@ def _sum_of_logits(block: Block, v: Any, z: Any) -> Any:
     return np.sum(z, axis=-1)
 
 
-def _law_of_embeddings(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Nine tokens in five dimensions, three queries; then two groups of them in ten."""
-    drifts = []
-    for attention in POINTWISE:
-        path = _embedded(attention, rng, groups=1, queries=3)
-        drifts.append(_drift(formula(path.block, path.v, path.z)))
-        path = _embedded(attention, rng, groups=2, queries=3)
-        drifts.append(_drift(formula(path.block, path.v, path.z, groups=np.arange(9) % 2)))
-    return largest_error(drifts)
-
-
 def _law_of_embeddings_along_a_query(
     formula: Formula, rng: np.random.Generator
 ) -> ClaimMeasurement:
@@ -124,95 +113,96 @@ def _embedded(
 _ANY_POINTWISE = Choice(*POINTWISE)
 
 
-CLAIMS = (
-    claim(
-        "thm1-linear",
-        _linear_law,
-        _law(Block("linear", "tanh"), Block("linear", "tanh", tau=0.5)),
-        Search(
-            reference.parameters("queries", "eta_z"),
-            reference.law_measure(("linear",), queries=1, eta_z=lambda it: it["eta_w"]),
-        ),
-        without=_each_fails(
-            _law(Block("linear", "tanh", eta_w=0.7, eta_z=1.3)),
-            _one_query_law(Block("linear", "tanh")),
-        ),
+@claim(
+    "thm1-embeddings",
+    invariants.conserved_total,
+    Search(
+        reference.parameters(attention=_ANY_POINTWISE),
+        reference.law_measure(POINTWISE, embeddings="apart"),
     ),
-    claim(
-        "thm1-exp",
-        _exp_law,
-        _law(Block("exp", "tanh"), Block("exp", "tanh", eta_w=1.5, eta_z=0.75, tau=0.5)),
-        Search(
-            reference.parameters("queries", "eta_z"),
-            reference.law_measure(("exp",), queries=1, eta_z=lambda it: it["eta_w"] * it["tau"]),
-        ),
-        without=_each_fails(
-            _law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3)),
-            _law(Block("exp", "tanh", tau=0.5)),
-            _one_query_law(Block("exp", "tanh")),
-        ),
-    ),
-    claim(
-        "thm1-rates",
-        invariants.conserved_pointwise,
-        _law(
-            Block("linear", "tanh", eta_w=0.7, eta_z=1.3),
-            Block("exp", "tanh", eta_w=0.7, eta_z=1.3),
-        ),
-        Search(
-            reference.parameters("queries", "tau", attention=Choice("linear", "exp")),
-            reference.law_measure(("linear", "exp"), queries=1, tau=1.0),
-        ),
-    ),
-    claim(
-        "thm1-pointwise",
-        invariants.conserved_pointwise,
-        _law(
-            *(
-                Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)
-                for attention in ("linear", "exp", "sigmoid")
-            )
-        ),
-        Search(
-            reference.parameters("queries", attention=_ANY_POINTWISE),
-            reference.law_measure(POINTWISE, queries=1),
-        ),
-    ),
-    claim(
-        "thm1-loss",
-        invariants.conserved_pointwise,
-        _law(
-            *(
-                Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)
-                for attention in ("linear", "exp", "sigmoid")
-            ),
-            labels=True,
-        ),
-        Search(
-            reference.parameters("drive", attention=_ANY_POINTWISE),
-            reference.law_measure(POINTWISE, drive="labels"),
-        ),
-    ),
-    claim(
-        "thm1-queries",
-        invariants.conserved_pointwise,
-        _law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5), queries=3),
-        Search(reference.parameters(attention=_ANY_POINTWISE), reference.law_measure(POINTWISE)),
-    ),
-    claim(
-        "thm1-embeddings",
-        invariants.conserved_total,
-        _law_of_embeddings,
-        Search(
-            reference.parameters(attention=_ANY_POINTWISE),
-            reference.law_measure(POINTWISE, embeddings="apart"),
-        ),
-        without=_law_of_embeddings_along_a_query,
-    ),
-    claim(
-        "thm1-softmax-sum",
-        _sum_of_logits,
-        _law(Block("softmax", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)),
-        Search(reference.parameters("queries"), reference.law_measure(("softmax",), queries=1)),
-    ),
+    without=_law_of_embeddings_along_a_query,
 )
+def _law_of_embeddings(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Nine tokens in five dimensions, three queries; then two groups of them in ten."""
+    drifts = []
+    for attention in POINTWISE:
+        path = _embedded(attention, rng, groups=1, queries=3)
+        drifts.append(_drift(formula(path.block, path.v, path.z)))
+        path = _embedded(attention, rng, groups=2, queries=3)
+        drifts.append(_drift(formula(path.block, path.v, path.z, groups=np.arange(9) % 2)))
+    return largest_error(drifts)
+
+
+claim(
+    "thm1-linear",
+    _linear_law,
+    Search(
+        reference.parameters("queries", "eta_z"),
+        reference.law_measure(("linear",), queries=1, eta_z=lambda it: it["eta_w"]),
+    ),
+    without=_each_fails(
+        _law(Block("linear", "tanh", eta_w=0.7, eta_z=1.3)), _one_query_law(Block("linear", "tanh"))
+    ),
+)(_law(Block("linear", "tanh"), Block("linear", "tanh", tau=0.5)))
+claim(
+    "thm1-exp",
+    _exp_law,
+    Search(
+        reference.parameters("queries", "eta_z"),
+        reference.law_measure(("exp",), queries=1, eta_z=lambda it: it["eta_w"] * it["tau"]),
+    ),
+    without=_each_fails(
+        _law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3)),
+        _law(Block("exp", "tanh", tau=0.5)),
+        _one_query_law(Block("exp", "tanh")),
+    ),
+)(_law(Block("exp", "tanh"), Block("exp", "tanh", eta_w=1.5, eta_z=0.75, tau=0.5)))
+claim(
+    "thm1-rates",
+    invariants.conserved_pointwise,
+    Search(
+        reference.parameters("queries", "tau", attention=Choice("linear", "exp")),
+        reference.law_measure(("linear", "exp"), queries=1, tau=1.0),
+    ),
+)(_law(Block("linear", "tanh", eta_w=0.7, eta_z=1.3), Block("exp", "tanh", eta_w=0.7, eta_z=1.3)))
+claim(
+    "thm1-pointwise",
+    invariants.conserved_pointwise,
+    Search(
+        reference.parameters("queries", attention=_ANY_POINTWISE),
+        reference.law_measure(POINTWISE, queries=1),
+    ),
+)(
+    _law(
+        *(
+            Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)
+            for attention in ("linear", "exp", "sigmoid")
+        )
+    )
+)
+claim(
+    "thm1-loss",
+    invariants.conserved_pointwise,
+    Search(
+        reference.parameters("drive", attention=_ANY_POINTWISE),
+        reference.law_measure(POINTWISE, drive="labels"),
+    ),
+)(
+    _law(
+        *(
+            Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)
+            for attention in ("linear", "exp", "sigmoid")
+        ),
+        labels=True,
+    )
+)
+claim(
+    "thm1-queries",
+    invariants.conserved_pointwise,
+    Search(reference.parameters(attention=_ANY_POINTWISE), reference.law_measure(POINTWISE)),
+)(_law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5), queries=3))
+claim(
+    "thm1-softmax-sum",
+    _sum_of_logits,
+    Search(reference.parameters("queries"), reference.law_measure(("softmax",), queries=1)),
+)(_law(Block("softmax", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)))

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_point
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, over
+from joma.experiments.claims.search import Choice, Integer, Real, Seed
 from joma.theory import invariants, memory
 from joma.theory.block import Block, Samples, Trajectory, simulate
 
@@ -76,15 +76,6 @@ def _condition_as_printed(pull: Any, b: Any, v: Any) -> bool:
     return bool(np.allclose(second, np.outer(b.mean(axis=0), total @ b / len(b)), atol=1e-10))
 
 
-def _softmax_condition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Does the condition tell where Eqn 17, the rate of z from the rates of v, holds?"""
-    wrong = 0.0
-    for case in range(32):
-        values = {"case": case % 4, "samples": 7, "tokens": 5, "draw": int(rng.integers(2**32))}
-        wrong += _softmax_condition_at(formula, Point(values)).error
-    return ClaimMeasurement(wrong / 32, 0.0)
-
-
 @over(case=Choice(0, 1, 2, 3), samples=Integer(1, 12), tokens=Integer(1, 8), draw=Seed())
 def _softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     rng = np.random.default_rng(point["draw"])
@@ -109,9 +100,19 @@ def _softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(bool(formula(g, b, v)) != holds, 0.0)
 
 
-def _softmax_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    drives = ("gradient", "labels")
-    return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
+@claim(
+    "thm1-softmax-condition",
+    _condition_with_weights,
+    _softmax_condition_at,
+    printed=_condition_as_printed,
+)
+def _softmax_condition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Does the condition tell where Eqn 17, the rate of z from the rates of v, holds?"""
+    wrong = 0.0
+    for case in range(32):
+        values = {"case": case % 4, "samples": 7, "tokens": 5, "draw": int(rng.integers(2**32))}
+        wrong += _softmax_condition_at(formula, Point(values)).error
+    return ClaimMeasurement(wrong / 32, 0.0)
 
 
 def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
@@ -120,6 +121,16 @@ def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     left_out = formula(setting.block, setting.samples, setting.state)
     size = np.sum(reference.rate_sizes(setting)) / setting.block.tau
     return measured(np.abs(_left_out(setting) - left_out), 1e-9 * float(size) + 1e-300)
+
+
+@claim(
+    "thm1-softmax-rate",
+    memory.covariance,
+    Search(reference.parameters("queries"), _softmax_rate_at),
+)
+def _softmax_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    drives = ("gradient", "labels")
+    return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
 
 
 def _left_out(setting: reference.Setting, slopes: Any = None) -> Any:
@@ -171,17 +182,6 @@ def _rounding(path: Trajectory) -> float:
     return 1e-14 * block.eta_z / (block.eta_w * block.tau) * squares * len(path.t)
 
 
-def _gap(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By how much z leaves the bound; and how far below it stays where the path is short."""
-    points = (random_point(rng, drive=drive, reach=2.0) for drive in ("gradient", "labels"))
-    worst = max(_gap_at(formula, point).error - 1 for point in points)
-    path, predicted = _remembered(
-        memory.logits, reference.draw_setting(random_point(rng), "softmax"), 1e-3, 10
-    )
-    attained = np.linalg.norm(predicted[-1] - path.z[-1]) / formula(path)[-1]
-    return measured(max(worst, abs(1 - attained)), 0.01)
-
-
 def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "softmax", queries=1)
     points = 5 + int(5 * point["reach"])
@@ -205,38 +205,31 @@ def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(gap / allowed[::2], 1.0)
 
 
-CLAIMS = (
-    claim(
-        "thm1-softmax",
-        invariants.softmax_logits,
-        partial(_eqn_18, alike=True),
-        Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _eqn_18_at),
-        without=partial(_eqn_18, alike=False),
-    ),
-    claim(
-        "thm1-softmax-condition",
-        _condition_with_weights,
-        _softmax_condition,
-        _softmax_condition_at,
-        printed=_condition_as_printed,
-    ),
-    claim(
-        "thm1-softmax-rate",
-        memory.covariance,
-        _softmax_rate,
-        Search(reference.parameters("queries"), _softmax_rate_at),
-    ),
-    claim(
-        "thm1-softmax-memory",
-        memory.logits,
-        partial(_memory, alike=True),
-        Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _memory_of),
-        without=partial(_memory, alike=False),
-    ),
-    claim(
-        "thm1-softmax-gap",
-        memory.gap_bound,
-        _gap,
-        Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _gap_at),
-    ),
+@claim(
+    "thm1-softmax-gap",
+    memory.gap_bound,
+    Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _gap_at),
 )
+def _gap(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """By how much z leaves the bound; and how far below it stays where the path is short."""
+    points = (random_point(rng, drive=drive, reach=2.0) for drive in ("gradient", "labels"))
+    worst = max(_gap_at(formula, point).error - 1 for point in points)
+    path, predicted = _remembered(
+        memory.logits, reference.draw_setting(random_point(rng), "softmax"), 1e-3, 10
+    )
+    attained = np.linalg.norm(predicted[-1] - path.z[-1]) / formula(path)[-1]
+    return measured(max(worst, abs(1 - attained)), 0.01)
+
+
+claim(
+    "thm1-softmax",
+    invariants.softmax_logits,
+    Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _eqn_18_at),
+    without=partial(_eqn_18, alike=False),
+)(partial(_eqn_18, alike=True))
+claim(
+    "thm1-softmax-memory",
+    memory.logits,
+    Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _memory_of),
+    without=partial(_memory, alike=False),
+)(partial(_memory, alike=True))

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, Search, claim, over
 from joma.experiments.claims.linear.theorem2 import TIME_LEFT
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
@@ -21,7 +21,7 @@ from joma.experiments.claims.measurement import (
 )
 from joma.experiments.claims.reference.eqn3 import length_at
 from joma.experiments.claims.reference.ode import follow, solve
-from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Seed, over
+from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Seed
 from joma.theory import linear, spectra
 from joma.theory.block import Block, Samples, simulate
 
@@ -68,16 +68,6 @@ def _long_rows(delta: Any) -> tuple[Any, Any]:
     return delta[kept], length[kept]
 
 
-def _block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The talk's matrix equation against the full block with four nodes."""
-    x = rng.dirichlet(np.ones(5), size=30)
-    g = rng.normal(size=(30, 4)) + rng.normal(size=4)
-    path = simulate(Block("exp", "linear"), Samples(x, gradient=g), np.linspace(0, 1.0, 4))
-    delta = x.T @ g / 30
-    flow = solve(lambda v: formula(v, delta), np.zeros((5, 4)), path.t)
-    return measured(relative(flow, path.v), 1e-8)
-
-
 @over(
     tokens=Integer(1, 6), nodes=Integer(1, 6), samples=Integer(1, 12), left=TIME_LEFT, draw=Seed()
 )
@@ -102,10 +92,15 @@ def _block_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(relative(formula(state[:, :-1], delta), right_side(state)[:, :-1]), 1e-6)
 
 
-def _rows(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    delta = _unequal_rows(rng)
-    t, flow = _matrix_flow(delta, [0.5, 0.1, 0.01])
-    return measured(relative(formula(delta, t), flow), 1e-8)
+@claim("talk-matrix", _velocity, _block_at)
+def _block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The talk's matrix equation against the full block with four nodes."""
+    x = rng.dirichlet(np.ones(5), size=30)
+    g = rng.normal(size=(30, 4)) + rng.normal(size=4)
+    path = simulate(Block("exp", "linear"), Samples(x, gradient=g), np.linspace(0, 1.0, 4))
+    delta = x.T @ g / 30
+    flow = solve(lambda v: formula(v, delta), np.zeros((5, 4)), path.t)
+    return measured(relative(flow, path.v), 1e-8)
 
 
 @over(delta=_DELTAS, left=TIME_LEFT)
@@ -114,11 +109,11 @@ def _rows_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(relative(formula(delta, t), flow), 1e-6)
 
 
-def _rank(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether the matrix ODE has lost rank at 1 - t/t* = 1e-4."""
+@claim("talk-nodes", linear.weights_multi, _rows_at)
+def _rows(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     delta = _unequal_rows(rng)
-    falls = bool(spectra.rank(_matrix_flow(delta, [1e-4])[1][0]) < spectra.rank(delta))
-    return ClaimMeasurement(float(formula(delta) != falls), 0.0)
+    t, flow = _matrix_flow(delta, [0.5, 0.1, 0.01])
+    return measured(relative(formula(delta, t), flow), 1e-8)
 
 
 @over(delta=_DELTAS, left=TIME_LEFT)
@@ -127,6 +122,14 @@ def _rank_at(formula: Formula, point: Point) -> ClaimMeasurement:
     delta, _, flow = _matrix_flow_at(point, np.round(point["delta"]))
     falls = bool(spectra.rank(flow, tolerance=1e-7) < _exact_rank(delta))
     return ClaimMeasurement(float(bool(formula(delta)) != falls), 0.0)
+
+
+@claim("talk-rank", lambda delta: False, _rank_at)
+def _rank(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Whether the matrix ODE has lost rank at 1 - t/t* = 1e-4."""
+    delta = _unequal_rows(rng)
+    falls = bool(spectra.rank(_matrix_flow(delta, [1e-4])[1][0]) < spectra.rank(delta))
+    return ClaimMeasurement(float(formula(delta) != falls), 0.0)
 
 
 def _exact_rank(matrix: Any) -> int:
@@ -167,18 +170,6 @@ def _at_the_end(delta: Any, length_of_winner: float) -> Any:
     return np.array(sizes)[:, None] * delta / np.where(length > 0, length, 1)[:, None]
 
 
-def _late_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The stable rank with winners at 1e7 and the others at their limits, also with ties."""
-    cases = [
-        rng.normal(size=(4, 3)),
-        np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]),
-        np.array([[1.0, 0.0], [0.0, 0.999]]),
-        np.array([[3.0, 4.0], [5.0, 0.0], [1.0, 1.0]]),
-        np.array([[2.0, 1.0], [-2.0, -1.0], [0.0, 1.0]]),
-    ]
-    return largest_error(_late_limit_of(formula, delta) for delta in cases)
-
-
 def _late_limit_of(formula: Formula, delta: Any) -> ClaimMeasurement:
     return measured(abs(formula(delta) - spectra.stable_rank(_at_the_end(delta, 1e7))), 1e-9)
 
@@ -195,6 +186,23 @@ def _with_rival(point: Point) -> Any:
     return np.vstack([delta, share * np.roll(longest, 1)])
 
 
+@claim(
+    "talk-stable-rank",
+    linear.stable_rank_limit,
+    Search(_RIVALS, lambda formula, point: _late_limit_of(formula, _with_rival(point))),
+)
+def _late_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The stable rank with winners at 1e7 and the others at their limits, also with ties."""
+    cases = [
+        rng.normal(size=(4, 3)),
+        np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]),
+        np.array([[1.0, 0.0], [0.0, 0.999]]),
+        np.array([[3.0, 4.0], [5.0, 0.0], [1.0, 1.0]]),
+        np.array([[2.0, 1.0], [-2.0, -1.0], [0.0, 1.0]]),
+    ]
+    return largest_error(_late_limit_of(formula, delta) for delta in cases)
+
+
 def _stable_ranks(delta: Any, t: Any) -> tuple[Any, Any]:
     return (
         spectra.stable_rank(linear.weights_multi(delta, t)),
@@ -206,10 +214,6 @@ _SLOW = np.array([[1.0, 0.0], [0.0, 0.95], [0.0, 0.95]])
 """Two weaker rows that together outweigh the winner until late."""
 _TIED = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]])
 """Two longest rows: the stable rank of V rises to 2, and that of V̇ is the higher."""
-
-
-def _ranks_late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    return largest_error(_fall(formula, d, [1e-3, 1e-6]) for d in (_unequal_rows(rng), _SLOW))
 
 
 def _ranks_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -267,24 +271,10 @@ def late_ranks(conditional: bool) -> Callable[[Formula, Point], ClaimMeasurement
     return measure
 
 
+@claim("talk-gradient-rank", _stable_ranks, Search(_LATE, late_ranks(True)), without=_ranks_early)
+def _ranks_late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    return largest_error(_fall(formula, d, [1e-3, 1e-6]) for d in (_unequal_rows(rng), _SLOW))
+
+
 RANKS_WITH_TIES = Search(_LATE, late_ranks(False))
 """The domain of talk-gradient-rank without its condition."""
-
-CLAIMS = (
-    claim("talk-matrix", _velocity, _block, _block_at),
-    claim("talk-nodes", linear.weights_multi, _rows, _rows_at),
-    claim("talk-rank", lambda delta: False, _rank, _rank_at),
-    claim(
-        "talk-stable-rank",
-        linear.stable_rank_limit,
-        _late_limit,
-        Search(_RIVALS, lambda formula, point: _late_limit_of(formula, _with_rival(point))),
-    ),
-    claim(
-        "talk-gradient-rank",
-        _stable_ranks,
-        _ranks_late,
-        Search(_LATE, late_ranks(True)),
-        without=_ranks_early,
-    ),
-)

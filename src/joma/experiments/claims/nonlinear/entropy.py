@@ -6,10 +6,10 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Measure, claim
+from joma.experiments.claims.claim import Measure, Point, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, smallest_error
 from joma.experiments.claims.reference.eqn6 import courses, flow, minimum, refuse_near_ties
-from joma.experiments.claims.search import Integer, Point, Real, Vector, over
+from joma.experiments.claims.search import Integer, Real, Vector
 from joma.theory import nonlinear
 
 _MIXED = ((3.0, 2.5, 0.5, 0.3), (2.0, 1.9, 1.0), (1.5, -1.0))
@@ -145,18 +145,9 @@ def _fate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return _fate_error(formula, mu, numbers=True)
 
 
-CLAIMS = (
-    claim(
-        "fig4-entropy",
-        lambda mu: (True, True),
-        _entropy(_MIXED, random=3),
-        _entropy_at,
-        without=_entropy_of_others,
-    ),
-    claim(
-        "fig4-fate",
-        nonlinear.entropy_fate,
-        _entropy((*_MIXED, *_PURE, *_FALLING, *_ZEROS), random=2),
-        _fate_at,
-    ),
+claim("fig4-entropy", lambda mu: (True, True), _entropy_at, without=_entropy_of_others)(
+    _entropy(_MIXED, random=3)
+)
+claim("fig4-fate", nonlinear.entropy_fate, _fate_at)(
+    _entropy((*_MIXED, *_PURE, *_FALLING, *_ZEROS), random=2)
 )

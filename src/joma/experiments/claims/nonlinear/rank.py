@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -15,7 +15,7 @@ from joma.experiments.claims.measurement import (
 )
 from joma.experiments.claims.reference import eqn6 as reference
 from joma.experiments.claims.reference.ode import follow
-from joma.experiments.claims.search import Integer, Matrix, Point, Real, Vector, over
+from joma.experiments.claims.search import Integer, Matrix, Real, Vector
 from joma.theory import nonlinear, spectra
 
 _ENTRY = Real(-3, 3, special=(0.0,))
@@ -31,11 +31,6 @@ def _targets(rng: np.random.Generator) -> Any:
     return directions * np.array([3.0, 1.4, 1.2, 1.0])[:, None]
 
 
-def _nodes(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    mu, t = _targets(rng), np.array([0.1, 0.6, 2.0])
-    return measured(difference(formula(mu, t), reference.flow(mu, t)), 1e-7)
-
-
 @over(mu=_ROWS, time=Real(1e-3, 30, log=True))
 def _nodes_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The matrix equation by LSODA, every component on its own."""
@@ -44,12 +39,10 @@ def _nodes_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(difference(formula(mu, t), v), 1e-4)
 
 
-def _rank(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether the rank of the matrix flow is ever below that of its targets."""
-    mu = _targets(rng)
-    path = reference.flow(mu, np.geomspace(1e-2, 30, 40), 1e-9, "LSODA")
-    drops = bool(np.any(spectra.rank(path) < spectra.rank(mu)))
-    return ClaimMeasurement(float(formula(mu) != drops), 0.0)
+@claim("eqn6-nodes", nonlinear.weights_multi, _nodes_at)
+def _nodes(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    mu, t = _targets(rng), np.array([0.1, 0.6, 2.0])
+    return measured(difference(formula(mu, t), reference.flow(mu, t)), 1e-7)
 
 
 @over(mu=Matrix(_ENTRY, Integer(1, 5), Integer(1, 3)), time=Real(1e-2, 30, log=True))
@@ -64,9 +57,13 @@ def _rank_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(float(bool(formula(mu)) != drops), 0.0)
 
 
-def _bounce(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The predicted fall and rise of the stable rank against the matrix flow's."""
-    return _bounce_of(formula, _targets(rng))
+@claim("sec4-rank", lambda mu: False, _rank_at)
+def _rank(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Whether the rank of the matrix flow is ever below that of its targets."""
+    mu = _targets(rng)
+    path = reference.flow(mu, np.geomspace(1e-2, 30, 40), 1e-9, "LSODA")
+    drops = bool(np.any(spectra.rank(path) < spectra.rank(mu)))
+    return ClaimMeasurement(float(formula(mu) != drops), 0.0)
 
 
 def _bounce_of_others(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -115,19 +112,10 @@ def _bounce_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1.0)
 
 
-def _turns(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Ends, drop, rise and both signs against the matrix flow, for targets of every kind."""
-    errors = []
-    for mu in (_HEAVY, _targets(rng), np.diag([2.0, 1.0, 1.0]), rng.normal(size=(5, 3))):
-        path = spectra.stable_rank(reference.flow(mu, _TIMES, 1e-9, "LSODA"))
-        fate = formula(mu)
-        errors += [abs(path[0] - fate.ends), abs(path[-1] - fate.ends)]
-        errors += [abs(fate.ends - path.min() - fate.drop), abs(path.max() - fate.ends - fate.rise)]
-        moving = np.diff(path)[np.abs(np.diff(path)) > 1e-6]
-        if len(mu) != 5:  # of random rows, what is left at the end may be too little to be seen
-            signs = int(np.sign(moving[0])), int(np.sign(moving[-1]))
-            errors.append(float((fate.first, fate.last) != signs))
-    return measured(errors, 1e-3)
+@claim("sec4-stable-rank", nonlinear.stable_rank_fate, _bounce_at, without=_bounce_of_others)
+def _bounce(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The predicted fall and rise of the stable rank against the matrix flow's."""
+    return _bounce_of(formula, _targets(rng))
 
 
 @over(mu=_ROWS, many=Integer(0, 100))
@@ -163,15 +151,17 @@ def turns_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(2.0 if wrong else guide, 1.0)
 
 
-CLAIMS = (
-    claim("eqn6-nodes", nonlinear.weights_multi, _nodes, _nodes_at),
-    claim("sec4-rank", lambda mu: False, _rank, _rank_at),
-    claim(
-        "sec4-stable-rank",
-        nonlinear.stable_rank_fate,
-        _bounce,
-        _bounce_at,
-        without=_bounce_of_others,
-    ),
-    claim("sec4-rank-turns", nonlinear.stable_rank_fate, _turns, turns_at),
-)
+@claim("sec4-rank-turns", nonlinear.stable_rank_fate, turns_at)
+def _turns(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """Ends, drop, rise and both signs against the matrix flow, for targets of every kind."""
+    errors = []
+    for mu in (_HEAVY, _targets(rng), np.diag([2.0, 1.0, 1.0]), rng.normal(size=(5, 3))):
+        path = spectra.stable_rank(reference.flow(mu, _TIMES, 1e-9, "LSODA"))
+        fate = formula(mu)
+        errors += [abs(path[0] - fate.ends), abs(path[-1] - fate.ends)]
+        errors += [abs(fate.ends - path.min() - fate.drop), abs(path.max() - fate.ends - fate.rise)]
+        moving = np.diff(path)[np.abs(np.diff(path)) > 1e-6]
+        if len(mu) != 5:  # of random rows, what is left at the end may be too little to be seen
+            signs = int(np.sign(moving[0])), int(np.sign(moving[-1]))
+            errors.append(float((fate.first, fate.last) != signs))
+    return measured(errors, 1e-3)

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.common.types import Array
+from joma.experiments.claims.claim import Point
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 from joma.experiments.claims.reference.ode import five_point
-from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Seed
+from joma.experiments.claims.search import Choice, Integer, Parameter, Real, Seed
 from joma.theory.block import Block, Samples, State, Trajectory
 
 SIGMA: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {

@@ -13,9 +13,10 @@ from scipy import optimize
 
 from joma.common.types import Array
 from joma.errors import JomaError
+from joma.experiments.claims.claim import Point
 from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.reference.ode import five_point, gauss
-from joma.experiments.claims.search import Choice, Integer, Point, Real
+from joma.experiments.claims.search import Choice, Integer, Real
 from joma.theory.marginals import (
     Ball,
     Gaussian,

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from joma.common.types import Array
-from joma.experiments.claims.search import Integer, Point, Real, Seed, Simplex, Vector
+from joma.experiments.claims.claim import Point
+from joma.experiments.claims.search import Integer, Real, Seed, Simplex, Vector
 from joma.theory import hblt
 
 

@@ -7,8 +7,9 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
+from joma.experiments.claims.claim import Point
 from joma.experiments.claims.reference.scan_snap import Alike, Even
-from joma.experiments.claims.search import Integer, Matrix, Point, Real, Seed, Simplex
+from joma.experiments.claims.search import Integer, Matrix, Real, Seed, Simplex
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 

@@ -8,7 +8,7 @@ from scipy import integrate
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -19,7 +19,7 @@ from joma.experiments.claims.measurement import (
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.reference.scan_snap import Alike
 from joma.experiments.claims.scan_snap import corpora
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, over
+from joma.experiments.claims.search import Choice, Integer, Real, Seed, Simplex
 from joma.theory import scan_snap
 from joma.theory.scan_snap import ScanSnapCorpus
 
@@ -28,30 +28,6 @@ _UNLIKE = corpora.one_query(
 )
 """Classes that differ: at η_Y = .17 η_Z, B and ln χ of the second fall below 0."""
 _DISTINCT = np.array([0.5, 0.3, 0.2])
-
-
-def _relative_gain(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    p = rng.dirichlet(np.full(5, 3.0))
-    distinct = np.arange(5) > 0
-    share, eta_z = 0.4, 1.3
-
-    def rate(t: float, state: Any) -> Any:
-        """The logits with g = γf on distinct tokens and 0 on the common one; r by the formula."""
-        z, gains = state[:5], state[5:]
-        f = p * np.exp(z - z.max())
-        f = f / np.linalg.norm(f)
-        gamma = 0.3 + t * np.exp(-0.2 * t)
-        g = gamma * f * distinct
-        z_rate = eta_z * share * f * (g - f * (f @ g))
-        factors = {"gamma": gamma, "overlap": f @ g / gamma}
-        gain_rate = formula(gains, f[1] ** 2, **factors, class_given_query=share, eta_z=eta_z)
-        return np.concatenate([z_rate, gain_rate])
-
-    start = np.concatenate([np.zeros(5), (p[1] / p[2:]) ** 2 - 1])
-    path: Any = integrate.solve_ivp(rate, (0, 20), start, "DOP853", rtol=1e-11, atol=1e-12)
-    c = p * np.exp(path.y[:5, -1])
-    gain = (c[1] / c[2:]) ** 2 - 1
-    return measured(np.abs(path.y[5:, -1] / gain - 1), 1e-8)
 
 
 def _relative_gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -100,16 +76,34 @@ def _relative_gain_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(ours - expected) / size, 1e-9)
 
 
-def _gain_bounds(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By how much ln χ leaves the bounds with g = γf imposed, misses the tangent or the slope."""
+@claim(
+    "scan-snap-relative-gain",
+    scan_snap.relative_gain_rate,
+    _relative_gain_at,
+    without=_relative_gain_full,
+)
+def _relative_gain(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    p = rng.dirichlet(np.full(5, 3.0))
+    distinct = np.arange(5) > 0
+    share, eta_z = 0.4, 1.3
 
-    def points() -> Iterable[Point]:
-        for b in (0.1, 1.0, 10.0, 100.0):
-            values = {"classes": 2, "common": rng.dirichlet(np.full(3, 3.0)), "b": b}
-            mass = float(rng.uniform(0.2, 0.8))
-            yield Point({**values, "distinct": _DISTINCT, "mass": mass})
+    def rate(t: float, state: Any) -> Any:
+        """The logits with g = γf on distinct tokens and 0 on the common one; r by the formula."""
+        z, gains = state[:5], state[5:]
+        f = p * np.exp(z - z.max())
+        f = f / np.linalg.norm(f)
+        gamma = 0.3 + t * np.exp(-0.2 * t)
+        g = gamma * f * distinct
+        z_rate = eta_z * share * f * (g - f * (f @ g))
+        factors = {"gamma": gamma, "overlap": f @ g / gamma}
+        gain_rate = formula(gains, f[1] ** 2, **factors, class_given_query=share, eta_z=eta_z)
+        return np.concatenate([z_rate, gain_rate])
 
-    return largest_error(_gain_bounds_at(formula, point) for point in points())
+    start = np.concatenate([np.zeros(5), (p[1] / p[2:]) ** 2 - 1])
+    path: Any = integrate.solve_ivp(rate, (0, 20), start, "DOP853", rtol=1e-11, atol=1e-12)
+    c = p * np.exp(path.y[:5, -1])
+    gain = (c[1] / c[2:]) ** 2 - 1
+    return measured(np.abs(path.y[5:, -1] / gain - 1), 1e-8)
 
 
 @over(**corpora.ALIKE, b=Real(1e-4, 0.9e3, log=True))
@@ -166,16 +160,6 @@ def _gain_outside(formula: Formula, corpus: ScanSnapCorpus, eta_y: float, t: Any
     return worst
 
 
-def _gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    errors = []
-    t = np.concatenate([[0.0], np.geomspace(0.03, 1e5, 60)])
-    for classes, mass in ((3, 0.2), (4, 0.5)):
-        common = rng.dirichlet(np.full(2, 3.0))
-        corpus = Alike(classes, mass * common, (1 - mass) * _DISTINCT).corpus
-        errors += [_gain_outside(formula, corpus, eta_y, t) for eta_y in (0.2, 100.0)]
-    return measured(errors, 1e-6)
-
-
 def _gain_of_unlike(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return ClaimMeasurement(_gain_outside(formula, _UNLIKE, 0.17, [0.0, 1e2, 1e4]), 1e-6)
 
@@ -208,13 +192,30 @@ def _gain_full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(worst, 1e-4)
 
 
-def _gain_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    def points() -> Iterable[Point]:
-        for mass in (0.2, 0.5, 0.8):
-            values = {"classes": 3, "common": rng.dirichlet(np.full(2, 3.0)), "mass": mass}
-            yield Point({**values, "distinct": _DISTINCT, "time": 20.0})
+@claim(
+    "scan-snap-gain-full", scan_snap.full_log_gain_bounds, _gain_full_at, without=_gain_of_unlike
+)
+def _gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    errors = []
+    t = np.concatenate([[0.0], np.geomspace(0.03, 1e5, 60)])
+    for classes, mass in ((3, 0.2), (4, 0.5)):
+        common = rng.dirichlet(np.full(2, 3.0))
+        corpus = Alike(classes, mass * common, (1 - mass) * _DISTINCT).corpus
+        errors += [_gain_outside(formula, corpus, eta_y, t) for eta_y in (0.2, 100.0)]
+    return measured(errors, 1e-6)
 
-    return largest_error(_gain_early_at(formula, point) for point in points())
+
+@claim("scan-snap-gain-bounds", scan_snap.log_gain_bounds, _gain_bounds_at, without=_gain_full)
+def _gain_bounds(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """By how much ln χ leaves the bounds with g = γf imposed, misses the tangent or the slope."""
+
+    def points() -> Iterable[Point]:
+        for b in (0.1, 1.0, 10.0, 100.0):
+            values = {"classes": 2, "common": rng.dirichlet(np.full(3, 3.0)), "b": b}
+            mass = float(rng.uniform(0.2, 0.8))
+            yield Point({**values, "distinct": _DISTINCT, "mass": mass})
+
+    return largest_error(_gain_bounds_at(formula, point) for point in points())
 
 
 def _gain_at_equal_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -249,6 +250,18 @@ def _gain_early_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(off / (1 + abs(bend)), 0.02)
 
 
+@claim(
+    "scan-snap-gain-early", scan_snap.early_log_gain, _gain_early_at, without=_gain_at_equal_rates
+)
+def _gain_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    def points() -> Iterable[Point]:
+        for mass in (0.2, 0.5, 0.8):
+            values = {"classes": 3, "common": rng.dirichlet(np.full(2, 3.0)), "mass": mass}
+            yield Point({**values, "distinct": _DISTINCT, "time": 20.0})
+
+    return largest_error(_gain_early_at(formula, point) for point in points())
+
+
 def _b_rises_on(
     formula: Formula, cases: Iterable[ScanSnapCorpus], eta_y: float, end: float
 ) -> ClaimMeasurement:
@@ -276,12 +289,6 @@ def _b_rises_on(
         error = max(error, start, float(np.max(off)))
         falls.append(np.diff(run.b, axis=0) <= 0)
     return ClaimMeasurement(error + float(np.mean(np.concatenate(falls, axis=None))), 1e-6)
-
-
-def _b_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    distinct = np.array([0.3, 0.2])
-    cases = [Alike(k, 0.5 * rng.dirichlet(np.full(2, 3.0)), distinct).corpus for k in (2, 4)]
-    return largest_error(_b_rises_on(formula, cases, eta_y, 1e4) for eta_y in (0.1, 100.0))
 
 
 def _b_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -325,34 +332,8 @@ def _b_rises_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, 1e-11)
 
 
-CLAIMS = (
-    claim(
-        "scan-snap-relative-gain",
-        scan_snap.relative_gain_rate,
-        _relative_gain,
-        _relative_gain_at,
-        without=_relative_gain_full,
-    ),
-    claim(
-        "scan-snap-gain-bounds",
-        scan_snap.log_gain_bounds,
-        _gain_bounds,
-        _gain_bounds_at,
-        without=_gain_full,
-    ),
-    claim(
-        "scan-snap-gain-full",
-        scan_snap.full_log_gain_bounds,
-        _gain_full,
-        _gain_full_at,
-        without=_gain_of_unlike,
-    ),
-    claim(
-        "scan-snap-gain-early",
-        scan_snap.early_log_gain,
-        _gain_early,
-        _gain_early_at,
-        without=_gain_at_equal_rates,
-    ),
-    claim("scan-snap-b-rises", scan_snap.b_rate, _b_rises, _b_rises_at, without=_b_falls),
-)
+@claim("scan-snap-b-rises", scan_snap.b_rate, _b_rises_at, without=_b_falls)
+def _b_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    distinct = np.array([0.3, 0.2])
+    cases = [Alike(k, 0.5 * rng.dirichlet(np.full(2, 3.0)), distinct).corpus for k in (2, 4)]
+    return largest_error(_b_rises_on(formula, cases, eta_y, 1e4) for eta_y in (0.1, 100.0))

@@ -7,12 +7,12 @@ import numpy as np
 from scipy import integrate, special
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.scan_snap.corpora import balanced
-from joma.experiments.claims.search import Integer, Point, Real, over
+from joma.experiments.claims.search import Integer, Real
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
 
@@ -20,19 +20,6 @@ from joma.theory.scan_snap import Balanced
 def _random_rates(rng: np.random.Generator, largest_y: float, largest_z: float) -> dict[str, Any]:
     eta_y = float(rng.uniform(0.5, largest_y))
     return {"eta_y": eta_y, "eta_z": float(rng.uniform(0.5, largest_z))}
-
-
-def _balanced_law(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    errors = []
-    t = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 20)])
-    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), (4, 5, 2)):
-        of = _random_rates(rng, 5, 5)
-        run = scan_snap.evolve(corpus.corpus, t, **of)
-        first = corpus.common
-        separation, decoder = run.z[:, 0, first] - run.z[:, 0, 0], run.y[:, first, 0]
-        law = formula(corpus, separation, decoder, **of)
-        errors.append(difference(law, law[0]))
-    return measured(errors, 1e-5)
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
@@ -50,14 +37,18 @@ def _balanced_law_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(end - start) / size, 1e-6)
 
 
-def _balanced_b(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-balanced-law", Balanced.conserved, _balanced_law_at)
+def _balanced_law(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     errors = []
-    t = np.concatenate([[0.0], np.geomspace(0.1, 1e8, 25)])
-    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3)):
-        of = _random_rates(rng, 20, 2)
-        b = scan_snap.evolve(corpus.corpus, t, **of).b[:, 0]
-        errors.append(difference(formula(corpus, t, **of), b) / b[-1])
-    return measured(errors, 1e-7)
+    t = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 20)])
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), (4, 5, 2)):
+        of = _random_rates(rng, 5, 5)
+        run = scan_snap.evolve(corpus.corpus, t, **of)
+        first = corpus.common
+        separation, decoder = run.z[:, 0, first] - run.z[:, 0, 0], run.y[:, first, 0]
+        law = formula(corpus, separation, decoder, **of)
+        errors.append(difference(law, law[0]))
+    return measured(errors, 1e-5)
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
@@ -69,22 +60,23 @@ def _balanced_b_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(float(formula(corpus, t, **of)[0]) - b) / (b + 1e-6), 1e-5)
 
 
+@claim("scan-snap-balanced-b", Balanced.b_at, _balanced_b_at)
+def _balanced_b(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    errors = []
+    t = np.concatenate([[0.0], np.geomspace(0.1, 1e8, 25)])
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3)):
+        of = _random_rates(rng, 20, 2)
+        b = scan_snap.evolve(corpus.corpus, t, **of).b[:, 0]
+        errors.append(difference(formula(corpus, t, **of), b) / b[-1])
+    return measured(errors, 1e-7)
+
+
 def _steepest(corpus: Balanced, eta_z: float, end: float = 1e6) -> float:
     """The largest dB/d ln t on the full flow up to a time, η_Y = 1."""
     # Attention starts to move at η_Yη_Z t² ~ 1; from well before that on.
     t = np.geomspace(min(1e-2, 1e-2 / np.sqrt(eta_z)), end, 400)
     b = scan_snap.evolve(corpus.corpus, t, eta_y=1.0, eta_z=eta_z).b[:, 0]
     return float(np.max(np.diff(b) / np.diff(np.log(t))))
-
-
-def _scanning(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By how much the steepest dB/d ln t, over all rates, exceeds the formula."""
-    errors = [
-        _steepest(corpus, eta_z) / formula(corpus) - 1
-        for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (6, 3, 2))
-        for eta_z in (0.01, 1.0, 1e3, 1e6)
-    ]
-    return measured([0.0, *errors], 0.0)
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
@@ -96,10 +88,15 @@ def _scanning_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(slope / formula(corpus) - 1, 1e-5)
 
 
-def _scanning_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    cases = corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (6, 3, 2))
-    errors = [abs(_steepest(one, 1e8, end=1.0) / formula(one) - 1) for one in cases]
-    return measured(errors, 0.005)
+@claim("scan-snap-scanning", lambda balanced: balanced.scanning_slope_limit, _scanning_at)
+def _scanning(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """By how much the steepest dB/d ln t, over all rates, exceeds the formula."""
+    errors = [
+        _steepest(corpus, eta_z) / formula(corpus) - 1
+        for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (6, 3, 2))
+        for eta_z in (0.01, 1.0, 1e3, 1e6)
+    ]
+    return measured([0.0, *errors], 0.0)
 
 
 def _scanning_at_equal_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -123,6 +120,18 @@ def _scanning_limit_at(formula: Formula, point: Point) -> ClaimMeasurement:
         steepest = max(steepest, slopes[at])
         low, high = t[max(at - 1, 0)], t[min(at + 1, t.size - 1)]
     return measured(abs(steepest / formula(corpus) - 1), 0.002)
+
+
+@claim(
+    "scan-snap-scanning-limit",
+    lambda balanced: balanced.scanning_slope_limit,
+    _scanning_limit_at,
+    without=_scanning_at_equal_rates,
+)
+def _scanning_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    cases = corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (6, 3, 2))
+    errors = [abs(_steepest(one, 1e8, end=1.0) / formula(one) - 1) for one in cases]
+    return measured(errors, 0.005)
 
 
 def _of(corpus: Balanced, eta_y: float) -> dict[str, float]:
@@ -180,6 +189,19 @@ def _deciding_time_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(right - 0.5), 1e-6 / point["share"])
 
 
+@over(
+    classes=Integer(2, 1_000_000, log=True),
+    more=Integer(1, 1_000_000, log=True),
+    eta_y=Real(1e-6, 1e6, log=True),
+)
+def _snapping_order_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """By how much F times the deciding time exceeds 0.61 t₀, relative."""
+    k = point["classes"]
+    decided = (k - 2 + (k - 1) * np.log(k - 1)) / point["eta_y"]
+    return measured(decided / (0.61 * formula(k, k + point["more"], point["eta_y"])) - 1, 1e-12)
+
+
+@claim("scan-snap-snapping-order", scan_snap.snapping_time, _snapping_order_at)
 def _snapping_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """By how much F times the deciding time exceeds 0.61 t₀, or stays below 0.6098 t₀."""
     largest = 0.0
@@ -193,30 +215,6 @@ def _snapping_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasurem
             ratio = decided / eta_y / formula(classes, classes + more, eta_y)
             largest = max(largest, float(ratio))
     return ClaimMeasurement(max(largest - 0.61, 0.6098 - largest, 0.0), 1e-6)
-
-
-@over(
-    classes=Integer(2, 1_000_000, log=True),
-    more=Integer(1, 1_000_000, log=True),
-    eta_y=Real(1e-6, 1e6, log=True),
-)
-def _snapping_order_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """By how much F times the deciding time exceeds 0.61 t₀, relative."""
-    k = point["classes"]
-    decided = (k - 2 + (k - 1) * np.log(k - 1)) / point["eta_y"]
-    return measured(decided / (0.61 * formula(k, k + point["more"], point["eta_y"])) - 1, 1e-12)
-
-
-def _snapping(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The error of the growth of B between two late times, relative to it."""
-    errors = []
-    of: dict[str, Any] = {"eta_y": 2.0, "eta_z": 2.0}
-    start, *late = 1e10, 1e30, 1e100
-    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), spread=0.05):
-        b = scan_snap.evolve(corpus.corpus, [start, *late], **of, rtol=1e-8).b[:, 0]
-        ours = formula(np.array(late), corpus, anchor=(start, b[0]), **of)
-        errors += [np.max(np.abs(ours - b[1:]) / (b[1:] - b[0]))]
-    return measured(errors, 0.015)
 
 
 @over(
@@ -242,36 +240,25 @@ def _snapping_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, slack + 2 * (1 + u0) / drive)
 
 
-CLAIMS = (
-    claim("scan-snap-balanced-law", Balanced.conserved, _balanced_law, _balanced_law_at),
-    claim("scan-snap-balanced-b", Balanced.b_at, _balanced_b, _balanced_b_at),
-    claim(
-        "scan-snap-scanning",
-        lambda balanced: balanced.scanning_slope_limit,
-        _scanning,
-        _scanning_at,
-    ),
-    claim(
-        "scan-snap-scanning-limit",
-        lambda balanced: balanced.scanning_slope_limit,
-        _scanning_limit,
-        _scanning_limit_at,
-        without=_scanning_at_equal_rates,
-    ),
-    claim(
-        "scan-snap-margin",
-        scan_snap.margin_time,
-        partial(_margin, eta_z=1e-6),
-        _margin_at,
-        without=partial(_margin, eta_z=1.0),
-    ),
-    claim(
-        "scan-snap-snapping-time",
-        scan_snap.deciding_time,
-        partial(_deciding_time, eta_z=1e-6),
-        _deciding_time_at,
-        without=partial(_deciding_time, eta_z=10.0),
-    ),
-    claim("scan-snap-snapping-order", scan_snap.snapping_time, _snapping_order, _snapping_order_at),
-    claim("scan-snap-snapping", scan_snap.late_b, _snapping, _snapping_at),
+@claim("scan-snap-snapping", scan_snap.late_b, _snapping_at)
+def _snapping(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The error of the growth of B between two late times, relative to it."""
+    errors = []
+    of: dict[str, Any] = {"eta_y": 2.0, "eta_z": 2.0}
+    start, *late = 1e10, 1e30, 1e100
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), spread=0.05):
+        b = scan_snap.evolve(corpus.corpus, [start, *late], **of, rtol=1e-8).b[:, 0]
+        ours = formula(np.array(late), corpus, anchor=(start, b[0]), **of)
+        errors += [np.max(np.abs(ours - b[1:]) / (b[1:] - b[0]))]
+    return measured(errors, 0.015)
+
+
+claim("scan-snap-margin", scan_snap.margin_time, _margin_at, without=partial(_margin, eta_z=1.0))(
+    partial(_margin, eta_z=1e-06)
 )
+claim(
+    "scan-snap-snapping-time",
+    scan_snap.deciding_time,
+    _deciding_time_at,
+    without=partial(_deciding_time, eta_z=10.0),
+)(partial(_deciding_time, eta_z=1e-06))

@@ -5,27 +5,17 @@ from functools import partial
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.scan_snap.corpora import balanced
-from joma.experiments.claims.search import Point, Real, over
+from joma.experiments.claims.search import Real
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
 
 _STEP = 0.05
 """Change of ln η_Y by which ∂B/∂ln η_Y is measured."""
-
-
-def _both_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The relative error of B and z at larger rates."""
-    corpus = corpora.random_corpus(rng, 3, 3, 2, equal=False)
-    factor, t = float(rng.uniform(3, 10)), np.array([0.3, 3.0, 30.0])
-    fast = scan_snap.evolve(corpus, t, eta_y=2 * factor, eta_z=factor)
-    same = scan_snap.evolve(corpus, formula(t, factor), eta_y=2.0, eta_z=1.0)
-    of_z = np.max(np.abs(same.z - fast.z)) / np.max(np.abs(fast.z))
-    return measured([np.max(np.abs(same.b / fast.b - 1)), of_z], 1e-5)
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN, factor=Real(1e-3, 1e3, log=True))
@@ -37,22 +27,15 @@ def _both_rates_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(fast - same) / (np.abs(fast) + 1e-4), 1e-4)
 
 
-def _densest(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The error of the separation at which the entropy is largest on the population ODE."""
-    worst = 0.0
-    for sizes in ((3, 1, 1), (2, 3, 2), (2, 8, 1)):
-        corpus = Balanced(*sizes, common_mass=0.9)
-        t = np.concatenate([[0.0], np.geomspace(1e-2, 1e4, 400)])
-        run = scan_snap.evolve(corpus.corpus, t, eta_y=1.0, eta_z=5.0)
-        separation = run.z[:, 0, corpus.common] - run.z[:, 0, 0]
-        entropy = run.entropy[:, 0]
-        at = int(np.argmax(entropy))
-        turn = formula(corpus)
-        spread = float(np.ptp(separation[max(at - 1, 0) : at + 2]))
-        worst = max(worst, abs(turn - float(separation[at])) - spread)
-        worst += float(np.any(np.diff(entropy[separation < turn]) <= 0))
-        worst += float(np.any(np.diff(entropy[separation > turn]) >= 0))
-    return ClaimMeasurement(max(worst, 0.0), 0.0)
+@claim("scan-snap-both-rates", scan_snap.rescaled_time, _both_rates_at)
+def _both_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The relative error of B and z at larger rates."""
+    corpus = corpora.random_corpus(rng, 3, 3, 2, equal=False)
+    factor, t = float(rng.uniform(3, 10)), np.array([0.3, 3.0, 30.0])
+    fast = scan_snap.evolve(corpus, t, eta_y=2 * factor, eta_z=factor)
+    same = scan_snap.evolve(corpus, formula(t, factor), eta_y=2.0, eta_z=1.0)
+    of_z = np.max(np.abs(same.z - fast.z)) / np.max(np.abs(fast.z))
+    return measured([np.max(np.abs(same.b / fast.b - 1)), of_z], 1e-5)
 
 
 @over(**corpora.BALANCED, separation=Real(0.0, 12.0))
@@ -76,23 +59,23 @@ def _densest_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(float((change > 0) != (at < turn)), 0.0)
 
 
-def _decoder_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The relative error of ∂B/∂ln η_Y at t = 1e250, plus 1 where the entropy does not agree."""
-    error = 0.0
-    narrow = Balanced(2, 1, 1, common_mass=float(rng.uniform(0.4, 0.6)))
-    t = np.array([1e250])
-    for corpus in (narrow, Balanced(2, 8, 1, common_mass=0.7)):
-        eta_y, eta_z = 2.0, 200.0
-        more, less = (
-            scan_snap.evolve(corpus.corpus, t, eta_y=eta_y * factor, eta_z=eta_z, rtol=1e-10)
-            for factor in (np.exp(_STEP), np.exp(-_STEP))
-        )
-        effect = formula(t, corpus, eta_y=eta_y, eta_z=eta_z)
-        change = (more.b - less.b)[:, 0] / (2 * _STEP)
-        error = max(error, float(np.max(np.abs(change / effect - 1))))
-        sparser = (less.entropy - more.entropy)[:, 0]
-        error += float(np.mean(np.sign(sparser) != np.sign(effect)))
-    return ClaimMeasurement(error, 2e-3)
+@claim("scan-snap-sparser", lambda balanced: balanced.densest, _densest_at)
+def _densest(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The error of the separation at which the entropy is largest on the population ODE."""
+    worst = 0.0
+    for sizes in ((3, 1, 1), (2, 3, 2), (2, 8, 1)):
+        corpus = Balanced(*sizes, common_mass=0.9)
+        t = np.concatenate([[0.0], np.geomspace(1e-2, 1e4, 400)])
+        run = scan_snap.evolve(corpus.corpus, t, eta_y=1.0, eta_z=5.0)
+        separation = run.z[:, 0, corpus.common] - run.z[:, 0, 0]
+        entropy = run.entropy[:, 0]
+        at = int(np.argmax(entropy))
+        turn = formula(corpus)
+        spread = float(np.ptp(separation[max(at - 1, 0) : at + 2]))
+        worst = max(worst, abs(turn - float(separation[at])) - spread)
+        worst += float(np.any(np.diff(entropy[separation < turn]) <= 0))
+        worst += float(np.any(np.diff(entropy[separation > turn]) >= 0))
+    return ClaimMeasurement(max(worst, 0.0), 0.0)
 
 
 def _decoder_rate_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -132,6 +115,31 @@ def _decoder_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(change / effect - 1), slack)
 
 
+@claim(
+    "scan-snap-decoder-rate",
+    scan_snap.late_decoder_rate_effect,
+    _decoder_rate_at,
+    without=_decoder_rate_early,
+)
+def _decoder_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The relative error of ∂B/∂ln η_Y at t = 1e250, plus 1 where the entropy does not agree."""
+    error = 0.0
+    narrow = Balanced(2, 1, 1, common_mass=float(rng.uniform(0.4, 0.6)))
+    t = np.array([1e250])
+    for corpus in (narrow, Balanced(2, 8, 1, common_mass=0.7)):
+        eta_y, eta_z = 2.0, 200.0
+        more, less = (
+            scan_snap.evolve(corpus.corpus, t, eta_y=eta_y * factor, eta_z=eta_z, rtol=1e-10)
+            for factor in (np.exp(_STEP), np.exp(-_STEP))
+        )
+        effect = formula(t, corpus, eta_y=eta_y, eta_z=eta_z)
+        change = (more.b - less.b)[:, 0] / (2 * _STEP)
+        error = max(error, float(np.max(np.abs(change / effect - 1))))
+        sparser = (less.entropy - more.entropy)[:, 0]
+        error += float(np.mean(np.sign(sparser) != np.sign(effect)))
+    return ClaimMeasurement(error, 2e-3)
+
+
 def _turn(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
     errors, step = [], 0.01
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 6, 1), (8, 3, 2), spread=0.1):
@@ -163,21 +171,9 @@ def _turn_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(float(t * b_rate[0, 0] / b[0, 0]) - 1), 1e-6 / share)
 
 
-CLAIMS = (
-    claim("scan-snap-both-rates", scan_snap.rescaled_time, _both_rates, _both_rates_at),
-    claim("scan-snap-sparser", lambda balanced: balanced.densest, _densest, _densest_at),
-    claim(
-        "scan-snap-decoder-rate",
-        scan_snap.late_decoder_rate_effect,
-        _decoder_rate,
-        _decoder_rate_at,
-        without=_decoder_rate_early,
-    ),
-    claim(
-        "scan-snap-decoder-rate-turn",
-        scan_snap.decoder_rate_turn,
-        partial(_turn, eta_z=0.0001),
-        _turn_at,
-        without=partial(_turn, eta_z=1.0),
-    ),
-)
+claim(
+    "scan-snap-decoder-rate-turn",
+    scan_snap.decoder_rate_turn,
+    _turn_at,
+    without=partial(_turn, eta_z=1.0),
+)(partial(_turn, eta_z=0.0001))

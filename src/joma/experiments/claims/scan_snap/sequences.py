@@ -8,11 +8,11 @@ import numpy as np
 from scipy import special
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap.corpora import balanced, one_query
-from joma.experiments.claims.search import Integer, Point, Real, Seed, over
+from joma.experiments.claims.search import Integer, Real, Seed
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
@@ -48,17 +48,6 @@ def _leading_bias(
     return lambda length: 4 * bias(2 * length) - bias(length)
 
 
-def _finite_length(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    corpus = one_query([[0.6, 0.4], [0.3, 0.7]], [0.4, 0.6])
-    z, y = 0.5 * rng.normal(size=(1, 2)), rng.normal(size=(2, 2))
-    parts = scan_snap.flow(corpus, z, y, eta_y=1.0, eta_z=1.0)
-    population = np.concatenate([part.ravel() for part in parts])
-    leading = _leading_bias(corpus, z, y, population, np.inf)
-    expected = leading(2000)
-    ours = formula(leading(500), 500, 2000)
-    return measured(np.linalg.norm(ours - expected) / np.linalg.norm(expected), 0.005)
-
-
 @over(
     first=Real(0.1, 0.9),
     second=Real(0.1, 0.9),
@@ -81,6 +70,18 @@ def _finite_length_at(formula: Formula, point: Point) -> ClaimMeasurement:
     ours = formula(leading(length), length, 4 * length)
     size = float(np.linalg.norm(expected)) + 0.05 * (1 + point["scale"]) / length
     return measured(np.linalg.norm(ours - expected) / size, 8e4 / length**2)
+
+
+@claim("scan-snap-finite-length", scan_snap.finite_length_bias, _finite_length_at)
+def _finite_length(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    corpus = one_query([[0.6, 0.4], [0.3, 0.7]], [0.4, 0.6])
+    z, y = 0.5 * rng.normal(size=(1, 2)), rng.normal(size=(2, 2))
+    parts = scan_snap.flow(corpus, z, y, eta_y=1.0, eta_z=1.0)
+    population = np.concatenate([part.ravel() for part in parts])
+    leading = _leading_bias(corpus, z, y, population, np.inf)
+    expected = leading(2000)
+    ours = formula(leading(500), 500, 2000)
+    return measured(np.linalg.norm(ours - expected) / np.linalg.norm(expected), 0.005)
 
 
 def _sampled(formula: Formula, rng: np.random.Generator, *, length: int) -> ClaimMeasurement:
@@ -129,15 +130,6 @@ def sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, float(4 * noise + allowed), float(noise))
 
 
-CLAIMS = (
-    claim(
-        "scan-snap-finite-length", scan_snap.finite_length_bias, _finite_length, _finite_length_at
-    ),
-    claim(
-        "scan-snap-sampled",
-        Balanced.b_at,
-        partial(_sampled, length=2000),
-        sampled_at,
-        without=partial(_sampled, length=10),
-    ),
+claim("scan-snap-sampled", Balanced.b_at, sampled_at, without=partial(_sampled, length=10))(
+    partial(_sampled, length=2000)
 )

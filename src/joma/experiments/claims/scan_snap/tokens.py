@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import claim
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -15,7 +15,7 @@ from joma.experiments.claims.measurement import (
 )
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap import corpora
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, Vector, over
+from joma.experiments.claims.search import Choice, Integer, Real, Seed, Simplex, Vector
 from joma.theory import scan_snap
 from joma.theory.scan_snap import ScanSnapCorpus
 
@@ -29,6 +29,18 @@ _FREQUENT_FALLS = corpora.one_query(
 """Its last two tokens are distinct; at η_Y = 5 η_Z the more frequent one ends lower."""
 
 
+@over(**corpora.ANY_CORPUS, **corpora.ANY_STATE)
+def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """The distance to the log-likelihood's derivatives, relative to the largest g."""
+    corpus = corpora.any_corpus(point)
+    z, y = corpora.any_state(point, corpus)
+    z_rate, y_rate = formula(corpus, z, y, eta_y=0.7, eta_z=1.3)
+    by_z, by_y = reference.gradient(corpus, z, y)
+    error = difference(z_rate, 1.3 * by_z) / (1 + np.max(np.abs(y)))
+    return measured([error, difference(y_rate, 0.7 * by_y)], 1e-12)
+
+
+@claim("scan-snap-gradient", scan_snap.flow, _gradient_at)
 def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     corpus = ScanSnapCorpus(
         rng.dirichlet(np.ones(5), size=4), np.array([0, 1, 0, 1]), rng.dirichlet(np.full(4, 3.0))
@@ -48,38 +60,6 @@ def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
             by_differences[index] = (ends[0] - ends[1]) / 2e-5
         errors.append(relative(rate, by_differences * scale))
     return measured(errors, 1e-7)
-
-
-@over(**corpora.ANY_CORPUS, **corpora.ANY_STATE)
-def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """The distance to the log-likelihood's derivatives, relative to the largest g."""
-    corpus = corpora.any_corpus(point)
-    z, y = corpora.any_state(point, corpus)
-    z_rate, y_rate = formula(corpus, z, y, eta_y=0.7, eta_z=1.3)
-    by_z, by_y = reference.gradient(corpus, z, y)
-    error = difference(z_rate, 1.3 * by_z) / (1 + np.max(np.abs(y)))
-    return measured([error, difference(y_rate, 0.7 * by_y)], 1e-12)
-
-
-def _common_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The share of wrong signs, with one common token and with equally common ones."""
-    wrong = total = 0
-    one = np.zeros((3, 7))
-    one[:, 0] = rng.uniform(0.05, 0.95, 3)
-    for class_ in range(3):
-        own = slice(1 + 2 * class_, 3 + 2 * class_)
-        one[class_, own] = (1 - one[class_, 0]) * rng.dirichlet(np.ones(2))
-    single = corpora.one_query(one, rng.dirichlet(np.full(3, 4.0)))
-    for corpus in [single, *(corpora.random_corpus(rng, k, 3, 2, equal=False) for k in (2, 4))]:
-        fate = formula(corpus)[0, corpus.shared]
-        flow = scan_snap.evolve(corpus, [0.0, 1e3], eta_y=10.0, eta_z=1.0)
-        sampled = scan_snap.train_on_samples(
-            corpus, 200, 100, 64, eta_y=2.0, eta_z=1.0, rng=rng, every=100
-        )
-        for run in (flow, sampled):
-            wrong += int(np.sum((run.fate[0, corpus.shared] != fate) | (fate != -1)))
-            total += fate.size
-    return ClaimMeasurement(wrong / total, 0.0)
 
 
 def _in_between_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -121,6 +101,30 @@ def _common_falls_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.max(of_shared[visible]) / np.max(np.abs(expected)), 0.0)
 
 
+@claim(
+    "scan-snap-common-falls", scan_snap.initial_fate, _common_falls_at, without=_in_between_rises
+)
+def _common_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The share of wrong signs, with one common token and with equally common ones."""
+    wrong = total = 0
+    one = np.zeros((3, 7))
+    one[:, 0] = rng.uniform(0.05, 0.95, 3)
+    for class_ in range(3):
+        own = slice(1 + 2 * class_, 3 + 2 * class_)
+        one[class_, own] = (1 - one[class_, 0]) * rng.dirichlet(np.ones(2))
+    single = corpora.one_query(one, rng.dirichlet(np.full(3, 4.0)))
+    for corpus in [single, *(corpora.random_corpus(rng, k, 3, 2, equal=False) for k in (2, 4))]:
+        fate = formula(corpus)[0, corpus.shared]
+        flow = scan_snap.evolve(corpus, [0.0, 1e3], eta_y=10.0, eta_z=1.0)
+        sampled = scan_snap.train_on_samples(
+            corpus, 200, 100, 64, eta_y=2.0, eta_z=1.0, rng=rng, every=100
+        )
+        for run in (flow, sampled):
+            wrong += int(np.sum((run.fate[0, corpus.shared] != fate) | (fate != -1)))
+            total += fate.size
+    return ClaimMeasurement(wrong / total, 0.0)
+
+
 def _common_and_distinct(point: Point) -> ScanSnapCorpus:
     """One common token of any frequencies, or several that are equally common; unequal classes."""
     classes = point["classes"]
@@ -137,20 +141,6 @@ def _common_and_distinct(point: Point) -> ScanSnapCorpus:
     joint = np.resize(point["joint"], classes)
     query = (np.arange(classes) % point["queries"]).astype(np.int64)
     return ScanSnapCorpus(np.hstack([mass * common, (1 - mass) * own]), query, joint / joint.sum())
-
-
-def _distinct_rise(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    worst, half = 0.0, 0.05
-    drawn = (corpora.random_corpus(rng, classes, 2, 3, equal=False) for classes in (2, 3))
-    for corpus in (corpora.PULLED_DOWN, corpora.UNEVEN, *drawn):
-        pull = formula(corpus)[0, corpus.distinct]
-        run = scan_snap.evolve(corpus, [0.0, half, 2 * half], eta_y=2.0, eta_z=1.0)
-        z = run.z[:, 0][:, corpus.distinct]
-        # z = η_Yη_Z t²/2 · pull + O(t³): two times cancel the next order.
-        expected = 2 * z[1] / half**2 - z[2] / (2 * half) ** 2
-        worst = max(worst, float(np.max(np.abs(pull - expected) / expected)))
-        worst += float(np.mean(pull <= 0))
-    return ClaimMeasurement(worst, 0.01)
 
 
 def _distinct_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -175,21 +165,21 @@ def _distinct_rise_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, 1e-8)
 
 
-def _frequent_first(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The relative error of the ratio of two logits at a small time; on sequences their order."""
-    corpus = corpora.random_corpus(rng, 3, 2, 4)
-    early = scan_snap.evolve(corpus, [0.05], eta_y=3.0, eta_z=1.0).z[0, 0]
-    sampled = scan_snap.train_on_samples(
-        corpus, 400, 150, 128, eta_y=2.0, eta_z=1.0, rng=rng, every=150
-    )
-    last, error = sampled.z[-1, 0], 0.0
-    for class_ in range(corpus.classes):
-        for often, seldom in pairwise(corpus.distinct_of(class_)):
-            ratio = formula(corpus, class_, often, seldom)
-            error = max(error, abs(early[often] / early[seldom] / ratio - 1))
-            if ratio > 1.5:  # closer ones are decided by the draw of the sequences
-                error += float(last[often] <= last[seldom])
-    return ClaimMeasurement(error, 1e-4)
+@claim(
+    "scan-snap-distinct-rise", scan_snap.initial_pull, _distinct_rise_at, without=_distinct_falls
+)
+def _distinct_rise(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    worst, half = 0.0, 0.05
+    drawn = (corpora.random_corpus(rng, classes, 2, 3, equal=False) for classes in (2, 3))
+    for corpus in (corpora.PULLED_DOWN, corpora.UNEVEN, *drawn):
+        pull = formula(corpus)[0, corpus.distinct]
+        run = scan_snap.evolve(corpus, [0.0, half, 2 * half], eta_y=2.0, eta_z=1.0)
+        z = run.z[:, 0][:, corpus.distinct]
+        # z = η_Yη_Z t²/2 · pull + O(t³): two times cancel the next order.
+        expected = 2 * z[1] / half**2 - z[2] / (2 * half) ** 2
+        worst = max(worst, float(np.max(np.abs(pull - expected) / expected)))
+        worst += float(np.mean(pull <= 0))
+    return ClaimMeasurement(worst, 0.01)
 
 
 def _frequent_late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -222,27 +212,19 @@ def _frequent_first_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, 1e-6)
 
 
-CLAIMS = (
-    claim("scan-snap-gradient", scan_snap.flow, _gradient, _gradient_at),
-    claim(
-        "scan-snap-common-falls",
-        scan_snap.initial_fate,
-        _common_falls,
-        _common_falls_at,
-        without=_in_between_rises,
-    ),
-    claim(
-        "scan-snap-distinct-rise",
-        scan_snap.initial_pull,
-        _distinct_rise,
-        _distinct_rise_at,
-        without=_distinct_falls,
-    ),
-    claim(
-        "scan-snap-frequent-first",
-        scan_snap.rise_ratio,
-        _frequent_first,
-        _frequent_first_at,
-        without=_frequent_late,
-    ),
-)
+@claim("scan-snap-frequent-first", scan_snap.rise_ratio, _frequent_first_at, without=_frequent_late)
+def _frequent_first(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+    """The relative error of the ratio of two logits at a small time; on sequences their order."""
+    corpus = corpora.random_corpus(rng, 3, 2, 4)
+    early = scan_snap.evolve(corpus, [0.05], eta_y=3.0, eta_z=1.0).z[0, 0]
+    sampled = scan_snap.train_on_samples(
+        corpus, 400, 150, 128, eta_y=2.0, eta_z=1.0, rng=rng, every=150
+    )
+    last, error = sampled.z[-1, 0], 0.0
+    for class_ in range(corpus.classes):
+        for often, seldom in pairwise(corpus.distinct_of(class_)):
+            ratio = formula(corpus, class_, often, seldom)
+            error = max(error, abs(early[often] / early[seldom] / ratio - 1))
+            if ratio > 1.5:  # closer ones are decided by the draw of the sequences
+                error += float(last[often] <= last[seldom])
+    return ClaimMeasurement(error, 1e-4)
