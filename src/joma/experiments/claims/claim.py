@@ -65,6 +65,10 @@ class Search:
         """Measure a formula at one point."""
         return self.measure(formula, point)
 
+    def at(self, formula: Formula, **values: Any) -> ClaimMeasurement:
+        """Measure a formula at the point with these values."""
+        return self.measure(formula, Point(values))
+
     def draw(self, generator: Generator) -> dict[str, Any]:
         """Return values of all parameters."""
         return {name: one.draw(generator) for name, one in self.parameters.items()}

@@ -1,5 +1,6 @@
 """Rest points of Laplace clusters, at fixed bias, of clusters on a line; their signs."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.critical.rest_points import PAIR, UNDECIDED, pair_of, rest_point
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import Choice, Integer, Real, Vector
 from joma.theory import clusters
@@ -37,10 +38,9 @@ def _laplace_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim("thm3-laplace", lambda distance, width: float(np.exp(distance / width)), _laplace_at)
 def _laplace(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """v̇ and ξ̇ at several places below zero, by quadrature, at the ratio predicted."""
-    worst = 0.0
-    for s in -rng.uniform(0.1, 4, size=3):
-        worst = max(worst, _laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3))
-    return ClaimMeasurement(worst, 1e-9)
+    places = -rng.uniform(0.1, 4, size=3)
+    errors = [_laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3) for s in places]
+    return measured(errors, 1e-9)
 
 
 def _fixed_bias_error(
@@ -69,11 +69,12 @@ def _fixed_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim("thm3-fixed-bias", clusters.fixed_bias_ratio, _fixed_bias_at)
 def _fixed_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """v̇ at fixed ξ by quadrature, for clusters of Gaussian shape that cannot rest otherwise."""
-    worst = 0.0
-    for s, distance in zip(rng.uniform(-2, 2, 4), rng.uniform(0.5, 3, 4), strict=True):
-        for shapes in ((Gaussian(), Gaussian()), (Logistic(), Scaled(Logistic(), 2.0))):
-            worst = max(worst, _fixed_bias_error(formula, *shapes, float(s), float(distance)))
-    return ClaimMeasurement(worst, 1e-9)
+    places = zip(rng.uniform(-2, 2, 4), rng.uniform(0.5, 3, 4), strict=True)
+    shapes = ((Gaussian(), Gaussian()), (Logistic(), Scaled(Logistic(), 2.0)))
+    cases = product(shapes, places)
+    return measured(
+        [_fixed_bias_error(formula, *of, float(s), float(d)) for of, (s, d) in cases], 1e-9
+    )
 
 
 @over(
@@ -122,14 +123,14 @@ def _line_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim("thm3-line", clusters.resting_gradients, _line_at)
 def _line(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Three Gaussians in a row with every choice of signs, and five of unequal width."""
-    worst = 0.0
-    for signs in ([1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, -1, 1]):
-        values = {"positions": np.sort(rng.uniform(-3, 3, 3)), "widths": np.ones(3)}
-        at = {"family": "gaussian", "signs": np.array(signs, dtype=float), "offset": -0.4}
-        worst = max(worst, _line_at(formula, Point({**values, **at})).error)
-    values = {"positions": rng.uniform(-3, 3, 5), "widths": np.exp(rng.uniform(-1, 1, 5))}
-    at = {"family": "logistic", "signs": np.array([1.0, -1, 1, -1, 1]), "offset": 0.3}
-    return ClaimMeasurement(max(worst, _line_at(formula, Point({**values, **at})).error), 1e-8)
+    cases = []
+    for signs in ([1.0, -1, -1], [-1.0, 1, -1], [-1.0, -1, 1], [1.0, -1, 1]):
+        shape = {"positions": np.sort(rng.uniform(-3, 3, 3)), "widths": np.ones(3)}
+        cases.append({**shape, "family": "gaussian", "signs": np.array(signs), "offset": -0.4})
+    shape = {"positions": rng.uniform(-3, 3, 5), "widths": np.exp(rng.uniform(-1, 1, 5))}
+    signs = np.array([1.0, -1, 1, -1, 1])
+    cases.append({**shape, "family": "logistic", "signs": signs, "offset": 0.3})
+    return largest_error(_line_at.at(formula, **case) for case in cases)
 
 
 _STUDENT: dict[str, Any] = {

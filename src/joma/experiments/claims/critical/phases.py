@@ -6,7 +6,7 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.experiments.claims.claim import Point, claim, over
-from joma.experiments.claims.critical.stability import CASES, SCENE
+from joma.experiments.claims.critical.stability import CASES, SCENE, random_scenes
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.reference.clusters import places
@@ -40,13 +40,9 @@ def _potential_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim("thm3-potential", clusters.potential, _potential_at)
 def _potential(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Differences of Φ against the reference flow, and its value against v·v̇ + ξ ξ̇."""
-    worst = 0.0
-    for family in ("gaussian", "logistic"):
-        values = {"family": family, "means": rng.normal(size=(4, 3)), "bias": -0.3}
-        values |= {"gradients": rng.normal(size=4), "widths": np.exp(rng.uniform(-1, 1, 4))}
-        at = Point({**values, "v": rng.normal(size=3)})
-        worst = max(worst, _potential_at(formula, at).error)
-    return ClaimMeasurement(worst, 1e-7)
+    return measured(
+        [_potential_at(formula, one).error for one in random_scenes(rng, 4, -0.3)], 1e-7
+    )
 
 
 _VERY_FAR = -np.geomspace(1e100, 1e8, 24)

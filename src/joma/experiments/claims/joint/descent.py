@@ -3,7 +3,7 @@
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, Search, claim
+from joma.experiments.claims.claim import Point, claim
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_samples, random_start
@@ -12,6 +12,7 @@ from joma.theory import invariants
 from joma.theory.block import Block, simulate
 
 
+@reference.over_blocks(step=Real(1e-4, 0.5, log=True), steps=Integer(1, 12))
 def _descent_at(formula: Formula, point: Point) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "exp")
     rate = reference.rates(setting)
@@ -32,13 +33,7 @@ def _descent_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(change), rounding + 1e-300)
 
 
-@claim(
-    "thm1-descent",
-    invariants.descent_drift,
-    Search(
-        reference.parameters(step=Real(0.0001, 0.5, log=True), steps=Integer(1, 12)), _descent_at
-    ),
-)
+@claim("thm1-descent", invariants.descent_drift, _descent_at)
 def _descent(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """The law's change over thirty gradient steps against a formula of the weights' steps."""
     worst = 0.0

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Measure, Search, claim
+from joma.experiments.claims.claim import Measure, claim
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
     Formula,
@@ -13,11 +13,16 @@ from joma.experiments.claims.measurement import (
     measured,
     smallest_error,
 )
-from joma.experiments.claims.reference import block as reference
-from joma.experiments.claims.reference.block import POINTWISE, random_samples, random_start
-from joma.experiments.claims.search import Choice
+from joma.experiments.claims.reference.block import (
+    POINTWISE,
+    law_search,
+    random_samples,
+    random_start,
+)
 from joma.theory import invariants
 from joma.theory.block import Block, Samples, State, Trajectory, simulate
+
+_RATES: dict[str, Any] = {"eta_w": 0.7, "eta_z": 1.3}
 
 
 def _trajectory(
@@ -103,23 +108,17 @@ def _embedded(
     x = rng.dirichlet(np.ones(tokens), size=samples)
     query = None if queries == 1 else np.arange(samples) % queries
     data = Samples(x, gradient=rng.normal(size=(samples, 3)), query=query)
-    block = Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.6, embeddings=columns)
+    block = Block(attention, "tanh", **_RATES, tau=0.6, embeddings=columns)
     w = 0.3 * rng.normal(size=(d, 3))
     logits = (1.0 if attention == "linear" else 0.0) + 0.3 * rng.normal(size=(queries, tokens))
     start = State(columns[:, :tokens].T @ w, logits, columns[:, tokens:].T @ w)
     return simulate(block, data, np.linspace(0, 0.3, 5), initial=start)
 
 
-_ANY_POINTWISE = Choice(*POINTWISE)
-
-
 @claim(
     "thm1-embeddings",
     invariants.conserved_total,
-    Search(
-        reference.parameters(attention=_ANY_POINTWISE),
-        reference.law_measure(POINTWISE, embeddings="apart"),
-    ),
+    law_search(*POINTWISE, embeddings="apart"),
     without=_law_of_embeddings_along_a_query,
 )
 def _law_of_embeddings(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
@@ -133,76 +132,35 @@ def _law_of_embeddings(formula: Formula, rng: np.random.Generator) -> ClaimMeasu
     return largest_error(drifts)
 
 
+_POINTWISE = [Block(attention, "tanh", **_RATES, tau=0.5) for attention in POINTWISE]
+
 claim(
     "thm1-linear",
     _linear_law,
-    Search(
-        reference.parameters("queries", "eta_z"),
-        reference.law_measure(("linear",), queries=1, eta_z=lambda it: it["eta_w"]),
-    ),
+    law_search("linear", queries=1, eta_z=lambda it: it["eta_w"]),
     without=_each_fails(
-        _law(Block("linear", "tanh", eta_w=0.7, eta_z=1.3)), _one_query_law(Block("linear", "tanh"))
+        _law(Block("linear", "tanh", **_RATES)), _one_query_law(Block("linear", "tanh"))
     ),
 )(_law(Block("linear", "tanh"), Block("linear", "tanh", tau=0.5)))
 claim(
     "thm1-exp",
     _exp_law,
-    Search(
-        reference.parameters("queries", "eta_z"),
-        reference.law_measure(("exp",), queries=1, eta_z=lambda it: it["eta_w"] * it["tau"]),
-    ),
+    law_search("exp", queries=1, eta_z=lambda it: it["eta_w"] * it["tau"]),
     without=_each_fails(
-        _law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3)),
+        _law(Block("exp", "tanh", **_RATES)),
         _law(Block("exp", "tanh", tau=0.5)),
         _one_query_law(Block("exp", "tanh")),
     ),
 )(_law(Block("exp", "tanh"), Block("exp", "tanh", eta_w=1.5, eta_z=0.75, tau=0.5)))
-claim(
-    "thm1-rates",
-    invariants.conserved_pointwise,
-    Search(
-        reference.parameters("queries", "tau", attention=Choice("linear", "exp")),
-        reference.law_measure(("linear", "exp"), queries=1, tau=1.0),
-    ),
-)(_law(Block("linear", "tanh", eta_w=0.7, eta_z=1.3), Block("exp", "tanh", eta_w=0.7, eta_z=1.3)))
-claim(
-    "thm1-pointwise",
-    invariants.conserved_pointwise,
-    Search(
-        reference.parameters("queries", attention=_ANY_POINTWISE),
-        reference.law_measure(POINTWISE, queries=1),
-    ),
-)(
-    _law(
-        *(
-            Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)
-            for attention in ("linear", "exp", "sigmoid")
-        )
-    )
+_LAW = invariants.conserved_pointwise
+claim("thm1-rates", _LAW, law_search("linear", "exp", queries=1, tau=1.0))(
+    _law(Block("linear", "tanh", **_RATES), Block("exp", "tanh", **_RATES))
 )
-claim(
-    "thm1-loss",
-    invariants.conserved_pointwise,
-    Search(
-        reference.parameters("drive", attention=_ANY_POINTWISE),
-        reference.law_measure(POINTWISE, drive="labels"),
-    ),
-)(
-    _law(
-        *(
-            Block(attention, "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)
-            for attention in ("linear", "exp", "sigmoid")
-        ),
-        labels=True,
-    )
+claim("thm1-pointwise", _LAW, law_search(*POINTWISE, queries=1))(_law(*_POINTWISE))
+claim("thm1-loss", _LAW, law_search(*POINTWISE, drive="labels"))(_law(*_POINTWISE, labels=True))
+claim("thm1-queries", _LAW, law_search(*POINTWISE))(
+    _law(Block("exp", "tanh", **_RATES, tau=0.5), queries=3)
 )
-claim(
-    "thm1-queries",
-    invariants.conserved_pointwise,
-    Search(reference.parameters(attention=_ANY_POINTWISE), reference.law_measure(POINTWISE)),
-)(_law(Block("exp", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5), queries=3))
-claim(
-    "thm1-softmax-sum",
-    _sum_of_logits,
-    Search(reference.parameters("queries"), reference.law_measure(("softmax",), queries=1)),
-)(_law(Block("softmax", "tanh", eta_w=0.7, eta_z=1.3, tau=0.5)))
+claim("thm1-softmax-sum", _sum_of_logits, law_search("softmax", queries=1))(
+    _law(Block("softmax", "tanh", **_RATES, tau=0.5))
+)

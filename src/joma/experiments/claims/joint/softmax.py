@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Point, Search, claim, over
+from joma.experiments.claims.claim import Point, claim, over
 from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_point
 from joma.experiments.claims.search import Choice, Integer, Real, Seed
 from joma.theory import invariants, memory
 from joma.theory.block import Block, Samples, Trajectory, simulate
+
+_OVER_PATHS = reference.over_blocks("queries", reach=Real(1e-3, 4.0, log=True))
+"""Blocks of one query, and how far they are trained."""
 
 
 def _mean_scores(setting: reference.Setting) -> Any:
@@ -40,6 +43,7 @@ def _eqn_18(formula: Formula, rng: np.random.Generator, *, alike: bool) -> Claim
     return measured(max(2 - order, 0.0), 0.1)
 
 
+@_OVER_PATHS
 def _eqn_18_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The error against how far b̄ has moved times how far ½‖V‖² has, samples alike."""
     setting = reference.draw_setting(point, "softmax", queries=1, alike=True)
@@ -108,13 +112,14 @@ def _softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
 )
 def _softmax_condition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """Does the condition tell where Eqn 17, the rate of z from the rates of v, holds?"""
-    wrong = 0.0
-    for case in range(32):
-        values = {"case": case % 4, "samples": 7, "tokens": 5, "draw": int(rng.integers(2**32))}
-        wrong += _softmax_condition_at(formula, Point(values)).error
-    return ClaimMeasurement(wrong / 32, 0.0)
+    sizes = {"samples": 7, "tokens": 5}
+    cases = (
+        Point({**sizes, "case": case % 4, "draw": int(rng.integers(2**32))}) for case in range(32)
+    )
+    return measured(np.mean([_softmax_condition_at(formula, one).error for one in cases]), 0.0)
 
 
+@reference.over_blocks("queries")
 def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of the logits against the law's and a formula of what it leaves out."""
     setting = reference.draw_setting(point, "softmax", queries=1)
@@ -123,11 +128,7 @@ def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(_left_out(setting) - left_out), 1e-9 * float(size) + 1e-300)
 
 
-@claim(
-    "thm1-softmax-rate",
-    memory.covariance,
-    Search(reference.parameters("queries"), _softmax_rate_at),
-)
+@claim("thm1-softmax-rate", memory.covariance, _softmax_rate_at)
 def _softmax_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     drives = ("gradient", "labels")
     return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
@@ -182,6 +183,7 @@ def _rounding(path: Trajectory) -> float:
     return 1e-14 * block.eta_z / (block.eta_w * block.tau) * squares * len(path.t)
 
 
+@_OVER_PATHS
 def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "softmax", queries=1)
     points = 5 + int(5 * point["reach"])
@@ -205,11 +207,7 @@ def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(gap / allowed[::2], 1.0)
 
 
-@claim(
-    "thm1-softmax-gap",
-    memory.gap_bound,
-    Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _gap_at),
-)
+@claim("thm1-softmax-gap", memory.gap_bound, _gap_at)
 def _gap(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """By how much z leaves the bound; and how far below it stays where the path is short."""
     points = (random_point(rng, drive=drive, reach=2.0) for drive in ("gradient", "labels"))
@@ -224,12 +222,12 @@ def _gap(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
 claim(
     "thm1-softmax",
     invariants.softmax_logits,
-    Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _eqn_18_at),
+    _eqn_18_at,
     without=partial(_eqn_18, alike=False),
 )(partial(_eqn_18, alike=True))
 claim(
     "thm1-softmax-memory",
     memory.logits,
-    Search(reference.parameters("queries", reach=Real(0.001, 4.0, log=True)), _memory_of),
+    _OVER_PATHS(_memory_of),
     without=partial(_memory, alike=False),
 )(partial(_memory, alike=True))
