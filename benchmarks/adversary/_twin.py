@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from joma.experiments.claims.claim import Claim, Search
-from joma.experiments.claims.measurement import Formula
+from joma.experiments.claims.claim import Claim, Formula, Search
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import numpy as np
 
 from benchmarks.adversary._twin import Twin
 from joma.experiments import claims
-from joma.experiments.claims.claim import Point, Search
+from joma.experiments.claims.claim import Formula, Point, Search
 from joma.experiments.claims.linear.many_nodes import RANKS_WITH_TIES
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.search import Integer, Real, Vector
 from joma.theory import linear, spectra
 from joma.theory.block import Block, Samples, simulate

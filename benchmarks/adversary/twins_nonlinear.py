@@ -6,8 +6,8 @@ import numpy as np
 
 from benchmarks.adversary._twin import Twin
 from joma.experiments import claims
-from joma.experiments.claims.claim import Point, Search
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
+from joma.experiments.claims.claim import Formula, Point, Search
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.nonlinear.rank import turns_at
 from joma.theory import nonlinear
 

@@ -15,14 +15,13 @@ from pkgutil import walk_packages
 
 from joma.common.renamed import renamed
 from joma.experiments._claim_list import catalogue
-from joma.experiments.claims.claim import REGISTERED, Claim, ClaimMeasurement, ClaimVerdict, check
+from joma.experiments.claims.claim import Claim, ClaimMeasurement, ClaimVerdict, check, registered
 
 for _module in walk_packages(__path__, f"{__name__}."):
     import_module(_module.name)  # registers its claims
 
 TOPICS: dict[str, tuple[Claim, ...]] = {
-    topic["heading"]: tuple(REGISTERED[name] for name in topic["claims"])
-    for topic in catalogue().values()
+    topic["heading"]: tuple(map(registered, topic["claims"])) for topic in catalogue().values()
 }
 """The claims under the headings that the overview picture gives them."""
 

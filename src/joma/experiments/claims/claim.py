@@ -2,8 +2,10 @@
 
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,8 +13,11 @@ import numpy as np
 from joma.errors import JomaError
 from joma.experiments._claim_list import claim_texts
 from joma.experiments.claims import errata
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.search import Generator, Parameter
+
+Formula = Callable[..., Any]
+"""The statement of a claim, as a function that its measurement calls."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,9 @@ def over(*, sampled: bool = False, **parameters: Parameter) -> Callable[[PointMe
     return lambda measure: Search(parameters, measure, sampled)
 
 
-Measure = Callable[[Formula, np.random.Generator], ClaimMeasurement]
+Measure = Callable[[Formula, Generator], ClaimMeasurement]
 """A function that compares a formula with a reference that does not use it."""
-_Check = TypeVar("_Check", bound=Measure)
+_Check = TypeVar("_Check", bound=Callable[..., ClaimMeasurement])
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,8 @@ class Claim:
             raise JomaError(f"claim {self.id} has free parameters, or none: not both")
 
 
-REGISTERED: dict[str, Claim] = {}
-"""The claims of the modules that have been imported, by id."""
+_FUNCTIONS: dict[str, dict[str, Any]] = defaultdict(dict)
+"""What the modules that have been imported register, by the claim's id."""
 
 
 def claim(
@@ -144,19 +149,39 @@ def claim(
     search: Search | None = None,
     *,
     printed: Formula | None = None,
-    without: Measure | None = None,
+    **options: Any,
 ) -> Callable[[_Check], _Check]:
     """Register the function below as the check of a claim, whose texts are in `claims.toml`.
 
-    The arguments are attributes of `Claim`. A function may check several claims.
+    Args:
+        id: Name of the claim; a function may check several.
+        derived: The formula as derived.
+        search: The free parameters and a measure at one point, for the adversary.
+        printed: The formula as printed, where it differs.
+        options: Keyword arguments that the function gets.
     """
 
     def register(measure: _Check) -> _Check:
-        given: dict[str, Any] = {"search": search, "printed": printed, "without": without}
-        REGISTERED[id] = Claim(id, derived=derived, measure=measure, **given, **claim_texts()[id])
+        given = {"derived": derived, "search": search, "printed": printed}
+        _FUNCTIONS[id].update(given, measure=partial(measure, **options))
         return measure
 
     return register
+
+
+def without(id: str, **options: Any) -> Callable[[_Check], _Check]:
+    """Register the function below as a measure where the condition of a claim does not hold."""
+
+    def register(measure: _Check) -> _Check:
+        _FUNCTIONS[id]["without"] = partial(measure, **options)
+        return measure
+
+    return register
+
+
+def registered(id: str) -> Claim:
+    """Return a claim of the modules that have been imported."""
+    return Claim(id, **claim_texts()[id], **_FUNCTIONS[id])
 
 
 @dataclass(frozen=True)
@@ -185,14 +210,8 @@ class ClaimVerdict:
             "claim": self.claim.id,
             "title": self.claim.title,
             "source": self.claim.source,
-            "printed": None
-            if self.printed is None
-            else {"holds": self.printed.holds, "error": _number(self.printed.error)},
-            "derived": {
-                "holds": self.derived.holds,
-                "error": _number(self.derived.error),
-                "tolerance": _number(self.derived.tolerance),
-            },
+            "printed": self.printed and _outcome(self.printed),
+            "derived": {**_outcome(self.derived), "tolerance": _number(self.derived.tolerance)},
             "method": self.claim.method,
             "seconds": round(self.seconds, 4),
         }
@@ -200,7 +219,7 @@ class ClaimVerdict:
             record["derived"]["standard_error"] = _number(self.derived.standard_error)
         if self.without is not None:
             record["condition"] = self.claim.condition
-            record["without"] = {"holds": self.without.holds, "error": _number(self.without.error)}
+            record["without"] = _outcome(self.without)
         found = errata.measured_by(self.claim.id)
         if found:
             record["errata"] = [erratum.id for erratum in found]
@@ -232,8 +251,12 @@ def check(claim: Claim, seed: int = 0) -> ClaimVerdict:
     return ClaimVerdict(claim, derived, printed, without, time.perf_counter() - start)
 
 
-def _stream(claim: Claim, seed: int) -> np.random.Generator:
+def _stream(claim: Claim, seed: int) -> Generator:
     return np.random.default_rng([seed, zlib.crc32(claim.id.encode())])
+
+
+def _outcome(measurement: ClaimMeasurement) -> dict[str, Any]:
+    return {"holds": measurement.holds, "error": _number(measurement.error)}
 
 
 def _number(value: float) -> float | None:

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from joma.experiments.claims.claim import Point, claim, over
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
-    Formula,
     difference,
     largest_error,
     measured,
@@ -43,7 +42,7 @@ def _coherence_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("sec7-coherence", embeddings.dimension_for, _coherence_at)
-def _coherence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _coherence(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Random unit vectors in fewer dimensions than vectors; and the exponent of M, both sides."""
     excess = [
         embeddings.coherence(
@@ -82,7 +81,7 @@ def _overlaps_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("sec7-overlaps", embeddings.expected_overlaps, _overlaps_at)
-def _overlaps(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _overlaps(formula: Formula, rng: Generator) -> ClaimMeasurement:
     names, found = ("epsilon", "tokens", "dimension"), []
     for case in ((0.5, 200, 9), (0.2, 300, 40), (0.9, 400, 3), (0.05, 100, 2)):
         point = Point(dict(zip(names, case, strict=True)), seed=int(rng.integers(2**32)))
@@ -105,7 +104,7 @@ def _drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("sec7-drift", invariants.token_law_rate, _drift_rate_at)
-def _drift_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _drift_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
     cases = product(POINTWISE, ("gradient", "labels"))
     points = (random_point(rng, attention=one, drive=drive, queries=2) for one, drive in cases)
     return largest_error(_drift_rate_at(formula, point) for point in points)
@@ -133,7 +132,7 @@ def _implicit_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("eqn60", embeddings.weight, _implicit_bias_at)
-def _implicit_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _implicit_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The weights themselves, trained in d dimensions with explicit orthonormal embeddings."""
     samples = random_samples(rng)
     x, g = np.asarray(samples.x), np.asarray(samples.gradient)
@@ -175,20 +174,15 @@ def _superposition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1e-13 * size)
 
 
-def _superposition_of_shared_tokens(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("superposition")
+def _superposition_of_shared_tokens(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Patterns (1, 1) and (1, -1), orthogonal, with both tokens in common; the input is (1, 0)."""
     w = formula(np.array([[1.0, 1, 0, 0], [1, -1, 0, 0]]), np.eye(4)[2:], np.array([-0.5, -0.5]))
     return measured(abs(w @ np.array([1.0, 0, 1, 0]) - (1 - 0.5)), 1e-13)
 
 
-@claim(
-    "superposition",
-    embeddings.superposed,
-    _superposition_at,
-    printed=printed.superposed,
-    without=_superposition_of_shared_tokens,
-)
-def _superposition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("superposition", embeddings.superposed, _superposition_at, printed=printed.superposed)
+def _superposition(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """One weight, three patterns on disjoint tokens: each must respond as if it were alone."""
     point = Point({"tokens": np.array([4, 4, 4]), "size": 1.0, "draw": int(rng.integers(2**32))})
     return _superposition_at(formula, point)

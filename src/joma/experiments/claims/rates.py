@@ -7,8 +7,8 @@ import numpy as np
 from scipy import integrate
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, claim, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, difference, measured
 from joma.experiments.claims.reference.eqn6 import ResidualCurve, flow, slope_at, time_at
 from joma.experiments.claims.reference.ode import follow, integral, solve
 from joma.experiments.claims.search import Real
@@ -20,14 +20,11 @@ _Y = Real(1e-6, 1e8, log=True)
 _POSITIVE = Real(1e-6, 1e3, log=True)
 
 
-def _below(bound: float, peak: float) -> ClaimMeasurement:
-    """How far a peak exceeds its bound."""
+def _bounded(bound: float, peak: float, sharp: float) -> ClaimMeasurement:
+    """How far a peak exceeds its bound; how far it is from one that is sharp to some digits."""
+    if sharp:
+        return measured(difference(bound, peak), sharp)
     return ClaimMeasurement(max(0.0, peak - bound), 1e-6)
-
-
-def _lemma6_peak() -> float:
-    y = np.linspace(1e-3, 8, 200_001)
-    return float(np.max((1 - np.exp(-(y**2))) / y))
 
 
 @over(y=_POSITIVE)
@@ -36,10 +33,11 @@ def _lemma6_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(-np.expm1(-(y**2)) / y - float(formula()), 1e-12)
 
 
-def _lemma7_peak() -> float:
-    y = np.linspace(0, 8, 80_001)
-    total = integrate.cumulative_simpson(np.exp(y**2 / 2), x=y, initial=0.0)
-    return float(np.max(np.exp(-(y**2) / 2) * total))
+@claim("lemma6", lambda: np.sqrt(0.5), _lemma6_at)
+@claim("lemma6-sharp", nonlinear.lemma6_bound, _lemma6_at, sharp=1e-6)
+def _lemma6(formula: Formula, rng: Generator, sharp: float = 0.0) -> ClaimMeasurement:
+    y = np.linspace(1e-3, 8, 200_001)
+    return _bounded(formula(), float(np.max((1 - np.exp(-(y**2))) / y)), sharp)
 
 
 @over(y=_POSITIVE)
@@ -50,17 +48,12 @@ def _lemma7_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(peak - float(formula()), 1e-12)
 
 
-def _offsets() -> tuple[float, float]:
-    """The least and the largest F - e^{-μ²/2} ln(1/δ) by Simpson's rule, over μ and δ."""
-    low, high = 0.0, 0.0
-    y = np.linspace(0, 40, 8_001)
-    for mu in (*np.linspace(0, 5, 51), *np.linspace(1.82, 1.92, 11)):
-        time = integrate.cumulative_simpson(
-            np.exp(-(mu**2) * np.expm1(-y) ** 2 / 2), x=y, initial=0.0
-        )
-        excess = time - np.exp(-(mu**2) / 2) * y
-        low, high = min(low, float(np.min(excess))), max(high, float(np.max(excess)))
-    return low, high
+@claim("lemma7", lambda: 1.0, _lemma7_at)
+@claim("lemma7-sharp", nonlinear.lemma7_bound, _lemma7_at, sharp=1e-6)
+def _lemma7(formula: Formula, rng: Generator, sharp: float = 0.0) -> ClaimMeasurement:
+    y = np.linspace(0, 8, 80_001)
+    total = integrate.cumulative_simpson(np.exp(y**2 / 2), x=y, initial=0.0)
+    return _bounded(formula(), float(np.max(np.exp(-(y**2) / 2) * total)), sharp)
 
 
 def _offset(y: float, mu: float) -> float:
@@ -82,23 +75,19 @@ def _offset_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm4", printed.offset_bound, _offset_at)
-def _offset_bound(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    low, high = _offsets()
-    return _below(formula(), max(high, formula() - low if low < -1e-9 else 0.0))
-
-
-def _largest_lambda(smallest: float, others: Any) -> float:
-    """The largest |λ_jk| of Eqn 7 along the ODE of y = ln 1/δ, for 1.872 and other μ."""
-    mu = np.array([smallest, 1.872, *others])
-    path = solve(
-        lambda y: np.exp(mu**2 * np.expm1(-y) ** 2 / 2),
-        np.zeros(mu.size),
-        np.linspace(0.1, 8, 80),
-        method="Radau",
-        rtol=1e-9,
-        atol=1e-10,
-    )
-    return float(np.max(np.ptp(np.exp(-(mu**2) / 2) * path, axis=1)))
+@claim("thm4-sharp", nonlinear.offset_bound, _offset_at, sharp=2e-5)
+def _offset_bound(formula: Formula, rng: Generator, sharp: float = 0.0) -> ClaimMeasurement:
+    """The least and the largest F - e^{-μ²/2} ln(1/δ) by Simpson's rule, over μ and δ."""
+    low, high = 0.0, 0.0
+    y = np.linspace(0, 40, 8_001)
+    for mu in (*np.linspace(0, 5, 51), *np.linspace(1.82, 1.92, 11)):
+        speed = np.exp(-(mu**2) * np.expm1(-y) ** 2 / 2)
+        time = integrate.cumulative_simpson(speed, x=y, initial=0.0)
+        excess = time - np.exp(-(mu**2) / 2) * y
+        low, high = min(low, float(np.min(excess))), max(high, float(np.max(excess)))
+    if not sharp and low < -1e-9:
+        high = max(high, formula() - low)
+    return _bounded(formula(), high, sharp)
 
 
 @over(size_j=_SIZE, size_k=_SIZE, time=Real(1e-4, 1e6, log=True))
@@ -109,6 +98,24 @@ def _lambda_at(formula: Formula, point: Point) -> ClaimMeasurement:
         for size in (point["size_j"], point["size_k"])
     ]
     return measured(abs(scaled[0] - scaled[1]) - float(formula()), 1e-7 + 1e-13 * max(scaled))
+
+
+@claim("thm4-rates", lambda: np.sqrt(2 * np.pi) + 2, _lambda_at, smallest=0.0, others=6)
+@claim("thm4-rates-sharp", nonlinear.offset_bound, _lambda_at, smallest=1e-3, others=3, sharp=1e-4)
+def _largest_lambda(
+    formula: Formula,
+    rng: Generator,
+    *,
+    smallest: float,
+    others: int,
+    sharp: float = 0.0,
+) -> ClaimMeasurement:
+    """The largest |λ_jk| of Eqn 7 along the ODE of y = ln 1/δ, for 1.872 and other μ."""
+    mu = np.array([smallest, 1.872, *rng.uniform(0, 3, size=others)])
+    options = {"method": "Radau", "rtol": 1e-9, "atol": 1e-10}
+    t = np.linspace(0.1, 8, 80)
+    path = solve(lambda y: np.exp(mu**2 * np.expm1(-y) ** 2 / 2), np.zeros(mu.size), t, **options)
+    return _bounded(formula(), float(np.max(np.ptp(np.exp(-(mu**2) / 2) * path, axis=1))), sharp)
 
 
 def _leading_time(log_residual: Any, mu: Any) -> Any:
@@ -125,7 +132,7 @@ def _leading_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm4-leading", _leading_time, _leading_at, printed=printed.leading_time)
-def _leading(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _leading(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Is F minus its leading term bounded by √(π/2)+1 down to δ = 1e-300?"""
     errors = [0.0]
     with mpmath.workdps(20):
@@ -162,7 +169,7 @@ def _settled_at(formula: Formula, point: Point) -> ClaimMeasurement:
 @claim(
     "thm4-threshold", nonlinear.settled_threshold, _settled_at, printed=printed.settled_threshold
 )
-def _settled(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _settled(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Ten times |Λ| of Eqn 7 where ln δ_k is ten times the threshold: 1 for the worst μ_k.
 
     The worst pair is μ_k = 1.872 with μ_j → 0, whose ln δ_j is -t; for other μ_k it lies between
@@ -182,7 +189,8 @@ def _settled(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return measured(errors, 1e-4)
 
 
-def _exp_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm4-linear")
+def _exp_rates(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The same formula where attention is exponential."""
     mu = rng.uniform(0.5, 3, size=4)
     late = np.log(np.maximum(1 - flow(mu, np.array([4.0]))[0] / mu, 1e-12))
@@ -209,8 +217,8 @@ def _logistic_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured([off, abs(ends[1] - ends[0] + 1)], 1e-6)
 
 
-@claim("thm4-linear", nonlinear.linear_attention_residual, _logistic_at, without=_exp_rates)
-def _logistic(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("thm4-linear", nonlinear.linear_attention_residual, _logistic_at)
+def _logistic(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Log residual of v̇ = (μ - v) v against the ODE, and its rate against μ late on."""
     mu = rng.uniform(0.5, 3, size=4)
     t = np.array([1.0, 4.0])
@@ -218,26 +226,3 @@ def _logistic(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     late = formula(mu, np.array([200.0]), initial=0.05)[0] / -(mu * 200)
     ode = difference(formula(mu, t, initial=0.05), np.log(1 - path / mu))
     return measured([ode, difference(late, 1) - 0.1], 1e-7)
-
-
-claim("lemma6", lambda: np.sqrt(0.5), _lemma6_at)(
-    lambda formula, rng: _below(formula(), _lemma6_peak())
-)
-claim("lemma6-sharp", nonlinear.lemma6_bound, _lemma6_at)(
-    lambda formula, rng: measured(difference(formula(), _lemma6_peak()), 1e-06)
-)
-claim("lemma7", lambda: 1.0, _lemma7_at)(lambda formula, rng: _below(formula(), _lemma7_peak()))
-claim("lemma7-sharp", nonlinear.lemma7_bound, _lemma7_at)(
-    lambda formula, rng: measured(difference(formula(), _lemma7_peak()), 1e-06)
-)
-claim("thm4-sharp", nonlinear.offset_bound, _offset_at)(
-    lambda formula, rng: measured(difference(formula(), _offsets()[1]), 2e-05)
-)
-claim("thm4-rates", lambda: np.sqrt(2 * np.pi) + 2, _lambda_at)(
-    lambda formula, rng: _below(formula(), _largest_lambda(0.0, rng.uniform(0, 3, size=6)))
-)
-claim("thm4-rates-sharp", nonlinear.offset_bound, _lambda_at)(
-    lambda formula, rng: measured(
-        difference(formula(), _largest_lambda(0.001, rng.uniform(0, 3, size=3))), 0.0001
-    )
-)

@@ -140,18 +140,12 @@ class Choice:
         return self.draw(generator) if generator.random() < 0.5 else value
 
 
-@dataclass(frozen=True)
-class Seed:
+class Seed(Choice):
     """The seed of random parts that a measure draws, such as a tree."""
 
     def draw(self, generator: Generator) -> int:
         """Return a seed."""
         return int(generator.integers(2**32))
-
-    def change(self, value: int, generator: Generator, size: float) -> int:
-        """Return another seed, now and then."""
-        del size
-        return self.draw(generator) if generator.random() < 0.5 else value
 
 
 @dataclass(frozen=True)

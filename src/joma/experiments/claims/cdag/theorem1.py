@@ -1,18 +1,18 @@
-"""The backward pass and Theorem 1: the sign of corr(z_β, g_{j→k})."""
+"""The backward pass and Theorem 1: the sign of corr(z_β, g_{j→k}), and its recursion."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 
 import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, Search, claim, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, Search, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Seed, Simplex, Vector
 from joma.theory import as_printed, cdag
+from joma.theory.cdag import LEAKY_RELU, corr, recursion_bound
 
 NONLINEARITIES = {
     "linear": cdag.LINEAR,
@@ -78,7 +78,7 @@ def _backward_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("cdag-backward", _backward, _backward_at)
-def _finite_differences(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _finite_differences(formula: Formula, rng: Generator) -> ClaimMeasurement:
     network = cdag.CDAG.layered(
         (3, 4, 3, 2), (cdag.TANH, cdag.SIGMOID, cdag.LINEAR), rng, scale=1.5
     )
@@ -122,24 +122,6 @@ def small_angle_bound(theta_1: Array, theta_2: Array, theta_3: Array) -> Array:
     return np.cos(theta_1 + theta_2 + theta_3) * np.cos(theta_1 + theta_3)
 
 
-def _random_signals(
-    formula: Formula, rng: np.random.Generator, *, gradient_rule: bool
-) -> ClaimMeasurement:
-    """The share of signals that break the bound, and of small angles at which it says nothing."""
-    failed = total = 0
-    for dimension in (2, 3, 4, 5):
-        cases = cdag.random_cases(20_000, dimension, 0.1, rng)
-        bound = formula(*cases.angles)
-        weight = cdag.corr(cases.f, cases.delta)
-        if not gradient_rule:
-            weight = rng.choice([-1.0, 1.0], weight.shape)
-        # In the plane the bound is often attained, up to rounding of arccos near 0.
-        failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
-        total += bound.size
-    small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
-    return ClaimMeasurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
-
-
 @over(vectors=Matrix(Real(-1.0, 1.0), Integer(4, 4), Integer(2, 6)))
 def _signals_at(formula: Formula, point: Point) -> ClaimMeasurement:
     vectors = point["vectors"]
@@ -154,6 +136,30 @@ def _signals_at(formula: Formula, point: Point) -> ClaimMeasurement:
     bound = float(formula(first, second, min(third, np.pi - third)))
     # arccos near 0 and π has half the digits of its argument.
     return ClaimMeasurement(bound - float((f @ delta) * (z_beta @ delta)), 1e-7)
+
+
+@claim(
+    "cdag-theorem-1",
+    cdag.correlation_bound,
+    _signals_at,
+    printed=as_printed.correlation_bound,
+    gradient_rule=True,
+)
+@without("cdag-theorem-1", gradient_rule=False)
+def _random_signals(formula: Formula, rng: Generator, *, gradient_rule: bool) -> ClaimMeasurement:
+    """The share of signals that break the bound, and of small angles at which it says nothing."""
+    failed = total = 0
+    for dimension in (2, 3, 4, 5):
+        cases = cdag.random_cases(20_000, dimension, 0.1, rng)
+        bound = formula(*cases.angles)
+        weight = cdag.corr(cases.f, cases.delta)
+        if not gradient_rule:
+            weight = rng.choice([-1.0, 1.0], weight.shape)
+        # In the plane the bound is often attained, up to rounding of arccos near 0.
+        failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
+        total += bound.size
+    small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
+    return ClaimMeasurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
 
 
 def _components(theta_1: float, theta_3: float, azimuths: Array) -> tuple[Array, Array]:
@@ -183,14 +189,6 @@ def _tight_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-4)
 
 
-def _small_angles(formula: Formula, rng: np.random.Generator, *, within: bool) -> ClaimMeasurement:
-    shares = rng.dirichlet(np.ones(3), 20)
-    # Where the angles' sum stays below a right angle, or from there to three of them.
-    low, high = (0.0, np.pi / 2) if within else (np.pi / 2, 3 * np.pi / 2)
-    cases = shares * rng.uniform(low, high, (20, 1))
-    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-9)
-
-
 @over(shares=Simplex(Integer(3, 3), zeros=True), sum=Real(0.0, np.pi / 2))
 def _small_angles_at(formula: Formula, point: Point) -> ClaimMeasurement:
     angles = point["shares"] * point["sum"]
@@ -198,7 +196,18 @@ def _small_angles_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-7)
 
 
-def _near_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("cdag-theorem-1-angles", small_angle_bound, _small_angles_at, within=True)
+@without("cdag-theorem-1-angles", within=False)
+def _small_angles(formula: Formula, rng: Generator, *, within: bool) -> ClaimMeasurement:
+    shares = rng.dirichlet(np.ones(3), 20)
+    # Where the angles' sum stays below a right angle, or from there to three of them.
+    low, high = (0.0, np.pi / 2) if within else (np.pi / 2, 3 * np.pi / 2)
+    cases = shares * rng.uniform(low, high, (20, 1))
+    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-9)
+
+
+@without("cdag-theorem-1-input")
+def _near_an_input(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The same where f_k is only correlated with z_β."""
     z_beta, g, other = rng.standard_normal((3, 50))
     return _at_an_input_of(formula, z_beta, g, z_beta + other)
@@ -214,13 +223,8 @@ def _at_an_input_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return _at_an_input_of(formula, z_beta, g, z_beta)
 
 
-@claim(
-    "cdag-theorem-1-input",
-    lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2,
-    _at_an_input_at,
-    without=_near_an_input,
-)
-def _at_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("cdag-theorem-1-input", lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2, _at_an_input_at)
+def _at_an_input(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """A node of one input, which is the latent itself, through its backward pass."""
     z_beta, g = rng.standard_normal((2, 50))
     return _at_an_input_of(formula, z_beta, g, z_beta)
@@ -246,21 +250,69 @@ _ANGLE = Real(0.0, np.pi, special=(0.0, np.pi / 2, np.pi))
     cdag.correlation_bound,
     Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
 )
-def _least_arrangement(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _least_arrangement(formula: Formula, rng: Generator) -> ClaimMeasurement:
     cases = rng.uniform(0, np.pi, (40, 3))
     return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-4)
 
 
-claim(
-    "cdag-theorem-1",
-    cdag.correlation_bound,
-    _signals_at,
-    printed=as_printed.correlation_bound,
-    without=partial(_random_signals, gradient_rule=False),
-)(partial(_random_signals, gradient_rule=True))
-claim(
-    "cdag-theorem-1-angles",
-    small_angle_bound,
-    _small_angles_at,
-    without=partial(_small_angles, within=False),
-)(partial(_small_angles, within=True))
+_PATTERNS = {n: np.array(list(product((-1.0, 1.0), repeat=n))) for n in range(1, 9)}
+
+
+def _least_of_patterns(z: Array, g: Array) -> float:
+    """The least corr(z_β, σ′_k g_k) over all patterns of a leaky ReLU with corr(z_β, f_k) > 0."""
+    patterns = _PATTERNS[len(z)]
+    # Large where it helps corr(z_β, f_k) > 0 and small where it hurts: any pattern that can
+    # satisfy the premise does.
+    pre_activation = patterns * np.where(patterns * z > 0, 1.0, 1e-3)
+    allowed = corr(LEAKY_RELU.value(pre_activation), z) > 0
+    return float(np.min(corr(z, LEAKY_RELU.derivative(pre_activation[allowed]) * g)))
+
+
+@over(
+    z=Vector(Real(-1.0, 1.0, special=(0.0,)), Integer(1, 12)),
+    g=Vector(Real(-1.0, 1.0, special=(0.0,)), Integer(1, 12)),
+    share=Vector(Real(0.0, 1.0), Integer(1, 12)),
+    slope=Real(0.0, 2.0, special=(0.0, 1.0)),
+    other_slope=Real(0.0, 2.0, special=(0.0, 1.0)),
+)
+def _slopes_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """Any slopes within the range, any signals."""
+    z = point["z"]
+    g, share = np.resize(point["g"], len(z)), np.resize(point["share"], len(z))
+    low, high = sorted((point["slope"], point["other_slope"]))
+    slopes = low + share * (high - low)
+    bound = float(formula(z, g, low, high))
+    size = high * float(np.sum(np.abs(z * g)))
+    return ClaimMeasurement(bound - float(z @ (slopes * g)), 1e-12 * size + 1e-300)
+
+
+@over(z=Vector(Real(-1.0, 1.0), Integer(1, 8)), g=Vector(Real(-1.0, 1.0), Integer(1, 8)))
+def _patterns_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    g = point["g"].copy()
+    g[0] = -abs(g[0])
+    z = np.where(np.resize(point["z"], len(g)) < 0, -1.0, 1.0)
+    if g[0] == 0 or float(z @ g) <= 0:
+        raise JomaError("g must be negative somewhere and correlate with z")
+    return ClaimMeasurement(
+        abs(float(formula(z, g, 0.1, 1.0)) - _least_of_patterns(z, g)),
+        1e-12 * float(np.sum(np.abs(g))),
+    )
+
+
+@claim("cdag-recursion-attained", recursion_bound, _patterns_at, attained=True)
+@claim("cdag-recursion", recursion_bound, _slopes_at, attained=False)
+@without("cdag-recursion-attained", attained=True, negative=False)
+def _slope_patterns(
+    formula: Formula, rng: Generator, *, attained: bool, negative: bool = True
+) -> ClaimMeasurement:
+    errors = [0.0]
+    for _ in range(20):
+        z = rng.choice([-1.0, 1.0], 8)
+        g = rng.standard_normal(8)
+        # Were g nowhere negative, the worst pattern would contradict corr(z_β, f_k) > 0.
+        g = np.where(np.arange(8) == 0, -np.abs(g), g) if negative else np.abs(g)
+        if corr(z, g) <= 0:
+            z = -z
+        excess = float(formula(z, g, 0.1, 1.0)) - _least_of_patterns(z, g)
+        errors.append(abs(excess) if attained else excess)
+    return measured(errors, 1e-12)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, claim, over
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over
 from joma.experiments.claims.critical.rest_points import PAIR, UNDECIDED, pair_of, rest_point
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, largest_error, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import Choice, Integer, Real, Vector
 from joma.theory import clusters
@@ -36,7 +36,7 @@ def _laplace_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm3-laplace", lambda distance, width: float(np.exp(distance / width)), _laplace_at)
-def _laplace(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _laplace(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """v̇ and ξ̇ at several places below zero, by quadrature, at the ratio predicted."""
     places = -rng.uniform(0.1, 4, size=3)
     errors = [_laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3) for s in places]
@@ -67,7 +67,7 @@ def _fixed_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm3-fixed-bias", clusters.fixed_bias_ratio, _fixed_bias_at)
-def _fixed_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _fixed_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """v̇ at fixed ξ by quadrature, for clusters of Gaussian shape that cannot rest otherwise."""
     places = zip(rng.uniform(-2, 2, 4), rng.uniform(0.5, 3, 4), strict=True)
     shapes = ((Gaussian(), Gaussian()), (Logistic(), Scaled(Logistic(), 2.0)))
@@ -121,7 +121,7 @@ def _line_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm3-line", clusters.resting_gradients, _line_at)
-def _line(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _line(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Three Gaussians in a row with every choice of signs, and five of unequal width."""
     cases = []
     for signs in ([1.0, -1, -1], [-1.0, 1, -1], [-1.0, -1, 1], [1.0, -1, 1]):
@@ -165,7 +165,7 @@ def _signs_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("a4-signs", clusters.straddles, _signs_at)
-def _signs(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _signs(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Whether rest points have s₊ > 0 > s₋, as a formula says."""
     cases = [(3.0, 0.5), (3.0, 1.0), (3.0, 4.0), (10.0, 4.0), (10.0, 8.0), (1.5, 0.1), (1.5, 2.0)]
     wrong = [formula(StudentT(df), d) != _straddles(StudentT(df), d) for df, d in cases]

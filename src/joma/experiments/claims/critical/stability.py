@@ -2,14 +2,13 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, Search, claim, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, Search, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Vector
 from joma.theory import as_printed as printed
@@ -101,16 +100,8 @@ def _at(point: Point) -> _Rest:
     return _Rest(family, point["distance"], negative, *where)
 
 
-def _at_all_rests(
-    error: Callable[[Formula, _Rest], float], formula: Formula, rng: np.random.Generator
-) -> ClaimMeasurement:
-    return measured([error(formula, rest) for rest in _all_rests()], 1e-7)
-
-
-def _at_one_rest(
-    error: Callable[[Formula, _Rest], float], formula: Formula, point: Point
-) -> ClaimMeasurement:
-    return ClaimMeasurement(error(formula, _at(point)), 1e-6)
+def _search(error: Callable[[Formula, _Rest], float]) -> Search:
+    return Search(_SMOOTH, lambda formula, at: ClaimMeasurement(error(formula, _at(at)), 1e-6))
 
 
 def _jacobian_error(formula: Formula, rest: _Rest) -> float:
@@ -121,7 +112,8 @@ def _jacobian_error(formula: Formula, rest: _Rest) -> float:
     )
 
 
-def _jacobian_with_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm3-jacobian")
+def _jacobian_with_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Distance of the predicted longitudinal eigenvalue from those of the flow in v and ξ."""
     rest = _all_rests()[0]
     predicted = formula(rest.positive, rest.point, positive_gradient=1.3, length=1.7).longitudinal
@@ -157,11 +149,33 @@ def _stability_at(formula: Formula, rest: _Rest) -> ClaimMeasurement:
 
 
 @claim(
+    "thm3-jacobian",
+    clusters.jacobian,
+    _search(_jacobian_error),
+    printed=printed.jacobian,
+    error=_jacobian_error,
+)
+@claim(
+    "thm3-ray",
+    lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
+    _search(_ray_error),
+    error=_ray_error,
+)
+@claim(
+    "thm3-eigenvalues", clusters.eigenvalues, _search(_eigenvalue_error), error=_eigenvalue_error
+)
+def _at_all_rests(
+    formula: Formula, rng: Generator, *, error: Callable[[Formula, _Rest], float]
+) -> ClaimMeasurement:
+    return measured([error(formula, rest) for rest in _all_rests()], 1e-7)
+
+
+@claim(
     "thm3-stability",
     clusters.is_stable,
     Search(_SMOOTH, lambda formula, point: _stability_at(formula, _at(point))),
 )
-def _stability(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _stability(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
     wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
     return measured(np.mean(wrong), 0.0)
@@ -179,7 +193,7 @@ SCENE: dict[str, Any] = {
 """Any number of smooth clusters of one family, and any node."""
 
 
-def random_scenes(rng: np.random.Generator, count: int, bias: float) -> Iterator[Point]:
+def random_scenes(rng: Generator, count: int, bias: float) -> Iterator[Point]:
     """Yield random points of `SCENE` in three dimensions, with so many clusters."""
     for family in ("gaussian", "logistic"):
         values = {"family": family, "bias": bias, "means": rng.normal(size=(count, 3))}
@@ -203,25 +217,6 @@ def _full_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm3-full-jacobian", clusters.full_jacobian, _full_at)
-def _full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _full(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Five clusters of unequal width in three dimensions, at any node, also not at rest."""
     return measured([_full_at(formula, one).error for one in random_scenes(rng, 5, 0.4)], 1e-7)
-
-
-claim(
-    "thm3-jacobian",
-    clusters.jacobian,
-    Search(_SMOOTH, partial(_at_one_rest, _jacobian_error)),
-    printed=printed.jacobian,
-    without=_jacobian_with_bias,
-)(partial(_at_all_rests, _jacobian_error))
-claim(
-    "thm3-ray",
-    lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
-    Search(_SMOOTH, partial(_at_one_rest, _ray_error)),
-)(partial(_at_all_rests, _ray_error))
-claim(
-    "thm3-eigenvalues",
-    clusters.eigenvalues,
-    Search(_SMOOTH, partial(_at_one_rest, _eigenvalue_error)),
-)(partial(_at_all_rests, _eigenvalue_error))

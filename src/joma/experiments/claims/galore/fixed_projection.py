@@ -4,9 +4,9 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, claim, over
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
 from joma.experiments.claims.galore import problems
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.search import Choice, Real
 from joma.theory import galore
 
@@ -22,7 +22,8 @@ def _excess(
     return float(np.max(ratios) - factor)
 
 
-def _neither_fixed_nor_slow(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("galore-fixed-projection")
+def _neither_fixed_nor_slow(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The smaller excess of two runs: P, Q renewed, and a step a tenth above its limit."""
     problem, step = problems.random_problem(3, 6, 5, rng)
     start = np.zeros((6, 5))
@@ -52,13 +53,8 @@ def _fixed_projection_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(excess) if point["terms"] == 1 else excess, 1e-11)
 
 
-@claim(
-    "galore-fixed-projection",
-    galore.contraction_rate,
-    _fixed_projection_at,
-    without=_neither_fixed_nor_slow,
-)
-def _fixed_projection(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("galore-fixed-projection", galore.contraction_rate, _fixed_projection_at)
+def _fixed_projection(formula: Formula, rng: Generator) -> ClaimMeasurement:
     worst = 0.0
     # With one term the slowest steps come to attain the bound, with three they need not.
     for terms, steps in ((1, 500), (3, 50)):
@@ -69,7 +65,8 @@ def _fixed_projection(formula: Formula, rng: np.random.Generator) -> ClaimMeasur
     return ClaimMeasurement(worst, 1e-8)
 
 
-def _nothing_shared(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("galore-rate-attained")
+def _nothing_shared(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """B = diag(1, 2), diag(2, 1) and C = 1: M is 2, and every R contracts at the rate 3."""
     b, c = np.stack([np.diag([1.0, 2.0]), np.diag([2.0, 1.0])]), np.stack([np.eye(2)] * 2)
     start = rng.standard_normal((2, 2))
@@ -112,8 +109,8 @@ def attained_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(over) if shared else over + distance, 1e-11)
 
 
-@claim("galore-rate-attained", galore.contraction_rate, attained_rate_at, without=_nothing_shared)
-def _attained_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("galore-rate-attained", galore.contraction_rate, attained_rate_at)
+def _attained_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
     # Coefficients with common eigenvectors in one order, started at the least: nothing is lost.
     left, right = problems.orthonormal(6, 6, rng), problems.orthonormal(5, 5, rng)
     spectra_b, spectra_c = (np.sort(rng.uniform(0.2, 2, (3, size)), axis=1) for size in (6, 5))
@@ -132,7 +129,7 @@ def _attained_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
     return measured(slack, 1e-12)
 
 
-def _turn_others(matrices: Array, vectors: Array, rng: np.random.Generator) -> Array:
+def _turn_others(matrices: Array, vectors: Array, rng: Generator) -> Array:
     """Turn all but the first of the common eigenvectors, differently in each matrix."""
     size = len(vectors)
     turned = []
@@ -164,7 +161,7 @@ def _largest_step_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("galore-step-limit", galore.step_limit, _largest_step_at)
-def _largest_step(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _largest_step(formula: Formula, rng: Generator) -> ClaimMeasurement:
     worst = 0.0
     for terms in (1, 2, 3):
         problem, _ = problems.random_problem(terms, 5, 4, rng)

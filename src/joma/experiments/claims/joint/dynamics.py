@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim
+from joma.experiments.claims.measurement import ClaimMeasurement, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point
 from joma.experiments.claims.reference.ode import five_point
@@ -64,7 +64,7 @@ def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("eqn2", velocity, _gradient_at)
-def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _gradient(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Differences of the objective in w: every attention and activation, labels, embeddings."""
     data = (
         {"drive": "gradient", "embeddings": "orthonormal"},
@@ -104,6 +104,6 @@ def _stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("assumption1-rate", stationarity.rate, _stationarity_at)
-def _stationarity(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _stationarity(formula: Formula, rng: Generator) -> ClaimMeasurement:
     points = (random_point(rng, queries=2, attention=one) for one in _ATTENTIONS)
     return largest_error(_stationarity_at(formula, point) for point in points)

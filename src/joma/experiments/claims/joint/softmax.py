@@ -1,14 +1,13 @@
 """Theorem 1 for softmax attention: Eqns 17 and 18, the law with memory and its gap."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Point, claim, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_point
 from joma.experiments.claims.search import Choice, Integer, Real, Seed
@@ -21,26 +20,6 @@ _OVER_PATHS = reference.over_blocks("queries", reach=Real(1e-3, 4.0, log=True))
 
 def _mean_scores(setting: reference.Setting) -> Any:
     return np.asarray(setting.samples.probability) @ reference.attention_scores(setting)
-
-
-def _eqn_18(formula: Formula, rng: np.random.Generator, *, alike: bool) -> ClaimMeasurement:
-    """How far the order of the error in the motion of z falls short of two.
-
-    If the samples are not alike, the covariance counts.
-    """
-    draw = int(rng.integers(2**32))
-    motions, errors = [], []
-    for eta_z in (0.01, 0.02, 0.04, 0.08):
-        point = random_point(rng, draw=draw, alike=alike, eta_z=eta_z, eta_w=1.0)
-        setting = reference.draw_setting(point, "softmax")
-        path = simulate(setting.block, setting.samples, [0.0, 2.0], initial=setting.state)
-        mean = _mean_scores(setting)
-        estimate = formula(setting.block, path.v, mean)
-        actual = path.z[1] - path.z[0]
-        motions.append(np.max(np.abs(actual)))
-        errors.append(np.max(np.abs(estimate[1] - estimate[0] - actual)))
-    order = np.polyfit(np.log(motions), np.log(errors), 1)[0]
-    return measured(max(2 - order, 0.0), 0.1)
 
 
 @_OVER_PATHS
@@ -63,6 +42,28 @@ def _eqn_18_at(formula: Formula, point: Point) -> ClaimMeasurement:
     bound = factor * moved * way[:, None]
     size = np.max(np.abs(estimate)) + np.max(np.abs(path.z)) + factor * np.max(half)
     return measured(error / (1.001 * bound + 1e-6 * size), 1.0)
+
+
+@claim("thm1-softmax", invariants.softmax_logits, _eqn_18_at, alike=True)
+@without("thm1-softmax", alike=False)
+def _eqn_18(formula: Formula, rng: Generator, *, alike: bool) -> ClaimMeasurement:
+    """How far the order of the error in the motion of z falls short of two.
+
+    If the samples are not alike, the covariance counts.
+    """
+    draw = int(rng.integers(2**32))
+    motions, errors = [], []
+    for eta_z in (0.01, 0.02, 0.04, 0.08):
+        point = random_point(rng, draw=draw, alike=alike, eta_z=eta_z, eta_w=1.0)
+        setting = reference.draw_setting(point, "softmax")
+        path = simulate(setting.block, setting.samples, [0.0, 2.0], initial=setting.state)
+        mean = _mean_scores(setting)
+        estimate = formula(setting.block, path.v, mean)
+        actual = path.z[1] - path.z[0]
+        motions.append(np.max(np.abs(actual)))
+        errors.append(np.max(np.abs(estimate[1] - estimate[0] - actual)))
+    order = np.polyfit(np.log(motions), np.log(errors), 1)[0]
+    return measured(max(2 - order, 0.0), 0.1)
 
 
 def _condition_with_weights(pull: Any, b: Any, v: Any) -> bool:
@@ -110,7 +111,7 @@ def _softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     _softmax_condition_at,
     printed=_condition_as_printed,
 )
-def _softmax_condition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _softmax_condition(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Does the condition tell where Eqn 17, the rate of z from the rates of v, holds?"""
     sizes = {"samples": 7, "tokens": 5}
     cases = (
@@ -129,7 +130,7 @@ def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm1-softmax-rate", memory.covariance, _softmax_rate_at)
-def _softmax_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _softmax_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
     drives = ("gradient", "labels")
     return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
 
@@ -157,17 +158,19 @@ def _remembered(
     return path, (4 * fine[::2] - coarse) / 3
 
 
-def _memory(formula: Formula, rng: np.random.Generator, *, alike: bool) -> ClaimMeasurement:
-    drives = ("gradient", "labels")
-    points = (random_point(rng, drive=one, reach=2.0, alike=alike) for one in drives)
-    return largest_error(_memory_of(formula, point, alike=alike) for point in points)
-
-
 def _memory_of(formula: Formula, point: Point, *, alike: bool = True) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "softmax", queries=1, alike=alike)
     path, predicted = _remembered(formula, setting, point["reach"], 5 + int(5 * point["reach"]))
     tolerance = (1 + point["reach"]) * _motion(path) + _rounding(path)
     return measured(np.abs(predicted - path.z[::2]), tolerance)
+
+
+@claim("thm1-softmax-memory", memory.logits, _OVER_PATHS(_memory_of), alike=True)
+@without("thm1-softmax-memory", alike=False)
+def _memory(formula: Formula, rng: Generator, *, alike: bool) -> ClaimMeasurement:
+    drives = ("gradient", "labels")
+    points = (random_point(rng, drive=one, reach=2.0, alike=alike) for one in drives)
+    return largest_error(_memory_of(formula, point, alike=alike) for point in points)
 
 
 def _motion(path: Trajectory) -> float:
@@ -208,7 +211,7 @@ def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm1-softmax-gap", memory.gap_bound, _gap_at)
-def _gap(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _gap(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """By how much z leaves the bound; and how far below it stays where the path is short."""
     points = (random_point(rng, drive=drive, reach=2.0) for drive in ("gradient", "labels"))
     worst = max(_gap_at(formula, point).error - 1 for point in points)
@@ -217,17 +220,3 @@ def _gap(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     )
     attained = np.linalg.norm(predicted[-1] - path.z[-1]) / formula(path)[-1]
     return measured(max(worst, abs(1 - attained)), 0.01)
-
-
-claim(
-    "thm1-softmax",
-    invariants.softmax_logits,
-    _eqn_18_at,
-    without=partial(_eqn_18, alike=False),
-)(partial(_eqn_18, alike=True))
-claim(
-    "thm1-softmax-memory",
-    memory.logits,
-    _OVER_PATHS(_memory_of),
-    without=partial(_memory, alike=False),
-)(partial(_memory, alike=True))

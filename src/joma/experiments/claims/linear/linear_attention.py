@@ -3,9 +3,9 @@
 import numpy as np
 from scipy import linalg
 
-from joma.experiments.claims.claim import Point, claim, over
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over
 from joma.experiments.claims.linear.theorem2 import ANY_RATES, DELTA, LOGITS, RATES, one_node
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, relative
+from joma.experiments.claims.measurement import ClaimMeasurement, measured, relative
 from joma.experiments.claims.search import Real
 from joma.theory import linear
 from joma.theory.block import Block, simulate
@@ -29,7 +29,7 @@ def _against_exponential(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("linear-attention", linear.linear_attention, _against_exponential)
-def _against_block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _against_block(formula: Formula, rng: Generator) -> ClaimMeasurement:
     samples, delta = one_node(rng)
     logits = rng.normal(size=5)
     t = np.linspace(0, 2, 4)

@@ -8,8 +8,8 @@ import numpy as np
 from scipy import integrate
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, claim, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, relative
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured, relative
 from joma.experiments.claims.reference.eqn3 import distance, log_own_time
 from joma.experiments.claims.reference.ode import follow, solve
 from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Vector
@@ -27,7 +27,7 @@ RATE = Real(0.03, 30, log=True, special=(1.0,))
 ANY_RATES: dict[str, Any] = {"eta_w": RATE, "eta_z": RATE, "tau": RATE}
 
 
-def one_node(rng: np.random.Generator) -> tuple[Samples, Any]:
+def one_node(rng: Generator) -> tuple[Samples, Any]:
     """Return samples for one hidden node, and their saliency Δ = E[g x]."""
     x = rng.dirichlet(np.ones(5), size=30)
     g = rng.normal(size=30) + np.linspace(0, 3, 30)
@@ -92,7 +92,7 @@ def _block_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("eqn3", _by_unit_rates, _block_at)
-def _block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _block(formula: Formula, rng: Generator) -> ClaimMeasurement:
     samples, delta = one_node(rng)
     v0, z0 = 0.3 * rng.normal(size=5), 0.3 * rng.normal(size=5)
     t = np.linspace(0, 1.0, 5)
@@ -104,7 +104,8 @@ def _block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
 # Theorem 2: the ratio that all tokens share, on the block and on the reduced softmax equation.
 
 
-def _ratio_from_any_start(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm2")
+def _ratio_from_any_start(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return _spread_on_block(formula, *one_node(rng), 0.2 * rng.normal(size=5))
 
 
@@ -132,18 +133,13 @@ def _ratio_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(_spread(formula(delta, _along(delta, point["left"]))), 1e-7)
 
 
-@claim(
-    "thm2",
-    linear.conserved_ratio,
-    _ratio_at,
-    printed=printed.conserved_ratio,
-    without=_ratio_from_any_start,
-)
-def _ratio(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("thm2", linear.conserved_ratio, _ratio_at, printed=printed.conserved_ratio)
+def _ratio(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return _spread_on_block(formula, *one_node(rng), np.zeros(5))
 
 
-def _softmax_block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm2-softmax")
+def _softmax_block(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """A softmax block whose A and b̄ do stay equal: every sample is one token, so v = Δt."""
     samples = Samples(np.eye(5), gradient=np.array([0.5, 0.8, 1.0, 1.2, 1.5]))
     path = simulate(Block("softmax", "linear"), samples, [0.0, 5.0])
@@ -158,14 +154,8 @@ def _softmax_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(_spread(formula(delta, v)), 1e-7)
 
 
-@claim(
-    "thm2-softmax",
-    linear.conserved_ratio,
-    _softmax_at,
-    printed=printed.conserved_ratio,
-    without=_softmax_block,
-)
-def _softmax(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("thm2-softmax", linear.conserved_ratio, _softmax_at, printed=printed.conserved_ratio)
+def _softmax(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The ratios on v̇ = Δ exp((v² - ‖v‖² b̄)/2), the reduced softmax flow with equal b̄."""
     delta = rng.uniform(0.3, 1.5, 5)
     flow = solve(
@@ -225,7 +215,7 @@ def _closed_form_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm2-closed-form", linear.weights, _closed_form_at)
-def _near_blowup(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _near_blowup(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """How far the answer is from satisfying ∫ e^{-u²/2} du = Δ eᶜ t/A, in 40 digits."""
     errors = []
     with mpmath.workdps(40):
@@ -245,7 +235,8 @@ def _near_blowup(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement
     return measured(errors, 1e-9)
 
 
-def _time_without_constants(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm2-blowup")
+def _time_without_constants(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The time at which |v| = 6 where A grows as softmax's does, and where the gradient fades."""
     delta = np.array([rng.uniform(0.5, 1.5)])
     predicted = float(formula(delta)[0])
@@ -272,8 +263,8 @@ def _time_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1e-14)
 
 
-@claim("thm2-blowup", linear.blowup_time, _time_at, without=_time_without_constants)
-def _time(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("thm2-blowup", linear.blowup_time, _time_at)
+def _time(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """∫ dv/v̇ from v(0) to infinity, by quadrature."""
     delta, start, offset = rng.uniform(0.3, 2, 4), rng.normal(size=4), rng.normal(size=4)
     delta = delta * rng.choice([-1, 1], 4)
@@ -325,20 +316,16 @@ def _winner_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm2-own-time", linear.winner, _winner_at)
-def _who_wins_from_any_start(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm2-winner")
+def _who_wins_from_any_start(formula: Formula, rng: Generator) -> ClaimMeasurement:
     cases = [(np.array([1.0, 0.8]), np.array([0.0, 0.6]))]
     cases += [(np.array([-1.0, 0.9]), np.array([0.5, 0.5]))]
     cases += [(rng.normal(size=4), 2 * rng.normal(size=4)) for _ in range(300)]
     return _first_to_six(formula, cases)
 
 
-@claim(
-    "thm2-winner",
-    lambda delta, *, initial: np.argmax(np.abs(delta)),
-    _winner_from_zero_at,
-    without=_who_wins_from_any_start,
-)
-def _who_wins(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("thm2-winner", lambda delta, *, initial: np.argmax(np.abs(delta)), _winner_from_zero_at)
+def _who_wins(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return _first_to_six(formula, [(rng.normal(size=4), np.zeros(4)) for _ in range(20)])
 
 
@@ -372,7 +359,7 @@ def _losers_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("thm2-losers", linear.limit, _losers_at)
-def _losers(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _losers(formula: Formula, rng: Generator) -> ClaimMeasurement:
     delta = np.array([1.5, *rng.uniform(-1.2, 1.2, 4)])
     end = np.sqrt(np.pi / 2) / 1.5
     at_end = solve(lambda v: delta[1:] * np.exp(v**2 / 2), np.zeros(4), [end])[0]
@@ -409,7 +396,7 @@ def _saliency_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("footnote1", _discriminancy_times_frequency, _saliency_at)
-def _saliency(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _saliency(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The velocity with which the weights of a block leave zero."""
     x = rng.dirichlet(np.ones(4), size=6)
     g = rng.normal(size=6) + 1

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Point, PointMeasure, Search, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, PointMeasure, Search
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference.ode import five_point
 from joma.experiments.claims.search import Choice, Integer, Parameter, Real, Seed
 from joma.theory.block import Block, Samples, State, Trajectory
@@ -158,7 +158,7 @@ def draw_setting(
     )
 
 
-def _columns(embeddings: str, m: int, q: int, rng: np.random.Generator) -> Array:
+def _columns(embeddings: str, m: int, q: int, rng: Generator) -> Array:
     if embeddings == "orthonormal":
         return np.linalg.qr(rng.normal(size=(m + q + 1, m + q)))[0]
     if embeddings == "any":
@@ -354,20 +354,21 @@ def law_sizes(setting: Setting, h: float, *, whole: bool = False) -> Array:
     return 1e-6 * sizes + 1e-13 * (rounding + terms / h) + 1e-300
 
 
-def law_search(*attentions: str, embeddings: str = "orthonormal", **given: Any) -> Search:
+def law_search(first: str, *others: str, embeddings: str = "orthonormal", **given: Any) -> Search:
     """Search for a block in which a law formula(block, v, z) moves.
 
     Args:
-        attentions: One of them is drawn as the parameter `attention` if there are several.
+        first: An attention.
+        others: More of them: then one is drawn as the parameter `attention`.
         embeddings: As in `draw_setting`.
         given: Values that the claim fixes; a callable takes the point's values.
     """
-    drawn = {"attention": Choice(*attentions)} if len(attentions) > 1 else {}
+    drawn = {"attention": Choice(first, *others)} if others else {}
 
     @over_blocks(*given, **drawn)
     def search(formula: Formula, point: Point) -> ClaimMeasurement:
         """How fast the quantity moves, in units of the sums that must cancel in it."""
-        attention = point["attention"] if drawn else attentions[0]
+        attention = point["attention"] if drawn else first
         fixed = {name: it(point.values) if callable(it) else it for name, it in given.items()}
         setting = draw_setting(point, attention, embeddings, **fixed)
 
@@ -384,17 +385,18 @@ def law_search(*attentions: str, embeddings: str = "orthonormal", **given: Any) 
 
 def over_blocks(*left_out: str, **added: Parameter) -> Callable[[PointMeasure], Search]:
     """Turn a measure into a `Search` over `PARAMETERS`, without some and with others."""
-    return over(**{name: it for name, it in PARAMETERS.items() if name not in left_out}, **added)
+    kept = {name: it for name, it in PARAMETERS.items() if name not in left_out}
+    return lambda measure: Search({**kept, **added}, measure)
 
 
-def random_samples(rng: np.random.Generator, *, queries: int = 1, nodes: int = 3) -> Samples:
+def random_samples(rng: Generator, *, queries: int = 1, nodes: int = 3) -> Samples:
     """Return forty samples of six tokens, with random gradients for each node."""
     x = rng.dirichlet(np.ones(6), size=40)
     query = None if queries == 1 else rng.permutation(np.arange(40) % queries)
     return Samples(x, gradient=rng.normal(size=(40, nodes)), query=query)
 
 
-def random_start(samples: Samples, rng: np.random.Generator, logit: float = 0.0) -> State:
+def random_start(samples: Samples, rng: Generator, logit: float = 0.0) -> State:
     """Return a random state for the samples, its logits about a given value."""
     m, k, q = samples.tokens, samples.nodes, samples.queries
     return State(
@@ -404,7 +406,7 @@ def random_start(samples: Samples, rng: np.random.Generator, logit: float = 0.0)
     )
 
 
-def random_point(rng: np.random.Generator, **given: Any) -> Point:
+def random_point(rng: Generator, **given: Any) -> Point:
     """Return a block of moderate size at moderate rates, as a point of a search."""
     sizes = {"tokens": 5, "nodes": 3, "queries": 1, "samples": 9}
     data = {"weights": 0.5, "logits": 0.5, "absent": 0.2, "drive": "gradient"}

@@ -8,10 +8,9 @@ from scipy import integrate
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, claim, over
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
-    Formula,
     largest_error,
     measured,
     smallest_error,
@@ -30,7 +29,8 @@ _UNLIKE = corpora.one_query(
 _DISTINCT = np.array([0.5, 0.3, 0.2])
 
 
-def _relative_gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-relative-gain")
+def _relative_gain_full(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The formula's d ln r/dB, integrated over the B of the full flow."""
     corpus = corpora.random_corpus(rng, 3, 3, 3, mass=0.2)
     t = np.concatenate([[0.0], np.geomspace(0.01, 1e5, 300)])
@@ -76,13 +76,8 @@ def _relative_gain_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(ours - expected) / size, 1e-9)
 
 
-@claim(
-    "scan-snap-relative-gain",
-    scan_snap.relative_gain_rate,
-    _relative_gain_at,
-    without=_relative_gain_full,
-)
-def _relative_gain(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-relative-gain", scan_snap.relative_gain_rate, _relative_gain_at)
+def _relative_gain(formula: Formula, rng: Generator) -> ClaimMeasurement:
     p = rng.dirichlet(np.full(5, 3.0))
     distinct = np.arange(5) > 0
     share, eta_z = 0.4, 1.3
@@ -160,7 +155,8 @@ def _gain_outside(formula: Formula, corpus: ScanSnapCorpus, eta_y: float, t: Any
     return worst
 
 
-def _gain_of_unlike(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-gain-full")
+def _gain_of_unlike(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return ClaimMeasurement(_gain_outside(formula, _UNLIKE, 0.17, [0.0, 1e2, 1e4]), 1e-6)
 
 
@@ -192,10 +188,9 @@ def _gain_full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(worst, 1e-4)
 
 
-@claim(
-    "scan-snap-gain-full", scan_snap.full_log_gain_bounds, _gain_full_at, without=_gain_of_unlike
-)
-def _gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-gain-full", scan_snap.full_log_gain_bounds, _gain_full_at)
+@without("scan-snap-gain-bounds")
+def _gain_full(formula: Formula, rng: Generator) -> ClaimMeasurement:
     errors = []
     t = np.concatenate([[0.0], np.geomspace(0.03, 1e5, 60)])
     for classes, mass in ((3, 0.2), (4, 0.5)):
@@ -205,8 +200,8 @@ def _gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return measured(errors, 1e-6)
 
 
-@claim("scan-snap-gain-bounds", scan_snap.log_gain_bounds, _gain_bounds_at, without=_gain_full)
-def _gain_bounds(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-gain-bounds", scan_snap.log_gain_bounds, _gain_bounds_at)
+def _gain_bounds(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """By how much ln χ leaves the bounds with g = γf imposed, misses the tangent or the slope."""
 
     def points() -> Iterable[Point]:
@@ -218,7 +213,8 @@ def _gain_bounds(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement
     return largest_error(_gain_bounds_at(formula, point) for point in points())
 
 
-def _gain_at_equal_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-gain-early")
+def _gain_at_equal_rates(formula: Formula, rng: Generator) -> ClaimMeasurement:
     flow = Alike(3, np.array([0.2]), np.array([0.5, 0.3]))
     state = flow.path(np.array([20.0]), 1.0, 1.0)[0]
     b = float(state[-1])
@@ -250,10 +246,8 @@ def _gain_early_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(off / (1 + abs(bend)), 0.02)
 
 
-@claim(
-    "scan-snap-gain-early", scan_snap.early_log_gain, _gain_early_at, without=_gain_at_equal_rates
-)
-def _gain_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-gain-early", scan_snap.early_log_gain, _gain_early_at)
+def _gain_early(formula: Formula, rng: Generator) -> ClaimMeasurement:
     def points() -> Iterable[Point]:
         for mass in (0.2, 0.5, 0.8):
             values = {"classes": 3, "common": rng.dirichlet(np.full(2, 3.0)), "mass": mass}
@@ -291,7 +285,8 @@ def _b_rises_on(
     return ClaimMeasurement(error + float(np.mean(np.concatenate(falls, axis=None))), 1e-6)
 
 
-def _b_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-b-rises")
+def _b_falls(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return smallest_error(
         _b_rises_on(formula, [one], eta_y, end) for one, eta_y, end in corpora.FALLING
     )
@@ -332,8 +327,8 @@ def _b_rises_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, 1e-11)
 
 
-@claim("scan-snap-b-rises", scan_snap.b_rate, _b_rises_at, without=_b_falls)
-def _b_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-b-rises", scan_snap.b_rate, _b_rises_at)
+def _b_rises(formula: Formula, rng: Generator) -> ClaimMeasurement:
     distinct = np.array([0.3, 0.2])
     cases = [Alike(k, 0.5 * rng.dirichlet(np.full(2, 3.0)), distinct).corpus for k in (2, 4)]
     return largest_error(_b_rises_on(formula, cases, eta_y, 1e4) for eta_y in (0.1, 100.0))

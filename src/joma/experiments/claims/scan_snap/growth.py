@@ -1,14 +1,13 @@
 """Theorem 4: how B grows in the balanced case, while scanning and after snapping."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import integrate, special
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Point, claim, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, difference, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.scan_snap.corpora import balanced
@@ -17,7 +16,7 @@ from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
 
 
-def _random_rates(rng: np.random.Generator, largest_y: float, largest_z: float) -> dict[str, Any]:
+def _random_rates(rng: Generator, largest_y: float, largest_z: float) -> dict[str, Any]:
     eta_y = float(rng.uniform(0.5, largest_y))
     return {"eta_y": eta_y, "eta_z": float(rng.uniform(0.5, largest_z))}
 
@@ -38,7 +37,7 @@ def _balanced_law_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("scan-snap-balanced-law", Balanced.conserved, _balanced_law_at)
-def _balanced_law(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _balanced_law(formula: Formula, rng: Generator) -> ClaimMeasurement:
     errors = []
     t = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 20)])
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), (4, 5, 2)):
@@ -61,7 +60,7 @@ def _balanced_b_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("scan-snap-balanced-b", Balanced.b_at, _balanced_b_at)
-def _balanced_b(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _balanced_b(formula: Formula, rng: Generator) -> ClaimMeasurement:
     errors = []
     t = np.concatenate([[0.0], np.geomspace(0.1, 1e8, 25)])
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3)):
@@ -89,7 +88,7 @@ def _scanning_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("scan-snap-scanning", lambda balanced: balanced.scanning_slope_limit, _scanning_at)
-def _scanning(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _scanning(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """By how much the steepest dB/d ln t, over all rates, exceeds the formula."""
     errors = [
         _steepest(corpus, eta_z) / formula(corpus) - 1
@@ -99,7 +98,8 @@ def _scanning(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return measured([0.0, *errors], 0.0)
 
 
-def _scanning_at_equal_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-scanning-limit")
+def _scanning_at_equal_rates(formula: Formula, rng: Generator) -> ClaimMeasurement:
     (corpus,) = corpora.balanced_corpora(rng, (2, 1, 1))
     return measured(abs(_steepest(corpus, 1.0) / formula(corpus) - 1), 0.005)
 
@@ -123,12 +123,9 @@ def _scanning_limit_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim(
-    "scan-snap-scanning-limit",
-    lambda balanced: balanced.scanning_slope_limit,
-    _scanning_limit_at,
-    without=_scanning_at_equal_rates,
+    "scan-snap-scanning-limit", lambda balanced: balanced.scanning_slope_limit, _scanning_limit_at
 )
-def _scanning_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _scanning_limit(formula: Formula, rng: Generator) -> ClaimMeasurement:
     cases = corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (6, 3, 2))
     errors = [abs(_steepest(one, 1e8, end=1.0) / formula(one) - 1) for one in cases]
     return measured(errors, 0.005)
@@ -150,7 +147,17 @@ def _frozen_scores(point: Point, t: float) -> Array:
     return frozen(gram, np.full(classes, 1 / classes), np.array([t]), point["eta_y"])[0][0, 0]
 
 
-def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
+@over(**corpora.DECODER, margin=Real(1e-3, 30.0, log=True))
+def _margin_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """The distance of the margin at the predicted time, relative."""
+    wanted = point["margin"]
+    scores = _frozen_scores(point, float(formula(wanted, **_decoder(point))))
+    return measured(abs((scores[0] - scores[1]) / wanted - 1), 1e-6 / point["share"])
+
+
+@claim("scan-snap-margin", scan_snap.margin_time, _margin_at, eta_z=1e-06)
+@without("scan-snap-margin", eta_z=1.0)
+def _margin(formula: Formula, rng: Generator, *, eta_z: float) -> ClaimMeasurement:
     errors = []
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (8, 3, 1)):
         eta_y = float(rng.uniform(0.5, 5))
@@ -162,15 +169,16 @@ def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Clai
     return measured(errors, 1e-3)
 
 
-@over(**corpora.DECODER, margin=Real(1e-3, 30.0, log=True))
-def _margin_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """The distance of the margin at the predicted time, relative."""
-    wanted = point["margin"]
-    scores = _frozen_scores(point, float(formula(wanted, **_decoder(point))))
-    return measured(abs((scores[0] - scores[1]) / wanted - 1), 1e-6 / point["share"])
+@over(**corpora.DECODER)
+def _deciding_time_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """How far the right class's probability is from ½ at the predicted time."""
+    right = special.softmax(_frozen_scores(point, formula(**_decoder(point))))[0]
+    return measured(abs(right - 0.5), 1e-6 / point["share"])
 
 
-def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
+@claim("scan-snap-snapping-time", scan_snap.deciding_time, _deciding_time_at, eta_z=1e-06)
+@without("scan-snap-snapping-time", eta_z=10.0)
+def _deciding_time(formula: Formula, rng: Generator, *, eta_z: float) -> ClaimMeasurement:
     """How far the right class's probability is from ½ at the predicted time."""
     errors = []
     for corpus in corpora.balanced_corpora(rng, (3, 1, 1), (5, 4, 2), (12, 1, 1)):
@@ -180,13 +188,6 @@ def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) 
         right = float(np.exp(scan_snap.objective(corpus.corpus, run.z, run.y)[0]))
         errors.append(abs(right - 0.5))
     return measured(errors, 1e-4)
-
-
-@over(**corpora.DECODER)
-def _deciding_time_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """How far the right class's probability is from ½ at the predicted time."""
-    right = special.softmax(_frozen_scores(point, formula(**_decoder(point))))[0]
-    return measured(abs(right - 0.5), 1e-6 / point["share"])
 
 
 @over(
@@ -202,7 +203,7 @@ def _snapping_order_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("scan-snap-snapping-order", scan_snap.snapping_time, _snapping_order_at)
-def _snapping_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _snapping_order(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """By how much F times the deciding time exceeds 0.61 t₀, or stays below 0.6098 t₀."""
     largest = 0.0
     for classes in (2, 3, 10, 29, 30, 31, 100, 30_000):
@@ -241,7 +242,7 @@ def _snapping_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("scan-snap-snapping", scan_snap.late_b, _snapping_at)
-def _snapping(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _snapping(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The error of the growth of B between two late times, relative to it."""
     errors = []
     of: dict[str, Any] = {"eta_y": 2.0, "eta_z": 2.0}
@@ -251,14 +252,3 @@ def _snapping(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
         ours = formula(np.array(late), corpus, anchor=(start, b[0]), **of)
         errors += [np.max(np.abs(ours - b[1:]) / (b[1:] - b[0]))]
     return measured(errors, 0.015)
-
-
-claim("scan-snap-margin", scan_snap.margin_time, _margin_at, without=partial(_margin, eta_z=1.0))(
-    partial(_margin, eta_z=1e-06)
-)
-claim(
-    "scan-snap-snapping-time",
-    scan_snap.deciding_time,
-    _deciding_time_at,
-    without=partial(_deciding_time, eta_z=10.0),
-)(partial(_deciding_time, eta_z=1e-06))

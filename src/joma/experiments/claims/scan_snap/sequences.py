@@ -1,15 +1,14 @@
 """Sequences of finite length: the bias of their gradient, and training on samples of them."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Point, claim, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap.corpora import balanced, one_query
 from joma.experiments.claims.search import Integer, Real, Seed
@@ -73,7 +72,7 @@ def _finite_length_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("scan-snap-finite-length", scan_snap.finite_length_bias, _finite_length_at)
-def _finite_length(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _finite_length(formula: Formula, rng: Generator) -> ClaimMeasurement:
     corpus = one_query([[0.6, 0.4], [0.3, 0.7]], [0.4, 0.6])
     z, y = 0.5 * rng.normal(size=(1, 2)), rng.normal(size=(2, 2))
     parts = scan_snap.flow(corpus, z, y, eta_y=1.0, eta_z=1.0)
@@ -82,16 +81,6 @@ def _finite_length(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
     expected = leading(2000)
     ours = formula(leading(500), 500, 2000)
     return measured(np.linalg.norm(ours - expected) / np.linalg.norm(expected), 0.005)
-
-
-def _sampled(formula: Formula, rng: np.random.Generator, *, length: int) -> ClaimMeasurement:
-    """The relative error of B, while scanning and long after t₀."""
-    corpus = Balanced(3, 2, 2)
-    rates: dict[str, Any] = {"eta_y": 0.1, "eta_z": 0.25}
-    run = scan_snap.train_on_samples(corpus.corpus, length, 800, 32, rng=rng, every=100, **rates)
-    at = np.searchsorted(run.t, [200, 500, 800])
-    b = run.b[at].mean(axis=1)
-    return measured(np.abs(formula(corpus, run.t[at], **rates) / b - 1), 0.006)
 
 
 @over(
@@ -130,6 +119,13 @@ def sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, float(4 * noise + allowed), float(noise))
 
 
-claim("scan-snap-sampled", Balanced.b_at, sampled_at, without=partial(_sampled, length=10))(
-    partial(_sampled, length=2000)
-)
+@claim("scan-snap-sampled", Balanced.b_at, sampled_at, length=2000)
+@without("scan-snap-sampled", length=10)
+def _sampled(formula: Formula, rng: Generator, *, length: int) -> ClaimMeasurement:
+    """The relative error of B, while scanning and long after t₀."""
+    corpus = Balanced(3, 2, 2)
+    rates: dict[str, Any] = {"eta_y": 0.1, "eta_z": 0.25}
+    run = scan_snap.train_on_samples(corpus.corpus, length, 800, 32, rng=rng, every=100, **rates)
+    at = np.searchsorted(run.t, [200, 500, 800])
+    b = run.b[at].mean(axis=1)
+    return measured(np.abs(formula(corpus, run.t[at], **rates) / b - 1), 0.006)

@@ -5,14 +5,8 @@ from itertools import pairwise
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, claim, over
-from joma.experiments.claims.measurement import (
-    ClaimMeasurement,
-    Formula,
-    difference,
-    measured,
-    relative,
-)
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, difference, measured, relative
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.search import Choice, Integer, Real, Seed, Simplex, Vector
@@ -41,7 +35,7 @@ def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("scan-snap-gradient", scan_snap.flow, _gradient_at)
-def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _gradient(formula: Formula, rng: Generator) -> ClaimMeasurement:
     corpus = ScanSnapCorpus(
         rng.dirichlet(np.ones(5), size=4), np.array([0, 1, 0, 1]), rng.dirichlet(np.full(4, 3.0))
     )
@@ -62,7 +56,8 @@ def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return measured(errors, 1e-7)
 
 
-def _in_between_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-common-falls")
+def _in_between_rises(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The share of common tokens that do not fall, of three of which two are unequal."""
     run = scan_snap.evolve(_IN_BETWEEN, [0.0, 1e3], eta_y=10.0, eta_z=1.0)
     return measured(np.mean(run.fate[0, _IN_BETWEEN.shared] != -1), 0.0)
@@ -101,10 +96,8 @@ def _common_falls_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.max(of_shared[visible]) / np.max(np.abs(expected)), 0.0)
 
 
-@claim(
-    "scan-snap-common-falls", scan_snap.initial_fate, _common_falls_at, without=_in_between_rises
-)
-def _common_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-common-falls", scan_snap.initial_fate, _common_falls_at)
+def _common_falls(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The share of wrong signs, with one common token and with equally common ones."""
     wrong = total = 0
     one = np.zeros((3, 7))
@@ -143,7 +136,8 @@ def _common_and_distinct(point: Point) -> ScanSnapCorpus:
     return ScanSnapCorpus(np.hstack([mass * common, (1 - mass) * own]), query, joint / joint.sum())
 
 
-def _distinct_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-distinct-rise")
+def _distinct_falls(formula: Formula, rng: Generator) -> ClaimMeasurement:
     wrong = []
     for corpus, eta_y, end in corpora.FALLING:
         run = scan_snap.evolve(corpus, [0.0, end], eta_y=eta_y, eta_z=1.0)
@@ -165,10 +159,8 @@ def _distinct_rise_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, 1e-8)
 
 
-@claim(
-    "scan-snap-distinct-rise", scan_snap.initial_pull, _distinct_rise_at, without=_distinct_falls
-)
-def _distinct_rise(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-distinct-rise", scan_snap.initial_pull, _distinct_rise_at)
+def _distinct_rise(formula: Formula, rng: Generator) -> ClaimMeasurement:
     worst, half = 0.0, 0.05
     drawn = (corpora.random_corpus(rng, classes, 2, 3, equal=False) for classes in (2, 3))
     for corpus in (corpora.PULLED_DOWN, corpora.UNEVEN, *drawn):
@@ -182,7 +174,8 @@ def _distinct_rise(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
     return ClaimMeasurement(worst, 0.01)
 
 
-def _frequent_late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-frequent-first")
+def _frequent_late(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """1 if the more frequent token is not the higher one late."""
     late = scan_snap.evolve(_FREQUENT_FALLS, [1e4], eta_y=5.0, eta_z=1.0).z[0, 0]
     return ClaimMeasurement(
@@ -212,8 +205,8 @@ def _frequent_first_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, 1e-6)
 
 
-@claim("scan-snap-frequent-first", scan_snap.rise_ratio, _frequent_first_at, without=_frequent_late)
-def _frequent_first(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-frequent-first", scan_snap.rise_ratio, _frequent_first_at)
+def _frequent_first(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The relative error of the ratio of two logits at a small time; on sequences their order."""
     corpus = corpora.random_corpus(rng, 3, 2, 4)
     early = scan_snap.evolve(corpus, [0.05], eta_y=3.0, eta_z=1.0).z[0, 0]

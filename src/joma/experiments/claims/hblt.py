@@ -1,14 +1,16 @@
-"""Lemmas 8 and 9 and Theorem 5: how often two tokens occur together."""
+"""Section 5 and A.5, binary latent trees: Lemmas 8 and 9, Theorem 5 and its limits."""
 
-from itertools import product
+from collections.abc import Callable
+from functools import partial
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Point, Search, claim, over
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, monte_carlo
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured, monte_carlo
 from joma.experiments.claims.reference import hblt as trees
 from joma.experiments.claims.search import Integer, Real, Simplex, Vector
 from joma.theory import as_printed as printed
@@ -39,7 +41,7 @@ def _matrix_products_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("lemma8", hblt.path, _matrix_products_at)
-def _matrix_products(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _matrix_products(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return _matrix_products_of(formula, rng.uniform(-1, 1, (200, 4)))
 
 
@@ -98,7 +100,7 @@ def _top_latent_at(formula: Formula, point: Point) -> ClaimMeasurement:
 
 
 @claim("rho0", hblt.root_uncertainty, _top_latent_at, printed=printed.root_uncertainty)
-def _top_latents(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+def _top_latents(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """2P[y=0] − 1 of top latents that one class each switches on."""
     classes, n = 20, 20_000
     off = np.where(np.eye(4, classes, dtype=bool), 0.02, 0.99)
@@ -109,18 +111,19 @@ def _top_latents(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement
     return monte_carlo(formula(class_probs, off) - (1 - 2 * on), se)
 
 
-def cooccurrence(height: Any, depth: Any, rho: Any, class_probs: Any, child_off_probs: Any) -> Any:
-    """Return Theorem 5 from the class distribution on, with ρ₀ as derived."""
-    rho0 = hblt.root_uncertainty(class_probs, child_off_probs)
-    return hblt.cooccurrence(height, depth, rho, rho0)
-
-
-def _printed_cooccurrence(
-    height: Any, depth: Any, rho: Any, class_probs: Any, child_off_probs: Any
+def cooccurrence(
+    height: Any,
+    depth: Any,
+    rho: Any,
+    class_probs: Any,
+    child_off_probs: Any,
+    root_uncertainty: Formula = hblt.root_uncertainty,
 ) -> Any:
-    """Theorem 5 from the class distribution on, with ρ₀ as printed."""
-    rho0 = printed.root_uncertainty(class_probs, child_off_probs)
-    return hblt.cooccurrence(height, depth, rho, rho0)
+    """Return Theorem 5 from the class distribution on, with ρ₀ as derived or as given."""
+    return hblt.cooccurrence(height, depth, rho, root_uncertainty(class_probs, child_off_probs))
+
+
+_printed_cooccurrence = partial(cooccurrence, root_uncertainty=printed.root_uncertainty)
 
 
 def _frequency(leaves: np.ndarray, first: int, other: int) -> tuple[float, float]:
@@ -130,7 +133,8 @@ def _frequency(leaves: np.ndarray, first: int, other: int) -> tuple[float, float
     return frequency, float(np.sqrt(frequency * (1 - frequency) / other_when_on.size))
 
 
-def _sampled_under_the_class(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm5")
+def _sampled_under_the_class(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Two top latents, each on for a class of its own: Theorem 5 at its largest height."""
     off = np.stack([_CHILD_OFF_PROBS, np.roll(_CHILD_OFF_PROBS, 1)])
     tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, off)
@@ -167,14 +171,8 @@ def _sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return monte_carlo(formula(height, depth, rho, classes, off) - share, se)
 
 
-@claim(
-    "thm5",
-    cooccurrence,
-    _sampled_at,
-    printed=_printed_cooccurrence,
-    without=_sampled_under_the_class,
-)
-def _sampled_cooccurrence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("thm5", cooccurrence, _sampled_at, printed=_printed_cooccurrence)
+def _sampled_cooccurrence(formula: Formula, rng: Generator) -> ClaimMeasurement:
     tree = hblt.Tree.regular(_DEPTH, 2, _RHO, _CLASS_PROBS, _CHILD_OFF_PROBS)
     leaves = tree.sample(100_000, rng)[1][-1]
     heights = np.arange(1, _DEPTH)
@@ -193,7 +191,8 @@ def _enumerated(tree: hblt.Tree, height: int) -> Any:
     return joint[1, 1] / joint[:, 1].sum()
 
 
-def _enumerated_under_the_class(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm5-exact")
+def _enumerated_under_the_class(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Two top latents alike but independent given the class: Theorem 5 at its largest height."""
     class_probs = rng.dirichlet(np.ones(3))
     off = rng.uniform(size=3)
@@ -216,14 +215,8 @@ def _exact_at(formula: Formula, point: Point) -> ClaimMeasurement:
     )
 
 
-@claim(
-    "thm5-exact",
-    cooccurrence,
-    _exact_at,
-    printed=_printed_cooccurrence,
-    without=_enumerated_under_the_class,
-)
-def _enumerated_cooccurrence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("thm5-exact", cooccurrence, _exact_at, printed=_printed_cooccurrence)
+def _enumerated_cooccurrence(formula: Formula, rng: Generator) -> ClaimMeasurement:
     errors = []
     for depth, rho in [(1, 0.9), (2, -0.7), (3, 0.9), (3, 0.25), (4, 0.6)]:
         class_probs = rng.dirichlet(np.ones(3))
@@ -235,8 +228,132 @@ def _enumerated_cooccurrence(formula: Formula, rng: np.random.Generator) -> Clai
     return measured(errors, 1e-12)
 
 
-claim(
-    "lemma9",
-    hblt.descent,
-    Search(trees.TREES, lambda formula, point: _descendants_in(formula, trees.drawn_tree(point))),
-)(lambda formula, rng: _descendants_in(formula, trees.irregular_tree()))
+def _pair(height: int, depth: int, epsilon: float, epsilon0: float) -> Any:
+    """The joint distribution of two leaves at ρ = 1 − ε and ρ₀ = 1 − ε₀."""
+    channel, top = ((1 - one / 2, one / 2) for one in (epsilon, epsilon0))
+    return trees.by_generations(height, depth, channel, top)
+
+
+def _co_occur_by_recursion(height: int, depth: int, epsilon: float, epsilon0: float) -> float:
+    """P[y_l=1|y_m=1] at ρ = 1 − ε and ρ₀ = 1 − ε₀."""
+    pair = _pair(height, depth, epsilon, epsilon0)
+    return pair[1, 1] / (pair[0, 1] + pair[1, 1])
+
+
+@over(
+    height=Real(0.0, 1.0, special=(0.0, 0.5)),
+    depth=Integer(1, 1000, log=True),
+    flips=Real(1e-6, 1.0, log=True),
+)
+def _near_one_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """The error of the expansion in units of its second order, (H/L)(Lε)²."""
+    height, depth, epsilon = height_of(point), point["depth"], point["flips"] / point["depth"]
+    reference = _co_occur_by_recursion(height, depth, epsilon, epsilon)
+    second_order = height / depth * point["flips"] ** 2
+    return measured(abs(formula(height, depth, epsilon) - reference), second_order + 1e-11)
+
+
+@claim("eqn8", hblt.cooccurrence_near_one, _near_one_at, printed=printed.cooccurrence_near_one)
+def _order_of_the_error(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """How far the order of the error in ε falls short of two, at H ≠ L/2 (there it is none)."""
+    epsilon = 2.0 ** -np.arange(5, 13)
+    errors = [0.0]
+    for depth, height in [(4, 1), (4, 3), (7, 2), (7, 6)]:
+        reference = np.array([_co_occur_by_recursion(height, depth, e, e) for e in epsilon])
+        error = np.abs(formula(height, depth, epsilon) - reference)
+        errors.append(2 - np.polyfit(np.log(epsilon), np.log(error), 1)[0])
+    return measured(errors, 0.05)
+
+
+def _marginals_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
+    weights, levels = trees.enumerate_assignments(tree)
+    worst = 0.0
+    for level, node in [(level, size - 1) for level, size in enumerate(tree.sizes)]:
+        top, rho, place = level, 1.0, node
+        while top:
+            rho *= tree.rhos[top - 1][place]
+            top, place = top - 1, tree.parents[top - 1][place]
+        reference = np.bincount(levels[level][:, node], weights=weights, minlength=2)
+        computed = formula(rho, tree.class_probs, tree.child_off_probs[place])
+        worst = max(worst, np.max(np.abs(computed - reference)))
+    return measured(worst, 1e-13)
+
+
+@without("thm5-remark")
+def _not_shallow_or_not_deep(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The least distance where one of the three is missing: ρ near 1, a shallow H, a deep L."""
+    missing = [(3, 10_000, 0.1), (5_000, 10_000, 1e-6), (1, 2, 1e-6)]
+    away = [abs(_co_occur_by_recursion(h, d, e, e) - formula()) for h, d, e in missing]
+    return measured(min(away), 1e-3)
+
+
+@claim("thm5-remark", lambda: 1.0)
+def _shallow_and_deep(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """How far it is from its limit, ρ going to 1 and ρ₀ anywhere."""
+    near, nearer = 1e-6, 1e-9
+    epsilons = [(near, near), (near, nearer), (nearer, near), (near, 0.5), (near, 1.9)]
+    cases = product([1, 2, 3], [10_000, 1_000_000], epsilons)
+    away = [abs(_co_occur_by_recursion(h, d, *both) - formula()) for h, d, both in cases]
+    return measured(away, 1e-3)
+
+
+_LARGEST_SLACK = 2.05408
+"""Most that the bound exceeds P[y_l=0|y_m=1], by a factor: (1+1/a)(1−e⁻ᵃ)/(1−1/e), a = 1.793."""
+
+
+def _bounded_dissociation_of(formula: Formula, height: int, depth: int, epsilon: float) -> float:
+    apart = _apart(height, depth, epsilon)
+    bound = float(formula(height, depth, epsilon))
+    return max(apart - bound, bound - _LARGEST_SLACK * apart) / max(apart, 1e-300)
+
+
+def _apart(height: int, depth: int, epsilon: float) -> float:
+    """P[y_l=0|y_m=1] at ρ = ρ₀ = 1 − ε."""
+    pair = _pair(height, depth, epsilon, epsilon)
+    return float(pair[0, 1] / (pair[0, 1] + pair[1, 1]))
+
+
+@over(
+    height=Real(0.0, 1.0, special=(0.0,)),
+    depth=Integer(2, 1_000_000, log=True),
+    epsilon=Real(1e-9, 1.0, log=True),
+)
+def _bounded_dissociation_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    height = max(height_of(point), 1)
+    error = _bounded_dissociation_of(formula, height, point["depth"], point["epsilon"])
+    return ClaimMeasurement(error, 1e-8)
+
+
+@claim("thm5-remark-bound", hblt.dissociation_bound, _bounded_dissociation_at)
+def _bounded_dissociation(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """By what factor P[y_l=0|y_m=1] leaves the bound's range, and falls short of its two ends."""
+    worst = 0.0
+    for depth, epsilon in product([2, 5, 20, 100], [1e-6, 1e-3, 0.03, 0.3, 0.5, 1.0]):
+        for height in {1, depth // 2, depth - 1}:
+            worst = max(worst, _bounded_dissociation_of(formula, height, depth, epsilon))
+    apart = 1 - _co_occur_by_recursion(3, 10, 1e-6, 1e-6)
+    worst = max(worst, float(formula(3, 10, 1e-6) / apart - 1) - 1e-4)
+    apart = 1 - _co_occur_by_recursion(50_000, 179_328, 1e-5, 1e-5)
+    worst = max(worst, 1 - float(formula(50_000, 179_328, 1e-5) / apart / _LARGEST_SLACK) - 1e-4)
+    return measured(worst, 1e-9)
+
+
+def _joints_in(formula: Formula, tree: hblt.Tree) -> ClaimMeasurement:
+    weights, levels = trees.enumerate_assignments(tree)
+    nodes = [(level, node) for level, size in enumerate(tree.sizes) for node in range(size)]
+    worst = 0.0
+    for a, b in combinations_with_replacement(nodes, 2):
+        reference = trees.two_by_two(weights, levels[a[0]][:, a[1]], levels[b[0]][:, b[1]])
+        worst = max(worst, np.max(np.abs(formula(tree, a, b) - reference)))
+    a, b = nodes[0], nodes[-1]
+    worst = max(worst, np.max(np.abs(formula(tree, a, b) - formula(tree, b, a).T)))
+    return measured(worst, 1e-13)
+
+
+@claim("lemma9", hblt.descent, trees.over_trees(_descendants_in), measure=_descendants_in)
+@claim("eqn103", hblt.latent_distribution, trees.over_trees(_marginals_in), measure=_marginals_in)
+@claim("hblt-joint", hblt.Tree.joint, trees.over_trees(_joints_in), measure=_joints_in)
+def _in_a_tree(
+    formula: Formula, rng: Generator, *, measure: Callable[[Formula, hblt.Tree], ClaimMeasurement]
+) -> ClaimMeasurement:
+    return measure(formula, trees.irregular_tree())

@@ -1,1 +1,0 @@
-"""Hierarchical binary latent trees (Section 5, Appendix A.5): Theorem 5 and its limits."""
