@@ -22,18 +22,13 @@ from torch.overrides import BaseTorchFunctionMode
 
 from joma.errors import JomaError
 from joma.probes._attention_sight import hides
-from joma.probes.tap.call import HOW, AttentionCall
+from joma.probes.tap.call import HOW
 from joma.probes.tap.stack import Tap, wrapped_forward
 
 
-def is_tappable(model: nn.Module) -> bool:
-    """Return whether it holds an `nn.MultiheadAttention`."""
-    return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
-
-
 @contextmanager
-def tapped(model: nn.Module, tap: Tap) -> Iterator[None]:
-    """Hand every attention the model computes to the tap."""
+def tapped(model: nn.Module, tap: Tap) -> Iterator[bool]:
+    """Hand every attention of `nn.MultiheadAttention` to the tap; give whether there is any."""
     running = _Running()
     attentions: dict[nn.Module, _Attention] = {}
     for path, module in model.named_modules():
@@ -54,7 +49,7 @@ def tapped(model: nn.Module, tap: Tap) -> Iterator[None]:
                 stack.enter_context(wrapped_forward(module, decoder.around))
             if tap.acts and isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 stack.enter_context(wrapped_forward(module, _unfused))
-        yield
+        yield bool(attentions)
 
 
 def _unfused(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -155,10 +150,11 @@ class _Attention:
                     rows = ~(hidden if hidden.dtype == torch.bool else hides(hidden))
             if rows is not None and rows.shape != (B, T):
                 rows = None
-        call = AttentionCall(
-            self.path, self.layer, query, key, causal=causal, padding=padding, mask=mask, rows=rows
+        parts = {"query": query, "key": key, "causal": causal, "padding": padding}
+        parts |= {"mask": mask, "rows": rows}
+        return self._tap.handle(
+            self.path, self.module, parts, result, layer=self.layer, cross=cross
         )
-        return self._tap.handle(call, result, cross=cross)
 
     def _is_cross(self, query: Tensor, key: Tensor) -> bool:
         """Whether the keys are of another sequence: a decoder says so, else the shapes do."""

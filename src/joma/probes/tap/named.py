@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from joma.errors import JomaError
 from joma.models.architectures import Part
 from joma.probes import _checks
-from joma.probes.tap.call import AttentionCall
 from joma.probes.tap.stack import Tap
 
 _LAYER = "{layer}"
@@ -112,18 +111,11 @@ def tapped(model: nn.Module, names: AttentionMap, tap: Tap) -> Iterator[None]:
         if not all(it in half for it in needed) or (names.output is not None and role != "output"):
             return None
         query, key = (half.pop(it) for it in needed)
-        call = AttentionCall(
-            module=names.query.replace(_LAYER, str(layer)),
-            layer=layer,
-            query=query,
-            key=key,
-            scale=names.scale,
-            causal=names.causal,
-            window=names.window,
-            softcap=names.softcap,
-        )
+        parts = {it: getattr(names, it) for it in ("scale", "causal", "window", "softcap")}
+        parts |= {"query": query, "key": key}
+        path = names.query.replace(_LAYER, str(layer))
         result = output if role == "output" else None
-        replaced = tap.handle(call, result, cross=False)
+        replaced = tap.handle(path, module, parts, result, layer=layer, cross=False)
         return None if replaced is result else replaced
 
     with ExitStack() as stack:
