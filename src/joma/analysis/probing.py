@@ -16,12 +16,11 @@ from joma.models.checksums import check_checksums
 from joma.models.hub import folder_if_here
 from joma.models.loading import Loaded, load, outlined
 from joma.models.weight_files import WeightFiles
-from joma.probes.metrics import PROBED
+from joma.probes.metrics import PROBED, checked
 from joma.probes.session import (
     DEFAULT_METRICS,
     WEIGHT_METRICS,
     Measurement,
-    checked_metrics,
     measurable,
     probe,
     probe_weights,
@@ -69,7 +68,7 @@ class Probing:
         if self.dtype not in DTYPES:
             raise JomaError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.metrics is not None:
-            checked_metrics(self.metrics)
+            checked(self.metrics)
             needing = [metric for metric in self.metrics if metric not in WEIGHT_METRICS]
             if self.low_memory and needing:
                 raise JomaError(

@@ -14,11 +14,10 @@ from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
 from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
-from joma.probes import _checks
-from joma.probes.inputs import Inputs, Reader, Windows
+from joma.probes.inputs import Inputs, Windows, batches
 from joma.probes.measurement import Measurement
 from joma.probes.metrics import PROBED, Effort, Metric, checked
-from joma.probes.reading import Reading
+from joma.probes.reading import read
 from joma.probes.tap import AttentionMap
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "METRICS",
     "WEIGHT_METRICS",
     "Measurement",
-    "checked_metrics",
     "probe",
     "probe_weights",
 ]
@@ -44,17 +42,6 @@ WEIGHT_METRICS = tuple(
 
 TOKENS_SAMPLED = 1024
 """Tokens at which MLPs and blocks are measured: little next to forward passes over 10,000."""
-
-
-def checked_metrics(
-    metrics: Sequence[str], available: Sequence[str] = tuple(METRICS)
-) -> tuple[str, ...]:
-    """Return the names of metrics, each once, if there are such.
-
-    Raises:
-        JomaError: There are none, or one is not available.
-    """
-    return tuple(it.name for it in checked(metrics, {name: PROBED[name] for name in available}))
 
 
 def probe(
@@ -100,11 +87,11 @@ def probe(
         seed: decides the samples and where the search for singular values begins.
         progress: Called with how far it is.
     """
-    chosen = checked_metrics(DEFAULT_METRICS if metrics is None else metrics)
-    reader = Reader(windows, inputs, sample, seed)
-    if batch is not None:
-        batch = _checks.whole("batch", batch, 1)
-    if any(PROBED[name].needs != "attention" for name in chosen):
+    asked = checked(DEFAULT_METRICS if metrics is None else metrics)
+    chosen = tuple(metric.name for metric in asked)
+    device = next(model.parameters()).device
+    text = batches(windows, inputs, sample, seed, device, batch)
+    if any(metric.needs != "attention" for metric in asked):
         if parts is None:
             parts = find_weights(model, architecture=architecture, run=dummy_forward(model))
         chosen = measurable(chosen, parts, model, roles, asked_for=metrics is not None)
@@ -112,9 +99,9 @@ def probe(
     of_text = [PROBED[name] for name in chosen if name not in WEIGHT_METRICS]
     found: list[Measurement] = []
     if of_text:
-        reading = Reading(model, parts, of_text, sample, seed)
-        reading.run(reader, batch, attention, progress)
-        found += reading.measurements()
+        found += read(
+            model, parts, of_text, text, attention, sample=sample, seed=seed, progress=progress
+        )
     if of_weights:
         assert parts is not None
         found += _of_weights(model, parts, of_weights, roles, Effort(tolerance, seed), progress)
@@ -151,7 +138,8 @@ def probe_weights(
         seed: decides samples and where the search for singular values begins.
         progress: Called with how far it is.
     """
-    chosen = checked_metrics(("stable_rank",) if metrics is None else metrics, WEIGHT_METRICS)
+    asked = checked(("stable_rank",) if metrics is None else metrics, WEIGHT_METRICS)
+    chosen = tuple(metric.name for metric in asked)
     if parts is not None:
         pass
     elif isinstance(source, WeightFiles):
