@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
 
@@ -124,7 +125,7 @@ def _table(heights: Tensor, levels: int | None) -> tuple[Tensor, int]:
     if heights.ndim != 2 or heights.shape[0] != heights.shape[1] or heights.numel() == 0:
         raise JomaError(f"heights must be a square table, got shape {tuple(heights.shape)}")
     low, high = int(heights.min()), int(heights.max())
-    levels = high + 1 if levels is None else _checks.whole("levels", levels, 1)
+    levels = high + 1 if levels is None else whole_number("levels", levels, 1)
     if low < -1 or high < 0 or high >= levels:
         raise JomaError(
             f"heights must lie from -1 below levels = {levels}, one of them at least 0, got "

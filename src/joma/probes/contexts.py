@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
 
@@ -81,7 +82,7 @@ class TopContextsAccumulator:
         nodes: Sequence[int] | Tensor | None = None,
         one_per_window: bool = False,
     ) -> None:
-        self._k = _checks.whole("k", k, 1)
+        self._k = whole_number("k", k, 1)
         self._nodes = None if nodes is None else _node_numbers(nodes)
         self._one_per_window = one_per_window
         self._best: TopContexts | None = None
@@ -101,7 +102,7 @@ class TopContextsAccumulator:
         activations = _checked(activations)
         windows, length, hidden = activations.shape
         counted = _counted(counted, activations)
-        first = self._windows if first is None else _checks.whole("first", first, 0)
+        first = self._windows if first is None else whole_number("first", first, 0)
         best = self._best
         if best is not None and (hidden != self._hidden or activations.device != best.nodes.device):
             raise JomaError(

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.models.architectures import Part
-from joma.probes import _checks
 from joma.probes.tap.stack import Tap
 
 _LAYER = "{layer}"
@@ -62,10 +62,8 @@ class AttentionMap:
         for name in ("query", "key", "output"):
             if (getattr(self, name) or _LAYER).count(_LAYER) != 1:
                 raise JomaError(f"{name} must have {_LAYER} once, got {getattr(self, name)!r}")
-        _checks.whole("heads", self.heads, 1)
-        if self.key_heads is not None and self.heads % _checks.whole(
-            "key_heads", self.key_heads, 1
-        ):
+        whole_number("heads", self.heads, 1)
+        if self.key_heads is not None and self.heads % whole_number("key_heads", self.key_heads, 1):
             raise JomaError(f"key_heads must divide heads = {self.heads}, got {self.key_heads}")
         if self.query == self.key and self.query_part == self.key_part:
             raise JomaError(
