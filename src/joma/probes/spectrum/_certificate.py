@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from joma.probes.spectrum._inputs import check_finite, power_of_two
+from joma.probes.spectrum._matrix import check_finite, power_of_two
 
 _CHUNK = 1 << 22
 """Entries widened to float64 at a time."""

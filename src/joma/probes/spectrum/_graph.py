@@ -34,9 +34,8 @@ from torch import Tensor
 
 from joma.common.float32 import float32_products
 from joma.probes.spectrum import _bound_kernel, _dither_kernel, _step_kernels
-from joma.probes.spectrum._inputs import check_finite
 from joma.probes.spectrum._krylov import Iterated, chi_square_floor
-from joma.probes.spectrum._operator import wide_product
+from joma.probes.spectrum._matrix import check_finite, wide_product
 
 STOPS = (3, 8, 12, 15, 18, 22)
 """Applications of the Gram matrix after which bounds are computed."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from joma.errors import JomaError
 from joma.probes.spectrum._krylov import chi_square_floor
-from joma.probes.spectrum._operator import Operator
+from joma.probes.spectrum._matrix import Operator
 
 _VECTORS = 8
 _SKETCH = 24

@@ -11,14 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
 from joma.probes.spectrum import _certificate, _refresh
-from joma.probes.spectrum._inputs import (
-    as_matrix,
-    check_finite,
-    check_options,
-    plain_arithmetic,
-)
 from joma.probes.spectrum._krylov import Iterated, Krylov
-from joma.probes.spectrum._operator import Operator, operator
+from joma.probes.spectrum._matrix import Operator, check_finite, checked, operator, plain_arithmetic
 
 FAILURE = 1e-6
 """Probability, over the random start, that a bound does not hold."""
@@ -93,8 +87,7 @@ def stable_rank(
         ValueError: for a matrix that is not one, or holds NaN or infinity.
     """
     if start is not None:
-        check_options(method, tolerance)
-        whole = as_matrix(matrix)
+        whole = checked(matrix, method, tolerance)
         with plain_arithmetic(whole.device):
             found = _refreshed(whole, start)
         if found is not None:
@@ -112,9 +105,9 @@ def stable_ranks(
     seed: int = 0,
 ) -> list[StableRank]:
     """Return `stable_rank` of many matrices; on a GPU small ones of one shape are batched."""
-    check_options(method, tolerance)
     groups: dict[tuple[bool, object], list[tuple[int, Tensor]]] = {}
-    for i, matrix in enumerate(map(as_matrix, matrices)):
+    for i, given in enumerate(matrices):
+        matrix = checked(given, method, tolerance)
         squared = method == "auto" and _on_gpu(matrix) and min(matrix.shape) < _SQUARED
         together = squared and matrix.numel() < _STACKED
         key = (squared, (matrix.shape, matrix.dtype, matrix.device) if together else i)

@@ -1,24 +1,83 @@
-"""A matrix as the spectra use it: products with blocks of vectors, its norm, a Rayleigh quotient.
+"""A matrix as the spectra use it: checked, with products, its norm and a Rayleigh quotient.
 
 The Gram matrix M = A·Aᵀ is taken on the shorter side, so blocks are as short as they can be.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from joma.probes.spectrum._inputs import power_of_two
+from joma.common.checks import check_one_of
+from joma.common.float32 import float32_is_coarse, float32_products
+from joma.errors import JomaError
+from joma.probes._checks import computable
 
+_METHODS = ("auto", "lanczos", "exact")
+_LOCK = threading.RLock()
+"""Held because float32 settings and the buffers of captured graphs belong to the whole process."""
 _CHUNK = 1 << 20
 """Entries of a half-precision matrix widened at a time on a CPU."""
 _PIECE = 1024
 """Entries whose squares are added up in float32."""
 _NORM_KERNEL_FROM = 1 << 22
 """Entries from which on the norm of a matrix on a GPU is taken by a kernel of our own."""
+
+
+def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Tensor:
+    """Return the matrix, detached; integers become float64.
+
+    Raises:
+        JomaError: It is none, or the method is unknown, or no method can reach the tolerance.
+    """
+    check_one_of("method", method, _METHODS)
+    if not 1e-7 <= tolerance < 1:
+        raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
+    try:
+        matrix = computable("matrix", torch.as_tensor(matrix))
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, JomaError):
+            raise
+        raise JomaError(f"matrix must be a torch.Tensor, got a {type(matrix).__name__}") from None
+    if matrix.ndim != 2 or matrix.numel() == 0:
+        raise JomaError(f"matrix must have two axes, none empty, got shape {tuple(matrix.shape)}")
+    if matrix.is_complex():
+        raise JomaError(f"matrix must be real numbers, got {matrix.dtype}")
+    matrix = matrix.detach()
+    return matrix if matrix.is_floating_point() else matrix.to(torch.float64)
+
+
+def check_finite(*norms: float) -> None:
+    """Raise JomaError where a norm shows that a matrix holds NaN or infinity."""
+    if not all(abs(norm) < float("inf") for norm in norms):
+        raise JomaError("matrix must be finite, got NaN or infinity")
+
+
+@contextmanager
+def plain_arithmetic(device: torch.device) -> Iterator[None]:
+    """Compute in IEEE float32 on that device, without autocast and gradients, in one thread."""
+    # Only settings that differ are entered: entering all of them costs as much as a small kernel.
+    with _LOCK, torch.no_grad(), ExitStack() as stack:
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            stack.enter_context(torch.cuda.device(device))
+        if torch.is_autocast_enabled(device.type):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        if float32_is_coarse():
+            stack.enter_context(float32_products("ieee"))
+        yield
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Return 2ⁿ in float64 for integers n from −1022 to 1023, by its bits.
+
+    exp2 and ldexp are not exact on every device, and exp2 is compiled at its first call.
+    """
+    return (exponent.long() + 1023 << 52).view(torch.float64)
 
 
 def operator(matrix: Tensor) -> "Operator":
