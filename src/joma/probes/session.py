@@ -218,9 +218,9 @@ def _of_weights(
     progress: Progress,
 ) -> list[Measurement]:
     metrics = [PROBED[name] for name in names]
-    wanted = set(roles) if any(metric.needs == "weights" for metric in metrics) else set()
-    if any(metric.needs == "embedding" for metric in metrics):
-        wanted.add("embedding")
+    needs = {metric.needs for metric in metrics}
+    wanted = set(roles) if "weights" in needs else set()
+    wanted |= needs & {"embedding"}
     together: dict[tuple[str, ...], list[Weight]] = {}  # a fused matrix is read once
     for weight in parts.of_roles(wanted):
         together.setdefault(weight.names, []).append(weight)
@@ -233,22 +233,14 @@ def _of_weights(
         for weight in weights:
             progress(f"weigh {weight.module}", done, total)
             try:
-                matrix = _matrix(weight, source, tensors)
-                found += _of_weight(weight, matrix, metrics, roles, effort)
+                of_model = isinstance(source, nn.Module)
+                matrix = weight.of(source) if of_model else weight.matrix(tensors)
+                found += _of_weight(weight, matrix.detach(), metrics, roles, effort)
             except ValueError as error:
                 raise JomaError(f"{weight.module} cannot be measured: {error}") from error
             done += 1
         del tensors  # before the next are read
     return found
-
-
-def _matrix(
-    weight: Weight, source: nn.Module | WeightFiles, tensors: Mapping[str, Tensor]
-) -> Tensor:
-    matrix = weight.of(source) if isinstance(source, nn.Module) else weight.matrix(tensors)
-    if matrix.is_meta:
-        raise JomaError("it is on the meta device, where it has no numbers")
-    return matrix.detach()
 
 
 def _of_weight(
@@ -258,6 +250,8 @@ def _of_weight(
     roles: Sequence[str],
     effort: Effort,
 ) -> list[Measurement]:
+    if matrix.is_meta:
+        raise JomaError("it is on the meta device, where it has no numbers")
     found = []
     for metric in metrics:
         if weight.role in (("embedding",) if metric.needs == "embedding" else roles):
