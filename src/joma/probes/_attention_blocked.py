@@ -14,15 +14,23 @@ used.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
 from joma.common.float32 import float32_is_coarse
-from joma.probes._attention_sight import HIDDEN, AttentionTile, Sight, as_slice, lowest_seen
 
+HIDDEN = -4e30
+"""Added to the score of a key that is not seen. Not −∞: a weight of 0 times it must be 0.
+
+A row whose scores all lie below half of it sees no key.
+"""
+_HIDES = -1e30
+"""Entries of an additive mask up to this hide, too."""
+_FAR = 1 << 62
 _SINGLE = 400.0
 _COVERED = 1e29
 """Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
@@ -82,7 +90,7 @@ def statistics(
     work = _Work(
         query_BHTD.to(working).unflatten(1, group),
         key_BHSD.to(working),
-        Sight(T, S, causal, window, padding_BS, mask_BHTS, firm=not largest <= _COVERED),
+        _Sight(T, S, causal, window, padding_BS, mask_BHTS, firm=not largest <= _COVERED),
         scale,
         softcap,
         (first, last),
@@ -106,10 +114,146 @@ def _largest(query: Tensor, key: Tensor, scale: float, mask: Tensor | None) -> f
     if mask is None or mask.dtype == torch.bool:
         return float(bound)
     added = [
-        threshold(mask[..., as_slice(rows), :], lowest_seen(mask), 0.0).abs().amax()
+        threshold(mask[..., _slice(rows), :], lowest_seen(mask), 0.0).abs().amax()
         for rows in _ranges(range(mask.shape[-2]), _ROWS)
     ]
     return float(bound + torch.stack(added).amax())
+
+
+class _Tile(NamedTuple):
+    """Sequences, heads of keys, rows (queries) and keys that are worked on together."""
+
+    batch: range
+    heads: range
+    rows: range
+    keys: range
+
+
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """What hides keys from queries; query t stands at place t + S − T among the S keys.
+
+    Args:
+        queries: T.
+        count: S.
+        causal: whether keys past the query's own place are hidden.
+        window: only keys at a smaller distance are seen; None for any distance.
+        padding_BS: False hides a key.
+        mask_BHGTS: axes but the last may be 1; False hides, or a number is added to the score and
+            hides where `hides` says so.
+        firm: whether hidden scores are overwritten: adding to them, which is faster, would not hide
+            what is NaN, infinite or huge.
+    """
+
+    queries: int
+    count: int
+    causal: bool
+    window: int | None
+    padding_BS: Tensor | None
+    mask_BHGTS: Tensor | None
+    firm: bool = False
+    _patterns: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+    @property
+    def offset(self) -> int:
+        """The place of query 0 among the keys."""
+        return self.count - self.queries
+
+    @property
+    def ahead(self) -> int | None:
+        """How far past its own place a query sees; None for any distance."""
+        if self.causal:
+            return 0
+        return None if self.window is None else self.window - 1
+
+    def keys(self, rows: range) -> range:
+        """A range that holds all keys these rows see."""
+        start, stop = 0, self.count
+        if self.window is not None:
+            start = max(start, rows.start + self.offset - self.window + 1)
+        if self.ahead is not None:
+            stop = min(stop, rows.stop + self.offset + self.ahead)
+        if start < stop and self.mask_BHGTS is not None:
+            mask = _rows(self.mask_BHGTS, rows)[..., start:stop]
+            seen = mask if mask.dtype == torch.bool else ~hides(mask)
+            places = seen.flatten(0, -2).any(0).nonzero()
+            if not len(places):
+                return range(0)
+            start, stop = start + int(places[0]), start + int(places[-1]) + 1
+        return range(start, max(start, stop))
+
+    def hide(self, scores_BHGTS: Tensor, block: _Tile) -> None:
+        """Adds to the scores of a block what a mask adds, and hides keys in it."""
+        rows, keys = block.rows, block.keys
+        if self.mask_BHGTS is not None:  # first: it may add what is no number to a key not seen
+            mask = self._mask(block)
+            if mask.dtype == torch.bool:
+                self._hide(scores_BHGTS, ~mask)
+            else:
+                hidden = hides(mask)
+                scores_BHGTS.add_(mask.to(scores_BHGTS.dtype).masked_fill(hidden, HIDDEN))
+                if self.firm:
+                    self._hide(scores_BHGTS, hidden)
+        if self.ahead is not None:
+            start = max(keys.start, rows.start + self.offset + self.ahead + 1)
+            edge = range(start, keys.stop)
+            self._hide_from(scores_BHGTS, block, edge, -_FAR, -self.ahead - 1)
+        if self.window is not None:
+            stop = min(keys.stop, rows.stop + self.offset - self.window)
+            edge = range(keys.start, stop)
+            self._hide_from(scores_BHGTS, block, edge, self.window, _FAR)
+        if self.padding_BS is not None:
+            real = self.padding_BS[_slice(block.batch), _slice(keys)]
+            self._hide(scores_BHGTS, ~real[:, None, None, None])
+
+    def pattern(self, rows: range, keys: range, low: int, high: int, like: Tensor) -> Tensor:
+        """1 where a key lies from `low` to `high` behind the query's own place, else 0."""
+        # Most blocks along the diagonal have the same one.
+        key = (low, high, keys.start - rows.start, len(rows), len(keys))
+        if key not in self._patterns:
+            places = torch.arange(rows.start, rows.stop, device=like.device) + self.offset
+            behind = places[:, None] - torch.arange(keys.start, keys.stop, device=like.device)
+            self._patterns[key] = ((behind >= low) & (behind <= high)).to(like.dtype)
+        return self._patterns[key]
+
+    def _hide_from(self, scores: Tensor, block: _Tile, keys: range, low: int, high: int) -> None:
+        """Hides those of the keys that lie from `low` to `high` behind the query."""
+        if len(keys):
+            start = keys.start - block.keys.start
+            pattern = self.pattern(block.rows, keys, low, high, scores)
+            self._hide(scores[..., start : start + len(keys)], pattern)
+
+    def _hide(self, scores: Tensor, hidden: Tensor) -> None:
+        """Hides where `hidden` is True, or 1."""
+        if self.firm:
+            scores.masked_fill_(hidden.to(torch.bool), HIDDEN)
+        else:
+            scores.add_(hidden, alpha=HIDDEN)
+
+    def _mask(self, block: _Tile) -> Tensor:
+        assert self.mask_BHGTS is not None
+        mask = _rows(self.mask_BHGTS, block.rows)[..., _slice(block.keys)]
+        mask = mask if mask.shape[0] == 1 else mask[_slice(block.batch)]
+        return mask if mask.shape[1] == 1 else mask[:, _slice(block.heads)]
+
+
+def hides(mask: Tensor) -> Tensor:
+    """Where an additive mask hides: −∞, and what stands for it in this type or is as far down."""
+    return mask <= lowest_seen(mask)
+
+
+def lowest_seen(mask: Tensor) -> float:
+    """What entries of an additive mask must lie above for their keys to be seen."""
+    return max(_HIDES, torch.finfo(mask.dtype).min / 2)
+
+
+def _rows(mask_BHGTS: Tensor, rows: range) -> Tensor:
+    return mask_BHGTS if mask_BHGTS.shape[-2] == 1 else mask_BHGTS[..., _slice(rows), :]
+
+
+def _slice(part: range) -> slice:
+    """A range of places as an index."""
+    return slice(part.start, part.stop)
 
 
 @dataclass(eq=False)
@@ -118,7 +262,7 @@ class _Work:
 
     query_BHGTD: Tensor
     key_BHSD: Tensor
-    sight: Sight
+    sight: _Sight
     scale: float
     softcap: float | None
     first_and_last: tuple[int | None, int | None]
@@ -164,7 +308,7 @@ class _Work:
         members = max(1, self._block // (query_NRD.shape[1] * len(pieces[0])))
         found = []
         for batch, heads in self._chunks(members):
-            blocks = [AttentionTile(batch, heads, rows, piece) for piece in pieces]
+            blocks = [_Tile(batch, heads, rows, piece) for piece in pieces]
             sums = _join([self._measure_block(query_NRD, block) for block in blocks])
             if self._received_BHGS is not None:
                 self._receive(self._received_BHGS, query_NRD, blocks, sums)
@@ -184,7 +328,7 @@ class _Work:
             for heads in _ranges(range(H), min(H, members)):
                 yield batch, heads
 
-    def _measure_block(self, query_NRD: Tensor, block: AttentionTile) -> Sums:
+    def _measure_block(self, query_NRD: Tensor, block: _Tile) -> Sums:
         """The sums of the rows of a block over its keys, (N, R)."""
         scores = self._score(query_NRD, block)
         peak = scores.amax(-1, keepdim=True)
@@ -199,7 +343,7 @@ class _Work:
         moment = torch.mul(weights, scores, out=scores).sum(-1)
         return peak.squeeze(-1), total, moment, *masses
 
-    def _score(self, query_NRD: Tensor, block: AttentionTile) -> Tensor:
+    def _score(self, query_NRD: Tensor, block: _Tile) -> Tensor:
         """The scores of a block (N, R, keys), hidden ones far below, in the first buffer."""
         H, G = self.query_BHGTD.shape[1:3]
         start = block.batch.start * H + block.heads.start
@@ -221,7 +365,7 @@ class _Work:
         scores.sub_(peak).clamp_(min=_LEAST)
         return torch.exp(scores, out=self._buffers[1, : scores.numel()].view(scores.shape))
 
-    def _mass_on_last(self, weights: Tensor, block: AttentionTile, last: int) -> Tensor:
+    def _mass_on_last(self, weights: Tensor, block: _Tile, last: int) -> Tensor:
         rows, keys, offset = block.rows, block.keys, self.sight.offset
         near = range(
             max(keys.start, rows.start + offset - last + 1), min(keys.stop, rows.stop + offset)
@@ -233,18 +377,18 @@ class _Work:
         return (weights.unflatten(1, (-1, len(rows))) * inside).sum(-1).flatten(1)
 
     def _receive(
-        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[AttentionTile], sums: Sums
+        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[_Tile], sums: Sums
     ) -> None:
         """Adds what the keys of the blocks receive from their rows."""
         peak, total, *_ = sums
         share = torch.where(peak > HIDDEN / 2, 1 / total, 0)
         if self.rows_BT is not None:
             block = blocks[0]
-            real_BT = self.rows_BT[as_slice(block.batch), as_slice(block.rows)]
+            real_BT = self.rows_BT[_slice(block.batch), _slice(block.rows)]
             shape = (len(block.batch), len(block.heads), -1, len(block.rows))
             share = (share.view(shape) * real_BT[:, None, None]).view(share.shape)
         for block in blocks:
-            here = (as_slice(block.batch), as_slice(block.heads), slice(None), as_slice(block.keys))
+            here = (_slice(block.batch), _slice(block.heads), slice(None), _slice(block.keys))
             if len(blocks) > 1:  # only now is it known what the weights are relative to
                 scores = self._score(query_NRD, block)
                 weights = self._weigh(scores, peak.unsqueeze(-1))

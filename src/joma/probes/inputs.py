@@ -48,19 +48,20 @@ class ProbeBatch:
             }
             model(**moved)
             return
-        tokens = self.given.to(device)
-        body = getattr(model, "base_model", model)
-        if hasattr(model, "config") and hasattr(body, "get_input_embeddings"):
-            _read(body, tokens)
-        else:
-            model(tokens)
+        run_on_tokens(model, self.given.to(device))
 
 
-def _read(model: nn.Module, tokens: Tensor) -> None:
-    """Call a Hugging Face model with a text; a decoder after an encoder is given the same text.
+def run_on_tokens(model: nn.Module, tokens: Tensor) -> None:
+    """Call a model with a text, a Hugging Face model without its head.
 
-    As in training, the decoder's tokens are shifted to the right by the token it starts with.
+    A decoder after an encoder is given the same text, as in training shifted to the right by the
+    token it starts with.
     """
+    body = getattr(model, "base_model", model)
+    if not hasattr(model, "config") or not hasattr(body, "get_input_embeddings"):
+        model(tokens)
+        return
+    model = body
     taken = inspect.signature(model.forward).parameters
     if "input_ids" not in taken:
         raise JomaError(f"{type(model).__name__} reads no tokens; {_GIVE_INPUTS}")

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from joma.analysis.superposition._clusters import Pairs, best_pairs
 from joma.analysis.superposition._content import describe, token_vectors
-from joma.analysis.superposition._observe import Observed, batches, observe, run
+from joma.analysis.superposition._observe import Observed, batches, observe
 from joma.analysis.superposition._settings import SearchSettings
 from joma.analysis.superposition._shuffle import dealt
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
 from joma.models import Loaded, number_of_layers, untrained
+from joma.probes.inputs import run_on_tokens
 
 CHANCE = 0.01
 """A node is above a control where no more than this share of it, the node included, is as high.
@@ -352,13 +353,12 @@ def estimate(
     settings = settings or SearchSettings()
     chosen = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
     _, batch = next(batches(loaded, windows))
-    run(loaded, batch)
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
-    start = time.perf_counter()
-    run(loaded, batch)
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
+    for _ in range(2):  # the first time is none to measure
+        start = time.perf_counter()
+        with torch.inference_mode():
+            run_on_tokens(loaded.model, batch)
+        if batch.is_cuda:
+            torch.cuda.synchronize(batch.device)
     reading = (time.perf_counter() - start) * len(windows) / len(batch)
     weights = sum(weight.numel() * weight.element_size() for weight in loaded.model.parameters())
     most = windows.numel() if nodes is None else nodes * settings.contexts

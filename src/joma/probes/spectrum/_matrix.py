@@ -4,14 +4,13 @@ The Gram matrix M = A·Aᵀ is taken on the shorter side, so blocks are as short
 """
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from joma.common.checks import check_one_of
 from joma.common.float32 import float32_is_coarse, float32_products
@@ -30,7 +29,7 @@ _NORM_KERNEL_FROM = 1 << 22
 
 
 def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Tensor:
-    """Return the matrix, detached; integers become float64.
+    """Return the matrix, detached and whole; integers become float64.
 
     Raises:
         JomaError: It is none, or the method is unknown, or no method can reach the tolerance.
@@ -38,6 +37,8 @@ def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Te
     check_one_of("method", method, _METHODS)
     if not 1e-7 <= tolerance < 1:
         raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
+    if isinstance(matrix, DTensor):
+        matrix = matrix.full_tensor()
     try:
         matrix = computable("matrix", torch.as_tensor(matrix))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -80,13 +81,10 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return (exponent.long() + 1023 << 52).view(torch.float64)
 
 
-def operator(matrix: Tensor) -> "Operator":
-    """Return the operator of a matrix on a CPU or a GPU, whole or sharded."""
-    return _Sharded(matrix) if isinstance(matrix, DTensor) else _Dense(matrix)
+class Operator:
+    """Products with one matrix, in float32 or float64.
 
-
-class Operator(ABC):
-    """Products with one matrix.
+    Half-precision entries are widened a few rows at a time.
 
     Attributes:
         side: length of the vectors, the shorter side.
@@ -95,10 +93,11 @@ class Operator(ABC):
         rounding: what rounding may hide of the top eigenvalue, as a share of it.
     """
 
-    def __init__(self, shape: torch.Size, kind: torch.dtype, device: torch.device) -> None:
-        self.side = min(shape)
-        self.dtype = torch.float64 if kind == torch.float64 else torch.float32
-        self.device = device
+    def __init__(self, matrix_MN: Tensor) -> None:
+        rows, columns = matrix_MN.shape
+        self._matrix = matrix_MN if rows <= columns else matrix_MN.mT
+        self.side, self.device = min(rows, columns), matrix_MN.device
+        self.dtype = torch.float64 if matrix_MN.dtype == torch.float64 else torch.float32
         self.rounding = 1e-5 if self.dtype == torch.float32 else 1e-10
 
     def apply(self, block_SB: Tensor) -> Tensor:
@@ -109,64 +108,9 @@ class Operator(ABC):
         """Return ‖Aᵀx‖² of a unit vector for a matrix scaled to Frobenius norm 1, in float64."""
         return self._scaled(self.across, x_S.unsqueeze(-1)).double().square().sum()
 
-    @abstractmethod
-    def across(self, block_SB: Tensor) -> Tensor:
-        """Return Aᵀ of a block, unscaled, in full precision."""
-
-    @abstractmethod
-    def along(self, block_TB: Tensor) -> Tensor:
-        """Return A of a block, unscaled, in full precision."""
-
     @cached_property
     def frobenius(self) -> Tensor:
         """‖A‖_F, in float64."""
-        return self._norm()
-
-    @abstractmethod
-    def _norm(self) -> Tensor: ...
-
-    def _scaled(self, product: Callable[[Tensor], Tensor], block: Tensor) -> Tensor:
-        """Return a product over ‖A‖_F; the block is scaled first, so that nothing overflows."""
-        before, after = self._factors
-        return product(block * before) * after
-
-    @cached_property
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        norm = self.frobenius.clamp(min=1e-300)
-        least, most = (-60, 110) if self.dtype == torch.float32 else (-900, 900)
-        power = power_of_two((-norm.log2()).round().clamp(least, most))
-        return power.to(self.dtype), (1 / (power * norm)).to(self.dtype)
-
-
-class _Dense(Operator):
-    """Products in float32 or float64; half-precision entries are widened a few rows at a time."""
-
-    def __init__(self, matrix_MN: Tensor) -> None:
-        super().__init__(matrix_MN.shape, matrix_MN.dtype, matrix_MN.device)
-        rows, columns = matrix_MN.shape
-        self._matrix = matrix_MN if rows <= columns else matrix_MN.mT
-
-    def across(self, block_SB: Tensor) -> Tensor:
-        if self._matrix.dtype == self.dtype:
-            return self._matrix.mT @ block_SB
-        if self._matrix.is_cuda:
-            return wide_product(self._matrix.mT, block_SB)
-        out_TB = block_SB.new_empty(self._matrix.shape[-1], block_SB.shape[-1])
-        for part in self._slices():
-            torch.matmul(self._matrix[:, part].to(self.dtype).mT, block_SB, out=out_TB[part])
-        return out_TB
-
-    def along(self, block_TB: Tensor) -> Tensor:
-        if self._matrix.dtype == self.dtype:
-            return self._matrix @ block_TB
-        if self._matrix.is_cuda:
-            return wide_product(self._matrix, block_TB)
-        out_SB = block_TB.new_zeros(self.side, block_TB.shape[-1])
-        for part in self._slices():
-            out_SB.addmm_(self._matrix[:, part].to(self.dtype), block_TB[part])
-        return out_SB
-
-    def _norm(self) -> Tensor:
         turned = self._matrix if self._matrix.is_contiguous() else self._matrix.mT
         if turned.dtype != torch.float64 and turned.is_contiguous():
             if turned.is_cuda and turned.numel() < _NORM_KERNEL_FROM:
@@ -184,6 +128,40 @@ class _Dense(Operator):
             scaled = self._matrix[:, part].double() / most.clamp(min=1e-320)
             total += scaled.square().sum()
         return most * total.sqrt()
+
+    def _scaled(self, product: Callable[[Tensor], Tensor], block: Tensor) -> Tensor:
+        """Return a product over ‖A‖_F; the block is scaled first, so that nothing overflows."""
+        before, after = self._factors
+        return product(block * before) * after
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        norm = self.frobenius.clamp(min=1e-300)
+        least, most = (-60, 110) if self.dtype == torch.float32 else (-900, 900)
+        power = power_of_two((-norm.log2()).round().clamp(least, most))
+        return power.to(self.dtype), (1 / (power * norm)).to(self.dtype)
+
+    def across(self, block_SB: Tensor) -> Tensor:
+        """Return Aᵀ of a block, unscaled, in full precision."""
+        if self._matrix.dtype == self.dtype:
+            return self._matrix.mT @ block_SB
+        if self._matrix.is_cuda:
+            return wide_product(self._matrix.mT, block_SB)
+        out_TB = block_SB.new_empty(self._matrix.shape[-1], block_SB.shape[-1])
+        for part in self._slices():
+            torch.matmul(self._matrix[:, part].to(self.dtype).mT, block_SB, out=out_TB[part])
+        return out_TB
+
+    def along(self, block_TB: Tensor) -> Tensor:
+        """Return A of a block, unscaled, in full precision."""
+        if self._matrix.dtype == self.dtype:
+            return self._matrix @ block_TB
+        if self._matrix.is_cuda:
+            return wide_product(self._matrix, block_TB)
+        out_SB = block_TB.new_zeros(self.side, block_TB.shape[-1])
+        for part in self._slices():
+            out_SB.addmm_(self._matrix[:, part].to(self.dtype), block_TB[part])
+        return out_SB
 
     def _slices(self) -> Iterator[slice]:
         """Yield pieces of the longer side."""
@@ -207,39 +185,6 @@ def _norms_of_pieces(flat_N: Tensor) -> Tensor:
         for piece in (part[:whole].unflatten(0, (-1, _PIECE)), part[None, whole:]):
             parts.append(torch.linalg.vector_norm(piece, dim=-1).double())
     return torch.cat(parts)
-
-
-class _Sharded(Operator):
-    """A sharded matrix: every rank has the same blocks, products are gathered."""
-
-    def __init__(self, matrix_MN: DTensor) -> None:
-        rows, columns = matrix_MN.shape
-        matrix = matrix_MN if rows <= columns else matrix_MN.t()
-        assert isinstance(matrix, DTensor)
-        super().__init__(matrix.shape, matrix.dtype, matrix.to_local().device)
-        self._matrix = matrix
-
-    def _norm(self) -> Tensor:
-        most = _gathered(self._matrix.abs().max()).double()
-        scaled = self._matrix.to(torch.float64) / most.clamp(min=1e-320).item()
-        return most * _gathered(scaled.square().sum()).sqrt()
-
-    def across(self, block_SB: Tensor) -> Tensor:
-        return self._product(self._matrix.t(), block_SB)
-
-    def along(self, block_TB: Tensor) -> Tensor:
-        return self._product(self._matrix, block_TB)
-
-    def _product(self, matrix: Tensor, block_SB: Tensor) -> Tensor:
-        mesh = self._matrix.device_mesh
-        copies = [Replicate()] * mesh.ndim
-        block = DTensor.from_local(block_SB, mesh, copies, run_check=False)
-        return _gathered(matrix.to(self.dtype) @ block)
-
-
-def _gathered(tensor: Tensor) -> Tensor:
-    assert isinstance(tensor, DTensor)
-    return tensor.full_tensor()
 
 
 def wide_product(matrix: Tensor, block: Tensor) -> Tensor:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
 from joma.probes.spectrum import _certificate, _refresh
 from joma.probes.spectrum._krylov import Iterated, Krylov
-from joma.probes.spectrum._matrix import Operator, check_finite, checked, operator, plain_arithmetic
+from joma.probes.spectrum._matrix import Operator, check_finite, checked, plain_arithmetic
 
 FAILURE = 1e-6
 """Probability, over the random start, that a bound does not hold."""
@@ -108,7 +107,7 @@ def stable_ranks(
     groups: dict[tuple[bool, object], list[tuple[int, Tensor]]] = {}
     for i, given in enumerate(matrices):
         matrix = checked(given, method, tolerance)
-        squared = method == "auto" and _on_gpu(matrix) and min(matrix.shape) < _SQUARED
+        squared = method == "auto" and matrix.is_cuda and min(matrix.shape) < _SQUARED
         together = squared and matrix.numel() < _STACKED
         key = (squared, (matrix.shape, matrix.dtype, matrix.device) if together else i)
         groups.setdefault(key, []).append((i, matrix))
@@ -132,10 +131,6 @@ def release() -> None:
         graph.plan.cache_clear()
 
 
-def _on_gpu(matrix: Tensor) -> bool:
-    return matrix.is_cuda and not isinstance(matrix, DTensor)
-
-
 def _zero(products: int) -> StableRank:
     return StableRank(0.0, 0.0, True, 0.0, 0.0, products)
 
@@ -145,15 +140,15 @@ def _solve(matrix: Tensor, tolerance: float, method: str, keep: bool, seed: int)
     if method == "exact" or (side <= _SMALL and method == "auto"):
         return _exact(matrix, keep, seed)
     kind = matrix.dtype
-    if _on_gpu(matrix) and side >= 1024 and tolerance >= 1e-4 and kind != torch.float64:
+    if matrix.is_cuda and side >= 1024 and tolerance >= 1e-4 and kind != torch.float64:
         from joma.probes.spectrum import _graph  # Triton comes with torch's CUDA builds alone
 
         found = _graph.iterate(matrix, tolerance, seed, _EVENT)
         if found is not None:
             return _result(found, matrix, keep, seed)
-    if _on_gpu(matrix) and kind != torch.float64:
+    if matrix.is_cuda and kind != torch.float64:
         matrix = matrix.float()  # blocks in half precision would overflow at some scales
-    linear = operator(matrix)
+    linear = Operator(matrix)
     check_finite(norm := float(linear.frobenius))
     if norm == 0:
         return _zero(0)
@@ -248,7 +243,7 @@ def _result(found: Iterated, matrix: Tensor, keep: bool, seed: int) -> StableRan
 
 def _anchored(found: StableRank, matrix: Tensor, top_S: Tensor, seed: int) -> StableRank:
     ceiling = found.frobenius / math.sqrt(found.value - found.bound)
-    return replace(found, anchor=_refresh.anchor(operator(matrix), top_S, ceiling, seed))
+    return replace(found, anchor=_refresh.anchor(Operator(matrix), top_S, ceiling, seed))
 
 
 def _squared(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> list[StableRank]:
@@ -278,7 +273,7 @@ def _exact(matrix: Tensor, keep: bool, seed: int, near_S: Tensor | None = None) 
     found = StableRank(value, bound, True, sigma, top.scale * top.norm, 1)
     if not keep:
         return found
-    return replace(found, anchor=_refresh.anchor(operator(matrix), top.vector, ceiling, seed))
+    return replace(found, anchor=_refresh.anchor(Operator(matrix), top.vector, ceiling, seed))
 
 
 def _refreshed(matrix: Tensor, start: StableRank) -> StableRank | None:
@@ -286,8 +281,8 @@ def _refreshed(matrix: Tensor, start: StableRank) -> StableRank | None:
     if start.anchor is None:
         raise JomaError("start must be a result made with keep=True, of a matrix that is not zero")
     place = (matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype)
-    where = place if _on_gpu(matrix) else None
-    floor, ceiling, norm = _refresh.refreshed(operator(matrix), start.anchor, FAILURE / 10, where)
+    where = place if matrix.is_cuda else None
+    floor, ceiling, norm = _refresh.refreshed(Operator(matrix), start.anchor, FAILURE / 10, where)
     check_finite(norm)
     if norm == 0:
         return _zero(1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from joma.errors import JomaError
 from joma.probes.spectrum._certificate import gram_matrix
 from joma.probes.spectrum._krylov import Krylov
-from joma.probes.spectrum._matrix import Operator, check_finite, checked, operator, plain_arithmetic
+from joma.probes.spectrum._matrix import Operator, check_finite, checked, plain_arithmetic
 from joma.probes.spectrum.stable import StableRank
 
 _LARGE = 2048
@@ -114,7 +114,7 @@ def singular_values(
         raise JomaError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
     with plain_arithmetic(matrix.device):
         if method == "lanczos" or (method == "auto" and side > _LARGE):
-            found = _iterated(operator(matrix), k, tolerance, seed)
+            found = _iterated(Operator(matrix), k, tolerance, seed)
             if found is not None:
                 values, bounds, norm = found
                 return SingularValues(values, bounds, False, norm, _ADDED_UP)
