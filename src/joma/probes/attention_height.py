@@ -6,6 +6,7 @@ query and key, and compared with a row that spreads evenly over the keys it can 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,9 +91,7 @@ class AttentionByHeightAccumulator:
                 f"attention must make sums of shape {tuple(have.shape)} on {have.device} as "
                 f"before, got {tuple(given.shape)} on {given.device}"
             )
-        self._sums = _Sums(
-            have + given, self._sums.uniform + new.uniform, self._sums.queries + new.queries
-        )
+        self._sums = _Sums(*(one + other for one, other in zip(self._sums, new, strict=True)))
 
     def compute(self) -> AttentionByHeight:
         """`attention_by_height` of all batches so far."""
@@ -101,8 +100,7 @@ class AttentionByHeightAccumulator:
         return _mean(self._sums)
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
+class _Sums(NamedTuple):
     """Shares added up over rows: (..., 1 + levels), uncounted keys first; and how many rows."""
 
     mass: Tensor

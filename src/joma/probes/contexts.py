@@ -43,8 +43,8 @@ class TopContexts:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "TopContexts":
         """Return these with values, windows and positions changed in the same way."""
-        tables = map(change, (self.values, self.windows, self.positions))
-        return TopContexts(*tables, self.nodes)
+        values, windows, positions = map(change, (self.values, self.windows, self.positions))
+        return TopContexts(values, windows, positions, self.nodes)
 
 
 def top_contexts(

@@ -1,4 +1,4 @@
-"""One forward pass after another over a text: attention, MLPs and the residual stream measured.
+"""Measurements of a model that reads a text: attention, MLPs and the residual stream.
 
 The hidden activations of experts whose matrices are stacked in one parameter are the input of no
 module, and a fused kernel may never store them. They are computed once more, for a sample of the
@@ -7,9 +7,10 @@ tokens, from what the experts are given: hidden states and the experts chosen fo
 
 import contextlib
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,12 +24,48 @@ from joma.probes.activations import ActivationStatisticsAccumulator
 from joma.probes.attention import AttentionAccumulator
 from joma.probes.embedding import EmbeddingOverlapAccumulator
 from joma.probes.inputs import ProbeBatch
-from joma.probes.measurement import Measurement
 from joma.probes.metrics import Metric, Needs, collected
 from joma.probes.tap import AttentionCall, AttentionMap, watch_attention
 
 VECTORS_COMPARED = 512
 """Vectors of the residual stream compared with each other: the mean is right to about 0.01."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number of a model.
+
+    Attributes:
+        metric: Name of the metric, one of `joma.probes.metrics.METRICS`.
+        module: Path of the module measured; attention of a block that runs several times in one
+            forward pass has "#1", "#2", … after it from the second time on.
+        layer: Number of the block, None for what is in none.
+        head: Number of the head, None for the mean over heads.
+        value: The number; never NaN or infinite.
+        bound: An absolute bound on its error, where there is one.
+        kind: Of attention: "self" or "cross", after the name of the tower where the model has
+            several ("encoder self"); empty for everything else.
+    """
+
+    metric: str
+    module: str
+    layer: int | None
+    head: int | None
+    value: float
+    bound: float | None = None
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        for name, number in (("value", self.value), ("bound", self.bound)):
+            if number is not None and not math.isfinite(number):
+                raise JomaError(
+                    f"{self.metric} of {self.module or 'the model'} came out with {name} {number}: "
+                    "the model's weights or what it computes from the text are not finite"
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the number as `joma probe --json` prints it."""
+        return asdict(self)
 
 
 @dataclass(eq=False)

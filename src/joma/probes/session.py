@@ -15,9 +15,8 @@ from joma.errors import JomaError
 from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
 from joma.probes.inputs import Inputs, Windows, batches
-from joma.probes.measurement import Measurement
 from joma.probes.metrics import PROBED, Effort, Metric, checked
-from joma.probes.reading import read
+from joma.probes.reading import Measurement, read
 from joma.probes.tap import AttentionMap
 
 __all__ = [

@@ -294,18 +294,6 @@ def _median(scores: Tensor) -> float:
     return float(scores.double().median()) if len(scores) else math.nan
 
 
-def _layers(loaded: Loaded, layers: Sequence[int] | None) -> list[int]:
-    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
-    there = number_of_layers(names, loaded.known_architecture)
-    chosen = list(range(there)) if layers is None else list(dict.fromkeys(layers))
-    for layer in chosen:
-        if not 0 <= layer < there:
-            raise JomaError(f"layers must lie from 0 to {there - 1}, got {layer}")
-    if not chosen:
-        raise JomaError("layers must name at least one, got none")
-    return chosen
-
-
 def check(
     loaded: Loaded,
     windows: Tensor,
@@ -338,7 +326,15 @@ def check(
         raise JomaError(
             f"nodes must be at least {FEWEST}, or none can be above 99% of a control, got {nodes}"
         )
-    return _layers(loaded, layers)
+    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
+    there = number_of_layers(names, loaded.known_architecture)
+    chosen = list(range(there)) if layers is None else list(dict.fromkeys(layers))
+    for layer in chosen:
+        if not 0 <= layer < there:
+            raise JomaError(f"layers must lie from 0 to {there - 1}, got {layer}")
+    if not chosen:
+        raise JomaError("layers must name at least one, got none")
+    return chosen
 
 
 def estimate(
@@ -353,6 +349,7 @@ def estimate(
     settings = settings or SearchSettings()
     chosen = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
     _, batch = next(batches(loaded, windows))
+    start = 0.0
     for _ in range(2):  # the first time is none to measure
         start = time.perf_counter()
         with torch.inference_mode():

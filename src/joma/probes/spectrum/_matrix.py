@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from joma.common.checks import check_one_of
 from joma.common.float32 import float32_is_coarse, float32_products
 from joma.errors import JomaError
 from joma.probes._checks import computable
@@ -34,7 +33,8 @@ def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Te
     Raises:
         JomaError: It is none, or the method is unknown, or no method can reach the tolerance.
     """
-    check_one_of("method", method, _METHODS)
+    if method not in _METHODS:
+        raise JomaError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
     if not 1e-7 <= tolerance < 1:
         raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
     if isinstance(matrix, DTensor):

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +46,7 @@ def tapped(model: nn.Module, tap: Tap) -> Iterator[bool]:
                 if layer.attention is not None and layer.attention not in attentions:
                     stack.enter_context(wrapped_forward(layer.attention, layer.around_attention))
             elif isinstance(module, nn.TransformerDecoderLayer):
-                decoder = _DecoderLayer(module, running)
-                stack.enter_context(wrapped_forward(module, decoder.around))
+                stack.enter_context(wrapped_forward(module, partial(_decoding, module, running)))
             if tap.acts and isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 stack.enter_context(wrapped_forward(module, _unfused))
         yield bool(attentions)
@@ -197,20 +197,16 @@ class _Attention:
         return query, key
 
 
-class _DecoderLayer:
-    """One decoder layer while it is watched."""
-
-    def __init__(self, module: nn.TransformerDecoderLayer, running: _Running) -> None:
-        self._module, self._running = module, running
-
-    def around(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `forward` of the layer, noting which of its tokens are padding."""
-        padding = _arguments(self._module, args, kwargs).get("tgt_key_padding_mask")
-        self._running.padding.append((self._module, padding))
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            self._running.padding.pop()
+def _decoding(
+    layer: nn.TransformerDecoderLayer, running: _Running, forward: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Call `forward` of a decoder layer, noting which of its tokens are padding."""
+    padding = _arguments(layer, args, kwargs).get("tgt_key_padding_mask")
+    running.padding.append((layer, padding))
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        running.padding.pop()
 
 
 class _Layer:
