@@ -134,16 +134,8 @@ class Probed:
         """Write the numbers to the metrics of a run, in place of those there."""
         run.metrics.rewind(-1)
         for one in self.measurements:
-            run.metrics.append(
-                step,
-                one.metric,
-                one.value,
-                module=one.module,
-                kind=one.kind,
-                layer=one.layer,
-                head=one.head,
-                bound=one.bound,
-            )
+            labels = dict(vars(one))
+            run.metrics.append(step, labels.pop("metric"), labels.pop("value"), **labels)
         run.metrics.flush()
         run.write_json("roles", self.roles)
 
