@@ -7,9 +7,10 @@ Deja Vu asks before it skips them.
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -214,8 +215,7 @@ class _Sums(NamedTuple):
 
 
 def _added(one: _Sums, other: _Sums) -> _Sums:
-    pairs: Iterable[tuple[Any, Any]] = zip(one, other, strict=True)
-    return _Sums(*(a + b for a, b in pairs))
+    return _Sums(*map(operator.add, one, other))
 
 
 def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _Sums:
