@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -214,7 +214,8 @@ class _Sums(NamedTuple):
     moments: _Moments
 
 
-def _added(one: _Sums, other: _Sums) -> _Sums:
+def _added(one: tuple[Any, ...], other: tuple[Any, ...]) -> _Sums:
+    """Those of both together."""
     return _Sums(*map(operator.add, one, other))
 
 
