@@ -1,6 +1,7 @@
 """The recorded numbers of a training as series, and what rules have in common."""
 
 import math
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,12 +68,89 @@ def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[Reco
         rows[*what, layers[row], heads[row]].append(row)
     found = []
     for (name, module, kind, layer, head), places in rows.items():
-        steps, values = columns["step"][places], columns["value"][places]
-        order = np.argsort(steps, kind="stable")
-        order = order[np.append(np.diff(steps[order]) > 0, True)]  # what was logged again counts
+        series = _in_order(columns["step"][places], columns["value"][places])
         where = (None if layer < 0 else layer, None if head < 0 else head)
-        found.append(RecordedSeries(name, steps[order], values[order], module, *where, kind))
+        found.append(RecordedSeries(name, *series, module, *where, kind))
     return found
+
+
+def _in_order(
+    steps: NDArray[np.int64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return steps that increase with their values; of one that was logged again the later."""
+    if (np.diff(steps) > 0).all():
+        return steps, values
+    order = np.argsort(steps, kind="stable")
+    order = order[np.append(np.diff(steps[order]) > 0, True)]
+    return steps[order], values[order]
+
+
+MOST_NUMBERS = 2_000_000
+"""Numbers kept in memory (16 bytes each); beyond that the older half of long series is thinned."""
+_LONG = 1024
+"""Numbers up to which a series is never thinned."""
+
+
+class History:
+    """The series of a training, grown row by row, so that nothing is read again to judge them.
+
+    Numbers of single heads are not kept: they are recorded, and not judged.
+
+    Attributes:
+        changes: How many numbers were ever added; the same number means the same series.
+    """
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self._numbers, self._most = 0, MOST_NUMBERS
+        self._series: dict[tuple[str, str, str, int | None], tuple[array[int], array[float]]] = {}
+
+    def add(
+        self,
+        name: str,
+        steps: Sequence[int],
+        values: Sequence[float],
+        module: str = "",
+        kind: str = "",
+        layer: int | None = None,
+    ) -> None:
+        """Add numbers to a series; the arguments are what `RecordedSeries` has."""
+        key = name, module, kind, layer
+        if key not in self._series:
+            self._series[key] = array("q"), array("d")
+        kept_steps, kept_values = self._series[key]
+        kept_steps.extend(steps)
+        kept_values.extend(values)
+        self.changes += len(steps)
+        self._numbers += len(steps)
+        if self._numbers > self._most:
+            self._thin()
+
+    def add_columns(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Add what a metrics log has, as `run.metrics.read()` gives it."""
+        kept = columns["head"] < 0
+        for one in series_of({name: column[kept] for name, column in columns.items()}):
+            steps, values = one.steps.tolist(), one.values.tolist()
+            self.add(one.name, steps, values, one.module, one.kind, one.layer)
+
+    def series(self) -> list[RecordedSeries]:
+        """Return the series as they are now, in the order in which they began."""
+        return [
+            RecordedSeries(
+                name, *_in_order(np.array(steps), np.array(values)), module, layer, None, kind
+            )
+            for (name, module, kind, layer), (steps, values) in self._series.items()
+        ]
+
+    def _thin(self) -> None:
+        """Drop every second number of the older half of long series."""
+        for steps, values in self._series.values():
+            half = len(steps) // 2
+            if len(steps) > _LONG:
+                steps[:half], values[:half] = steps[:half:2], values[:half:2]
+        self._numbers = sum(len(steps) for steps, _ in self._series.values())
+        # Many series that are all short cannot be thinned, and need not be tried at every row.
+        self._most = max(MOST_NUMBERS, 5 * self._numbers // 4)
 
 
 def checked_series(steps: ArrayLike, values: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:

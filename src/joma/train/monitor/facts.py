@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
 from joma.train.monitor.parts import MonitoredMatrix, Parts, Tensors, is_real, plain
-from joma.train.monitor.processes import MonitoredProcesses, whole
 from joma.train.monitor.record import Row
+from joma.train.processes import MonitoredProcesses, whole
 
 IsOptimized = Callable[[Tensor], bool | None]
 """Whether a parameter is in the optimizer; None where no optimizer is known."""
@@ -79,9 +79,11 @@ class Facts:
             matrices: Those that are followed.
         """
         rows: list[Row] = []
-        for name, read in (("weight_norm", tensors.get), ("gradient_norm", tensors.gradient)):
-            found = [(matrix, read(matrix.name)) for matrix in matrices]
-            there = [(matrix, matrix.read(it)) for matrix, it in found if it is not None]
+        gradients = ((matrix, tensors.gradient(matrix.name)) for matrix in matrices)
+        for name, there in (
+            ("weight_norm", tensors.present(matrices)),
+            ("gradient_norm", [(of, of.read(it)) for of, it in gradients if it is not None]),
+        ):
             values = norms_of([tensor for _, tensor in there])
             rows += [
                 Row(name, value, matrix.module, matrix.layer)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.train.monitor.faults import Faults
-from joma.train.monitor.processes import MonitoredProcesses
-from joma.train.monitor.undisturbed import device_of, is_sharded
+from joma.train.processes import MonitoredProcesses, device_of, sharded_modules
 
 TOKENS = 2048
 """Tokens that a measurement reads, unless one sequence alone has more."""
@@ -108,7 +107,7 @@ def _body(model: nn.Module) -> nn.Module:
     if not hasattr(model, "config") or not isinstance(body, nn.Module):
         return model
     # What gathers sharded weights hangs on the whole, and decoders may read the labels.
-    if is_sharded(model) or getattr(model.config, "is_encoder_decoder", False):
+    if sharded_modules(model) or getattr(model.config, "is_encoder_decoder", False):
         return model
     return body if hasattr(body, "get_input_embeddings") else model
 
