@@ -1,7 +1,9 @@
 """What a finding is, what could not be judged, and both as lines of text for people."""
 
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 Severity = Literal["note", "warning", "critical"]
@@ -15,24 +17,12 @@ SEVERITIES: tuple[Severity, ...] = ("note", "warning", "critical")
 """From the least to the most severe."""
 
 
-KINDS = (
-    "attention_bounce",
-    "attention_collapse",
-    "bad_initialisation",
-    "dead_layer",
-    "dead_mlp",
-    "diverged_loss",
-    "frozen_layer",
-    "label_noise",
-    "learning_rate_too_high",
-    "learning_rate_too_low",
-    "loss_spike",
-    "not_finite",
-    "not_optimized",
-    "overfitting",
-    "rank_collapse",
-    "tied_layer",
+ADVICE: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("advice.toml").read_text(encoding="utf-8")
 )
+"""What each kind of finding means for a training, and what to try; by case where it has several."""
+
+KINDS = tuple(sorted(ADVICE))
 """Every `Finding.kind` that `judge` may return; each is either judged or listed as not judged."""
 
 

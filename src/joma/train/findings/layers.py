@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from joma.train.findings.finding import Finding, NotJudged, Severity
+from joma.train.findings.finding import ADVICE, Finding, NotJudged, Severity
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
@@ -15,8 +15,9 @@ from joma.train.findings.recorded import (
     at_steps,
     common_steps,
     end_of,
+    not_enough,
     place,
-    too_few,
+    since,
 )
 
 ONE_DIRECTION = 1.5
@@ -61,11 +62,11 @@ def judge_untrained(recorded: Recorded) -> Verdict:
     for module, one in required.items():
         blocks[block_of(module)].append(one)
     trained = {block for block, ones in blocks.items() if any(one.values[-1] for one in ones)}
-    found: Verdict = []
-    found += _frozen(blocks, trained)
-    found += _not_moved(recorded, required)
-    found += _without_gradient(recorded, required, blocks)
-    return found
+    return [
+        *_frozen(blocks, trained),
+        *_not_moved(recorded, required),
+        *_without_gradient(recorded, required, blocks),
+    ]
 
 
 def _frozen(blocks: Mapping[str, Sequence[RecordedSeries]], trained: set[str]) -> Verdict:
@@ -94,8 +95,7 @@ def _frozen(blocks: Mapping[str, Sequence[RecordedSeries]], trained: set[str]) -
                         step,
                         f"Layer {layer} ({block}) is frozen: none of its {len(blocks[block])} "
                         "matrices requires a gradient.",
-                        "It stays what it was when training began, while the others learn. If that "
-                        "is not meant, set requires_grad=True before the optimizer is made.",
+                        ADVICE["frozen_layer"],
                         {"matrices": float(len(blocks[block]))},
                         block,
                         layer,
@@ -133,21 +133,19 @@ def _not_moved(recorded: Recorded, required: Mapping[str, RecordedSeries]) -> Ve
     for block, modules in still.items():
         one = moves[modules[0]]
         known = [optimized[module].values[-1] for module in modules if module in optimized]
-        them = "it" if len(modules) == 1 else "them"
-        held = f"the optimizer does not hold {them}"
-        why = held if known and not any(known) else f"no step moves {them}"
         what = f"layer {one.layer} ({block})" if one.layer is not None else block
-        number = "1 matrix" if len(modules) == 1 else f"{len(modules)} matrices"
+        number, have, them = f"{len(modules)} matrices", "have gradients but are", "them"
+        if len(modules) == 1:
+            number, have, them = "1 matrix", "has gradients but is", "it"
+        forgotten = known and not any(known)
+        why = f"the optimizer does not hold {them}" if forgotten else f"no step moves {them}"
         found.append(
             Finding(
                 "not_optimized",
                 "warning",
                 int(steps[moving][0]),
-                f"{number} of {what} has gradients but is not trained: {why}."
-                if len(modules) == 1
-                else f"{number} of {what} have gradients but are not trained: {why}.",
-                "Its gradients are computed and thrown away. Give all parameters to the optimizer: "
-                "layers that were added or replaced after it was made are not in it.",
+                f"{number} of {what} {have} not trained: {why}.",
+                ADVICE["not_optimized"],
                 {"matrices": float(len(modules)), "steps": float(moving.sum())},
                 block if len(modules) > 1 else modules[0],
                 one.layer,
@@ -162,11 +160,9 @@ def _without_gradient(
     blocks: Mapping[str, Sequence[RecordedSeries]],
 ) -> Verdict:
     norms = recorded.by_module("gradient_norm")
-    if not norms:
-        return [NotJudged("dead_layer", "gradients: call step() before zero_grad()")]
-    longest = max(len(one.steps) for one in norms.values())
-    if longest < LAST:
-        return [too_few("dead_layer", longest)]
+    needs = "gradients: call step() before zero_grad()"
+    if missing := not_enough(["dead_layer"], list(norms.values()), needs):
+        return [*missing]
     last = sorted({int(step) for one in norms.values() for step in one.steps})[-LAST:]
     sizes: dict[str, list[float]] = {}
     for block, ones in blocks.items():
@@ -189,8 +185,7 @@ def _without_gradient(
                     f"{f'Layer {layer} ({block})' if layer is not None else block} does not learn: "
                     f"in the last {LAST} measurements its gradient was {share.max():.1e} of the "
                     "other layers' or less.",
-                    "Nothing that it computes reaches the loss. Search for an output that is not "
-                    "used, a detach(), a zero scale in front of it, or dead activations.",
+                    ADVICE["dead_layer"],
                     {"share": float(share.max())},
                     block,
                     layer,
@@ -224,8 +219,7 @@ def judge_tied(recorded: Recorded) -> Verdict:
             int(one.steps[0]),
             f"Layer {one.layer} ({one.module}) shares its matrices, or most of them, with layer "
             f"{int(one.values[-1])}.",
-            "The model has fewer parameters than its layers suggest, and both places are trained "
-            "as one. If that is not meant, copy the layer (copy.deepcopy) where the list is made.",
+            ADVICE["tied_layer"],
             {"same_as": float(one.values[-1])},
             one.module,
             one.layer,
@@ -237,27 +231,21 @@ def judge_tied(recorded: Recorded) -> Verdict:
 def judge_dead_mlps(recorded: Recorded) -> Verdict:
     """MLPs most of whose hidden nodes are near zero at every token, in the last 3 measurements."""
     series = recorded.all("mlp_dead")
-    if not series:
-        return [NotJudged("dead_mlp", "mlp_dead, which was not measured")]
-    longest = max(len(one.steps) for one in series)
-    if longest < LAST:
-        return [too_few("dead_mlp", longest)]
+    if missing := not_enough(["dead_mlp"], series, "mlp_dead, which was not measured"):
+        return [*missing]
     found: Verdict = []
     for one in series:
         if len(one.values) < LAST or not (one.values[-LAST:] >= DEAD_NODES).all():
             continue
-        alive = np.flatnonzero(one.values < DEAD_NODES)
-        since = int(one.steps[alive[-1] + 1]) if len(alive) else int(one.steps[0])
+        step = since(one.steps, one.values >= DEAD_NODES)
         found.append(
             Finding(
                 "dead_mlp",
                 "warning",
-                since,
-                f"The MLP of {place(one)} is dead: {100 * one.values[-1]:.0f}% of its hidden nodes "
-                f"are near zero at every token since step {since}.",
-                "Such nodes get no gradient and stay as they are. A lower learning rate, smaller "
-                "biases or another activation (GELU, SiLU) keep them alive; those that are dead "
-                "have to be initialised again.",
+                step,
+                f"The MLP of {place(one.layer, one.module)} is dead: {100 * one.values[-1]:.0f}% of "
+                f"its hidden nodes are near zero at every token since step {step}.",
+                ADVICE["dead_mlp"],
                 {"dead": float(one.values[-1]), "first": float(one.values[0])},
                 one.module,
                 one.layer,
@@ -273,11 +261,8 @@ def judge_ranks(recorded: Recorded) -> Verdict:
     times keys are measured and not judged: they end low in good trainings, too.
     """
     series = [one for one in recorded.all("stable_rank") if "[query·key]" not in one.module]
-    if not series:
-        return [NotJudged("rank_collapse", "stable_rank, which was not measured")]
-    longest = max(len(one.steps) for one in series)
-    if longest < LAST:
-        return [too_few("rank_collapse", longest)]
+    if missing := not_enough(["rank_collapse"], series, "stable_rank, which was not measured"):
+        return [*missing]
     roles: dict[str, list[RecordedSeries]] = defaultdict(list)
     for one in series:
         if one.layer is not None and len(one.steps) >= LAST:
@@ -290,20 +275,16 @@ def judge_ranks(recorded: Recorded) -> Verdict:
             usual = max(float(np.median(others)), float(one.values[0]))
             if not (0 < end < ONE_DIRECTION and end < OF_OTHERS * usual):
                 continue
-            above = np.flatnonzero(one.values >= ONE_DIRECTION)
-            at = min(int(above[-1]) + 1, len(one.steps) - 1) if len(above) else 0
-            since = int(one.steps[at])
+            step = since(one.steps, one.values < ONE_DIRECTION)
             found.append(
                 Finding(
                     "rank_collapse",
                     "warning",
-                    since,
-                    f"{one.module} is of one direction since step {since}: its stable rank ends at "
+                    step,
+                    f"{one.module} is of one direction since step {step}: its stable rank ends at "
                     f"{end:.2f}, where that of the same weight in other layers or at the beginning "
                     f"is {usual:.1f}.",
-                    "Most of what the layer computes is a single feature. Check what happened at "
-                    "that step; a lower learning rate, weight decay, or initialising the weight "
-                    "again can bring it back.",
+                    ADVICE["rank_collapse"],
                     {"end": end, "usual": usual, "first": float(one.values[0])},
                     one.module,
                     one.layer,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.train.findings.attention import COLLAPSED
-from joma.train.findings.finding import Finding, NotJudged
+from joma.train.findings.finding import ADVICE, Finding, NotJudged
 from joma.train.findings.recorded import (
     Curve,
     Recorded,
@@ -58,10 +58,7 @@ def not_finite(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
         f"The loss was {word} at step {step} and is finite again ({many})."
         if again
         else f"The loss is {word} since step {step} ({many}).",
-        "Search for a batch that is out of the ordinary at that step, or clip gradients."
-        if again
-        else "Weights that are not finite do not recover: go back to a checkpoint from before this "
-        "step. Try a lower learning rate, gradient clipping, or bfloat16 in place of float16.",
+        ADVICE["not_finite"]["again" if again else "loss"],
         {"not_finite": float(len(broken)), "steps": float(len(values))},
     )
 
@@ -99,9 +96,7 @@ def _diverged(curve: Curve, first: float) -> Finding | None:
         step,
         f"The loss has diverged: it was {low:.3f} near step {step} and is now {end:.3f}, "
         f"{beginning}.",
-        "What was learned is being lost. Go back to a checkpoint from before this step and lower "
-        "the learning rate, lengthen its warm-up or clip gradients; inspect the data of these "
-        "steps.",
+        ADVICE["diverged_loss"],
         {"first": began, "lowest": low, "end": end, "noise": curve.noise},
     )
 
@@ -138,8 +133,7 @@ def loss_spike(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
         step,
         f"The loss rose to {levels[top + 1]:.3f} near step {step}, {rise:.3f} above what it had "
         "been, and came back.",
-        "Single spikes cost little. If they come again, inspect the data of these steps, clip "
-        "gradients, or lower the learning rate or Adam's second beta.",
+        ADVICE["loss_spike"],
         {"rise": rise, "before": float(before[top])},
     )
 
@@ -165,10 +159,7 @@ def bad_initialisation(loss: ArrayLike, vocabulary: int) -> Finding | None:
         1,
         f"The first loss is {first:.2f}, where a model that knows nothing of its {vocabulary} "
         f"tokens has ln {vocabulary} = {even:.2f}.",
-        "A model that is trained from scratch then begins with strong opinions that are wrong: the "
-        "first part of the training goes into unlearning them, and layers may saturate. Use "
-        "smaller initial weights (standard deviation 0.02, residual outputs divided by the square "
-        "root of their number).",
+        ADVICE["bad_initialisation"]["loss"],
         {"first": first, "uniform": even},
     )
 
@@ -213,8 +204,7 @@ def overfitting(
         step,
         f"The validation loss was lowest at step {step}, {low:.3f}, and has risen to "
         f"{end:.3f}{meanwhile}.",
-        "The model learns its training data by heart. Keep the checkpoint nearest to that step; "
-        "try more data, dropout, weight decay, or a smaller model.",
+        ADVICE["overfitting"],
         evidence,
     )
 
@@ -239,9 +229,7 @@ def label_noise(validation: ArrayLike, training: Curve) -> Finding | None:
         "warning",
         int(training.steps[-1]),
         f"The training loss ends at {now:.3f}, {gap:.3f} above the validation loss of {end:.3f}.",
-        "What is trained on is harder to predict than what is validated on: labels that are wrong, "
-        "or strong dropout, augmentation or label smoothing. Inspect the training examples with "
-        "the largest losses.",
+        ADVICE["label_noise"],
         {"training": now, "validation": end, "gap": gap},
     )
 
@@ -252,7 +240,7 @@ def judge_loss(recorded: Recorded) -> Verdict:
     if loss is None:
         kinds = ("not_finite", "diverged_loss", "loss_spike", "bad_initialisation")
         return [NotJudged(kind, "losses: monitor.step(loss)") for kind in kinds]
-    found: list[Finding | NotJudged | None] = [not_finite(loss.steps, loss.values)]
+    found: Verdict = [not_finite(loss.steps, loss.values)]
     if found[0] is None:  # otherwise the first weight that was seen is of little use
         found += _weights_not_finite(recorded.all("not_finite"))
     broken = any(isinstance(it, Finding) for it in found)
@@ -268,9 +256,7 @@ def judge_loss(recorded: Recorded) -> Verdict:
         diverged = _diverged(curve, float(loss.values[0]))
         found.append(diverged)
         found.append(None if diverged else loss_spike(loss.steps, loss.values))
-    found.append(_start(recorded, loss))
-    found += _validation(recorded, curve)
-    return [it for it in found if it is not None]
+    return [*found, _start(recorded, loss), *_validation(recorded, curve)]
 
 
 def _weights_not_finite(weights: Sequence[RecordedSeries]) -> Verdict:
@@ -289,8 +275,7 @@ def _weights_not_finite(weights: Sequence[RecordedSeries]) -> Verdict:
             if only is not None
             else f"{len(first)} weights or more are not finite since step {since}, among them "
             f"{first[0].module}; which was the first was not seen.",
-            "Weights that are not finite do not recover: go back to a checkpoint from before this "
-            "step.",
+            ADVICE["not_finite"]["weights"],
             {"step": float(since), "weights": float(len(first))},
             None if only is None else only.module,
             None if only is None else only.layer,
@@ -334,8 +319,7 @@ def _collapsed_at_first(recorded: Recorded) -> Finding | None:
         1,
         f"Attention is sharp before anything was learned: in {len(sharp)} of {len(first)} "
         f"attentions the first entropy is below {100 * COLLAPSED:.0f}% of that of even attention.",
-        "The initial weights are too large: queries and keys of unit size give scores near 1. Use "
-        "smaller initial weights (standard deviation 0.02), or normalise queries and keys.",
+        ADVICE["bad_initialisation"]["attention"],
         {"sharp": float(len(sharp)), "attentions": float(len(first)), "least": min(sharp)},
     )
 
@@ -347,14 +331,13 @@ def _validation(recorded: Recorded, curve: Curve | None) -> Verdict:
         needs = "validation losses: monitor.record_validation(loss)"
         return [NotJudged(kind, needs) for kind in kinds]
     if len(validation.values) < VALIDATIONS:
-        few = too_few("", len(validation.values), VALIDATIONS).needs
-        return [NotJudged(kind, few.replace("measurements", "validation losses")) for kind in kinds]
+        needs = too_few(len(validation.values), VALIDATIONS, "validation losses")
+        return [NotJudged(kind, needs) for kind in kinds]
     if curve is None:
         return [NotJudged(kind, "at least 20 losses that are finite") for kind in kinds]
-    found: list[Finding | NotJudged | None] = []
-    found.append(overfitting(validation.steps, validation.values, curve))
-    if recorded.is_fresh:
-        found.append(label_noise(validation.values, curve))
-    else:  # of a tuned model, dropout alone makes as much
-        found.append(NotJudged("label_noise", "a training from scratch"))
-    return [it for it in found if it is not None]
+    # Of a tuned model, dropout alone makes as much as noisy labels.
+    noise = NotJudged("label_noise", "a training from scratch")
+    return [
+        overfitting(validation.steps, validation.values, curve),
+        label_noise(validation.values, curve) if recorded.is_fresh else noise,
+    ]

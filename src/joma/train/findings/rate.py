@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.train.findings.attention import COLLAPSED, is_harmful
-from joma.train.findings.finding import Finding, NotJudged
+from joma.train.findings.finding import ADVICE, Finding, NotJudged
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
@@ -61,9 +61,8 @@ def judge_rate(recorded: Recorded) -> Verdict:
     if not len(table):
         return [NotJudged(kind, "weights that are finite and trained") for kind in kinds]
     rates = recorded.one("learning_rate")
-    found: list[Finding | NotJudged | None] = [_too_high(recorded, steps, table, rates)]
-    found.append(_too_low(recorded, steps, table, rates))
-    return [it for it in found if it is not None]
+    measured = recorded, steps, table, rates
+    return [_too_high(*measured), _too_low(*measured)]
 
 
 def _too_high(
@@ -92,8 +91,7 @@ def _too_high(
         f"The learning rate{_rate(rates, since)} is too high: single steps move three quarters "
         f"of the weights by {100 * large:.0f}% of their size or more (step {int(steps[second])})"
         f"{why}.",
-        "The training ends worse than it could, even where the loss falls. Try a third of the "
-        "rate, then a tenth; a longer warm-up helps where it is only the first steps.",
+        ADVICE["learning_rate_too_high"],
         {"move": large},
     )
 
@@ -146,7 +144,7 @@ def _too_low(
         f"The learning rate {rates.values.max():.2g} is too low: {made} steps together can have "
         f"moved the median weight by {100 * path:.0f}% of its size at most, and the loss is at "
         f"{curve.levels[-1]:.2f}, having begun at {first:.2f}.",
-        "The model will learn little in any reasonable time. Try ten times the rate.",
+        ADVICE["learning_rate_too_low"],
         {"path": path, "loss": float(curve.levels[-1]), "first": first},
     )
 

@@ -23,8 +23,8 @@ UNTRAINED = 0.9
 SOLVED = 0.2
 """Share of ln(vocabulary) below which the loss is of a task that is solved, as text never is."""
 
-Verdict = list[Finding | NotJudged]
-"""What a rule returns: findings, and what it could not judge."""
+Verdict = list[Finding | NotJudged | None]
+"""What a rule returns: findings, what it could not judge, and None for what it did not find."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,10 +221,8 @@ class Recorded:
         curve = None if loss is None else curve_of(loss)
         if curve is None or even is None:
             return False
-        low = float(curve.levels.min())
-        return (
-            float(curve.levels[-1]) <= SOLVED * even and curve.levels[-1] - low <= SOLVED * even / 2
-        )
+        end = curve.levels[-1]
+        return bool(end <= SOLVED * even and end - curve.levels.min() <= SOLVED * even / 2)
 
     def by_module(self, name: str) -> dict[str, RecordedSeries]:
         """Return the series of a name by module."""
@@ -287,23 +285,43 @@ def end_of(values: NDArray[np.float64]) -> float | None:
     return float(values[-LAST:].mean()) if len(values) >= LAST else None
 
 
-def too_few(kind: str, measured: int, needed: int = LAST) -> NotJudged:
+def since(steps: NDArray[Any], holds: NDArray[np.bool_]) -> int:
+    """Return the step since which a condition holds; the last one where it does not any more."""
+    others = np.flatnonzero(~holds)
+    return int(steps[min(int(others[-1]) + 1, len(steps) - 1) if len(others) else 0])
+
+
+def not_enough(
+    kinds: Sequence[str], series: Sequence[RecordedSeries], unmeasured: str
+) -> Sequence[NotJudged]:
+    """Return that rules need more measurements; nothing where a series is long enough.
+
+    Args:
+        kinds: Names of the rules.
+        series: What they judge.
+        unmeasured: What they need where there is no series.
+    """
+    longest = max((len(one.steps) for one in series), default=0)
+    if longest >= LAST:
+        return ()
+    needs = too_few(longest) if series else unmeasured
+    return [NotJudged(kind, needs) for kind in kinds]
+
+
+def too_few(count: int, needed: int = LAST, what: str = "measurements") -> str:
     """Return that a rule needs more measurements."""
-    return NotJudged(kind, f"at least {needed} measurements; there {_are(measured)}")
+    there = "is 1" if count == 1 else f"are {count}" if count else "is none"
+    return f"at least {needed} {what}; there {there}"
 
 
-def _are(count: int) -> str:
-    return "is 1" if count == 1 else f"are {count}" if count else "is none"
-
-
-def place(one: RecordedSeries) -> str:
+def place(layer: int | None, module: str = "", kind: str = "") -> str:
     """Return where a series is from: "layer 3", "layer 0 (decoder cross)" or a module's path."""
-    if one.layer is None:
-        return one.module or "the model"
-    which = one.kind if one.kind not in ("", "self") else ""
-    if one.kind and "#" in one.module:
-        which = f"{which} pass {one.module.rpartition('#')[2]}".strip()
-    return f"layer {one.layer} ({which})" if which else f"layer {one.layer}"
+    if layer is None:
+        return module or "the model"
+    which = kind if kind != "self" else ""
+    if kind and "#" in module:
+        which = f"{which} pass {module.rpartition('#')[2]}".strip()
+    return f"layer {layer} ({which})" if which else f"layer {layer}"
 
 
 def common_steps(series: Sequence[RecordedSeries]) -> NDArray[np.int64]:
