@@ -243,8 +243,8 @@ def judge_dead_mlps(recorded: Recorded) -> Verdict:
                 "dead_mlp",
                 "warning",
                 step,
-                f"The MLP of {place(one.layer, one.module)} is dead: {100 * one.values[-1]:.0f}% of "
-                f"its hidden nodes are near zero at every token since step {step}.",
+                f"The MLP of {place(one.layer, one.module)} is dead: {100 * one.values[-1]:.0f}% "
+                f"of its hidden nodes are near zero at every token since step {step}.",
                 ADVICE["dead_mlp"],
                 {"dead": float(one.values[-1]), "first": float(one.values[0])},
                 one.module,
