@@ -44,7 +44,8 @@ class Facts:
         ]
         if parts.embedding is not None and tensors.has(parts.embedding):
             tokens = tensors.shape(parts.embedding)[0]
-            if _predicts(model, tokens):
+            linear = (it for it in model.modules() if isinstance(it, nn.Linear))
+            if any(it.out_features == tokens for it in linear):  # one for every token
                 rows.append(Row("vocabulary", float(tokens)))
         for matrix in parts.matrices:
             parameter = tensors.parameters.get(matrix.name)
@@ -90,14 +91,6 @@ class Facts:
                 for (matrix, _), value in zip(there, values, strict=True)
             ]
         return rows if self._processes.first else []
-
-
-def _predicts(model: nn.Module, tokens: int) -> bool:
-    """Return whether a linear map of the model has an output for every token."""
-    return any(
-        isinstance(module, nn.Linear) and module.out_features == tokens
-        for module in model.modules()
-    )
 
 
 def norms_of(tensors: Sequence[Tensor]) -> list[float]:

@@ -120,26 +120,26 @@ class Measurements:
                 "the model", "its parameters are others than before", effect="changed"
             )
 
+    @property
+    def _with_state(self) -> list[Any]:
+        """What measures by what it measured before, besides the updates."""
+        theorem1 = self._reading.theorem1
+        return [*self._repeated.values(), *([] if theorem1 is None else [theorem1]), self._facts]
+
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what later measurements build on; all processes go through it, or none."""
         yield from self.updates.state()
         if self._processes.first:
-            for measurer in self._repeated.values():
-                yield from measurer.state()
-            yield from self._reading.state()
-            yield from self._facts.state()
+            for part in self._with_state:
+                yield from part.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take what `state` gave; `prepare` comes first."""
-        ours = {it: tensor for it, tensor in state.items() if it.startswith(("copy.", "mark."))}
-        self.updates.load(ours, self.tensors, self._parts.matrices)
-        here = {
-            name: tensor.to(self._processes.device)
-            for name, tensor in state.items()
-            if name not in ours
-        }
-        for part in (*self._repeated.values(), self._reading, self._facts):
-            part.load(here)
+        self.updates.load(state, self.tensors, self._parts.matrices)
+        kept = ("copy.", "mark.")  # of the updates, which may lie elsewhere
+        rest = {name: it for name, it in state.items() if not name.startswith(kept)}
+        for part in self._with_state:
+            part.load({name: it.to(self._processes.device) for name, it in rest.items()})
 
     def release(self) -> None:
         """Forget the model's tensors, which live only as long as the model."""
