@@ -416,5 +416,5 @@ def test_nothing_found_claims_no_more_than_was_judged() -> None:
 def test_the_kinds_are_those_that_rules_return() -> None:
     assert {one.kind for one in judge([]).not_judged} <= set(KINDS)
     sources = Path(findings.__file__).parent.glob("*.py")
-    named = [re.findall(r'Finding\(\s*"(\w+)"', path.read_text("utf-8")) for path in sources]
+    named = [re.findall(r'found\(\s*"(\w+)"', path.read_text("utf-8")) for path in sources]
     assert {kind for kinds in named for kind in kinds} <= set(KINDS)

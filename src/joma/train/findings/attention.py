@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.errors import JomaError
-from joma.train.findings.finding import ADVICE, Finding
+from joma.train.findings.finding import Finding, advice_of, found
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
@@ -62,18 +62,18 @@ def attention_collapse(
     end = end_of(values)
     if end is None or not end < COLLAPSED * uniform:
         return None
-    step, rigid = since(at, values < COLLAPSED * uniform), end < RIGID * uniform
-    return Finding(
+    rigid = end < RIGID * uniform
+    return found(
         "attention_collapse",
         "warning" if rigid else "note",
-        step,
-        f"Attention of {place(layer, module, kind)} has collapsed: its entropy ends at {end:.2f} "
-        f"nats, {100 * end / uniform:.0f}% of what even attention has ({uniform:.2f}); since step "
-        f"{step} it stays below {100 * COLLAPSED:.0f}%.",
-        ADVICE["attention_collapse"]["harmful" if rigid else "harmless"],
+        since(at, values < COLLAPSED * uniform),
         {"end": end, "uniform": float(uniform), "first": float(values[0])},
         module or None,
         layer,
+        case="harmful" if rigid else "harmless",
+        place=place(layer, module, kind),
+        percent=100 * end / uniform,
+        below=100 * COLLAPSED,
     )
 
 
@@ -111,17 +111,10 @@ def attention_bounce(
     fall, rise = float(values[: lowest + 1].max()) - low, end - low
     if fall < least or rise < least:
         return None
+    evidence = {"fall": fall, "rise": rise, "lowest": low, "end": end}
     where = place(layer, module, kind)
-    return Finding(
-        "attention_bounce",
-        "note",
-        int(at[lowest]),
-        f"Attention of {where} became sparse and then dense again: entropy fell by {fall:.2f} nats "
-        f"to {low:.2f} at step {int(at[lowest])} and rose by {rise:.2f} since.",
-        ADVICE["attention_bounce"],
-        {"fall": fall, "rise": rise, "lowest": low, "end": end},
-        module or None,
-        layer,
+    return found(
+        "attention_bounce", "note", int(at[lowest]), evidence, module or None, layer, place=where
     )
 
 
@@ -144,10 +137,8 @@ def judge_attention(recorded: Recorded) -> Verdict:
     """Judge the attention of every layer."""
     kinds = ("attention_collapse", "attention_bounce")
     series = recorded.all("attention_entropy")
-    if missing := not_enough(kinds, series, "attention_entropy, which was not measured"):
-        return [*missing]
+    yield from not_enough(kinds, series, "attention_entropy, which was not measured")
     even = recorded.by_module("attention_uniform")
-    found: Verdict = []
     for one in series:
         where = {"layer": one.layer, "module": one.module, "kind": one.kind}
         uniform, collapsed = even.get(one.module), None
@@ -155,8 +146,8 @@ def judge_attention(recorded: Recorded) -> Verdict:
             level = float(uniform.values[-1])
             collapsed = attention_collapse(one.steps, one.values, level, **where)
             if collapsed is not None and not is_harmful(recorded, one, level):
-                harmless = ADVICE["attention_collapse"]["harmless"]
-                collapsed = replace(collapsed, severity="note", advice=harmless)
+                collapsed = replace(
+                    collapsed, severity="note", advice=advice_of(collapsed.kind, "harmless")
+                )
         # What has collapsed and rises a little from its lowest is not dense again.
-        found.append(collapsed or attention_bounce(one.steps, one.values, **where))
-    return found
+        yield collapsed or attention_bounce(one.steps, one.values, **where)

@@ -17,12 +17,11 @@ SEVERITIES: tuple[Severity, ...] = ("note", "warning", "critical")
 """From the least to the most severe."""
 
 
-ADVICE: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("advice.toml").read_text(encoding="utf-8")
+_WORDS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("words.toml").read_text(encoding="utf-8")
 )
-"""What each kind of finding means for a training, and what to try; by case where it has several."""
 
-KINDS = tuple(sorted(ADVICE))
+KINDS = tuple(sorted(_WORDS))
 """Every `Finding.kind` that `judge` may return; each is either judged or listed as not judged."""
 
 
@@ -55,6 +54,45 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """Return the finding as `findings.json` has it."""
         return {**asdict(self), "evidence": dict(self.evidence)}
+
+
+def found(
+    kind: str,
+    severity: Severity,
+    step: int,
+    evidence: Mapping[str, float],
+    module: str | None = None,
+    layer: int | None = None,
+    *,
+    case: str = "",
+    **others: Any,
+) -> Finding:
+    """Return a finding in the words that `words.toml` has for its kind.
+
+    Args:
+        kind: Name of the rule.
+        severity: How bad it is.
+        step: Step since which it shows.
+        evidence: The numbers that decided.
+        module: Path of the module, or None.
+        layer: Layer index, or None.
+        case: Which of several sentences or pieces of advice to take.
+        **others: What a sentence names besides.
+    """
+    known = {**evidence, "step": step, "module": module, "layer": layer, **others}
+    sentence = _words("sentence", kind, case).format_map(known)
+    advice = advice_of(kind, case)
+    return Finding(kind, severity, step, sentence, advice, evidence, module, layer)
+
+
+def advice_of(kind: str, case: str) -> str:
+    """Return the advice of a finding's kind, of one case where it has several."""
+    return _words("advice", kind, case)
+
+
+def _words(what: str, kind: str, case: str) -> str:
+    words = _WORDS[kind][what]
+    return words if isinstance(words, str) else words[case]
 
 
 @dataclass(frozen=True)

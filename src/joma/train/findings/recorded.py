@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +23,8 @@ UNTRAINED = 0.9
 SOLVED = 0.2
 """Share of ln(vocabulary) below which the loss is of a task that is solved, as text never is."""
 
-Verdict = list[Finding | NotJudged | None]
-"""What a rule returns: findings, what it could not judge, and None for what it did not find."""
+Verdict = Iterator[Finding | NotJudged | None]
+"""What a rule yields: findings, what it could not judge, and None for what it did not find."""
 
 
 @dataclass(frozen=True, eq=False)
