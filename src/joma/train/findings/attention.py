@@ -21,7 +21,7 @@ from joma.train.findings.recorded import (
     checked_series,
     end_of,
     not_enough,
-    place,
+    place_name,
     since,
 )
 
@@ -71,7 +71,7 @@ def attention_collapse(
         module or None,
         layer,
         case="harmful" if rigid else "harmless",
-        place=place(layer, module, kind),
+        place=place_name(layer, module, kind),
         percent=100 * end / uniform,
         below=100 * COLLAPSED,
     )
@@ -112,7 +112,7 @@ def attention_bounce(
     if fall < least or rise < least:
         return None
     evidence = {"fall": fall, "rise": rise, "lowest": low, "end": end}
-    where = place(layer, module, kind)
+    where = place_name(layer, module, kind)
     return found(
         "attention_bounce", "note", int(at[lowest]), evidence, module or None, layer, place=where
     )

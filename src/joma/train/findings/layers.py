@@ -16,7 +16,7 @@ from joma.train.findings.recorded import (
     common_steps,
     end_of,
     not_enough,
-    place,
+    place_name,
     since,
 )
 
@@ -202,7 +202,7 @@ def judge_dead_mlps(recorded: Recorded) -> Verdict:
             continue
         step, dead = since(one.steps, one.values >= DEAD_NODES), float(one.values[-1])
         evidence = {"dead": dead, "first": float(one.values[0])}
-        shown = {"place": place(one.layer, one.module), "percent": 100 * dead}
+        shown = {"place": place_name(one.layer, one.module), "percent": 100 * dead}
         yield found("dead_mlp", "warning", step, evidence, one.module, one.layer, **shown)
 
 

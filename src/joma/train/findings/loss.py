@@ -15,7 +15,7 @@ from joma.train.findings.recorded import (
     Verdict,
     checked_series,
     curve_of,
-    too_few,
+    needs_more,
 )
 
 DIVERGED = 0.5
@@ -266,7 +266,7 @@ def _validation(recorded: Recorded, curve: Curve | None) -> Verdict:
     if validation is None:
         needs = "validation losses: monitor.record_validation(loss)"
     elif len(validation.values) < VALIDATIONS:
-        needs = too_few(len(validation.values), VALIDATIONS, "validation losses")
+        needs = needs_more(len(validation.values), VALIDATIONS, "validation losses")
     elif curve is None:
         needs = "at least 20 losses that are finite"
     else:

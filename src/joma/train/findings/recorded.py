@@ -304,17 +304,17 @@ def not_enough(
     longest = max((len(one.steps) for one in series), default=0)
     if longest >= LAST:
         return ()
-    needs = too_few(longest) if series else unmeasured
+    needs = needs_more(longest) if series else unmeasured
     return [NotJudged(kind, needs) for kind in kinds]
 
 
-def too_few(count: int, needed: int = LAST, what: str = "measurements") -> str:
+def needs_more(count: int, needed: int = LAST, what: str = "measurements") -> str:
     """Return that a rule needs more measurements."""
     there = "is 1" if count == 1 else f"are {count}" if count else "is none"
     return f"at least {needed} {what}; there {there}"
 
 
-def place(layer: int | None, module: str = "", kind: str = "") -> str:
+def place_name(layer: int | None, module: str = "", kind: str = "") -> str:
     """Return where a series is from: "layer 3", "layer 0 (decoder cross)" or a module's path."""
     if layer is None:
         return module or "the model"

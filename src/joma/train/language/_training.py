@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from joma.common.float32 import float32_products
-from joma.common.progress import Progress, no_progress
+from joma.common.progress import Progress
 from joma.common.signals import deferring_signals
 from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
@@ -74,7 +74,7 @@ def train(
     run: Run | None,
     *,
     processes: Processes | None = None,
-    progress: Progress = no_progress,
+    progress: Progress = lambda what, done, total: None,
 ) -> Trained:
     """Train a language model, resuming from the run's newest undamaged checkpoint.
 

@@ -22,7 +22,7 @@ _NEVER = 2**62
 """Step at which a weight that is finite stops being so."""
 
 
-class Alarm:
+class FiniteAlarm:
     """Follows which loss and which weights, and since which step, are not finite.
 
     A check reads every weight once, starts no transfer from the device and waits for nothing. It is

@@ -26,7 +26,7 @@ from joma.train.monitor.cadence import Budget
 from joma.train.monitor.facts import OptimizerView
 from joma.train.monitor.faults import Faults
 from joma.train.monitor.findings import LiveFindings, OnFinding, Stopping, summary_of
-from joma.train.monitor.finite import Alarm
+from joma.train.monitor.finite import FiniteAlarm
 from joma.train.monitor.inputs import Inputs, MeasurementInputs
 from joma.train.monitor.measure import Measurements
 from joma.train.monitor.options import Options, check_kinds
@@ -156,7 +156,7 @@ class Monitor:
         self._losses = Losses(faults)
         self._rate: float | None = None
         self._moved_at: int | None = None
-        self._alarm = Alarm(processes, faults)
+        self._alarm = FiniteAlarm(processes, faults)
         given = None if inputs is None else MeasurementInputs.of(inputs)
         known = self._optimizer.optimized
         self._measurements = Measurements(
