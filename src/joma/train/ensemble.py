@@ -186,12 +186,12 @@ class Ensemble(Generic[N]):
         yield "seeds", torch.tensor(self.model.seeds)
         for name, parameter in self._moves.master_weights().items():
             yield f"model.{name}", parameter
-        for name, part in self._optimizer_state()[0].items():
+        for name, part in split_state(self.optimizer, self.model.named_parameters())[0].items():
             yield f"optimizer.{name}", part
 
     def about(self) -> dict[str, Any]:
         """Return the settings, and what the optimizer's state has besides tensors."""
-        structure = self._optimizer_state()[1]
+        _, structure = split_state(self.optimizer, self.model.named_parameters())
         return self.settings() | ({} if structure is None else {"optimizer_state": structure})
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -222,9 +222,6 @@ class Ensemble(Generic[N]):
         load_state(self.optimizer, parts, about.get("optimizer_state"))
         self.step = self._fetched = step
         self._counter.fill_(step)
-
-    def _optimizer_state(self) -> tuple[dict[str, Tensor], Any]:
-        return split_state(self.optimizer, self.model.named_parameters())
 
     def _one_step(self) -> None:
         loss_E = self._backward()

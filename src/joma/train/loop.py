@@ -224,11 +224,10 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
     begun, start_time = trained.step, time.monotonic()
     chunk, longest, flushed = 1, 0.0, start_time
     with contextlib.ExitStack() as around:
-        writer: CheckpointWriter | None = None
         if training.run is not None:
             around.callback(training.run.metrics.flush)
-            writer = CheckpointWriter(training.run.checkpoints, training.checkpoint_seconds)
-            around.enter_context(writer)
+        checkpoints = None if training.run is None else training.run.checkpoints
+        writer = around.enter_context(CheckpointWriter(checkpoints, training.checkpoint_seconds))
         if measure is not None and start.new and 0 in training.measure_at:
             measure(0)
         while trained.step < steps and trained.stop_reason is None:
@@ -242,17 +241,14 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
                 measure(trained.step)
             now = time.monotonic()
             longest = max(0.9 * longest, now - before)
-            # Clocks are not the same on all processes, and the first alone has a writer.
+            # Clocks are not the same on all processes, and the first alone writes.
+            flush = now - flushed >= FLUSH_SECONDS
             slow, due, failed, flush = _any(
-                processes,
-                slow,
-                writer is not None and writer.due(longest),
-                writer is not None and writer.failed,
-                now - flushed >= FLUSH_SECONDS,
+                processes, slow, writer.due(longest), writer.failed, flush
             )
             chunk = max(chunk // 2, 1) if slow else min(2 * chunk, LONGEST_CHUNK)
             if failed:
-                processes.first(lambda: _of(writer).check())
+                processes.first(writer.check)
             ended = trained.step == steps or trained.stop_reason is not None
             save = training.keep_last if ended else due
             if save:
@@ -265,14 +261,14 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
             if stop.asked:
                 if not save:
                     _save(training, writer)
-                processes.first(lambda: _of(writer).finish())
+                processes.first(writer.finish)
                 raise _StoppedError
         if trained.step == begun:
             if any(_any(processes, stop.asked)):
                 raise _StoppedError
             if training.keep_last and start.new and steps == 0:
                 _save(training, writer)
-        processes.first(lambda: _of(writer).finish())
+        processes.first(writer.finish)
     return Fit(begun, trained.step, time.monotonic() - start_time, start.refused)
 
 
@@ -402,28 +398,17 @@ def _log(training: Training, unlogged: int) -> None:
         training.run.metrics.append_many(steps[new:], "loss", losses[new:].numpy())
 
 
-def _save(training: Training, writer: CheckpointWriter | None) -> None:
+def _save(training: Training, writer: CheckpointWriter) -> None:
     """Begin to write a checkpoint; what was logged before is then on disk."""
     trained, processes = training.trained, training.processes
-    processes.first(lambda: _of(writer).finish())  # its error must end all processes
-    snapshot = None
-    if writer is not None:
-        snapshot = writer.copy(trained.state())
-    else:
-        for _ in trained.state():  # the first process cannot gather its copy alone
-            pass
+    processes.first(writer.finish)  # its error must end all processes
+    copies = writer.copy(trained.state())  # all go through it: one cannot gather its copy alone
 
     def write() -> None:
-        assert snapshot is not None, "the first process has a copy"
         training.first_run.metrics.flush()  # a checkpoint says that all before it is on disk
-        _of(writer).save(trained.step, snapshot, trained.about())
+        writer.save(trained.step, copies, trained.about())
 
     processes.first(write)
-
-
-def _of(writer: CheckpointWriter | None) -> CheckpointWriter:
-    assert writer is not None, "the first process has a writer"
-    return writer
 
 
 def _any(processes: Processes, *questions: bool) -> list[bool]:
