@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from joma.errors import JomaError
-from joma.models.architectures import Part
+from joma.models.parts import Part
 from joma.probes import _checks
 from joma.probes.tap.call import AttentionCall
 from joma.probes.tap.stack import Tap
