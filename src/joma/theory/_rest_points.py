@@ -62,9 +62,8 @@ def critical_points(
     Returns:
         The points found, by increasing s₋; empty where none exist.
     """
-    marginal = _checks.instance("marginal", marginal, Marginal)
+    marginal, other = two_shapes(marginal, negative)
     distance = _checks.positive_scalar("distance", distance)
-    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
 
     def gap(s: float) -> float:
         """Log ratio of the mean residual lives; relative, so that heavy tails keep their sign."""
@@ -120,8 +119,7 @@ def fixed_bias_ratio(
         distance: D = ‖x̄₊ - x̄₋‖ > 0; v points from the negative cluster to the positive one.
         negative: shape of the negative cluster where it differs.
     """
-    marginal = _checks.instance("marginal", marginal, Marginal)
-    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
+    marginal, other = two_shapes(marginal, negative)
     s, distance = _checks.scalar("s_minus", s_minus), _checks.positive_scalar("distance", distance)
     if abs(s) >= other.reach:
         raise JomaError(
@@ -145,6 +143,13 @@ def fixed_bias_ratio(
         raise JomaError(f"s_minus must lie where the tails of both clusters are known, got {s}")
     with np.errstate(over="ignore"):
         return float(np.exp(log_ratio))
+
+
+def two_shapes(marginal: Marginal, negative: Marginal | None) -> tuple[Marginal, Marginal]:
+    """Return the shapes of the positive and of the negative cluster."""
+    marginal = _checks.instance("marginal", marginal, Marginal)
+    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
+    return marginal, other
 
 
 def _check_ends(positive: Marginal, negative: Marginal, distance: float, gaps: Array) -> None:

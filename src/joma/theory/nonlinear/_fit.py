@@ -100,7 +100,7 @@ def _model(
         raise JomaError(f"spans must be (least, most), got ({lasts[0]:g}, {lasts[1]:g})")
     known = None if noise is None else _checks.positive_scalar("noise", noise)
     if v is not None:
-        data = _checks.shape("v", _checks.finite("v", v), (when.size, None))
+        data = _checks.finite("v", v, (when.size, None))
         if data.shape[1] == 0:
             raise JomaError("v must have at least one column, got none")
         _check_reach(data, top)
@@ -109,13 +109,13 @@ def _model(
             raise JomaError("multiplicity must be False for v, whose columns are the components")
     else:
         assert entropy is not None
-        data = _checks.shape("entropy", _checks.finite("entropy", entropy), (when.size,))
+        data = _checks.finite("entropy", entropy, (when.size,))
         if when.size < _FEWEST_ENTROPIES:
             raise JomaError(
                 f"entropy must hold at least {_FEWEST_ENTROPIES} measurements, got {when.size}; "
                 "fewer do not determine μ, and intervals from them are not reliable"
             )
-        bounds = _checks.shape("components", _checks.finite("components", components), (2,))
+        bounds = _checks.finite("components", components, (2,))
         few, most = (_checks.whole("components", number, 2) for number in bounds)
         if most < few:
             raise JomaError(f"components must be (fewest, most), got ({few}, {most})")
