@@ -41,6 +41,7 @@ class Finder:
         self.attentions: list[FoundAttention] = []
         self.mlps: list[FoundMlp] = []
         self._modules = _in_use(model)
+        self._shown = {path: reader_path(path) for path in self._modules}
         near = {path: children(module, path) for path, module in self._modules.items()}
         configs: dict[str, Any] = {}
         taken: set[str] = set()
@@ -58,18 +59,17 @@ class Finder:
             if mlp is not None and not (names := _names_of(mlp)) & taken:
                 self.mlps.append(mlp)
                 taken |= names
-        self._numbers = _Blocks(self._modules, self.attentions, self.mlps)
+        self._numbers = _Blocks(self._modules, self._shown, self.attentions, self.mlps)
 
     def found(self) -> Found:
         """Return what was found."""
         missing = _adapted_stacks(self.model)
-        attentions = tuple(self._attention(it, missing) for it in self.attentions)
-        mlps = tuple(one for it in self.mlps for one in self._experts(it, missing))
-        embeddings = embeddings_of(self.model, self._modules, missing)
+        attentions = [self._attention(it, missing) for it in self.attentions]
+        mlps = [one for it in self.mlps for one in self._experts(it, missing)]
         found = Found(
-            embeddings,
-            tuple(it for it in attentions if it.weights),
-            tuple(it for it in mlps if it.weights),
+            embeddings_of(self.model, self._modules, missing),
+            tuple(it for it in attentions if it is not None),
+            tuple(it for it in mlps if it is not None),
             self._numbers.blocks,
         )
         weights = found.weights
@@ -80,26 +80,28 @@ class Finder:
                     f"no part of {type(self.model).__name__} was recognised as its {role}"
                 )
         used = {name for weight in weights for name in weight.names}
-        inside = tuple(block.module + "." for block in found.blocks if block.module)
+        inside = tuple(f"{path}." for path in self._numbers.paths if path)
         unrecognised = tuple(
             name
             for name, parameter in self.model.named_parameters()
             if name not in used
             and not name.endswith("bias")
-            and reader_path(name).startswith(inside)
+            and name.startswith(inside)
             and not is_lazy(parameter)
             and parameter.ndim > 1
         )
         return replace(found, missing=missing, unrecognised=unrecognised)
 
-    def _attention(self, found: FoundAttention, missing: dict[str, str]) -> AttentionPart:
+    def _attention(self, found: FoundAttention, missing: dict[str, str]) -> AttentionPart | None:
         layer = self._numbers.layer_of(found.path)
         missing |= found.notes
         made: dict[str, Any] = {
             role: _weight(role, layer, *part, missing) for role, part in found.parts.items()
         }
+        if not any(made.values()):
+            return None
         return AttentionPart(
-            reader_path(found.path),
+            self._shown[found.path],
             layer,
             **made,
             heads=found.heads,
@@ -108,16 +110,18 @@ class Finder:
             checked=found.checked,
         )
 
-    def _experts(self, found: FoundMlp, missing: dict[str, str]) -> list[Mlp]:
+    def _experts(self, found: FoundMlp, missing: dict[str, str]) -> list[Mlp | None]:
         layer = self._numbers.layer_of(found.path)
-        path = reader_path(found.path)
+        path = self._shown[found.path]
 
-        def one(module: str, expert: int | None) -> Mlp:
+        def one(module: str, expert: int | None) -> Mlp | None:
             stacked = found.experts is not None
             made: dict[str, Any] = {
                 role.removeprefix("mlp_"): _weight(role, layer, *part, missing, expert, stacked)
                 for role, part in found.parts.items()
             }
+            if not any(made.values()):
+                return None
             return Mlp(module, layer, **made, expert=expert, down_path=found.down_path)
 
         if found.experts is None:
@@ -139,6 +143,7 @@ class _Blocks:
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
+        shown: Mapping[str, str],
         attentions: Iterable[FoundAttention],
         mlps: Iterable[FoundMlp],
     ) -> None:
@@ -167,12 +172,13 @@ class _Blocks:
         self._order: dict[str, int] = {}
         if all(_number(path) is None for path in found):
             self._order = {path: at for at, path in enumerate(it for it in modules if it in found)}
-        self.blocks = tuple(
-            BlockPart(reader_path(path), self._number(path))
+        self.paths = [
+            path
             for path, module in modules.items()
             if (path in found or (path.rpartition(".")[0] in lists and _is_numbered(path)))
             and not isinstance(module, nn.Identity)
-        )
+        ]
+        self.blocks = tuple(BlockPart(shown[path], self._number(path)) for path in self.paths)
 
     def layer_of(self, path: str) -> int | None:
         """Return the number of the block a part is in."""

@@ -307,7 +307,7 @@ def dummy_forward(model: nn.Module, *, numbers: bool = True) -> Callable[[], obj
     """
     config = getattr(model, "config", None)
     first = next(model.parameters(), None)
-    if config is None or first is None or config_entry(config, "model_type") is None:
+    if config is None or first is None or _entry(config, "model_type") is None:
         return None
     if first.is_meta and numbers:
         return None
