@@ -22,9 +22,9 @@ from joma.theory._rest_points import (
     known_part,
     log_life_ratio,
     search_grid,
+    tail_limit,
     two_shapes,
 )
-from joma.theory._tail_order import tail_limit
 
 Marginals = Marginal | list[Marginal] | tuple[Marginal, ...]
 """The shape of all clusters, or one shape for each."""
