@@ -86,7 +86,15 @@ class Loaded:
         Raises:
             JomaError: It has none, as a model of images.
         """
-        return _vocabulary(self.model, self.source)
+        try:
+            embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+        except (NotImplementedError, AttributeError):
+            embedding = None
+        if not isinstance(embedding, nn.Embedding):
+            raise JomaError(
+                f"{self.source} has no embeddings of tokens: it does not read text alone"
+            )
+        return embedding.num_embeddings
 
 
 def load(
@@ -398,16 +406,6 @@ def _context(config: "PreTrainedConfig") -> int | None:
             if isinstance(limit, int) and limit > 0:
                 return limit
     return None
-
-
-def _vocabulary(model: nn.Module, source: str) -> int:
-    try:
-        embedding = model.get_input_embeddings()  # type: ignore[operator]
-    except (NotImplementedError, AttributeError):
-        embedding = None
-    if not isinstance(embedding, nn.Embedding):
-        raise JomaError(f"{source} has no embeddings of tokens: it does not read text alone")
-    return embedding.num_embeddings
 
 
 def _without_tokenizer(source: str) -> JomaError:
