@@ -37,7 +37,7 @@ _MOST_LAYERS, _LONGEST_CONTEXT, _WIDEST = 2048, 1 << 30, 1 << 24
 
 
 @dataclass(frozen=True)
-class GgufHeader:
+class GgufContents:
     """What a GGUF file says of itself.
 
     Attributes:
@@ -50,7 +50,7 @@ class GgufHeader:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_header(path: Path) -> GgufContents:
     """Return the header of a GGUF file.
 
     Raises:
@@ -99,7 +99,7 @@ class _Cursor:
         return shown.decode(errors="replace")
 
 
-def _header(cursor: _Cursor, sizes: Mapping[int, tuple[int, int]]) -> GgufHeader:
+def _header(cursor: _Cursor, sizes: Mapping[int, tuple[int, int]]) -> GgufContents:
     if cursor.take(4) != b"GGUF":
         raise JomaError("it does not begin with GGUF")
     version = cursor.number("I")
@@ -123,7 +123,7 @@ def _header(cursor: _Cursor, sizes: Mapping[int, tuple[int, int]]) -> GgufHeader
         if elements > _MOST_ELEMENTS:
             raise JomaError(f"its arrays have more than {_MOST_ELEMENTS} elements")
     _check_values(values, tensor_count)
-    return GgufHeader(values, _shapes(cursor, tensor_count, sizes, values))
+    return GgufContents(values, _shapes(cursor, tensor_count, sizes, values))
 
 
 def _skipped_array(cursor: _Cursor, name: str) -> int:
@@ -196,7 +196,7 @@ def _shapes(
     return shapes
 
 
-def read_gguf(path: Path, header: GgufHeader) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
+def read_gguf(path: Path, header: GgufContents) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
     """Return the configuration and weights of a GGUF file, under the names transformers gives them.
 
     Args:

@@ -122,7 +122,7 @@ class LayerNorm(nn.Module):
         self.bias.fill_(0)
 
 
-def draw_uniform(parameter: Tensor, stream: str, seeds: Tensor, bound: float) -> None:
+def draw_uniform(parameter: Tensor, stream: str, seeds_E: Tensor, bound: float) -> None:
     """Fill a parameter (E, ...) uniformly on ± bound; seeds and the stream's name decide."""
-    drawn = random.uniform(seeds, stream, 0, parameter[0].numel(), dtype=parameter.dtype)
+    drawn = random.uniform(seeds_E, stream, 0, parameter[0].numel(), dtype=parameter.dtype)
     parameter.copy_(drawn.view(parameter.shape).mul_(2).sub_(1).mul_(bound))

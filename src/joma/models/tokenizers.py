@@ -12,7 +12,7 @@ from joma.common import json_files
 from joma.common.quiet import need_transformers, quietly, reading
 from joma.errors import JomaError, printable
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
-from joma.models.gguf import GgufHeader, read_header
+from joma.models.gguf import GgufContents, read_header
 from joma.models.hub import is_tokenizer_file, local_folder
 from joma.models.llama2c import Llama2cTokenizer
 
@@ -224,7 +224,7 @@ def _special_by_settings(
     return None if same else tokenizer.special(before, after)
 
 
-def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
+def from_gguf(path: Path, header: GgufContents | None = None) -> Tokenizer:
     """Return the tokenizer inside a GGUF file, and the special tokens that the file tells of.
 
     Args:
@@ -237,7 +237,7 @@ def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
     return HuggingFaceTokenizer(tokenizer, given)
 
 
-def _special_by_gguf(header: GgufHeader, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
+def _special_by_gguf(header: GgufContents, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
     """Return the special tokens a GGUF file asks for; None where it leaves them to the tokenizer.
 
     transformers ignores these entries for some models. Where one is missing, what the tokenizer of

@@ -97,14 +97,13 @@ class Architecture:
         return heads, _number(own, model_or_config)
 
 
-def config_entry(model_or_config: nn.Module | Config, attribute: str) -> Any:
+def config_entry(config: nn.Module | Config, attribute: str) -> Any:
     """Return an entry of a configuration, or of a model's; None where there is none."""
-    config = model_or_config
     if isinstance(config, nn.Module):
         config = getattr(config, "config", None)
-    return (
-        config.get(attribute) if isinstance(config, Mapping) else getattr(config, attribute, None)
-    )
+    if isinstance(config, Mapping):
+        return config.get(attribute)
+    return getattr(config, attribute, None)
 
 
 def _number(attribute: str | int, model_or_config: nn.Module | Config) -> int:
