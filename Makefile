@@ -54,4 +54,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-deps galore-torch==1.0  # a reference for tests; what it depends on is not needed
 	@touch $@ $(VENV)/.installed

@@ -7,7 +7,9 @@ included; to add one, write a module with the class and `OPTIMIZERS = {"name": C
 """
 
 from joma.optim.adam import StackedAdam
+from joma.optim.adamw8bit import AdamW8bit
+from joma.optim.galore import GaLore, GaLoreAdamW
 from joma.optim.protocol import Optimizer
 from joma.optim.sgd import StackedSGD
 
-__all__ = ["Optimizer", "StackedAdam", "StackedSGD"]
+__all__ = ["AdamW8bit", "GaLore", "GaLoreAdamW", "Optimizer", "StackedAdam", "StackedSGD"]

@@ -1,0 +1,68 @@
+"""AdamW with moments in eight bits, on any device."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma.errors import JomaError
+from joma.optim.moments import SMALL, TypedStateOptimizer, adam_change, check_betas
+
+
+class AdamW8bit(TypedStateOptimizer):
+    """AdamW (Loshchilov and Hutter, 2019) whose moments take one byte each.
+
+    Parameters with fewer than 4,096 numbers keep theirs in full. `joma.optim.blockwise` says how
+    moments are rounded.
+
+    Args:
+        parameters: Parameters, with names or without, or parameter groups, as torch has them.
+        lr: Learning rate.
+        betas: Decay of the first and of the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Decoupled decay λ.
+        seed: Chooses the random numbers of the rounding.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        check_betas(betas)
+        self.seed = seed
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Move every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        number = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                number += 1
+                if parameter.grad is not None:
+                    self._move(parameter, group, number)
+        return loss
+
+    def _move(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
+        if parameter.grad is None or parameter.grad.is_sparse:
+            raise JomaError("AdamW8bit needs dense gradients; build embeddings with sparse=False")
+        state = self.state[parameter]
+        dtype = None if parameter.numel() >= SMALL else torch.float32
+        seed = (self.seed + int(state.get("moment_step", 0))) * 1_000_003 + number
+        change = adam_change(state, parameter.grad, group, dtype, seed=seed)
+        parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(change.to(parameter.dtype))
+
+
+OPTIMIZERS = {"adamw-8bit": AdamW8bit}

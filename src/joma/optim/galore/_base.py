@@ -1,0 +1,511 @@
+"""What all of GaLore's optimizers share: projection, refresh, accumulation, clipping, state."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from joma.common.checks import check_one_of, whole_number
+from joma.errors import JomaError
+from joma.optim import blockwise
+from joma.optim.galore import selection, subspace
+from joma.optim.galore.subspace import Gradient, Side
+from joma.optim.moments import TypedStateOptimizer, local
+
+_PARTIAL = "grad_of_step"
+"""Key of the accumulated gradient of the step under way, in the state of a parameter."""
+
+
+@dataclass(frozen=True)
+class ProjectedMatrix:
+    """A matrix that is projected.
+
+    Attributes:
+        name: Its name, or its number among the parameters.
+        shape: (m, n).
+        side: Where the basis stands: "left" for R = PᵀG, "right" for R = GP.
+        rank: The rank, or None where it is a share of energy that no gradient was seen for.
+        captured: Share of ‖G‖² in the subspace when it was chosen last, or None before.
+        refreshes: How often the subspace was chosen.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    side: Side
+    rank: int | None
+    captured: float | None
+    refreshes: int
+
+
+class ProjectedOptimizer(TypedStateOptimizer):
+    """An optimizer that moves matrices in a subspace of their gradients.
+
+    Subclasses say how a parameter moves: `_move`, and what happens to their state when a basis
+    changes: `_turn`.
+
+    Args:
+        parameters: As `selection.parameter_groups` describes.
+        defaults: All settings of a group by name.
+        groups: Settings by regular expression.
+        per_layer: Whether parameters move during the backward pass.
+        clip_norm: Largest norm of the gradient.
+        clip: Of which gradient: "global" or "matrix".
+        seed: Chooses the random start of the power iteration.
+        verbose: Whether to say how many matrices are projected.
+    """
+
+    def __init__(
+        self,
+        parameters: selection.Parameters,
+        defaults: dict[str, Any],
+        *,
+        groups: Sequence[Mapping[str, Any]],
+        per_layer: bool,
+        clip_norm: float | None,
+        clip: Literal["global", "matrix"],
+        seed: int,
+        verbose: bool,
+    ) -> None:
+        check_one_of("clip", clip, ("global", "matrix"))
+        if clip_norm is not None and not clip_norm > 0:
+            raise JomaError(f"clip_norm must be positive, got {clip_norm}")
+        self.per_layer, self.clip_norm, self.clip, self.seed = per_layer, clip_norm, clip, seed
+        self._group_of_processes = _take_over_synchronisation(parameters)
+        self._last, self._moved, self._hooks = True, set[Tensor](), list[Any]()
+        self._numbers: dict[Tensor, tuple[int, int]] = {}
+        super().__init__(selection.parameter_groups(parameters, groups, defaults), defaults)
+        if verbose and not (dist.is_initialized() and dist.get_rank()):
+            print(self.summary(), file=sys.stderr)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; they are projected where the group has a rank."""
+        if self.param_groups and "rank" not in param_group:
+            param_group = {**param_group, "rank": None}
+        if self.param_groups and "param_names" in self.param_groups[0]:
+            param_group = {**param_group, "params": self._named(param_group["params"])}
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        _check_group(group)
+        for parameter in group["params"]:
+            self._numbers[parameter] = len(self._numbers), len(self.param_groups) - 1
+            if self.per_layer:
+                hook = parameter.register_post_accumulate_grad_hook(self._arrived)
+                self._hooks.append(hook)
+
+    @property
+    def projected(self) -> list[ProjectedMatrix]:
+        """The matrices that are projected, with side and rank."""
+        found = []
+        for group in self.param_groups:
+            for name, parameter in zip(self._names(group), group["params"], strict=True):
+                if not selection.is_projected(parameter, group):
+                    continue
+                state = self.state.get(parameter, {})
+                rank = None if isinstance(group["rank"], float) else group["rank"]
+                captured = None
+                if "basis" in state:
+                    rank, captured = state["basis"].shape[1], float(state["captured"])
+                found.append(
+                    ProjectedMatrix(
+                        name,
+                        (parameter.shape[0], parameter.shape[1]),
+                        self._side(parameter, group),
+                        rank,
+                        captured,
+                        int(state.get("refreshes", 0)),
+                    )
+                )
+        return found
+
+    def summary(self) -> str:
+        """Return one sentence: how many matrices are projected, and how many parameters are not."""
+        projected = self.projected
+        inside = sum(one.shape[0] * one.shape[1] for one in projected)
+        entries = [one for group in self.param_groups for one in group["params"]]
+        everything = sum(one.numel() for one in entries)
+        ranks = sorted({str(one.rank or "by energy") for one in projected})
+        return (
+            f"GaLore projects {len(projected)} matrices with {inside / everything:.0%} of the "
+            f"{everything:,} parameters (rank {', '.join(ranks)}); "
+            f"{len(entries) - len(projected)} parameters are not projected"
+        )
+
+    @contextlib.contextmanager
+    def accumulate(self, *, last: bool) -> Iterator[None]:
+        """Run a backward pass as one of several of an optimizer step.
+
+        With `per_layer` the gradients of all passes are projected and added, and parameters move in
+        the last one. Without, gradients add up in `.grad`, and this changes nothing.
+
+        Args:
+            last: Whether this is the last backward pass of the step.
+        """
+        before, self._last = self._last, last
+        try:
+            yield
+        finally:
+            self._last = before
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Move every parameter that has a gradient; with `per_layer` most have moved already.
+
+        Args:
+            closure: Computes the loss and its gradients again.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        together = self.clip_norm is not None and self.clip == "global"
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._collect(parameter, group)
+                if not together and _PARTIAL in self.state.get(parameter, {}):
+                    self._update(parameter, group)
+        if together:
+            self._update_together()
+        self._moved.clear()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients, and what was accumulated for the step under way."""
+        super().zero_grad(set_to_none)
+        for state in self.state.values():
+            state.pop(_PARTIAL, None)
+        self._moved.clear()
+
+    @torch.no_grad()
+    def _arrived(self, parameter: Tensor) -> None:
+        """Take a gradient as soon as it is there, and drop it."""
+        group = self._group(parameter)
+        if parameter in self._moved:
+            raise JomaError(
+                "a second backward pass arrived before step(): with per_layer every pass moves the "
+                "parameters; run those of one step in `with optimizer.accumulate(last=...)`"
+            )
+        self._collect(parameter, group)
+        parameter.grad = None
+        if self._last and not (self.clip_norm is not None and self.clip == "global"):
+            self._update(parameter, group)
+            self._moved.add(parameter)
+
+    def _collect(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        """Add a parameter's gradient, projected if it is, to the gradient of the step."""
+        if parameter.grad is None:
+            return
+        if parameter.grad.is_sparse:
+            raise JomaError("GaLore needs dense gradients; build embeddings with sparse=False")
+        state = self.state[parameter]
+        gradient = self._gradient(parameter)
+        if not selection.is_projected(parameter, group):
+            taken = gradient.mean(gradient.matrix)
+        else:
+            side = self._side(parameter, group)
+            if _PARTIAL not in state and self._is_due(parameter, group):
+                self._refresh(parameter, group, gradient, side)
+            taken = gradient.project(self._basis(parameter, group), side)
+        state[_PARTIAL] = state[_PARTIAL] + taken if _PARTIAL in state else taken
+
+    def _gradient(self, parameter: Tensor) -> Gradient:
+        grad = parameter.grad
+        assert grad is not None
+        placed = _row_shard(parameter)
+        if placed is not None:
+            mesh, dimension = placed
+            group = mesh.get_group(dimension)
+            chunk = -(-parameter.shape[0] // mesh.size(dimension))
+            first = min(chunk * mesh.get_local_rank(dimension), parameter.shape[0])
+            return Gradient(local(grad), "rows", group, first, parameter.shape[0])
+        if self._group_of_processes is not None:
+            return Gradient(grad, "mean", self._group_of_processes)
+        return Gradient(grad)
+
+    def _update_together(self) -> None:
+        """Move all parameters after the norm of the whole gradient is known."""
+        waiting = [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if _PARTIAL in self.state.get(parameter, {})
+        ]
+        if not waiting:
+            return
+        squares = [self._square_sum(parameter, group) for parameter, group in waiting]
+        norm = torch.stack([one.to(squares[0].device) for one in squares]).sum().sqrt()
+        scale = (self.clip_norm or 1.0) / (norm + 1e-6)
+        for parameter, group in waiting:
+            gradient = self.state[parameter][_PARTIAL]
+            gradient *= scale.clamp(max=1.0).to(gradient.device, gradient.dtype)
+            self._update(parameter, group, clip=False)
+
+    def _square_sum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return ‖·‖² of the gradient of the step, projected where it is."""
+        square = self.state[parameter][_PARTIAL].float().square().sum()
+        placed = _row_shard(parameter)
+        replicated = (
+            selection.is_projected(parameter, group) and self._side(parameter, group) == "left"
+        )
+        if placed is not None and not replicated:
+            mesh, dimension = placed
+            dist.all_reduce(square, group=mesh.get_group(dimension))
+        return square
+
+    def _update(self, parameter: Tensor, group: dict[str, Any], *, clip: bool = True) -> None:
+        """Move one parameter by the gradient of the step."""
+        state = self.state[parameter]
+        if clip and self.clip_norm is not None:
+            norm = self._square_sum(parameter, group).sqrt()
+            state[_PARTIAL] *= (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        gradient = state.pop(_PARTIAL)
+        state["step"] = state.get("step", torch.zeros((), dtype=torch.int64)) + 1
+        if "age" in state:
+            state["age"] = state["age"] + 1
+        weights = local(parameter)
+        kept = 1 - group["lr"] * group["weight_decay"]
+        if selection.is_projected(
+            parameter, group
+        ):  # decays after the step, as in the paper's code
+            side, basis = self._side(parameter, group), self._basis(parameter, group)
+            change = self._change(parameter, group, gradient, side)
+            left, right = (basis, change) if side == "left" else (change, basis.mT)
+            left, right = left.to(weights.dtype), right.to(weights.dtype)
+            weights.addmm_(left, right, beta=kept, alpha=kept * group["scale"])
+        else:
+            change = self._change(parameter, group, gradient, None)
+            weights.mul_(kept).add_(change.to(weights.dtype))
+
+    def _change(
+        self, parameter: Tensor, group: dict[str, Any], gradient: Tensor, side: Side | None
+    ) -> Tensor:
+        """Return by what to move, in the space of the gradient given; without weight decay."""
+        raise NotImplementedError
+
+    def _turn(self, parameter: Tensor, group: dict[str, Any], overlap: Tensor, side: Side) -> None:
+        """Change the state as the basis turns.
+
+        Args:
+            parameter: The parameter.
+            group: Its group.
+            overlap: P'ᵀP of the new and the old basis, (r, r).
+            side: Side of the basis.
+        """
+        raise NotImplementedError
+
+    def _is_due(self, parameter: Tensor, group: dict[str, Any]) -> bool:
+        """Return whether the subspace is chosen anew for the step that begins."""
+        state = self.state[parameter]
+        if "basis" not in state:
+            return True
+        gap, step = group["gap"], int(state["step"])
+        offset = 0
+        if group["stagger"]:
+            offset = self._numbers[parameter][0] * gap // len(self._numbers)
+        return (step + offset) % gap == 0
+
+    def _refresh(
+        self, parameter: Tensor, group: dict[str, Any], gradient: Gradient, side: Side
+    ) -> None:
+        """Choose the subspace from a gradient."""
+        state = self.state[parameter]
+        energy = float(gradient.energy())
+        old = self._basis(parameter, group) if "basis" in state else None
+        if not (0 < energy < float("inf")):
+            if old is not None:
+                return  # the next gradient that is finite and not zero decides
+            if energy != 0:
+                raise JomaError(
+                    f"the first gradient of {self._name(parameter)} is not finite, so that no "
+                    "subspace can be chosen"
+                )
+        refreshes = int(state.get("refreshes", 0))
+        rank = group["rank"] if old is None else old.shape[1]
+        exact = group["projection"] == "svd"
+        if isinstance(rank, float):
+            rank, exact = subspace.energy_rank(gradient, rank), True
+        random = torch.Generator(device=gradient.matrix.device)
+        number = self._numbers[parameter][0]
+        random.manual_seed((self.seed * 1_000_003 + number) * 1_000_003 + refreshes)
+        if energy == 0:
+            columns = subspace.random_columns(gradient, side, rank, random)
+            rows_of = gradient if side == "left" else None
+            basis = subspace.orthonormal(columns, rows_of)
+        elif exact:
+            basis = subspace.svd_basis(gradient, side, rank)
+        else:
+            basis = subspace.power_basis(gradient, side, rank, old, random)
+        if group["moments"] == "align" and old is not None:
+            basis = basis @ _nearest_rotation(self._overlap(basis, old, gradient, side))
+        self._store_basis(parameter, group, basis, side)
+        stored = self._basis(parameter, group)
+        if old is not None:
+            self._turn(parameter, group, self._overlap(stored, old, gradient, side), side)
+        inside = gradient.project(stored, side).square().sum()
+        if side == "right":
+            inside = gradient.sum_of_rows(inside)
+        state["captured"] = (inside / energy if energy else inside).cpu()
+        state["refreshes"] = torch.tensor(refreshes + (energy > 0))
+        state["age"] = torch.tensor(0)
+
+    @staticmethod
+    def _overlap(new: Tensor, old: Tensor, gradient: Gradient, side: Side) -> Tensor:
+        product = new.float().mT @ old.float()
+        return gradient.sum_of_rows(product) if side == "left" else product
+
+    def _basis(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return this process's part of the basis."""
+        state = self.state[parameter]
+        basis = local(state["basis"])
+        if "basis_scale" not in state:
+            return basis
+        return blockwise.Blocks(basis, local(state["basis_scale"])).decode("linear")
+
+    def _store_basis(
+        self, parameter: Tensor, group: dict[str, Any], basis: Tensor, side: Side
+    ) -> None:
+        state = self.state[parameter]
+        rows = parameter if side == "left" else None
+        if group["projector_bits"] == 8:
+            blocks = blockwise.encode(basis, "linear")
+            state["basis"] = placed(blocks.codes, rows)
+            state["basis_scale"] = placed(blocks.scales, rows)
+        else:
+            kind = group["state_dtype"] or parameter.dtype
+            state["basis"] = placed(basis.to(kind), rows)
+
+    def _side(self, parameter: Tensor, group: dict[str, Any]) -> Side:
+        rows, columns = parameter.shape
+        size = parameter.element_size()
+        return subspace.choose_side(
+            group["side"],
+            (rows, columns),
+            moment_bytes=2 * (1 if group["bits"] == 8 else size),
+            projector_bytes=1 if group["projector_bits"] == 8 else size,
+        )
+
+    def _named(self, parameters: Any) -> list[Any]:
+        """Return pairs of names and parameters; torch wants names for all or for none."""
+        several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        return [
+            one if isinstance(one, tuple) else (f"parameter {len(self._numbers) + at}", one)
+            for at, one in enumerate(several)
+        ]
+
+    def _group(self, parameter: Tensor) -> dict[str, Any]:
+        return self.param_groups[self._numbers[parameter][1]]
+
+    def _names(self, group: dict[str, Any]) -> list[str]:
+        numbers = [f"parameter {self._numbers[one][0]}" for one in group["params"]]
+        return list(group.get("param_names", numbers))
+
+    def _name(self, parameter: Tensor) -> str:
+        group = self._group(parameter)
+        found = zip(self._names(group), group["params"], strict=True)
+        return next(name for name, one in found if one is parameter)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that decides how the parameters move next.
+
+        Raises:
+            JomaError: A step is under way: gradients were accumulated that step() has not used.
+        """
+        if any(_PARTIAL in state for state in self.state.values()):
+            raise JomaError("the state can be saved after step(), not between its backward passes")
+        return super().state_dict()
+
+    def _check_state(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
+        if not state:
+            return
+        group = self._group(parameter)
+        if ("basis" in state) != selection.is_projected(parameter, group):
+            kind = "projected" if "basis" in state else "not projected"
+            raise JomaError(f"the state has {self._name(parameter)} {kind}; the optimizer differs")
+        if "basis" not in state:
+            return
+        side = self._side(parameter, group)
+        length, rank = state["basis"].shape
+        wanted = length if isinstance(group["rank"], float) else group["rank"]
+        if length != parameter.shape[side == "right"] or (
+            not isinstance(group["rank"], float) and rank != wanted
+        ):
+            raise JomaError(
+                f"the state has a basis of {length} × {rank} for {self._name(parameter)}, the "
+                f"optimizer one of {parameter.shape[side == 'right']} × {wanted} ({side})"
+            )
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    rank = group["rank"]
+    if isinstance(rank, float):
+        if not 0 < rank < 1:
+            raise JomaError(f"rank must be whole, or a share of energy below 1, got {rank}")
+    elif rank is not None:
+        whole_number("rank", rank, 1)
+    whole_number("gap", group["gap"], 1)
+    check_one_of("side", group["side"], subspace.SIDES)
+    check_one_of("projection", group["projection"], subspace.PROJECTIONS)
+    for name in ("bits", "projector_bits"):
+        if group[name] not in (None, 8):
+            raise JomaError(f"{name} must be None or 8, got {group[name]!r}")
+    for name in ("lr", "scale", "weight_decay"):
+        if not group[name] >= 0:
+            raise JomaError(f"{name} must be a number from 0 on, got {group[name]!r}")
+
+
+def _take_over_synchronisation(parameters: Any) -> Any:
+    """Return the processes of a DistributedDataParallel, which reduces nothing itself from now on.
+
+    It would reduce whole gradients, after the hooks of this optimizer have seen them.
+    """
+    if not isinstance(parameters, nn.parallel.DistributedDataParallel):
+        return None
+    parameters.require_backward_grad_sync = False
+    return parameters.process_group
+
+
+def _row_shard(parameter: Tensor) -> tuple[Any, int] | None:
+    """Return mesh and dimension along which the rows of a DTensor are distributed, if they are."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    if not isinstance(parameter, DTensor):
+        return None
+    found = None
+    for dimension, placement in enumerate(parameter.placements):
+        if placement == Shard(0) and found is None:
+            found = parameter.device_mesh, dimension
+        elif not isinstance(placement, Replicate):
+            raise JomaError(
+                f"GaLore takes parameters that are distributed along their rows, as FSDP2 does; "
+                f"one is placed as {parameter.placements}"
+            )
+    return found
+
+
+def placed(part: Tensor, rows_of: Tensor | None) -> Tensor:
+    """Return a part as a tensor that is distributed as the rows of a parameter are."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(rows_of, DTensor):
+        return part
+    shape = torch.Size((rows_of.shape[0], *part.shape[1:]))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        part.contiguous(),
+        rows_of.device_mesh,
+        rows_of.placements,
+        run_check=False,
+        shape=shape,
+        stride=stride,
+    )
+
+
+def _nearest_rotation(overlap: Tensor) -> Tensor:
+    """Return the rotation that takes a new basis closest to an old one (orthogonal Procrustes)."""
+    left, _, right = torch.linalg.svd(overlap.double())
+    return (left @ right).float()

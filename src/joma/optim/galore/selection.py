@@ -1,0 +1,172 @@
+"""Which parameters are projected, and with which settings."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joma.errors import JomaError
+
+Parameters = nn.Module | Iterable[Any]
+"""A model, parameters, pairs of names and parameters, or parameter groups as torch has them."""
+
+_MATRIX_MODULES = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
+"""Names of the modules whose `weight` multiplies activations; Conv1D is that of GPT-2."""
+_OUTSIDE = re.compile(
+    r"(^|[._])(embed\w*|embeddings?|wte|wpe|lm_head|embed_out|unembed|classifier|score|head)([._]|$)"
+)
+"""Names of embeddings and output layers, where only names are known."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A parameter and whether it is projected unless a group of the user says otherwise.
+
+    Attributes:
+        name: Its name, or "" where none is known.
+        parameter: The parameter.
+        is_matrix: Whether it is the matrix of a layer: not an embedding, an output layer, a tied
+            weight, a bias or the gain of a norm.
+    """
+
+    name: str
+    parameter: Tensor
+    is_matrix: bool
+
+
+def of_model(model: nn.Module) -> list[Candidate]:
+    """Return the parameters of a model that want a gradient."""
+    matrices: set[int] = set()
+    outside: set[int] = set()
+    owners: dict[int, int] = {}
+    head = _output_layer(model)
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+        weight = getattr(module, "weight", None)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) or module is head:
+            outside.add(id(weight))
+        elif isinstance(module, nn.Linear) or type(module).__name__ in _MATRIX_MODULES:
+            matrices.add(id(weight))
+        elif isinstance(module, nn.MultiheadAttention):
+            for part in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                matrices.add(id(getattr(module, part)))
+    tied = {one for one, count in owners.items() if count > 1}
+    return [
+        Candidate(
+            name,
+            parameter,
+            id(parameter) in matrices - outside - tied and not _OUTSIDE.search(name),
+        )
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def _output_layer(model: nn.Module) -> nn.Module | None:
+    known = getattr(model, "get_output_embeddings", None)
+    found = known() if callable(known) else None
+    return found if isinstance(found, nn.Module) else None
+
+
+def parameter_groups(
+    parameters: Parameters, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return parameter groups as torch has them, each with a rank; None where nothing is projected.
+
+    Args:
+        parameters: A model; or parameters, with names or without; or parameter groups. Those of a
+            model, or with names, are sorted into groups here; of those without names every matrix
+            is projected. In groups of the user, those with the entry "rank" are.
+        groups: Settings for the parameters whose name matches "match", a regular expression; the
+            first group that matches decides. Its "rank" may be None.
+        defaults: All settings by name.
+
+    Raises:
+        JomaError: A group matches nothing or has an unknown setting; nothing is projected.
+    """
+    given: list[Any] = [] if isinstance(parameters, nn.Module) else list(parameters)
+    if given and all(isinstance(one, Mapping) for one in given):
+        if groups:
+            raise JomaError("groups must be empty where parameter groups are passed")
+        for one in given:
+            _check_settings(one, {"params", *defaults, "param_names"})
+        made = [{"rank": None, **one} for one in given]
+        _check_some(made)
+        return made
+    candidates = (
+        of_model(parameters) if isinstance(parameters, nn.Module) else list(map(_candidate, given))
+    )
+    if not candidates:
+        raise JomaError("there are no parameters that want a gradient")
+    patterns = []
+    for one in groups:
+        _check_settings(one, {"match", *defaults})
+        if not isinstance(one.get("match"), str):
+            raise JomaError(f"a group must have a regular expression as 'match', got {dict(one)}")
+        patterns.append(re.compile(one["match"]))
+    members: dict[tuple[int, bool], list[Any]] = {}
+    for candidate in candidates:
+        found = (at for at, one in enumerate(patterns) if one.search(candidate.name))
+        at = next(found, -1)
+        projected = candidate.is_matrix or (at >= 0 and groups[at].get("rank") is not None)
+        entry = (candidate.name, candidate.parameter) if candidate.name else candidate.parameter
+        members.setdefault((at, projected and candidate.parameter.ndim == 2), []).append(entry)
+    unused = set(range(len(groups))) - {at for at, _ in members}
+    if unused:
+        raise JomaError(f"no parameter's name matches {groups[min(unused)]['match']!r}")
+    made = []
+    for (at, projected), entries in members.items():
+        own = {} if at < 0 else {key: one for key, one in groups[at].items() if key != "match"}
+        made.append({"rank": defaults["rank"], **own, "params": entries})
+        if not projected:
+            made[-1]["rank"] = None
+    _check_some(made)
+    return made
+
+
+def is_projected(parameter: Tensor, group: Mapping[str, Any]) -> bool:
+    """Return whether a parameter is projected: a matrix with sides longer than the rank."""
+    rank = group["rank"]
+    if rank is None or parameter.ndim != 2:
+        return False
+    return min(parameter.shape) > (1 if isinstance(rank, float) else rank)
+
+
+def _candidate(one: Any) -> Candidate:
+    name, parameter = one if isinstance(one, tuple) else ("", one)
+    if not isinstance(parameter, Tensor):
+        raise JomaError(f"parameters must be tensors, got {type(parameter).__name__}")
+    return Candidate(name, parameter, parameter.ndim == 2 and not _OUTSIDE.search(name))
+
+
+def _check_settings(group: Mapping[str, Any], known: set[str]) -> None:
+    for key in group:
+        if key not in known:
+            raise JomaError(f"a group has no setting {key!r}; it has {', '.join(sorted(known))}")
+
+
+def _check_some(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Raise JomaError unless some matrix is projected."""
+    wanted: list[Tensor] = []
+    for group in groups:
+        entries = group["params"]
+        entries = [entries] if isinstance(entries, torch.Tensor) else list(entries)
+        plain = [one[1] if isinstance(one, tuple) else one for one in entries]
+        if any(is_projected(one, group) for one in plain):
+            return
+        if group["rank"] is not None:
+            wanted += [one for one in plain if one.ndim == 2]
+    if wanted:
+        sides = max(min(one.shape) for one in wanted)
+        raise JomaError(
+            f"GaLore projects nothing: the rank must be below the shorter side of a matrix, which "
+            f"is at most {sides} here"
+        )
+    raise JomaError(
+        "GaLore projects nothing: no rank was given, or no matrix of a linear layer was found; "
+        'name matrices by a regular expression, as in groups=[{"match": "mlp", "rank": 128}]'
+    )

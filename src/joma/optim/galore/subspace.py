@@ -1,0 +1,225 @@
+"""The subspace of a gradient: block power iteration, a safe orthonormalisation, the exact SVD.
+
+A gradient G (m, n) is projected on the left, R = PᵀG with P (m, r), or on the right, R = GP with
+P (n, r). The columns of P are orthonormal and span, nearly, the r leading singular directions.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from joma.errors import JomaError
+
+Side = Literal["left", "right"]
+SIDES = ("short", "left", "right", "smallest")
+PROJECTIONS = ("power", "svd")
+
+_FRESH = 0.5
+"""Length of the random part of a warm start, next to a basis of length 1: a direction that the old
+basis misses altogether is found through it."""
+_SHIFT = 1e-13
+"""Added to a Gram matrix with a diagonal of ones, for each of its rows: above the rounding of
+float64, so that the factorisation exists for any columns."""
+
+
+def choose_side(
+    side: str, shape: tuple[int, int], *, moment_bytes: float = 8.0, projector_bytes: float = 4.0
+) -> Side:
+    """Return the side on which a matrix is projected.
+
+    Args:
+        side: "left", "right", "short" (P has the length of the shorter side, as in the paper) or
+            "smallest" (the least memory for P and the moments together).
+        shape: (m, n).
+        moment_bytes: Bytes of all moments for each number of R.
+        projector_bytes: Bytes for each number of P.
+    """
+    rows, columns = shape
+    if side == "left":
+        return "left"
+    if side == "right":
+        return "right"
+    if side == "short":
+        return "left" if rows < columns else "right"
+    left = projector_bytes * rows + moment_bytes * columns
+    right = projector_bytes * columns + moment_bytes * rows
+    return "left" if left < right else "right"
+
+
+@dataclass
+class Gradient:
+    """A gradient matrix, of which a process may have a part only.
+
+    Attributes:
+        matrix: What this process has, (rows, n).
+        share: "whole": all of G. "rows": some rows of G, in the order of the processes. "mean": a
+            matrix as large as G; G is the mean over the processes.
+        group: The processes.
+        first_row: Number of the first of the rows.
+        all_rows: Number of rows of G; for "rows" all processes but the last ones have equally many.
+    """
+
+    matrix: Tensor
+    share: Literal["whole", "rows", "mean"] = "whole"
+    group: Any = None
+    first_row: int = 0
+    all_rows: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, n)."""
+        rows, columns = self.matrix.shape
+        return self.all_rows or rows, columns
+
+    def times(self, right: Tensor) -> Tensor:
+        """Return the rows of GX that this process has, for X (n, r), in float32."""
+        return self.mean(_product(self.matrix, right))
+
+    def transposed_times(self, left: Tensor) -> Tensor:
+        """Return GᵀY for Y (m, r), of which this process has the rows it has of G."""
+        return self.sum_of_rows(self.mean(_product(self.matrix.mT, left)))
+
+    def sum_of_rows(self, product: Tensor) -> Tensor:
+        """Return a product over the rows, from the products over the rows of each process."""
+        if self.share == "rows":
+            dist.all_reduce(product, group=self.group)
+        return product
+
+    def mean(self, product: Tensor) -> Tensor:
+        """Return the mean of a product over the processes, where G is one; in place."""
+        if self.share == "mean":
+            dist.all_reduce(product, group=self.group)
+            product /= dist.get_world_size(self.group)
+        return product
+
+    def project(self, basis: Tensor, side: Side) -> Tensor:
+        """Return R: PᵀG, or the rows of GP that this process has, in float32."""
+        if side == "right":
+            return self.times(basis)
+        return self.sum_of_rows(self.mean(_product(basis.mT, self.matrix)))
+
+    def energy(self) -> Tensor:
+        """Return ‖G‖², for "mean" the mean over the processes."""
+        energy = self.matrix.float().square().sum()
+        return self.sum_of_rows(self.mean(energy))
+
+    def whole(self) -> Tensor:
+        """Return all of G, in float32; every process calls it."""
+        matrix = self.matrix.float()
+        if self.share == "mean":
+            return self.mean(matrix.clone())
+        if self.share == "rows":
+            processes = dist.get_world_size(self.group)
+            padded = matrix.new_zeros(-(-self.shape[0] // processes), matrix.shape[1])
+            padded[: len(matrix)] = matrix
+            parts = [torch.empty_like(padded) for _ in range(processes)]
+            dist.all_gather(parts, padded, group=self.group)
+            return torch.cat(parts)[: self.shape[0]]
+        return matrix
+
+    def own_rows(self, whole: Tensor) -> Tensor:
+        """Return the rows of a matrix with the rows of G that this process has."""
+        return whole[self.first_row :][: len(self.matrix)] if self.share == "rows" else whole
+
+
+def power_basis(
+    gradient: Gradient, side: Side, rank: int, old: Tensor | None, random: torch.Generator
+) -> Tensor:
+    """Return an orthonormal basis after one block power iteration, from an old basis if any.
+
+    The iteration is made in two halves, with columns made orthonormal after each: G and Gᵀ are
+    applied to columns whose condition is that of G at most, not its square.
+
+    Args:
+        gradient: The gradient.
+        side: Which singular directions.
+        rank: Number of columns.
+        old: The basis to start from, (m, rank) or (n, rank).
+        random: Where random numbers come from; the same on every process.
+    """
+    length = gradient.shape[side == "right"]
+    start = random_columns(gradient, side, rank, random)
+    if old is not None:
+        start = old.float() + start * (_FRESH / length**0.5)
+    if side == "right":
+        half = orthonormal(gradient.times(start), gradient)
+        return orthonormal(gradient.transposed_times(half))
+    half = orthonormal(gradient.transposed_times(start))
+    return orthonormal(gradient.times(half), gradient)
+
+
+def random_columns(gradient: Gradient, side: Side, rank: int, random: torch.Generator) -> Tensor:
+    """Return Gaussian columns of the length of a basis, with the rows that this process has."""
+    length = gradient.shape[side == "right"]
+    columns = torch.randn(length, rank, generator=random, device=gradient.matrix.device)
+    return gradient.own_rows(columns) if side == "left" else columns
+
+
+def svd_basis(gradient: Gradient, side: Side, rank: int) -> Tensor:
+    """Return the leading singular directions, by the singular value decomposition of all of G."""
+    left, _, right = torch.linalg.svd(gradient.whole(), full_matrices=False)
+    if side == "right":
+        return right[:rank].mT.contiguous()
+    return gradient.own_rows(left[:, :rank]).contiguous()
+
+
+def energy_rank(gradient: Gradient, share: float) -> int:
+    """Return the smallest rank whose best subspace has a share of ‖G‖²."""
+    squares = torch.linalg.svdvals(gradient.whole()).double().square()
+    if not squares.sum() > 0:
+        return 1
+    reached = squares.cumsum(0) / squares.sum() >= share * (1 - 1e-12)
+    return int(reached.float().argmax()) + 1
+
+
+def orthonormal(columns: Tensor, rows_of: Gradient | None = None) -> Tensor:
+    """Return orthonormal columns with the span of those given, by Cholesky-QR in float64.
+
+    The first of three passes adds a shift to the Gram matrix, so that it can be factorised whatever
+    the columns are; each later pass repairs what the one before left. Columns that depend on others
+    are replaced by directions that rounding chooses; a column of zeros stays one.
+
+    Args:
+        columns: (rows, r).
+        rows_of: The gradient whose rows are distributed over processes as those of the columns are.
+    """
+    if columns.shape[1] == 0:
+        return columns
+
+    def gram(matrix: Tensor) -> Tensor:
+        product = matrix.mT @ matrix
+        return product if rows_of is None else rows_of.sum_of_rows(product)
+
+    result = columns.double()
+    for number in range(3):
+        inner = gram(result)
+        lengths = inner.diagonal().sqrt()
+        lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+        inner = inner / lengths / lengths[:, None]
+        inner.diagonal().clamp_(min=1.0)  # a column of zeros
+        if number == 0:
+            inner.diagonal().add_(_SHIFT * len(inner))
+        factor, failed = torch.linalg.cholesky_ex(inner)
+        if number and int(failed):
+            raise JomaError("the subspace of a gradient is not finite")
+        result = torch.linalg.solve_triangular(factor.mT, result / lengths, upper=True, left=False)
+    return result.to(columns.dtype)
+
+
+def lift(projected: Tensor, basis: Tensor, side: Side) -> Tensor:
+    """Return PR or RPᵀ, in the type of the basis: the matrix of which R is the projection."""
+    projected = projected.to(basis.dtype)
+    return basis @ projected if side == "left" else projected @ basis.mT
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return a product in float32, of numbers in the type of the gradient."""
+    if left.dtype == torch.float32 and right.dtype == torch.float32:
+        return left @ right
+    if left.is_cuda:
+        low = left.dtype if left.dtype != torch.float32 else right.dtype
+        return torch.mm(left.to(low), right.to(low), out_dtype=torch.float32)
+    return left.float() @ right.float()

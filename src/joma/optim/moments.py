@@ -1,0 +1,130 @@
+"""Adam's two moments, in full or in eight bits, and the state of optimizers that keep its types."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from joma.errors import JomaError
+from joma.optim import blockwise
+
+SMALL = 4096
+"""Parameters with fewer numbers keep their moments in full: eight bits would save nothing."""
+_CODES: tuple[tuple[str, blockwise.Code], ...] = (("exp_avg", "signed"), ("exp_avg_sq", "root"))
+
+Place = Callable[[Tensor], Tensor]
+"""Makes a tensor of the state from this process's part of it."""
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Raise JomaError unless both decay rates lie in [0, 1)."""
+    for name, beta in zip(("first", "second"), betas, strict=True):
+        if not 0 <= beta < 1:
+            raise JomaError(f"the {name} of betas must lie in [0, 1), got {beta}")
+
+
+def read_moments(state: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return this process's part of both moments, in float32."""
+    parts = {key: local(one) for key, one in state.items() if isinstance(one, Tensor)}
+    if "exp_avg_scale" not in parts:
+        return parts["exp_avg"].float(), parts["exp_avg_sq"].float()
+    first, second = (
+        blockwise.Blocks(parts[key], parts[f"{key}_scale"]).decode(code) for key, code in _CODES
+    )
+    return first, second
+
+
+def store_moments(
+    state: dict[str, Any],
+    moments: tuple[Tensor, Tensor],
+    dtype: torch.dtype | None,
+    *,
+    seed: int = 0,
+    place: Place = lambda part: part,
+) -> None:
+    """Put both moments into a parameter's state.
+
+    Args:
+        state: The state.
+        moments: This process's part of both.
+        dtype: Their type; None for eight bits.
+        seed: Chooses the random numbers of the rounding to eight bits.
+        place: Makes a tensor of the state from a part.
+    """
+    for (key, code), moment in zip(_CODES, moments, strict=True):
+        if dtype is not None:
+            state[key] = place(moment.to(dtype))
+            continue
+        blocks = blockwise.encode(moment, code, 2 * seed + (code == "root"))
+        state[key], state[f"{key}_scale"] = place(blocks.codes), place(blocks.scales)
+
+
+def adam_change(
+    state: dict[str, Any],
+    gradient: Tensor,
+    group: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    *,
+    seed: int = 0,
+    place: Place = lambda part: part,
+) -> Tensor:
+    """Advance both moments by a gradient and return by what Adam moves, in float32.
+
+    The arguments are those of `store_moments`; `group` has "lr", "betas" and "eps".
+    """
+    gradient = gradient.float()
+    if "exp_avg" not in state:
+        first, second = torch.zeros_like(gradient), torch.zeros_like(gradient)
+        state["moment_step"] = torch.zeros((), dtype=torch.int64)
+    else:
+        first, second = read_moments(state)
+    state["moment_step"] = state["moment_step"] + 1
+    steps, (one, two) = int(state["moment_step"]), group["betas"]
+    first = first.lerp(gradient, 1 - one)
+    second = second.mul(two).addcmul_(gradient, gradient, value=1 - two)
+    store_moments(state, (first, second), dtype, seed=seed, place=place)
+    divisor = second.sqrt().div_((1 - two**steps) ** 0.5).add_(group["eps"])
+    return first.div(divisor).mul_(-group["lr"] / (1 - one**steps))
+
+
+class TypedStateOptimizer(torch.optim.Optimizer):
+    """An optimizer whose loaded state keeps its types; torch casts it to those of parameters."""
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Return to a state that `state_dict` gave.
+
+        Raises:
+            JomaError: The state is of other parameters.
+        """
+        states = state_dict["state"]
+        given = [one for group in state_dict["param_groups"] for one in group["params"]]
+        own = [one for group in self.param_groups for one in group["params"]]
+        if len(given) != len(own):
+            raise JomaError(f"the state is of {len(given)} parameters, these are {len(own)}")
+        for number, parameter in zip(given, own, strict=True):
+            self._check_state(parameter, states.get(number, {}))
+        super().load_state_dict(state_dict)
+        for number, parameter in zip(given, own, strict=True):
+            if number in states:
+                self.state[parameter] = {
+                    key: _on_device(value, parameter) for key, value in states[number].items()
+                }
+
+    def _check_state(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
+        """Raise JomaError for a state that does not fit a parameter."""
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor that may be distributed."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _on_device(value: Any, parameter: Tensor) -> Any:
+    """Return a copy of a loaded value, on the device of its parameter unless it is a number."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().to(parameter.device if value.ndim else "cpu")

@@ -1,0 +1,123 @@
+"""Which parameters GaLore projects."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from joma.errors import JomaError
+from joma.optim import GaLoreAdamW
+from joma.optim.galore.subspace import Gradient, choose_side, orthonormal, power_basis
+
+TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def llama(**settings):
+    config = transformers.LlamaConfig(
+        **TINY, intermediate_size=48, num_key_value_heads=1, **settings
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def projected(model, **settings):
+    made = GaLoreAdamW(model, **({"rank": 8, "verbose": False} | settings))
+    return {matrix.name: matrix for matrix in made.projected}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_llama_without_embedding_and_head(tied):
+    found = projected(llama(tie_word_embeddings=tied))
+    assert len(found) == 14
+    assert not [name for name in found if "embed" in name or "lm_head" in name]
+
+
+def test_conv1d_of_gpt2():
+    config = transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)
+    found = projected(transformers.GPT2LMHeadModel(config))
+    assert len(found) == 8
+    assert found["transformer.h.0.attn.c_attn.weight"].shape == (32, 96)
+    assert found["transformer.h.0.attn.c_attn.weight"].side == "left"
+
+
+def test_attention_of_torch():
+    found = projected(nn.TransformerEncoderLayer(32, 2, 64))
+    assert set(found) == {
+        "self_attn.in_proj_weight",
+        "self_attn.out_proj.weight",
+        "linear1.weight",
+        "linear2.weight",
+    }
+
+
+def test_the_first_group_that_matches_decides():
+    groups = [
+        {"match": r"layers\.0\.mlp", "rank": 4},
+        {"match": "mlp", "rank": None},
+        {"match": "embed_tokens", "rank": 5},
+    ]
+    found = projected(llama(), groups=groups)
+    assert {one.rank for name, one in found.items() if "layers.0.mlp" in name} == {4}
+    assert not [name for name in found if "layers.1.mlp" in name]
+    assert {one.rank for name, one in found.items() if "attn" in name} == {8}
+    assert found["model.embed_tokens.weight"].rank == 5
+
+
+def test_frozen_parameters_are_left_out():
+    model = llama()
+    model.model.layers[0].requires_grad_(False)
+    assert len(projected(model)) == 7
+
+
+def test_a_model_without_matrices_is_refused():
+    with pytest.raises(JomaError, match="no matrix of a linear layer was found"):
+        projected(nn.Sequential(nn.Embedding(64, 32), nn.LayerNorm(32)))
+
+
+def test_a_rank_of_at_least_the_shorter_side_skips_a_matrix():
+    found = projected(llama(), rank=16)  # keys and values have 16 rows
+    assert not [name for name in found if "k_proj" in name or "v_proj" in name]
+    assert len(found) == 10
+
+
+def test_sides():
+    assert choose_side("short", (8, 4)) == "right"
+    assert choose_side("short", (4, 8)) == "left"
+    assert choose_side("smallest", (8, 4)) == "left"
+    assert choose_side("smallest", (4, 8)) == "right"
+    # Bases in full and moments in eight bits: the shorter basis takes less.
+    assert choose_side("smallest", (8, 4), moment_bytes=2, projector_bytes=4) == "right"
+
+
+SPECTRA = {
+    "power law": lambda index: 1 / index,
+    "exponential": lambda index: torch.exp(-index / 2),
+    "one direction": lambda index: torch.where(index == 1, 1e6, 1.0),
+    "rank three": lambda index: (index <= 3).float(),
+    "flat": torch.ones_like,
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("start", ["random", "old", "useless"])
+def test_one_power_iteration_finds_the_subspace(name, side, start):
+    random = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(160, 96, generator=random))[0]
+    right = torch.linalg.qr(torch.randn(96, 96, generator=random))[0]
+    values = SPECTRA[name](torch.arange(1.0, 97.0))
+    matrix = (left * values) @ right.mT
+    directions = left if side == "left" else right
+    old = {"random": None, "old": directions[:, 4:28], "useless": directions[:, 48:72]}[start]
+    basis = power_basis(Gradient(matrix), side, 24, old, random)
+    assert torch.allclose(basis.mT @ basis, torch.eye(24), atol=1e-5)
+    inside = Gradient(matrix).project(basis, side).square().sum() / matrix.square().sum()
+    best = values[:24].square().sum() / values.square().sum()
+    assert inside > 0.98 * best
+
+
+def test_columns_that_depend_on_each_other_become_orthonormal():
+    random = torch.Generator().manual_seed(0)
+    columns = torch.randn(50, 4, generator=random) @ torch.randn(4, 8, generator=random)
+    columns[:, 0] *= 1e8
+    found = orthonormal(columns)
+    assert torch.allclose(found.mT @ found, torch.eye(8), atol=1e-5)
