@@ -349,6 +349,24 @@ def test_refreshes_when_captured_energy_falls():
     assert (optimizer.projected[0].captured or 0) > 0.9
 
 
+@pytest.mark.parametrize("shape", [(32, 24), (24, 32)])
+@pytest.mark.parametrize("projection", ["power", "svd"])
+def test_rounding_does_not_move_weights_where_there_is_no_gradient(shape, projection):
+    """A gradient of rank 3 in a subspace of rank 8."""
+    random = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.zeros(shape))
+    optimizer = GaLoreAdamW(
+        [weight], 0.1, rank=8, gap=5, projection=projection, eps=1e-30, verbose=False
+    )
+    left = torch.randn(shape[0], 3, generator=random)
+    right = torch.randn(3, shape[1], generator=random)
+    for _ in range(12):
+        weight.grad = left @ torch.randn(3, 3, generator=random) @ right
+        optimizer.step()
+    values = torch.linalg.svdvals(weight.detach())
+    assert values[3] < 1e-5 * values[0]
+
+
 def test_rank_as_captured_energy():
     model = network()
     optimizer = make(model, rank=0.9)

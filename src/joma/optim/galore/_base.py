@@ -387,6 +387,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
             basis = subspace.svd_basis(gradient, side, rank)
         else:
             basis = subspace.power_basis(gradient, side, rank, old, random)
+        if energy > 0:
+            basis = basis * subspace.directions_with_gradient(gradient, basis, side)
         if group["moments"] == "align" and old is not None:
             basis = basis @ _nearest_rotation(self._overlap(basis, old, gradient, side))
         self._store_basis(parameter, group, basis, side)

@@ -24,6 +24,10 @@ _SHIFT = 1e-13
 """Added to a Gram matrix with a diagonal of ones, for each of its rows: above the rounding of
 float64, so that the factorisation exists for any columns."""
 
+_NOTHING = 1e-10
+"""Energy along a direction, over that along the strongest one, below which it is rounding: products
+in float32 have relative errors of about 1e-6, whose square is 1e-12."""
+
 
 def choose_side(
     side: str, shape: tuple[int, int], *, moment_bytes: float = 8.0, projector_bytes: float = 4.0
@@ -166,6 +170,18 @@ def svd_basis(gradient: GradientMatrix, side: Side, rank: int) -> Tensor:
     if side == "right":
         return right[:rank].mT.contiguous()
     return gradient.own_rows(left[:, :rank]).contiguous()
+
+
+def directions_with_gradient(gradient: GradientMatrix, basis: Tensor, side: Side) -> Tensor:
+    """Return 1 for the columns of a basis along which there is a gradient, 0 for the others.
+
+    A gradient of a lower rank than that of the basis leaves columns along which R is a rounding
+    error. Adam would divide it by itself and move the weights by it as far as along the others.
+    """
+    squares = gradient.project(basis, side).square().sum(1 if side == "left" else 0)
+    if side == "right":
+        squares = gradient.sum_of_rows(squares)
+    return (squares > _NOTHING * squares.max()).to(basis.dtype)
 
 
 def energy_rank(gradient: GradientMatrix, share: float) -> int:
