@@ -7,7 +7,13 @@ from torch import nn
 
 from joma.errors import JomaError
 from joma.optim import GaLoreAdamW
-from joma.optim.galore.subspace import GradientMatrix, choose_side, orthonormal, power_basis
+from joma.optim.galore.subspace import (
+    GradientMatrix,
+    Search,
+    choose_side,
+    orthonormal,
+    power_bases,
+)
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -108,7 +114,7 @@ def test_one_power_iteration_finds_the_subspace(name, side, start):
     matrix = (left * values) @ right.mT
     directions = left if side == "left" else right
     old = {"random": None, "old": directions[:, 4:28], "useless": directions[:, 48:72]}[start]
-    basis = power_basis(GradientMatrix(matrix), side, 24, old, random)
+    (basis,) = power_bases([Search(GradientMatrix(matrix), side, 24, old, random)])
     assert torch.allclose(basis.mT @ basis, torch.eye(24), atol=1e-5)
     inside = GradientMatrix(matrix).project(basis, side).square().sum() / matrix.square().sum()
     best = values[:24].square().sum() / values.square().sum()
@@ -119,5 +125,21 @@ def test_columns_that_depend_on_each_other_become_orthonormal():
     random = torch.Generator().manual_seed(0)
     columns = torch.randn(50, 4, generator=random) @ torch.randn(4, 8, generator=random)
     columns[:, 0] *= 1e8
-    found = orthonormal(columns)
+    (found,) = orthonormal([columns])
     assert torch.allclose(found.mT @ found, torch.eye(8), atol=1e-5)
+
+
+def test_several_matrices_are_made_orthonormal_together():
+    random = torch.Generator().manual_seed(0)
+    shapes = (300, 130), (200, 130), (200, 7), (150, 128)
+    several = [torch.randn(shape, generator=random) for shape in shapes]
+    several[0] *= torch.logspace(0, -6, 130)
+    for one, columns in zip(orthonormal(several), several, strict=True):
+        assert torch.allclose(one.mT @ one, torch.eye(one.shape[1]), atol=1e-5)
+        inside = one @ (one.mT @ columns)
+        assert torch.allclose(inside, columns, atol=1e-5 * columns.abs().max().item())
+
+
+def test_columns_that_are_not_finite_are_refused():
+    with pytest.raises(JomaError, match="not finite"):
+        orthonormal([torch.full((8, 3), float("nan"))])

@@ -382,11 +382,12 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if energy == 0:
             columns = subspace.random_columns(gradient, side, rank, random)
             rows_of = gradient if side == "left" else None
-            basis = subspace.orthonormal(columns, rows_of)
+            (basis,) = subspace.orthonormal([columns], [rows_of])
         elif exact:
             basis = subspace.svd_basis(gradient, side, rank)
         else:
-            basis = subspace.power_basis(gradient, side, rank, old, random)
+            search = subspace.Search(gradient, side, rank, old, random)
+            (basis,) = subspace.power_bases([search])
         if energy > 0:
             basis = basis * subspace.directions_with_gradient(gradient, basis, side)
         if group["moments"] == "align" and old is not None:

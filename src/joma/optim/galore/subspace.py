@@ -4,6 +4,7 @@ A gradient G (m, n) is projected on the left, R = PᵀG with P (m, r), or on the
 P (n, r). The columns of P are orthonormal and span, nearly, the r leading singular directions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +28,10 @@ float64, so that the factorisation exists for any columns."""
 _NOTHING = 1e-10
 """Energy along a direction, over that along the strongest one, below which it is rounding: products
 in float32 have relative errors of about 1e-6, whose square is 1e-12."""
+
+_MOST_PASSES = 6
+_BLOCK = 64
+"""Triangles up to this size are inverted by substitution."""
 
 
 def choose_side(
@@ -129,30 +134,47 @@ class GradientMatrix:
         return whole[self.first_row :][: len(self.matrix)] if self.share == "rows" else whole
 
 
-def power_basis(
-    gradient: GradientMatrix, side: Side, rank: int, old: Tensor | None, random: torch.Generator
-) -> Tensor:
-    """Return an orthonormal basis after one block power iteration, from an old basis if any.
+@dataclass
+class Search:
+    """What a power iteration for one basis needs.
 
-    The iteration is made in two halves, with columns made orthonormal after each: G and Gᵀ are
-    applied to columns whose condition is that of G at most, not its square.
-
-    Args:
+    Attributes:
         gradient: The gradient.
         side: Which singular directions.
         rank: Number of columns.
-        old: The basis to start from, (m, rank) or (n, rank).
+        old: The basis to start from, (m, rank) or (n, rank), if any.
         random: Where random numbers come from; the same on every process.
     """
-    length = gradient.shape[side == "right"]
-    start = random_columns(gradient, side, rank, random)
-    if old is not None:
-        start = old.float() + start * (_FRESH / length**0.5)
-    if side == "right":
-        half = orthonormal(gradient.times(start), gradient)
-        return orthonormal(gradient.transposed_times(half))
-    half = orthonormal(gradient.transposed_times(start))
-    return orthonormal(gradient.times(half), gradient)
+
+    gradient: GradientMatrix
+    side: Side
+    rank: int
+    old: Tensor | None
+    random: torch.Generator
+
+
+def power_bases(searches: Sequence[Search]) -> list[Tensor]:
+    """Return orthonormal bases after one block power iteration of several gradients.
+
+    The iteration is made in two halves, with columns made orthonormal after each: G and Gᵀ are
+    applied to columns whose condition is that of G at most, not its square.
+    """
+    halves, owners = [], []
+    for one in searches:
+        length = one.gradient.shape[one.side == "right"]
+        start = random_columns(one.gradient, one.side, one.rank, one.random)
+        if one.old is not None:
+            start = one.old.float() + start * (_FRESH / length**0.5)
+        right = one.side == "right"
+        halves.append(one.gradient.times(start) if right else one.gradient.transposed_times(start))
+        owners.append(one.gradient if right else None)
+    halves = orthonormal(halves, owners, passes=1)
+    wholes, owners = [], []
+    for one, half in zip(searches, halves, strict=True):
+        right = one.side == "right"
+        wholes.append(one.gradient.transposed_times(half) if right else one.gradient.times(half))
+        owners.append(None if right else one.gradient)
+    return orthonormal(wholes, owners)
 
 
 def random_columns(
@@ -193,38 +215,70 @@ def energy_rank(gradient: GradientMatrix, share: float) -> int:
     return int(reached.float().argmax()) + 1
 
 
-def orthonormal(columns: Tensor, rows_of: GradientMatrix | None = None) -> Tensor:
+def orthonormal(
+    several: Sequence[Tensor],
+    rows_of: Sequence[GradientMatrix | None] | None = None,
+    passes: int = 2,
+) -> list[Tensor]:
     """Return orthonormal columns with the span of those given, by Cholesky-QR in float64.
 
-    The first of three passes adds a shift to the Gram matrix, so that it can be factorised whatever
-    the columns are; each later pass repairs what the one before left. Columns that depend on others
-    are replaced by directions that rounding chooses; a column of zeros stays one.
+    The first pass adds a shift to the Gram matrix, so that it can be factorised whatever the
+    columns are; each later pass repairs what the one before left, and passes are added while a
+    factorisation fails. Columns that depend on others are replaced by directions that rounding
+    chooses.
 
     Args:
-        columns: (rows, r).
-        rows_of: The gradient whose rows are distributed over processes as those of the columns are.
+        several: Matrices (rows, r); those with equally many columns are factorised together.
+        rows_of: For each the gradient whose rows are distributed over processes as its rows are.
+        passes: Number of passes. After one the columns span the right space and are
+            nearly orthonormal, except along directions 10⁵ times weaker than the strongest.
+
+    Raises:
+        JomaError: The columns are not finite.
     """
-    if columns.shape[1] == 0:
-        return columns
+    owners = list(rows_of or [None] * len(several))
+    found: list[Tensor] = [one.double() for one in several]
+    for rank in {one.shape[1] for one in several}:
+        chosen = [at for at, one in enumerate(several) if one.shape[1] == rank]
+        done, shift = 0, _SHIFT * rank
+        while rank and done < passes:
+            grams = []
+            for at in chosen:
+                gram, owner = found[at].mT @ found[at], owners[at]
+                grams.append(gram if owner is None else owner.sum_of_rows(gram))
+            inner = torch.stack(grams)
+            lengths = inner.diagonal(dim1=1, dim2=2).sqrt()
+            lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+            inner = inner / lengths[:, :, None] / lengths[:, None, :]
+            diagonal = inner.diagonal(dim1=1, dim2=2)
+            diagonal.clamp_(min=1.0).add_(shift)  # a column of zeros stays one
+            factors, failed = torch.linalg.cholesky_ex(inner)
+            if bool(failed.any()):
+                if done > _MOST_PASSES or not bool(torch.isfinite(inner).all()):
+                    raise JomaError("the subspace of a gradient is not finite")
+                shift, passes = _SHIFT * rank, max(passes, done + 2)
+                done += 1
+                continue
+            inverses = _inverse_of_triangles(factors) / lengths[:, None, :]
+            for at, inverse in zip(chosen, inverses, strict=True):
+                found[at] = found[at] @ inverse.mT
+            done, shift = done + 1, 0.0
+    return [one.to(before.dtype) for one, before in zip(found, several, strict=True)]
 
-    def gram(matrix: Tensor) -> Tensor:
-        product = matrix.mT @ matrix
-        return product if rows_of is None else rows_of.sum_of_rows(product)
 
-    result = columns.double()
-    for number in range(3):
-        inner = gram(result)
-        lengths = inner.diagonal().sqrt()
-        lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-        inner = inner / lengths / lengths[:, None]
-        inner.diagonal().clamp_(min=1.0)  # a column of zeros
-        if number == 0:
-            inner.diagonal().add_(_SHIFT * len(inner))
-        factor, failed = torch.linalg.cholesky_ex(inner)
-        if number and int(failed):
-            raise JomaError("the subspace of a gradient is not finite")
-        result = torch.linalg.solve_triangular(factor.mT, result / lengths, upper=True, left=False)
-    return result.to(columns.dtype)
+def _inverse_of_triangles(lower: Tensor) -> Tensor:
+    """Return the inverses of lower triangular matrices, by blocks: two halves and a product."""
+    size = lower.shape[-1]
+    if size <= _BLOCK or size % 2:
+        one = torch.eye(size, dtype=lower.dtype, device=lower.device).expand_as(lower)
+        return torch.linalg.solve_triangular(lower, one, upper=False)
+    half = size // 2
+    corners = torch.stack((lower[..., :half, :half], lower[..., half:, half:]))
+    first, second = _inverse_of_triangles(corners)
+    result = torch.zeros_like(lower)
+    result[..., :half, :half], result[..., half:, half:] = first, second
+    result[..., half:, :half] = -second @ lower[..., half:, :half] @ first
+    return result
 
 
 def lift(projected: Tensor, basis: Tensor, side: Side) -> Tensor:
