@@ -13,16 +13,18 @@ from joma.train.memory._estimate import (
     default_rank,
     estimate_memory,
 )
-from joma.train.memory._optimizers import OPTIMIZERS, Projection
+from joma.train.memory._optimizers import OPTIMIZERS, Cost, Projection, parameter_costs
 
 __all__ = [
     "CARDS",
     "OPTIMIZERS",
     "PARTS",
+    "Cost",
     "MemoryEstimate",
     "Projection",
     "TrainingSetup",
     "card_memory",
     "default_rank",
     "estimate_memory",
+    "parameter_costs",
 ]

@@ -130,18 +130,21 @@ class LiveMemory(TorchDispatchMode):
         self._live[kind] -= size
 
 
-class GpuAttention(TorchFunctionMode):
-    """Makes attention on the meta device save what it saves on a GPU.
+class GpuKernels(TorchFunctionMode):
+    """Makes attention and dropout on the meta device save what they save on a GPU.
 
-    On the meta device it would be computed by the formula, with a matrix of all pairs of positions.
+    On the meta device attention would be computed by the formula, with a matrix of all pairs of
+    positions, and dropout would save factors where the GPU saves a mask of bytes.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function; attention as its flash or memory-efficient kernel."""
+        """Call a function, or in its place what runs on a GPU."""
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
+        if func is torch.nn.functional.dropout:
+            return _dropout(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -168,6 +171,10 @@ def _attention(
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
 def _accumulator(query: Tensor) -> int:

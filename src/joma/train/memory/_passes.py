@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from joma.common.quiet import quietly, reading
 from joma.errors import JomaError
-from joma.train.memory._live import GpuAttention, LiveMemory, Moment
+from joma.train.memory._live import GpuKernels, LiveMemory, Moment
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def training_passes(
             stack.enter_context(live)
             live.know([tokens, *model.parameters(), *model.buffers()])
             if device.type == "meta":
-                stack.enter_context(GpuAttention())
+                stack.enter_context(GpuKernels())
             loss = _loss(model, tokens)
             saved = live.activations
             live.phase = "backward"
@@ -122,7 +122,7 @@ def _checkpoint(model: nn.Module) -> None:
     enable: Any = getattr(model, "gradient_checkpointing_enable", None)
     if not getattr(model, "supports_gradient_checkpointing", False) or enable is None:
         raise JomaError(f"{type(model).__name__} has no gradient checkpointing")
-    again = GpuAttention if next(model.parameters()).is_meta else contextlib.nullcontext
+    again = GpuKernels if next(model.parameters()).is_meta else contextlib.nullcontext
     # The recomputed pass runs inside the backward pass, where function modes are switched off.
     settings = {
         "use_reentrant": False,
