@@ -27,6 +27,16 @@ class LoraLayer(nn.Module):
         self.first = nn.Linear(sides[0], rank, **place)
         self.second = nn.Linear(rank, sides[1], **place)
 
+    @property
+    def weight(self) -> Tensor:
+        """The matrix of the frozen layer, which some models read."""
+        return self.base.weight  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the frozen layer."""
+        return self.base.bias  # type: ignore[return-value]
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output with the product's added."""
         result = self.base(x)

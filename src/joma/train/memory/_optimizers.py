@@ -4,6 +4,7 @@ AdamW in eight bits and GaLore make two steps on parameters of the same shapes o
 what they store is counted, not written down a second time.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,6 +18,8 @@ from joma.train.memory._live import LiveMemory
 
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lora", "galore-adamw")
 Side = Literal["short", "left", "right", "smallest"]
+_TILE = 256
+"""Columns of which GaLore's kernels pad wide matrices to multiples."""
 
 
 @dataclass(frozen=True)
@@ -107,44 +110,56 @@ def parameter_costs(
 def _with_kernels(costs: Mapping[Tensor, Cost], projection: Projection) -> dict[Tensor, Cost]:
     """Return costs where kernels of the GPU move the projected matrices of type bfloat16.
 
-    Choosing a subspace remains in torch operations. The update in the subspace has a buffer, which
-    matrices of one shape share where each moves by itself.
+    Choosing a subspace remains in torch operations. Kernels keep buffers, which matrices of one
+    shape share where each moves by itself.
     """
-    found, shared = dict(costs), set[torch.Size]()
+    found = dict(costs)
     refresh: dict[torch.Size, int] = {}
     for parameter, cost in costs.items():
         shape = parameter.shape
         if not cost.is_projected or parameter.dtype != torch.bfloat16 or projection.projector_bits:
             continue
-        if shape not in refresh:
-            refresh[shape] = _refresh_workspace(parameter, projection)
-        assert cost.waiting is not None
-        buffer = 0 if projection.per_layer and shape in shared else cost.waiting // 2
-        shared.add(shape)
+        is_first = shape not in refresh
+        side = _side(parameter, projection)
+        if is_first:
+            refresh[shape] = _refresh_workspace(parameter, projection.rank, side)
+        buffer = 0
+        if is_first or not projection.per_layer:
+            buffer = _kernel_buffers((shape[0], shape[1]), projection.rank, side)
         found[parameter] = replace(cost, workspace=refresh[shape], buffer=buffer)
     return found
 
 
-def _refresh_workspace(parameter: Tensor, projection: Projection) -> int:
-    """Return bytes that choosing a subspace needs."""
-    side = subspace.choose_side(
+def _side(parameter: Tensor, projection: Projection) -> subspace.Side:
+    return subspace.choose_side(
         projection.side,
         (parameter.shape[0], parameter.shape[1]),
         moment_bytes=2 * (1 if projection.bits else parameter.element_size()),
-        projector_bytes=parameter.element_size(),
+        projector_bytes=1 if projection.projector_bits else parameter.element_size(),
     )
+
+
+def _kernel_buffers(shape: tuple[int, int], rank: int, side: subspace.Side) -> int:
+    """Return bytes that GaLore's kernels keep for a matrix: its update and a padded gradient."""
+    rows, columns = shape
+    if side == "right":
+        return 2 * rows * rank
+    padded = math.ceil(columns / _TILE) * _TILE
+    if rank % _TILE or rows % 64 or padded == columns:
+        return 2 * rank * columns
+    return 2 * rank * padded + 2 * rows * padded
+
+
+def _refresh_workspace(parameter: Tensor, rank: int, side: subspace.Side) -> int:
+    """Return bytes that choosing a subspace needs."""
     gradient = torch.empty_like(parameter, device="meta", requires_grad=False)
     length = parameter.shape[side == "right"]
-    live = LiveMemory()
+    old = torch.empty(length, rank, dtype=parameter.dtype, device="meta")
+    whole, live = subspace.Gradient(gradient), LiveMemory()
     with torch.no_grad(), live:
-        old = torch.empty(length, projection.rank, dtype=parameter.dtype, device="meta")
         live.know([gradient, old])
-        random = torch.Generator()
-        basis = subspace.power_basis(
-            subspace.Gradient(gradient), side, projection.rank, old, random
-        )
-        stored = basis.to(parameter.dtype)
-        subspace.Gradient(gradient).project(stored, side)
+        basis = subspace.power_basis(whole, side, rank, old, torch.Generator())
+        whole.project(basis.to(parameter.dtype), side)
     return live.peak()
 
 

@@ -111,6 +111,8 @@ def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
     given: dict[str, Any] = {"labels": tokens} if "labels" in known else {}
     if "use_cache" in known:
         given["use_cache"] = False
+    if "decoder_input_ids" in known:
+        given["decoder_input_ids"] = tokens
     output = model(input_ids=tokens, **given)
     loss = getattr(output, "loss", None)
     if loss is None:  # a model without an output layer: what follows it is the user's
