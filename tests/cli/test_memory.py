@@ -60,9 +60,8 @@ def test_the_optimizer_that_is_asked_for_is_the_answer(llama):
     found = answer(llama, *SMALL, "--optimizer", "sgd", "--card", "24")
     assert found["total_gib"] == found["optimizers"]["sgd"]["total_gib"]
     assert found["optimizer"] == "sgd"
-    assert found["fits"]
+    assert found["fits"] is True
     assert found["card_gib"] == 24
-    assert not answer(llama, *SMALL, "--card", "0.01")["fits"]
 
 
 def test_settings_change_what_they_name(llama):

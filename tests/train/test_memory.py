@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from transformers import GPT2Config, LlamaConfig
+from transformers import AutoConfig, GPT2Config, LlamaConfig
 
 from joma.errors import JomaError
 from joma.models.blank import PRESETS, blank_model
@@ -114,14 +114,16 @@ def test_states_are_those_of_the_optimizer(folder, name, dtype):
 
 
 @pytest.mark.parametrize(
-    ("side", "bits", "projector_bits"),
+    ("folder", "side", "bits", "projector_bits"),
     [
-        ("short", None, None),
-        ("left", 8, None),
-        ("right", 8, 8),
-        ("smallest", None, 8),
-        ("smallest", None, None),
+        (LLAMA, "short", None, None),
+        (LLAMA, "left", 8, None),
+        (LLAMA, "right", 8, 8),
+        (LLAMA, "smallest", None, 8),
+        (GPT2, "short", 8, None),
+        (GPT2, "smallest", None, None),
     ],
+    indirect=["folder"],
 )
 def test_states_of_galore_are_those_of_the_optimizer(folder, side, bits, projector_bits):
     settings = {"side": side, "bits": bits, "projector_bits": projector_bits}
@@ -351,6 +353,26 @@ def test_states_of_the_7b_model_are_smaller_than_those_of_adamw(bits, projector_
     kept = sum(one.states + one.projectors for one in galore)
     assert kept <= (1 - least) * sum(one.states for one in adamw)
     assert sum(one.is_projected for one in galore) == 224
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("mistral", {"num_key_value_heads": 2, "sliding_window": 16}),
+        ("bert", {"architectures": ["BertForMaskedLM"]}),
+        ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}),
+        ("t5", {"d_kv": 24, "architectures": ["T5ForConditionalGeneration"]}),
+    ],
+)
+def test_other_architectures_are_followed(tmp_path, kind, settings):
+    widths = {"hidden_size": 96, "intermediate_size": 272, "num_hidden_layers": 2}
+    made = AutoConfig.for_model(
+        kind, **widths, num_attention_heads=4, vocab_size=VOCABULARY, **settings
+    )
+    made.save_pretrained(tmp_path)
+    for found in estimates(tmp_path, "adamw", "lora"):
+        assert found.saved > BATCH * WINDOW * 96 * 2 * 10
+        assert found.total == sum(found.parts.values()) > CUBLAS + found.saved
 
 
 def test_a_model_without_a_loss_is_followed(tmp_path):
