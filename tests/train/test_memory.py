@@ -255,7 +255,13 @@ def test_the_peak_of_a_training_step_is_that_of_the_allocator(llama, name, setti
         "sgd": lambda: torch.optim.SGD(parameters, momentum=0.9, fused=True),
         "adamw-8bit": lambda: AdamW8bit(parameters),
         "galore-adamw": lambda: GaLoreAdamW(
-            model, rank=RANK, gap=1, clip_norm=1.0 if clip else None, verbose=False, **settings
+            model,
+            rank=RANK,
+            gap=1,
+            refresh="gap",
+            clip_norm=1.0 if clip else None,
+            verbose=False,
+            **settings,
         ),
     }[name]
     optimizer = make()

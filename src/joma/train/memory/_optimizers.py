@@ -98,6 +98,7 @@ def parameter_costs(
             [{"params": [one], "rank": projection.rank if on else None} for one, on in samples],
             rank=projection.rank,
             gap=1,  # each step chooses the subspaces anew, as some steps of a training do
+            refresh="gap",
             side=projection.side,
             bits=projection.bits,
             projector_bits=projection.projector_bits,
@@ -159,9 +160,10 @@ def _refresh_workspace(parameter: Tensor, rank: int, side: subspace.Side) -> int
     gradient = torch.empty_like(parameter, device="meta", requires_grad=False)
     length = parameter.shape[side == "right"]
     old = torch.empty(length, rank, dtype=parameter.dtype, device="meta")
-    whole, live = subspace.Gradient(gradient), LiveMemory()
+    whole, live = subspace.GradientMatrix(gradient), LiveMemory()
     with torch.no_grad(), live:
         live.know([gradient, old])
+        whole.energy()
         basis = subspace.power_basis(whole, side, rank, old, torch.Generator())
         whole.project(basis.to(parameter.dtype), side)
     return live.peak()
