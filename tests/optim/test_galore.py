@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from joma.errors import JomaError
-from joma.optim import AdamW8bit, GaLore, GaLoreAdamW, registry
+from joma.optim import AdamW8bit, GaLore, GaLoreAdamW, moments, registry
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +138,24 @@ def test_parameters_that_are_not_projected_move_as_under_adamw():
         with torch.no_grad():
             last.mul_(1 - 1e-2 * 0.1)
     assert difference(model, other) < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(700,), (40, 30), (7, 5, 3), ()])
+def test_parameters_are_moved_in_pieces_as_under_adamw(shape, monkeypatch):
+    monkeypatch.setattr(moments, "ROWS_AT_ONCE", 100)
+    random = torch.Generator().manual_seed(0)
+    one = nn.Parameter(torch.randn(shape, generator=random))
+    other = nn.Parameter(one.detach().clone())
+    matrix = nn.Parameter(torch.randn(20, 20, generator=random))
+    groups = [{"params": [matrix], "rank": 4}, {"params": [one]}]
+    optimizer = GaLoreAdamW(groups, 1e-2, weight_decay=0.1, verbose=False)
+    reference = torch.optim.AdamW([other], 1e-2, weight_decay=0.1)
+    for _ in range(20):
+        one.grad = torch.randn(shape, generator=random)
+        other.grad = one.grad.clone()
+        optimizer.step()
+        reference.step()
+    assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_sgd_with_momentum_under_a_full_rotation_is_sgd():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.optim.moments import SMALL, TypedStateOptimizer, adam_change, check_betas
+from joma.optim.moments import SMALL, TypedStateOptimizer, adamw_step, check_betas
 
 
 class AdamW8bit(TypedStateOptimizer):
@@ -61,8 +61,7 @@ class AdamW8bit(TypedStateOptimizer):
         state = self.state[parameter]
         dtype = None if parameter.numel() >= SMALL else torch.float32
         seed = (self.seed + int(state.get("moment_step", 0))) * 1_000_003 + number
-        change = adam_change(state, parameter.grad, group, dtype, seed=seed)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(change.to(parameter.dtype))
+        adamw_step(parameter, parameter.grad, state, group, dtype, seed=seed)
 
 
 OPTIMIZERS = {"adamw-8bit": AdamW8bit}

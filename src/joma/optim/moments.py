@@ -11,6 +11,8 @@ from joma.optim import blockwise
 
 SMALL = 4096
 """Parameters with fewer numbers keep their moments in full: eight bits would save nothing."""
+ROWS_AT_ONCE = 1 << 22
+"""Numbers of a parameter that `adamw_step` moves at once."""
 _CODES: tuple[tuple[str, blockwise.Code], ...] = (("exp_avg", "signed"), ("exp_avg_sq", "root"))
 
 Place = Callable[[Tensor], Tensor]
@@ -60,6 +62,31 @@ def store_moments(
         state[key], state[f"{key}_scale"] = place(blocks.codes), place(blocks.scales)
 
 
+def make_moments(
+    state: dict[str, Any],
+    like: Tensor,
+    dtype: torch.dtype | None,
+    place: Place = lambda part: part,
+) -> None:
+    """Put moments of zero into a parameter's state, unless it has moments.
+
+    Args:
+        state: The state.
+        like: This process's part of the gradient, whose shape they have.
+        dtype: Their type; None for eight bits.
+        place: Makes a tensor of the state from a part.
+    """
+    if "exp_avg" in state:
+        return
+    state["moment_step"] = torch.zeros((), dtype=torch.int64)
+    for key, _ in _CODES:
+        kind = torch.uint8 if dtype is None else dtype
+        state[key] = place(torch.zeros(like.shape, dtype=kind, device=like.device))
+        if dtype is None:
+            shape = blockwise.scale_shape(like.shape)
+            state[f"{key}_scale"] = place(torch.zeros(shape, device=like.device))
+
+
 def adam_change(
     state: dict[str, Any],
     gradient: Tensor,
@@ -73,19 +100,65 @@ def adam_change(
 
     The arguments are those of `store_moments`; `group` has "lr", "betas" and "eps".
     """
-    gradient = gradient.float()
-    if "exp_avg" not in state:
-        first, second = torch.zeros_like(gradient), torch.zeros_like(gradient)
-        state["moment_step"] = torch.zeros((), dtype=torch.int64)
-    else:
-        first, second = read_moments(state)
+    make_moments(state, gradient, dtype, place)
     state["moment_step"] = state["moment_step"] + 1
-    steps, (one, two) = int(state["moment_step"]), group["betas"]
-    first = first.lerp(gradient, 1 - one)
-    second = second.mul(two).addcmul_(gradient, gradient, value=1 - two)
-    store_moments(state, (first, second), dtype, seed=seed, place=place)
+    gradient = gradient.float()
+    moments, change = _advance(read_moments(state), gradient, group, int(state["moment_step"]))
+    store_moments(state, moments, dtype, seed=seed, place=place)
+    return change
+
+
+def adamw_step(
+    weights: Tensor,
+    gradient: Tensor,
+    state: dict[str, Any],
+    group: Mapping[str, Any],
+    dtype: torch.dtype | None,
+    *,
+    seed: int = 0,
+    place: Place = lambda part: part,
+) -> None:
+    """Move weights by AdamW, some rows at a time: numbers in float32 take little memory.
+
+    Args:
+        weights: This process's part of the parameter.
+        gradient: Its gradient.
+        state: Its state.
+        group: Has "lr", "betas", "eps" and "weight_decay".
+        dtype: Type of the moments; None for eight bits.
+        seed: Chooses the random numbers of the rounding to eight bits.
+        place: Makes a tensor of the state from a part.
+    """
+    make_moments(state, gradient, dtype, place)
+    state["moment_step"] = state["moment_step"] + 1
+    steps = int(state["moment_step"])
+    keys = [key for key, _ in _CODES] + (
+        [f"{key}_scale" for key, _ in _CODES] if dtype is None else []
+    )
+    stored = {key: local(state[key]) for key in keys}
+    kept = 1 - group["lr"] * group["weight_decay"]
+    rows = len(weights) if weights.ndim else 1
+    size = max(ROWS_AT_ONCE // max(weights.numel() // max(rows, 1), 1), 1)
+    for number, first in enumerate(range(0, rows, size)):
+        part = slice(first, first + size) if weights.ndim else ()
+        some = {key: one[part] for key, one in stored.items()}
+        moments, change = _advance(read_moments(some), gradient[part].float(), group, steps)
+        weights[part] = weights[part].mul(kept).add_(change.to(weights.dtype))
+        new: dict[str, Any] = {}
+        store_moments(new, moments, dtype, seed=seed + 7919 * number)
+        for key, value in new.items():
+            some[key].copy_(value)
+
+
+def _advance(
+    moments: tuple[Tensor, Tensor], gradient: Tensor, group: Mapping[str, Any], steps: int
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Return both moments after a gradient, and Adam's change, all in float32."""
+    one, two = group["betas"]
+    first = moments[0].lerp(gradient, 1 - one)
+    second = moments[1].mul(two).addcmul_(gradient, gradient, value=1 - two)
     divisor = second.sqrt().div_((1 - two**steps) ** 0.5).add_(group["eps"])
-    return first.div(divisor).mul_(-group["lr"] / (1 - one**steps))
+    return (first, second), first.div(divisor).mul_(-group["lr"] / (1 - one**steps))
 
 
 class TypedStateOptimizer(torch.optim.Optimizer):

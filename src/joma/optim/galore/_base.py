@@ -294,8 +294,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
             left, right = left.to(weights.dtype), right.to(weights.dtype)
             weights.addmm_(left, right, beta=kept, alpha=kept * group["scale"])
         else:
-            change = self._change(parameter, group, gradient, None)
-            weights.mul_(kept).add_(change.to(weights.dtype))
+            self._move_unprojected(parameter, group, gradient)
+
+    def _move_unprojected(self, parameter: Tensor, group: dict[str, Any], gradient: Tensor) -> None:
+        """Move a parameter that is not projected."""
+        change = self._change(parameter, group, gradient, None)
+        kept, weights = 1 - group["lr"] * group["weight_decay"], local(parameter)
+        weights.mul_(kept).add_(change.to(weights.dtype))
 
     @staticmethod
     def _count(state: dict[str, Any]) -> None:

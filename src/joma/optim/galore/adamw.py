@@ -15,8 +15,10 @@ from joma.optim.galore.subspace import GradientMatrix, Side
 from joma.optim.moments import (
     SMALL,
     adam_change,
+    adamw_step,
     check_betas,
     local,
+    make_moments,
     read_moments,
     store_moments,
 )
@@ -162,12 +164,9 @@ class GaLoreAdamW(ProjectedOptimizer):
         side = self._side(parameter, group)
         self._refresh_if_due(parameter, group, GradientMatrix(gradient), side)
         basis = state["basis"]
-        if "exp_avg" not in state:
-            rows, columns = parameter.shape
-            shape = (basis.shape[1], columns) if side == "left" else (rows, basis.shape[1])
-            empty = torch.zeros(shape, device=parameter.device)
-            store_moments(state, (empty, empty), **self._storage(parameter, group))
-            state["moment_step"] = torch.zeros((), dtype=torch.int64)
+        (rows, columns), rank = parameter.shape, basis.shape[1]
+        like = gradient[:1, :1].expand((rank, columns) if side == "left" else (rows, rank))
+        make_moments(state, like, self._storage(parameter, group)["dtype"])
         self._count(state)
         state["moment_step"] = state["moment_step"] + 1
         steps, (one, two) = int(state["moment_step"]), group["betas"]
@@ -206,6 +205,10 @@ class GaLoreAdamW(ProjectedOptimizer):
     ) -> Tensor:
         storage = self._storage(parameter, group)
         return adam_change(self.state[parameter], gradient, group, **storage)
+
+    def _move_unprojected(self, parameter: Tensor, group: dict[str, Any], gradient: Tensor) -> None:
+        storage = self._storage(parameter, group)
+        adamw_step(local(parameter), gradient, self.state[parameter], group, **storage)
 
     def _storage(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return how the moments are stored, as arguments of `store_moments`."""
