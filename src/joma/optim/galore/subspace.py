@@ -253,7 +253,7 @@ def orthonormal(
             diagonal = inner.diagonal(dim1=1, dim2=2)
             diagonal.clamp_(min=1.0).add_(shift)  # a column of zeros stays one
             factors, failed = torch.linalg.cholesky_ex(inner)
-            if bool(failed.any()):
+            if int(failed.max()):
                 if done > _MOST_PASSES or not bool(torch.isfinite(inner).all()):
                     raise JomaError("the subspace of a gradient is not finite")
                 shift, passes = _SHIFT * rank, max(passes, done + 2)

@@ -220,14 +220,17 @@ def _peaks(
     moved = [(one, costs[one.parameter]) for one in passes.arrivals]
     if per_layer:
         for before, (arrival, cost) in zip(kept, moved, strict=False):
+            moves_now = cost.is_projected or not waits  # or its subspace is chosen
             yield _Peak(
                 "backward",
                 arrival.activations,
                 arrival.logits,
                 before + arrival.parameter.nbytes,
-                cost.workspace,
+                cost.workspace if moves_now else 0,
             )
-    workspace = max((cost.workspace for _, cost in moved), default=0)
+    # With per_layer the subspaces are chosen as gradients arrive, and not in the step.
+    together = [cost for _, cost in moved if not (per_layer and cost.is_projected)]
+    workspace = max((cost.workspace for cost in together), default=0)
     if not per_layer and waits:
         workspace += sum(cost.waiting or 0 for _, cost in moved)
     if not per_layer or waits:

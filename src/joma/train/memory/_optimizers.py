@@ -7,14 +7,13 @@ what they store is counted, not written down a second time.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from joma.optim import AdamW8bit, GaLoreAdamW
 from joma.optim.galore import selection, subspace
-from joma.optim.moments import store_moments
 from joma.train.memory._live import LiveMemory
 
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lora", "galore-adamw")
@@ -124,10 +123,7 @@ def _with_kernels(costs: Mapping[Tensor, Cost], projection: Projection) -> dict[
         is_first = shape not in refresh
         side = _side(parameter, projection)
         if is_first:
-            refresh[shape] = max(
-                _refresh_workspace(parameter, projection.rank, side),
-                _first_moments_workspace(parameter, projection, side),
-            )
+            refresh[shape] = _refresh_workspace(parameter, projection.rank, side)
         buffer = 0
         if is_first or not projection.per_layer:
             buffer = _kernel_buffers((shape[0], shape[1]), projection.rank, side)
@@ -164,21 +160,10 @@ def _refresh_workspace(parameter: Tensor, rank: int, side: subspace.Side) -> int
     with torch.no_grad(), live:
         live.know([gradient, old])
         whole.energy()
-        basis = subspace.power_basis(whole, side, rank, old, torch.Generator())
+        search = subspace.Search(whole, side, rank, old, torch.Generator())
+        (basis,) = subspace.power_bases([search])
         whole.project(basis.to(parameter.dtype), side)
     return live.peak()
-
-
-def _first_moments_workspace(parameter: Tensor, projection: Projection, side: subspace.Side) -> int:
-    """Return bytes that making the first moments of a matrix needs, before its first step."""
-    shape = list(parameter.shape)
-    shape[side == "right"] = projection.rank
-    state: dict[str, Any] = {}
-    live = LiveMemory()
-    with live:
-        empty = torch.zeros(shape, device="meta")
-        store_moments(state, (empty, empty), None if projection.bits else parameter.dtype)
-    return live.peak() - sum(one.nbytes for one in state.values())
 
 
 _Samples = Sequence[tuple[Tensor, bool]]
