@@ -72,7 +72,7 @@ def train_networks(
         for one in networks
         if not is_done(run, one.name)
     ]
-    several = size.processes if request.device == "cuda" else 1
+    several = several_at_once(size, request.device)
     shared = [task for task in tasks if not task.network.timed] if several > 1 else []
     alone = [task for task in tasks if task not in shared]
     done = 0
@@ -88,6 +88,11 @@ def train_networks(
         train_network(task)
         done += 1
         request.progress(f"train {what}", done, len(tasks))
+
+
+def several_at_once(size: GaloreSize, device: str) -> int:
+    """Return how many networks are trained at the same time on a device."""
+    return size.processes if device == "cuda" else 1
 
 
 def train_network(task: Task) -> None:
