@@ -15,13 +15,22 @@ from joma.experiments.galore import findings, networks, results, study, training
 from joma.experiments.galore.lora import LoRALinear, add_lora
 from joma.experiments.galore.residual import GROWTH, ResidualGaLoreAdamW, limited
 from joma.experiments.galore.results import GaloreResults, Variant, paired
-from joma.experiments.galore.setting import GROUPS, READINGS, SIZES, Network, networks_of, tuning
+from joma.experiments.galore.setting import (
+    GROUPS,
+    READINGS,
+    SIZES,
+    Network,
+    Rate,
+    networks_of,
+    tuning,
+)
 from joma.optim import GaLoreAdamW
 from joma.runs import Run
 
 EXPERIMENT = EXPERIMENTS["galore"]
 TINY, FULL = SIZES["tiny"], SIZES["full"]
-RATES = {"full": 1e-3, "galore": 1e-2, "svd": 1e-2, "residual": 1e-2, "lora": 2e-3}
+LOW = Rate(1e-2, 0.25)
+RATES = {"full": Rate(1e-3), "galore": LOW, "svd": LOW, "residual": LOW, "lora": Rate(2e-3)}
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +108,14 @@ def test_what_is_done_is_not_done_again(run: Run, monkeypatch: pytest.MonkeyPatc
     for group in GROUPS:
         wanted = networks_of(group, TINY, best)
         training.train_networks(run, wanted, TINY, EXPERIMENT.request(scale="tiny"), group)
-    other = [TINY.network("galore", 0.5)]
+    other = [TINY.network("galore", Rate(0.5))]
     with pytest.raises(pytest.fail.Exception, match="trained again"):
         training.train_networks(run, other, TINY, EXPERIMENT.request(scale="tiny"), "other")
 
 
 def test_every_group_has_its_networks_and_names_differ():
     wanted = {group: networks_of(group, FULL, RATES) for group in GROUPS}
-    assert len(wanted["tune"]) == len(tuning(FULL)) == 15
+    assert len(wanted["tune"]) == len(tuning(FULL)) == 19
     assert {group: len(own) for group, own in wanted.items() if group != "tune"} == {
         "seeds": 15,
         "moments": 12,
@@ -124,7 +133,7 @@ def test_every_group_has_its_networks_and_names_differ():
     assert {one.method for one in trained} == {"full", "galore", "lora"}
     assert len(trained) == 3
     svd = networks.make_optimizer(
-        networks.make_model(TINY, 0, "cpu"), TINY.network("svd", 1e-2), "cpu"
+        networks.make_model(TINY, 0, "cpu"), TINY.network("svd", LOW), "cpu"
     )
     group = svd.param_groups[0]
     assert (group["projection"], group["stagger"], group["moments"]) == ("svd", False, "keep")
@@ -201,7 +210,7 @@ class TestLoRA:
         text = networks.load_text(TINY, "cpu")
         batch = text.batch(0, 0, 4)
         model: Any = networks.make_model(TINY, 3, "cpu")
-        optimizer = networks.make_optimizer(model, Network("full", 1e-2), "cpu")
+        optimizer = networks.make_optimizer(model, Network("full", Rate(1e-2)), "cpu")
         for step in range(3):
             networks.loss_of(model, text.batch(0, step, 4)).backward()
             optimizer.step()
@@ -212,7 +221,7 @@ class TestLoRA:
         assert add_lora(model.model.layers, 4, seed=0) == 7 * TINY.layers
         with torch.no_grad():
             assert torch.equal(networks.loss_of(model, batch), checkpoint)
-        optimizer = networks.make_optimizer(model, TINY.network("lora", 1e-2), "cpu")
+        optimizer = networks.make_optimizer(model, TINY.network("lora", LOW), "cpu")
         for _ in range(3):
             networks.loss_of(model, batch).backward()
             optimizer.step()
@@ -298,10 +307,10 @@ def planted(lost: float, by_gap: float, spread: float = 0.0) -> GaloreResults:
     for member, noise in enumerate((-spread, 0.0, spread)):
         base = 1.0 + 0.1 * member
         losses[FULL.network("full", RATES["full"], member)] = base
-        losses[FULL.network("galore", 1e-2, member)] = base + lost + noise
-        losses[FULL.network("svd", 1e-2, member)] = base + lost
+        losses[FULL.network("galore", LOW, member)] = base + lost + noise
+        losses[FULL.network("svd", LOW, member)] = base + lost
         shortest = min(FULL.gaps)
-        losses[FULL.network("galore", 1e-2, member, gap=shortest)] = base + lost + noise - by_gap
+        losses[FULL.network("galore", LOW, member, gap=shortest)] = base + lost + noise - by_gap
     return made(losses)
 
 
@@ -385,7 +394,7 @@ def test_a_missing_text_is_refused_before_anything_is_made(monkeypatch: pytest.M
 def test_networks_in_several_processes_are_the_same(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """As a GPU trains them, but on the CPU."""
     losses = []
-    wanted = [TINY.network("galore", 1e-2, member) for member in range(2)]
+    wanted = [TINY.network("galore", LOW, member) for member in range(2)]
     for processes in (1, 2):
         run = Run.create("galore", {}, out=tmp_path / str(processes))
         request = EXPERIMENT.request(scale="tiny")

@@ -147,11 +147,11 @@ def _draw_gradient_rank(ax: Axes, results: GaloreResults) -> None:
             label=f"layer {layer}",
         )
     expected = theory_stable_rank()
-    at = np.geomspace(1, results.size.steps, len(expected))
+    at = np.linspace(1, results.size.steps, len(expected))
     ax.plot(at, expected, "--", color=figures.GREY, lw=1.2, label="reversible gradient (theory)")
     ax.set(
         title="Stable rank of the gradient, full rank",
-        xlabel="step + 1 (theory: no scale)",
+        xlabel="step + 1 (theory: scaled)",
         xscale="log",
         ylabel="mean over matrices",
     )

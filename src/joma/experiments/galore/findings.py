@@ -58,9 +58,8 @@ def judge(results: GaloreResults, published_size: bool) -> Outcome:
     printed = published_losses().values()
     finding = (
         f"GaLore at rank {results.size.rank} of {results.size.width} ends {lost} nats per byte "
-        f"from full rank tuned over {len(results.size.rates['full'])} learning rates "
-        f"({level:.4f}), {lost.mean / level:+.2%} of the loss; published "
-        f"{min(printed):.1%} to {max(printed):.1%}."
+        f"from full rank {_tuning_of(results)} ({level:.4f}), {lost.mean / level:+.2%} of the "
+        f"loss; published {min(printed):+.1%} to {max(printed):+.1%}."
     )
     if not published_size:
         return Outcome(Verdict.NOT_COMPARABLE, finding, rows, paragraphs)
@@ -79,6 +78,11 @@ def judge(results: GaloreResults, published_size: bool) -> Outcome:
     return Outcome(Verdict.of(agrees), finding, rows, paragraphs)
 
 
+def _tuning_of(results: GaloreResults) -> str:
+    tried = len(results.size.rates["full"])
+    return "at one learning rate" if tried == 1 else f"tuned over {tried} learning rates"
+
+
 def _by_gap(results: GaloreResults) -> Paired:
     shortest = min(results.size.gaps)
     return paired(results.losses("galore"), results.losses("galore", gap=shortest))
@@ -95,7 +99,7 @@ def _rows(results: GaloreResults) -> list[dict[str, Any]]:
         rows.append(
             {
                 "method": METHODS[method],
-                "lr": f"{results.best[method]:g}",
+                "lr": str(results.best[method]),
                 "loss": _mean(losses),
                 "from full rank": "" if method == "full" else _signed(paired(losses, full)),
                 "state, MB": round(own.get("state_bytes", 0) / 1e6, 3),
@@ -124,20 +128,19 @@ def _paragraphs(results: GaloreResults) -> tuple[str, ...]:
 
 
 def _tuned(results: GaloreResults) -> list[str]:
-    """Say which learning rates were tried, and whether a best one is the last of its grid."""
+    """Say which learning rates were tried."""
     parts = []
     for method in METHODS:
         rates = results.size.rates.get(method, ())
         if len(rates) < 2 or method not in results.best:
             continue
-        best = results.best[method]
-        edge = ", the edge of the grid" if best in (min(rates), max(rates)) else ""
-        tried = ", ".join(f"{rate:g}" for rate in rates)
-        parts.append(f"{METHODS[method]}: {best:g} of {tried}{edge}")
+        tried = ", ".join(map(str, rates))
+        parts.append(f"{METHODS[method]}: {results.best[method]} of {tried}")
     if not parts:
         return []
     return [
-        "Learning rates were tuned by the first seed's validation loss: " + "; ".join(parts) + "."
+        "Learning rates were tuned by the first seed's validation loss (a × b is a for embeddings, "
+        f"norms and output layer and a·b for matrices): {'; '.join(parts)}."
     ]
 
 

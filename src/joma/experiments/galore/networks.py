@@ -12,7 +12,7 @@ from joma.common.quiet import quietly
 from joma.data import BYTES, corpus, encoded
 from joma.errors import JomaError
 from joma.experiments.galore.residual import ResidualGaLoreAdamW
-from joma.experiments.galore.setting import SCALE, GaloreSize, Network
+from joma.experiments.galore.setting import GaloreSize, Network
 from joma.optim import GaLoreAdamW
 
 WARM_UP = 0.1
@@ -100,7 +100,7 @@ def validation_loss(model: nn.Module, text: ByteText, batch: int) -> float:
 
 
 def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the matrices of the layers, which GaLore projects, by name."""
+    """Return the trained matrices of the layers by name: those that GaLore projects, or LoRA's."""
     inside: Any = model
     return {
         name: one
@@ -112,14 +112,21 @@ def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 def make_optimizer(model: nn.Module, network: Network, device: str) -> torch.optim.Optimizer:
     """Return the optimizer of a network's method; that of AdamW for LoRA too."""
     if network.method in ("full", "lora"):
-        trained = [one for one in model.parameters() if one.requires_grad]
-        return torch.optim.AdamW(trained, lr=network.rate, weight_decay=0.0, fused=device == "cuda")
+        inside = list(matrices(model).values())
+        taken = {id(one) for one in inside}
+        rest = [one for one in model.parameters() if one.requires_grad and id(one) not in taken]
+        return torch.optim.AdamW(
+            [{"params": inside, "share": network.rate.share}, {"params": rest}],
+            lr=network.rate.rate,
+            weight_decay=0.0,
+            fused=device == "cuda",
+        )
     kind = ResidualGaLoreAdamW if network.method == "residual" else GaLoreAdamW
     as_published = network.method == "svd"
     settings: dict[str, Any] = {
         "rank": network.rank,
         "gap": network.gap,
-        "scale": SCALE,
+        "scale": network.rate.share,
         "moments": network.moments,
         "projection": "svd" if as_published else "power",
         "stagger": not as_published,
@@ -127,7 +134,7 @@ def make_optimizer(model: nn.Module, network: Network, device: str) -> torch.opt
         "seed": network.member,
         "verbose": False,
     }
-    return kind(model, network.rate, **settings)
+    return kind(model, network.rate.rate, **settings)
 
 
 def schedule(done: float, warm_up: float = WARM_UP) -> float:

@@ -18,6 +18,7 @@ from joma.experiments.galore.setting import (
     GaloreSize,
     Method,
     Network,
+    Rate,
     networks_of,
     tuning,
 )
@@ -73,7 +74,7 @@ class GaloreResults:
     """
 
     size: GaloreSize
-    best: Mapping[str, float]
+    best: Mapping[str, Rate]
     outcomes: Mapping[Network, Mapping[str, Any]]
     runs: Mapping[Network, Run]
     missing: tuple[str, ...]
@@ -131,9 +132,9 @@ class GaloreResults:
         return self.size.network(method, self.best[method], member, **fields)
 
 
-def best_rates(run: Run, size: GaloreSize) -> dict[str, float]:
+def best_rates(run: Run, size: GaloreSize) -> dict[str, Rate]:
     """Return the learning rate of each method with the lowest loss, empty where networks miss."""
-    losses: dict[str, dict[float, float]] = {}
+    losses: dict[str, dict[Rate, float]] = {}
     for network in tuning(size):
         if not is_done(run, network.name):
             return {}
@@ -235,7 +236,8 @@ def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
             {
                 "name": network.name,
                 "method": network.method,
-                "learning_rate": network.rate,
+                "learning_rate": network.rate.rate,
+                "matrix_share": network.rate.share,
                 "seed": network.member,
                 "rank": network.rank,
                 "gap": network.gap,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from joma.experiments._experiment import member_seeds
 
@@ -31,37 +31,56 @@ NEVER = 10**9
 """A gap that no training reaches."""
 
 
+class Rate(NamedTuple):
+    """A learning rate, and the share of it with which the matrices of the layers move.
+
+    In GaLore that share is its factor of the update. Embeddings, output layer and norms, which it
+    does not project, move with the whole rate. Other methods are given the same choice: the
+    difference between the two rates alone can be worth more than the rank.
+
+    Attributes:
+        rate: Learning rate.
+        share: Share of it for the matrices of the layers.
+    """
+
+    rate: float
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.rate:g}" if self.share == 1 else f"{self.rate:g} × {self.share:g}"
+
+
 @dataclass(frozen=True)
 class Network:
     """One network to train.
 
     Attributes:
         method: How it is trained.
-        rate: Learning rate.
+        rate: Learning rates of embeddings and of matrices.
         member: Number of its seed; networks with the same one start alike and read the same text.
         rank: Rank of the projection or of LoRA's matrices; 0 for full rank.
         gap: Steps between two choices of the subspace; 0 where there is none.
         moments: What becomes of the moments when the basis turns.
         switch: The step at which full rank gives way to LoRA; 0 for LoRA from the beginning.
-        full_rate: Learning rate up to that step.
+        full_rate: Learning rates up to that step, None without one.
         reading: How the 7B recipe is read, for the networks that compare its readings.
         timed: Whether it is trained for a few steps alone on the device, to measure their time.
     """
 
     method: Method
-    rate: float
+    rate: Rate
     member: int = 0
     rank: int = 0
     gap: int = 0
     moments: str = ""
     switch: int = 0
-    full_rate: float = 0.0
+    full_rate: Rate | None = None
     reading: str = ""
     timed: bool = False
 
     @property
     def name(self) -> str:
-        """A short name, such as "galore-r64-g200-keep-lr0.01-seed0"."""
+        """A short name, such as "galore-r64-g200-keep-lr0.01x0.25-seed0"."""
         parts: list[str] = [self.method]
         parts += [f"r{self.rank}"] if self.rank else []
         gap = "never" if self.gap == NEVER else self.gap
@@ -69,7 +88,8 @@ class Network:
         parts += [f"from{self.switch}"] if self.switch else []
         parts += [self.reading.replace(",", "").replace(" ", "-")] if self.reading else []
         parts += ["timed"] if self.timed else []
-        return "-".join([*parts, f"lr{self.rate:g}", f"seed{self.member}"])
+        rate = str(self.rate).replace(" × ", "x")
+        return "-".join([*parts, f"lr{rate}", f"seed{self.member}"])
 
 
 @dataclass(frozen=True)
@@ -113,7 +133,7 @@ class GaloreSize:
     batch: int
     steps: int
     seeds: int
-    rates: Mapping[str, tuple[float, ...]]
+    rates: Mapping[str, tuple[Rate, ...]]
     rank: int
     gap: int
     ranks: tuple[int, ...]
@@ -149,7 +169,7 @@ class GaloreSize:
         """Return the seed of start and text of the networks with a number."""
         return member_seeds("galore", seed, self.seeds)[member]
 
-    def network(self, method: Method, rate: float, member: int = 0, **changed: Any) -> Network:
+    def network(self, method: Method, rate: Rate, member: int = 0, **changed: Any) -> Network:
         """Return a network with this size's rank and gap, as far as the method has them."""
         fields: dict[str, Any] = {}
         if method != "full":
@@ -157,6 +177,11 @@ class GaloreSize:
         if method in ("galore", "svd", "residual"):
             fields |= {"gap": self.gap, "moments": KEPT_MOMENTS}
         return Network(method, rate, member, **{**fields, **changed})
+
+
+def _grid(*rates: float) -> tuple[Rate, ...]:
+    """Return learning rates with GaLore's factor for the matrices, and with less."""
+    return tuple(Rate(rate, share) for rate in rates for share in (SCALE, SCALE / 4))
 
 
 SIZES = {
@@ -171,11 +196,11 @@ SIZES = {
         steps=6,
         seeds=2,
         rates={
-            "full": (1e-3, 3e-3),
-            "galore": (1e-2,),
+            "full": (Rate(3e-3), Rate(1e-2, SCALE)),
+            "galore": (Rate(1e-2, SCALE),),
             "svd": (),
-            "residual": (1e-2,),
-            "lora": (3e-3,),
+            "residual": (Rate(1e-2, SCALE),),
+            "lora": (Rate(1e-2, SCALE),),
         },
         rank=8,
         gap=3,
@@ -201,7 +226,11 @@ SIZES = {
         batch=16,
         steps=240,
         seeds=1,
-        rates={"full": (4e-3,), "galore": (2e-2,), "lora": (8e-3,)},
+        rates={
+            "full": (Rate(2e-2, SCALE),),
+            "galore": (Rate(2e-2, SCALE),),
+            "lora": (Rate(2e-2, SCALE),),
+        },
         rank=32,
         gap=50,
         ranks=(),
@@ -227,11 +256,11 @@ SIZES = {
         steps=2000,
         seeds=3,
         rates={
-            "full": (5e-4, 1e-3, 2e-3, 4e-3),
-            "galore": (5e-3, 1e-2, 2e-2, 4e-2),
+            "full": (Rate(1e-3), Rate(4e-3), *_grid(1e-2, 2e-2)),
+            "galore": _grid(1e-2, 2e-2),
             "svd": (),
-            "residual": (5e-3, 1e-2, 2e-2),
-            "lora": (1e-3, 2e-3, 4e-3, 8e-3),
+            "residual": _grid(1e-2, 2e-2),
+            "lora": (Rate(4e-3), *_grid(1e-2, 2e-2)),
         },
         rank=64,
         gap=200,
@@ -261,7 +290,7 @@ def tuning(size: GaloreSize) -> list[Network]:
     ]
 
 
-def networks_of(group: str, size: GaloreSize, best: Mapping[str, float]) -> list[Network]:
+def networks_of(group: str, size: GaloreSize, best: Mapping[str, Rate]) -> list[Network]:
     """Return the networks of a group.
 
     Args:

@@ -138,7 +138,7 @@ class _Trainer:
         self.parameters = sum(one.numel() for one in model.parameters())
         self._losses: list[tuple[int, torch.Tensor]] = []
         first = network
-        if network.switch:
+        if network.full_rate is not None:
             first = Network("full", network.full_rate, network.member)
         elif network.method == "lora":
             self._add_lora()
@@ -237,7 +237,7 @@ class _Trainer:
         if switch and step >= switch:
             share *= min(1.0, (step + 1 - switch) / max(1.0, 0.02 * steps))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * share
+            group["lr"] = self.rate.rate * share * group.get("share", 1.0)
 
     def _add_lora(self) -> None:
         model: Any = self.model
