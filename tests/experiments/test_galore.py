@@ -58,7 +58,6 @@ def test_everything_is_measured_and_drawn(run: Run):
     assert {
         "gradient_stable_rank",
         "captured_after_2",
-        "best_after_2",
         "weight_overlap",
     } <= measures
     summary = run.read_json("summary")
@@ -115,7 +114,7 @@ def test_what_is_done_is_not_done_again(run: Run, monkeypatch: pytest.MonkeyPatc
 
 def test_every_group_has_its_networks_and_names_differ():
     wanted = {group: networks_of(group, FULL, RATES) for group in GROUPS}
-    assert len(wanted["tune"]) == len(tuning(FULL)) == 19
+    assert len(wanted["tune"]) == len(tuning(FULL)) == 21
     assert {group: len(own) for group, own in wanted.items() if group != "tune"} == {
         "seeds": 15,
         "moments": 12,
@@ -287,7 +286,6 @@ class TestStudy:
         assert read("gradient_stable_rank") == pytest.approx({0: 1.25, 1: 1.25})
         assert read("gradient_captured") == pytest.approx({0: 0.8, 1: 0.8})
         assert read("captured_after_1") == pytest.approx({0: 0.0}, abs=1e-6)
-        assert read("best_after_1") == pytest.approx({0: 0.8})
         # W_1 has one leading direction; W_2 = diag(2, 2, 2) has none that stands out.
         assert read("weight_stable_rank") == pytest.approx({1: 1.25, 2: 3.0})
 

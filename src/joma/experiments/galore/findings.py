@@ -221,23 +221,23 @@ def _gradient_rank(results: GaloreResults) -> list[str]:
 
 
 def _consecutive(results: GaloreResults) -> list[str]:
-    parts = []
-    chance = results.size.rank / results.size.width
+    parts, own = [], results.by_step("gradient_captured")
     for lag in results.size.lags:
         old = results.by_step(f"captured_after_{lag}")
-        best = results.by_step(f"best_after_{lag}")
         if old:
             first, last = min(old), max(old)
             parts.append(
-                f"after {lag} {old[first].mean():.0%} from step {first} and {old[last].mean():.0%} "
-                f"from step {last} (its own directions {best[first].mean():.0%} and "
-                f"{best[last].mean():.0%})"
+                f"{lag} later {old[first].mean():.0%} from step {first} and "
+                f"{old[last].mean():.0%} from step {last}"
             )
     if not parts:
         return []
+    chance = results.size.rank / results.size.width
     return [
         f"Energy of a later gradient in the {results.size.rank} leading directions of an earlier "
-        f"one, means over matrices: {'; '.join(parts)}. A random subspace has {chance:.0%}."
+        f"one, means over matrices: {'; '.join(parts)}. The gradient itself has "
+        f"{own[min(own)].mean():.0%} there at first and {own[max(own)].mean():.0%} at the end, a "
+        f"random subspace {chance:.0%}."
     ]
 
 

@@ -277,7 +277,7 @@ def _number(value: Any) -> float:
 def _subspaces(results: GaloreResults) -> Iterable[dict[str, Any]]:
     names = ["gradient_stable_rank", "gradient_captured", "weight_overlap", "weight_stable_rank"]
     for lag in results.size.lags:
-        names += [f"captured_after_{lag}", f"best_after_{lag}"]
+        names.append(f"captured_after_{lag}")
     for name in names:
         for member in range(results.size.seeds):
             for step, value, module in zip(*results.metric(name, "full", member), strict=True):

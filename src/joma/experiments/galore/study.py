@@ -14,10 +14,10 @@ class SubspaceStudy:
 
     At every studied step t, the metrics of the run get `gradient_stable_rank`, ‖G‖²_F / ‖G‖², and
     `gradient_captured`, the share of ‖G‖²_F in its own r leading singular directions. For each lag
-    k they get `captured_after_K` at step t: the share of ‖G_{t+k}‖²_F in the directions of G_t, and
-    `best_after_K`, the share in its own. At the end they get `weight_overlap` and
-    `weight_stable_rank` at every studied step: how much of the r leading directions of W_t − W_0
-    lies in those of the last W − W_0. Directions are those of the shorter side.
+    k they get `captured_after_K` at step t: the share of ‖G_{t+k}‖²_F in the directions of G_t. At
+    the end they get `weight_overlap` and `weight_stable_rank` at every studied step: how much of
+    the r leading directions of W_t − W_0 lies in those of the last W − W_0. Directions are those of
+    the shorter side.
 
     Args:
         run: Run of the network.
@@ -44,17 +44,14 @@ class SubspaceStudy:
         for name, one in self.matrices.items():
             assert one.grad is not None
             gradient = one.grad.float()
-            basis, squares = leading_directions(gradient, self.size.rank)
-            captured = captured_share(gradient, basis)
-            if studied:
-                new[name] = basis
-                stable = squares.sum() / squares[0]
-                self._log(step, "gradient_stable_rank", stable, name)
-                self._log(step, "gradient_captured", captured, name)
             for begun, lag in due:
                 old = captured_share(gradient, self._bases[begun][name])
                 self._log(begun, f"captured_after_{lag}", old, name)
-                self._log(begun, f"best_after_{lag}", captured, name)
+            if studied:
+                new[name], squares = leading_directions(gradient, self.size.rank)
+                self._log(step, "gradient_stable_rank", squares.sum() / squares[0], name)
+                own = captured_share(gradient, new[name])
+                self._log(step, "gradient_captured", own, name)
         if studied:
             self._bases[step] = new
         last = max(self.size.lags, default=0)

@@ -3,7 +3,7 @@
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ def train_networks(
     done = 0
     with contextlib.ExitStack() as stack:
         if shared:
+            load_text(size, "cpu")  # encoded once, before all processes ask for it
             # Each process has its own place in the GPU's queue; one alone leaves it mostly idle.
             pool = multiprocessing.get_context("spawn").Pool(min(several, len(shared)))
             stack.enter_context(pool)
@@ -85,7 +86,11 @@ def train_networks(
                 done += 1
                 request.progress(f"train {what}", done, len(tasks))
     for task in alone:
-        train_network(task)
+
+        def report(step: int, steps: int, name: str = task.network.name) -> None:
+            request.progress(f"train {what}, {name}", step, steps)
+
+        train_network(task, report)
         done += 1
         request.progress(f"train {what}", done, len(tasks))
 
@@ -95,11 +100,15 @@ def several_at_once(size: GaloreSize, device: str) -> int:
     return size.processes if device == "cuda" else 1
 
 
-def train_network(task: Task) -> None:
+def train_network(task: Task, report: Callable[[int, int], None] = lambda *_: None) -> None:
     """Train one network and write what became of it to its run folder.
 
     The metrics have `loss` of every step, `validation_loss` by the number of steps made, and of
     networks in full rank what `SubspaceStudy` measures; `outcome.json` has the rest.
+
+    Args:
+        task: The network, and where it goes.
+        report: Is called with the number of steps made and of all steps.
     """
     network, size = task.network, task.size
     settings = {key: value for key, value in asdict(size).items() if key not in ("processes",)}
@@ -114,7 +123,7 @@ def train_network(task: Task) -> None:
     elif network.reading:
         outcome = trainer.train_recipe()
     else:
-        outcome = trainer.train()
+        outcome = trainer.train(report)
     own.metrics.flush()
     own.write_json("outcome", {"status": "done", "device": task.device, **outcome})
 
@@ -144,7 +153,7 @@ class _Trainer:
             self._add_lora()
         self.rate, self.optimizer = first.rate, make_optimizer(model, first, device)
 
-    def train(self) -> dict[str, Any]:
+    def train(self, report: Callable[[int, int], None]) -> dict[str, Any]:
         """Train to the end, and return what came of it."""
         size, network = self.size, self.network
         study = None
@@ -154,6 +163,7 @@ class _Trainer:
         for step in range(size.steps):
             if step in measured:
                 self._evaluate(step)
+                report(step, size.steps)
             if network.switch and step == network.switch:
                 self._add_lora()
                 self.rate = network.rate
