@@ -7,12 +7,17 @@ import itertools
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from joma.errors import JomaError
 from joma.optim import AdamW8bit, GaLore, GaLoreAdamW, registry
@@ -34,7 +39,7 @@ def peer():
         sys.modules["galore_torch"] = before
 
 
-def network(seed=0, dtype=torch.float32):
+def network(seed=0, dtype=torch.float32) -> Any:
     torch.manual_seed(seed)
     layers = nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 20), nn.Tanh(), nn.Linear(20, 24)
     return nn.Sequential(*layers).to(dtype)
@@ -62,7 +67,7 @@ def difference(one, other):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-def make(model, **settings):
+def make(model, **settings) -> Any:
     return GaLoreAdamW(model, 1e-2, **({"rank": 6, "verbose": False} | settings))
 
 
@@ -119,7 +124,7 @@ def test_moves_as_galore_torch(peer, shape, theirs, ours):
 
 def test_parameters_that_are_not_projected_move_as_under_adamw():
     model = network()
-    other = copy.deepcopy(model)
+    other: Any = copy.deepcopy(model)
     groups = [{"match": "^[02]", "rank": None}]
     settings = {"weight_decay": 0.1, "betas": (0.8, 0.95)}
     train(model, make(model, groups=groups, scale=0.0, **settings), 60)
@@ -145,6 +150,7 @@ def test_sgd_with_momentum_under_a_full_rotation_is_sgd():
         optimizer.state[parameter] = {
             "basis": basis,
             "captured": torch.tensor(1.0),
+            "reference": torch.tensor(1.0),
             "refreshes": torch.tensor(1),
             "age": torch.tensor(1),
             "step": torch.tensor(201),
@@ -279,14 +285,14 @@ def test_resume_is_identical_to_the_bit(settings, way, tmp_path):
             "model": first.state_dict(),
             "optimizer": get_optimizer_state_dict(first, optimizer),
         }
-        dcp.save(saved, checkpoint_id=tmp_path / "dcp", no_dist=True)
+        save(saved, checkpoint_id=tmp_path / "dcp", no_dist=True)
         target = {
             "model": second.state_dict(),
             "optimizer": get_optimizer_state_dict(second, fresh),
         }
-        dcp.load(target, checkpoint_id=tmp_path / "dcp", no_dist=True)
+        load(target, checkpoint_id=tmp_path / "dcp", no_dist=True)
         second.load_state_dict(target["model"])
-        dcp.state_dict.set_optimizer_state_dict(second, fresh, target["optimizer"])
+        set_optimizer_state_dict(second, fresh, target["optimizer"])
     train(second, fresh, 11, first=9, dtype=torch.bfloat16)
     assert difference(whole, second) == 0
     kinds = {state["exp_avg"].dtype for state in fresh.state.values() if "basis" in state}
@@ -322,6 +328,25 @@ def test_refreshes_are_staggered_and_counted():
     assert counts[0] == 3
     assert max(new) == 1
     assert 3 <= sum(new) <= 6
+
+
+def test_refreshes_when_captured_energy_falls():
+    """The gradient keeps its directions, then turns away from them at step 30."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(32, 24))
+    optimizer = GaLoreAdamW([weight], 1e-3, rank=3, gap=20, refresh="energy", verbose=False)
+    early, late = torch.linalg.qr(torch.randn(24, 6))[0].mT.split(3)
+    counts = []
+    for step in range(260):
+        rows = early if step < 30 else late
+        weight.grad = torch.randn(32, 3) @ rows + 0.01 * torch.randn(32, 24)
+        optimizer.step()
+        counts.append(optimizer.projected[0].refreshes)
+    assert counts[29] == 1
+    assert counts[32] == 2
+    assert counts[225] == 2
+    assert counts[259] == 3  # ten gaps later
+    assert (optimizer.projected[0].captured or 0) > 0.9
 
 
 def test_rank_as_captured_energy():
@@ -399,6 +424,7 @@ def test_parameters_added_later():
         ({"gap": 0}, "gap must be a whole number from 1 on"),
         ({"side": "top"}, "side must be one of short, left, right, smallest"),
         ({"projection": "qr"}, "projection must be one of power, svd"),
+        ({"refresh": "often"}, "refresh must be one of gap, energy"),
         ({"moments": "lose"}, "moments must be one of keep, rotate"),
         ({"bits": 4}, "bits must be None or 8"),
         ({"betas": (1.0, 0.9)}, r"first of betas must lie in \[0, 1\)"),
@@ -444,7 +470,7 @@ def test_it_says_how_many_matrices_it_projects(capsys):
 
 def test_the_registry_has_it():
     model = network()
-    optimizer = registry.make("galore-adamw", list(model.named_parameters()), 1e-2, rank=6)
+    optimizer: Any = registry.make("galore-adamw", list(model.named_parameters()), 1e-2, rank=6)
     train(model, optimizer, 3)
     assert len(optimizer.projected) == 3
     with pytest.raises(JomaError, match="has no setting 'ranks'"):

@@ -34,6 +34,9 @@ class ResidualGaLoreAdamW(GaLoreAdamW):
         super().__init__(*parameters, **settings)
         self._residuals: dict[Tensor, Tensor] = {}
 
+    def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> bool:
+        return False  # the kernels move a matrix without its residual
+
     def _change(
         self, parameter: Tensor, group: dict[str, Any], gradient: Tensor, side: Any
     ) -> Tensor:

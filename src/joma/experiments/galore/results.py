@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from joma.experiments._trained import columns, group_folder, is_done
+from joma.experiments._trained import columns, groups_done
 from joma.experiments.galore.setting import (
     GROUPS,
     KEPT_MOMENTS,
@@ -135,11 +135,11 @@ class GaloreResults:
 def best_rates(run: Run, size: GaloreSize) -> dict[str, Rate]:
     """Return the learning rate of each method with the lowest loss, empty where networks miss."""
     losses: dict[str, dict[Rate, float]] = {}
+    done = groups_done(run, [network.name for network in tuning(size)])
     for network in tuning(size):
-        if not is_done(run, network.name):
+        if network.name not in done:
             return {}
-        outcome = Run.open(group_folder(run, network.name)).read_json("outcome")
-        loss = outcome["validation_loss"]
+        loss = done[network.name].read_json("outcome")["validation_loss"]
         losses.setdefault(network.method, {})[network.rate] = np.inf if loss is None else loss
     best = {method: min(found, key=lambda rate: found[rate]) for method, found in losses.items()}
     return {method: best.get(method, best["galore"]) for method in size.rates}
@@ -150,12 +150,8 @@ def collect(run: Run, size: GaloreSize) -> GaloreResults:
     best = best_rates(run, size)
     wanted = {group: networks_of(group, size, best) if best else [] for group in GROUPS}
     wanted["tune"] = tuning(size)
-    runs = {
-        network: Run.open(group_folder(run, network.name))
-        for networks in wanted.values()
-        for network in networks
-        if is_done(run, network.name)
-    }
+    every = {network.name: network for networks in wanted.values() for network in networks}
+    runs = {every[name]: own for name, own in groups_done(run, every).items()}
     outcomes = {network: own.read_json("outcome") for network, own in runs.items()}
     missing = tuple(
         group

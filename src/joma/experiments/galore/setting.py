@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from joma.experiments._experiment import member_seeds
-
 Method = Literal["full", "galore", "svd", "residual", "lora"]
 METHODS: dict[Method, str] = {
     "full": "full rank, AdamW",
@@ -164,10 +162,6 @@ class GaloreSize:
         """How many steps were made when the validation loss is measured: 0, …, all."""
         count = self.evaluations
         return tuple(sorted({round(self.steps * one / count) for one in range(count + 1)}))
-
-    def seed_of(self, member: int, seed: int) -> int:
-        """Return the seed of start and text of the networks with a number."""
-        return member_seeds("galore", seed, self.seeds)[member]
 
     def network(self, method: Method, rate: Rate, member: int = 0, **changed: Any) -> Network:
         """Return a network with this size's rank and gap, as far as the method has them."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from joma.experiments._experiment import Request
-from joma.experiments._trained import group_folder, is_done
+from joma.experiments._trained import groups_done, member_seeds
 from joma.experiments.galore.lora import add_lora
 from joma.experiments.galore.networks import (
     ByteText,
@@ -67,10 +67,11 @@ def train_networks(
         request: What was asked of the experiment.
         what: What the progress is called.
     """
+    ended = groups_done(run, [one.name for one in networks])
     tasks = [
-        Task(group_folder(run, one.name), one, size, request.seed, request.device)
+        Task(run.path / "groups" / one.name, one, size, request.seed, request.device)
         for one in networks
-        if not is_done(run, one.name)
+        if one.name not in ended
     ]
     several = several_at_once(size, request.device)
     shared = [task for task in tasks if not task.network.timed] if several > 1 else []
@@ -116,8 +117,10 @@ def train_network(task: Task, report: Callable[[int, int], None] = lambda *_: No
     own = Run.resume("galore-network", config, out=task.folder, device=task.device)
     own.metrics.rewind(-1)
     text = load_text(size, task.device)
-    model = make_model(size, size.seed_of(network.member, task.seed), task.device)
-    trainer = _Trainer(own, model, network, size, task.seed, text, task.device)
+    # Networks with the same number have the same seed, whatever their method.
+    seed = member_seeds("galore", task.seed, size.seeds)[network.member]
+    model = make_model(size, seed, task.device)
+    trainer = _Trainer(own, model, network, size, seed, text, task.device)
     if network.timed:
         outcome = trainer.measure_time()
     elif network.reading:
@@ -142,8 +145,7 @@ class _Trainer:
         device: str,
     ) -> None:
         self.run, self.model, self.network, self.size = run, model, network, size
-        self.text, self.device = text, device
-        self.seed = size.seed_of(network.member, seed)
+        self.text, self.device, self.seed = text, device, seed
         self.parameters = sum(one.numel() for one in model.parameters())
         self._losses: list[tuple[int, torch.Tensor]] = []
         first = network
