@@ -119,7 +119,7 @@ def test_every_group_has_its_networks_and_names_differ():
         "seeds": 15,
         "moments": 12,
         "ranks": 12,
-        "gaps": 12,
+        "gaps": 15,
         "warm-lora": 9,
         "recipe": 9,
         "time": 5,

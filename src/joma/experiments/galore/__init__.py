@@ -30,7 +30,8 @@ EXPERIMENT = Experiment(
         ChoiceOption(
             "corpus",
             {"tiny": "embedded", "small": "embedded", "full": "wikitext-2"},
-            "text to train on: wikitext-2, wikitext-103, embedded, a folder or hub:NAME",
+            "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "
+            "hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
             ("wikitext-2", "wikitext-103", "embedded"),
             folder_or_hub,
         ),

@@ -21,7 +21,7 @@ from joma.experiments.galore.results import (
     theory_stable_rank,
     variants,
 )
-from joma.experiments.galore.setting import GROUPS, METHODS, NEVER, SIZES, networks_of, tuning
+from joma.experiments.galore.setting import GROUPS, METHODS, SIZES, networks_of, tuning
 from joma.report import figures
 from joma.runs import Run
 
@@ -215,8 +215,7 @@ def _draw_ranks(ax: Axes, results: GaloreResults) -> None:
 def _draw_gaps(ax: Axes, results: GaloreResults) -> None:
     found = variants(results, "gaps")
     _points(ax, found, list(range(len(found))))
-    names = ["never" if one.value == NEVER else f"{one.value:g}" for one in found]
-    ax.set_xticks(range(len(found)), names)
+    ax.set_xticks(range(len(found)), [one.label.removeprefix("gap ") for one in found])
     ax.set(title="Steps between refreshes", xlabel="gap", ylabel="last loss")
 
 

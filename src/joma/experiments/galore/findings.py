@@ -245,7 +245,11 @@ def _weights(results: GaloreResults) -> list[str]:
     overlap = results.by_step("weight_overlap")
     if len(overlap) < 2:
         return []
-    parts = [f"{values.mean():.0%} at step {step}" for step, values in list(overlap.items())[:-1]]
+    parts = [
+        f"{values.mean():.0%} at step {step}"
+        for step, values in overlap.items()
+        if step < results.size.steps - 1
+    ]
     chance = results.size.rank / results.size.width
     return [
         f"Of the {results.size.rank} leading directions of what the weights learned by then, this "

@@ -126,6 +126,7 @@ def make_optimizer(model: nn.Module, network: Network, device: str) -> torch.opt
     settings: dict[str, Any] = {
         "rank": network.rank,
         "gap": network.gap,
+        "refresh": network.refresh,
         "scale": network.rate.share,
         "moments": network.moments,
         "projection": "svd" if as_published else "power",

@@ -191,6 +191,7 @@ def variants(results: GaloreResults, group: str) -> list[Variant]:
             ("never" if one == NEVER else f"gap {one}", one, {"gap": one})
             for one in sorted({size.gap, *size.gaps})
         ]
+        choices.append(("by energy", size.gap, {"refresh": "energy"}))
     elif group == "moments":
         choices = [(one, 0, {"moments": one}) for one in (KEPT_MOMENTS, *size.moments)]
     elif group == "recipe":
@@ -238,6 +239,7 @@ def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
                 "rank": network.rank,
                 "gap": network.gap,
                 "moments": network.moments,
+                "refresh": network.refresh,
                 "switch": network.switch,
                 "reading": network.reading,
                 **{key: _number(outcome.get(key)) for key in _NUMBERS},

@@ -59,6 +59,7 @@ class Network:
         rank: Rank of the projection or of LoRA's matrices; 0 for full rank.
         gap: Steps between two choices of the subspace; 0 where there is none.
         moments: What becomes of the moments when the basis turns.
+        refresh: When the subspace is chosen anew: "gap", or "energy" for less captured energy.
         switch: The step at which full rank gives way to LoRA; 0 for LoRA from the beginning.
         full_rate: Learning rates up to that step, None without one.
         reading: How the 7B recipe is read, for the networks that compare its readings.
@@ -71,6 +72,7 @@ class Network:
     rank: int = 0
     gap: int = 0
     moments: str = ""
+    refresh: str = "gap"
     switch: int = 0
     full_rate: Rate | None = None
     reading: str = ""
@@ -83,6 +85,7 @@ class Network:
         parts += [f"r{self.rank}"] if self.rank else []
         gap = "never" if self.gap == NEVER else self.gap
         parts += [f"g{gap}-{self.moments}"] if self.gap else []
+        parts += [self.refresh] if self.refresh != "gap" else []
         parts += [f"from{self.switch}"] if self.switch else []
         parts += [self.reading.replace(",", "").replace(" ", "-")] if self.reading else []
         parts += ["timed"] if self.timed else []
@@ -109,7 +112,8 @@ class GaloreSize:
         rank: Rank of GaLore and LoRA.
         gap: Steps between two choices of the subspace.
         ranks: Other ranks.
-        gaps: Other gaps; `NEVER` keeps the first subspace.
+        gaps: Other gaps; `NEVER` keeps the first subspace. With any, refreshes by captured energy
+            are compared too.
         moments: Other treatments of the moments when the basis turns.
         switches: Steps at which full rank gives way to LoRA.
         micro_batches: Micro-batches of a step of the 7B recipe; 0 where it is left out.
@@ -309,6 +313,7 @@ def networks_of(group: str, size: GaloreSize, best: Mapping[str, Rate]) -> list[
         changes = [{"rank": one} for one in size.ranks]
     elif group == "gaps":
         changes = [{"gap": one} for one in size.gaps]
+        changes += [{"refresh": "energy"}] if size.gaps else []
     elif group == "recipe":
         changes = [{"reading": one} for one in READINGS] if size.micro_batches else []
     elif group == "time":
