@@ -22,7 +22,7 @@ EXPERIMENT = Experiment(
     scales={
         "tiny": Scale(seconds=20, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=150, device="2 CPU cores", memory="1 GB"),
-        "full": Scale(seconds=1500, device="one H200", memory="20 GB of GPU memory"),
+        "full": Scale(seconds=1400, device="one H200", memory="30 GB of GPU memory"),
     },
     default_scale="small",
     options=(
