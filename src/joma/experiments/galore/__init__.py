@@ -1,0 +1,42 @@
+"""GaLore on a small Llama: loss, memory and time next to full rank and LoRA, and why it works.
+
+Here live the setting and the list of networks (`setting`), the optimizers and LoRA that only this
+experiment needs (`residual`, `lora`), the model and its text (`networks`), what is measured of
+gradients and weights (`study`), the training (`training`), what the numbers say (`results`,
+`findings`) and the picture (`figure`).
+"""
+
+from joma.experiments._experiment import ChoiceOption, Experiment, Option, Scale
+from joma.experiments.fig6 import folder_or_hub
+from joma.experiments.galore.setting import GROUPS
+
+EXPERIMENT = Experiment(
+    name="galore",
+    title="GaLore: loss, memory and time of a small Llama, and the subspaces of its gradients",
+    published=(
+        "GaLore at a quarter to a third of full rank reaches perplexity 34.88, 25.36, 18.95 and "
+        "15.64 on C4 with LLaMA 60M to 1B, full rank 34.06, 25.08, 18.80 and 15.56; consecutive "
+        "gradients are similar, so that the projection need not change at every step."
+    ),
+    run="joma.experiments.galore.figure:reproduce",
+    scales={
+        "tiny": Scale(seconds=20, device="2 CPU cores", memory="1 GB"),
+        "small": Scale(seconds=150, device="2 CPU cores", memory="1 GB"),
+        "full": Scale(seconds=1400, device="one H200", memory="30 GB of GPU memory"),
+    },
+    default_scale="small",
+    options=(
+        Option("steps", None, "training steps of each network", int),
+        ChoiceOption(
+            "corpus",
+            {"tiny": "embedded", "small": "embedded", "full": "wikitext-2"},
+            "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "
+            "hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
+            ("wikitext-2", "wikitext-103", "embedded"),
+            folder_or_hub,
+        ),
+    ),
+    groups=GROUPS,
+    resumable=True,
+    needs="joma.experiments.galore.figure:check_needs",
+)

@@ -1,0 +1,161 @@
+"""The small Llama, the text it reads, and the optimizer of each method."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from joma.common.quiet import quietly
+from joma.data import BYTES, corpus, encoded
+from joma.errors import JomaError
+from joma.experiments.galore.residual import ResidualGaLoreAdamW
+from joma.experiments.galore.setting import GaloreSize, Network
+from joma.optim import GaLoreAdamW
+
+WARM_UP = 0.1
+"""Share of the steps in which the learning rate rises."""
+LAST_RATE = 0.1
+"""The learning rate at the end, as a share of the highest."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByteText:
+    """The bytes of a text.
+
+    Attributes:
+        train: Those to learn from.
+        valid: The sequences to measure on, each with the byte that follows, (N, window + 1).
+        window: Bytes of a sequence.
+    """
+
+    train: Tensor
+    valid: Tensor
+    window: int
+
+    def batch(self, seed: int, step: int, count: int) -> Tensor:
+        """Return the sequences of a step, each with the byte that follows, (count, window + 1)."""
+        random = np.random.default_rng((seed, step))
+        starts = torch.from_numpy(random.integers(0, len(self.train) - self.window, count))
+        places = starts.to(self.train.device)[:, None] + torch.arange(
+            self.window + 1, device=self.train.device
+        )
+        return self.train[places].long()
+
+
+def load_text(size: GaloreSize, device: str) -> ByteText:
+    """Read the text of a size.
+
+    Raises:
+        JomaError: It is not there, or is too short.
+    """
+    source, length = corpus(size.corpus), size.window + 1
+    train, valid = (
+        torch.from_numpy(np.array(encoded(source, BYTES, split).tokens, dtype=np.uint8))
+        for split in ("train", "valid")
+    )
+    if len(train) <= length or len(valid) < length:
+        raise JomaError(f"corpus {size.corpus} must have at least {length + 1} bytes in each split")
+    count = min(size.valid_windows, len(valid) // length)
+    starts = torch.linspace(0, len(valid) - length, count).long()  # spread over the whole split
+    windows = valid[starts[:, None] + torch.arange(length)]
+    return ByteText(train.to(device), windows.long().to(device), size.window)
+
+
+def make_model(size: GaloreSize, seed: int, device: str) -> nn.Module:
+    """Return an untrained Llama over bytes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=BYTES.size,
+        hidden_size=size.width,
+        intermediate_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.heads,
+        max_position_embeddings=size.window,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    with quietly(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = LlamaForCausalLM(config)
+    return model.to(device)
+
+
+def loss_of(model: nn.Module, sequences: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the bytes that follow, in nats."""
+    logits = model(input_ids=sequences[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), sequences[:, 1:].flatten())
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, text: ByteText, batch: int) -> float:
+    """Return the loss on the sequences to measure on."""
+    parts = text.valid.split(batch)
+    losses = [loss_of(model, part).double() * len(part) for part in parts]
+    return float(torch.stack(losses).sum()) / len(text.valid)
+
+
+def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trained matrices of the layers by name: those that GaLore projects, or LoRA's."""
+    inside: Any = model
+    return {
+        name: one
+        for name, one in inside.model.layers.named_parameters()
+        if one.ndim == 2 and one.requires_grad
+    }
+
+
+def make_optimizer(model: nn.Module, network: Network, device: str) -> torch.optim.Optimizer:
+    """Return the optimizer of a network's method; that of AdamW for LoRA too."""
+    if network.method in ("full", "lora"):
+        inside = list(matrices(model).values())
+        taken = {id(one) for one in inside}
+        rest = [one for one in model.parameters() if one.requires_grad and id(one) not in taken]
+        return torch.optim.AdamW(
+            [{"params": inside, "share": network.rate.share}, {"params": rest}],
+            lr=network.rate.rate,
+            weight_decay=0.0,
+            fused=device == "cuda",
+        )
+    kind = ResidualGaLoreAdamW if network.method == "residual" else GaLoreAdamW
+    as_published = network.method == "svd"
+    settings: dict[str, Any] = {
+        "rank": network.rank,
+        "gap": network.gap,
+        "refresh": network.refresh,
+        "scale": network.rate.share,
+        "moments": network.moments,
+        "projection": "svd" if as_published else "power",
+        "stagger": not as_published,
+        "per_layer": network.reading == "each micro-batch",
+        "seed": network.member,
+        "verbose": False,
+    }
+    return kind(model, network.rate.rate, **settings)
+
+
+def schedule(done: float, warm_up: float = WARM_UP) -> float:
+    """Return the learning rate as a share of the highest: a linear rise, then half a cosine.
+
+    Args:
+        done: Share of the training that is done.
+        warm_up: Share of the training in which it rises.
+    """
+    if done < warm_up:
+        return done / warm_up
+    along = (done - warm_up) / (1 - warm_up)
+    return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * along)) / 2
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of an optimizer's state, without single numbers such as step counts."""
+    return sum(
+        one.numel() * one.element_size()
+        for state in optimizer.state.values()
+        for one in state.values()
+        if isinstance(one, Tensor) and one.ndim
+    )

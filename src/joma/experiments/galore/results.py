@@ -1,0 +1,288 @@
+"""What the networks are read for, from their run folders: losses, paired differences, tables."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from joma.experiments._trained import columns, groups_done
+from joma.experiments.galore.setting import (
+    GROUPS,
+    KEPT_MOMENTS,
+    METHODS,
+    NEVER,
+    READINGS,
+    GaloreSize,
+    Method,
+    Network,
+    Rate,
+    networks_of,
+    tuning,
+)
+from joma.runs import Run
+from joma.theory import galore as theory
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference between two kinds of networks with the same seeds.
+
+    Attributes:
+        mean: Mean difference.
+        error: Its standard error; NaN with one seed.
+        count: Number of seeds.
+    """
+
+    mean: float
+    error: float
+    count: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the difference exceeds two standard errors, where there is one."""
+        return abs(self.mean) > 2 * self.error
+
+    def __str__(self) -> str:
+        if self.count == 1:
+            return f"{self.mean:+.4f} (one seed)"
+        return f"{self.mean:+.4f} ± {self.error:.4f} (SE, {self.count} seeds)"
+
+
+def paired(ours: ArrayLike, others: ArrayLike) -> Paired:
+    """Return the mean of paired differences with its standard error, over pairs that are there."""
+    differences = np.asarray(ours, float) - np.asarray(others, float)
+    differences = differences[np.isfinite(differences)]
+    count = len(differences)
+    mean = float(differences.mean()) if count else float("nan")
+    error = float(differences.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
+    return Paired(mean, error, count)
+
+
+@dataclass(frozen=True, eq=False)
+class GaloreResults:
+    """What was measured of the networks that are done.
+
+    Attributes:
+        size: Size of the experiment.
+        best: Learning rate of each method; empty where the tuning is not done.
+        outcomes: What came of each network.
+        runs: The run of each.
+        missing: Groups of which networks are missing.
+    """
+
+    size: GaloreSize
+    best: Mapping[str, Rate]
+    outcomes: Mapping[Network, Mapping[str, Any]]
+    runs: Mapping[Network, Run]
+    missing: tuple[str, ...]
+
+    def losses(self, method: str, **changed: Any) -> np.ndarray:
+        """Return the last validation loss of each seed, NaN where it is missing."""
+        found = [self.outcome(method, one, **changed) for one in range(self.size.seeds)]
+        return np.array([one.get("validation_loss", np.nan) for one in found], float)
+
+    def outcome(self, method: str, member: int = 0, **changed: Any) -> Mapping[str, Any]:
+        """Return what came of a network, empty where it is missing."""
+        network = self._network(method, member, changed)
+        return {} if network is None else self.outcomes.get(network, {})
+
+    def curve(self, method: str, member: int = 0, **changed: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return steps and validation losses of a network; empty where it is missing."""
+        return self.metric("validation_loss", method, member, **changed)[:2]
+
+    def metric(
+        self, name: str, method: str, member: int = 0, **changed: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return steps, values and names of matrices of a metric; empty where it is missing."""
+        network = self._network(method, member, changed)
+        run = None if network is None else self.runs.get(network)
+        if run is None:
+            return np.zeros(0), np.zeros(0), np.zeros(0, object)
+        log = run.metrics.read(name)
+        return log["step"], log["value"], log["module"]
+
+    def by_step(self, name: str, method: str = "full", **changed: Any) -> dict[int, np.ndarray]:
+        """Return a metric at each step, of all matrices of all seeds."""
+        found: dict[int, list[float]] = {}
+        for member in range(self.size.seeds):
+            steps, values, _ = self.metric(name, method, member, **changed)
+            for step, value in zip(steps, values, strict=True):
+                found.setdefault(int(step), []).append(float(value))
+        return {step: np.array(values) for step, values in sorted(found.items())}
+
+    def step_time(self, method: str) -> tuple[float, float]:
+        """Return mean and longest time of a step in seconds, NaN where it is unknown."""
+        timed = self.outcome(method, timed=True) or self.outcome(method)
+        return float(timed.get("seconds", np.nan)), float(timed.get("slowest", np.nan))
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods of which a network is done."""
+        return [one for one in METHODS if one in self.best and np.isfinite(self.losses(one)).any()]
+
+    def _network(self, method: Any, member: int, changed: Mapping[str, Any]) -> Network | None:
+        if method not in self.best:
+            return None
+        fields = dict(changed)
+        if fields.get("switch"):
+            fields["full_rate"] = self.best["full"]
+        return self.size.network(method, self.best[method], member, **fields)
+
+
+def best_rates(run: Run, size: GaloreSize) -> dict[str, Rate]:
+    """Return the learning rate of each method with the lowest loss, empty where networks miss."""
+    losses: dict[str, dict[Rate, float]] = {}
+    done = groups_done(run, [network.name for network in tuning(size)])
+    for network in tuning(size):
+        if network.name not in done:
+            return {}
+        loss = done[network.name].read_json("outcome")["validation_loss"]
+        losses.setdefault(network.method, {})[network.rate] = np.inf if loss is None else loss
+    best = {method: min(found, key=lambda rate: found[rate]) for method, found in losses.items()}
+    return {method: best.get(method, best["galore"]) for method in size.rates}
+
+
+def collect(run: Run, size: GaloreSize) -> GaloreResults:
+    """Read the networks that are done from their run folders."""
+    best = best_rates(run, size)
+    wanted = {group: networks_of(group, size, best) if best else [] for group in GROUPS}
+    wanted["tune"] = tuning(size)
+    every = {network.name: network for networks in wanted.values() for network in networks}
+    runs = {every[name]: own for name, own in groups_done(run, every).items()}
+    outcomes = {network: own.read_json("outcome") for network, own in runs.items()}
+    missing = tuple(
+        group
+        for group, networks in wanted.items()
+        if any(network not in runs for network in networks) or (not best and group != "time")
+    )
+    return GaloreResults(size, best, outcomes, runs, missing)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Networks that differ from GaLore's in one setting.
+
+    Attributes:
+        group: The group that trains them.
+        label: The setting's value in words.
+        value: The setting's value as a number, 0 where it is a word.
+        losses: The last validation loss of each seed.
+        difference: Paired with GaLore's default.
+    """
+
+    group: str
+    label: str
+    value: float
+    losses: np.ndarray
+    difference: Paired
+
+
+def variants(results: GaloreResults, group: str) -> list[Variant]:
+    """Return the networks of a group with the default among them, those that are done."""
+    size = results.size
+    choices: list[tuple[str, float, dict[str, Any]]]
+    if group == "ranks":
+        choices = [(f"rank {one}", one, {"rank": one}) for one in sorted({size.rank, *size.ranks})]
+    elif group == "gaps":
+        choices = [
+            ("never" if one == NEVER else f"gap {one}", one, {"gap": one})
+            for one in sorted({size.gap, *size.gaps})
+        ]
+        choices.append(("by energy", size.gap, {"refresh": "energy"}))
+    elif group == "moments":
+        choices = [(one, 0, {"moments": one}) for one in (KEPT_MOMENTS, *size.moments)]
+    elif group == "recipe":
+        choices = [(one, 0, {"reading": one}) for one in READINGS if size.micro_batches]
+    else:
+        assert group == "warm-lora"
+        choices = [(f"step {one}", one, {"switch": one}) for one in (0, *size.switches)]
+    method = "lora" if group == "warm-lora" else "galore"
+    default = results.losses(method, **(choices[0][2] if group == "recipe" and choices else {}))
+    found = []
+    for label, value, changed in choices:
+        losses = results.losses(method, **changed)
+        if np.isfinite(losses).any():
+            found.append(Variant(group, label, value, losses, paired(losses, default)))
+    return found if len(found) > 1 else []
+
+
+@cache
+def theory_stable_rank(steps: int = 4000) -> np.ndarray:
+    """Return the stable rank of a reversible gradient under gradient ascent, (steps + 1,).
+
+    GaLore's G = A − BWC with fixed B and C, whose eigenvalues fall as 1/k; a Gaussian A and W = 0
+    at the start. Only the directions with the least curvature are left in the end.
+    """
+    rng, side = np.random.default_rng(0), 16
+    turns = [np.linalg.qr(rng.standard_normal((side, side)))[0] for _ in range(2)]
+    b, c = ((turn / np.arange(1, side + 1)) @ turn.T for turn in turns)
+    problem = theory.ReversibleGradient(rng.standard_normal((1, side, side)), b[None], c[None])
+    path = theory.descend(problem, np.zeros((side, side)), step=1.0, steps=steps, rank=side)
+    values = np.linalg.svd(problem.gradient(path.w), compute_uv=False)
+    return (values**2).sum(-1) / values[..., 0] ** 2
+
+
+def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
+    """Return every number of the figure: networks, learning curves, variants and subspaces."""
+    networks, curves = [], []
+    for network, outcome in results.outcomes.items():
+        networks.append(
+            {
+                "name": network.name,
+                "method": network.method,
+                "learning_rate": network.rate.rate,
+                "matrix_share": network.rate.share,
+                "seed": network.member,
+                "rank": network.rank,
+                "gap": network.gap,
+                "moments": network.moments,
+                "refresh": network.refresh,
+                "switch": network.switch,
+                "reading": network.reading,
+                **{key: _number(outcome.get(key)) for key in _NUMBERS},
+            }
+        )
+        log = results.runs[network].metrics.read("validation_loss")
+        curves += [
+            {"name": network.name, "step": int(step), "validation_loss": float(value)}
+            for step, value in zip(log["step"], log["value"], strict=True)
+        ]
+    made = {"networks": networks, "curves": curves, "subspaces": list(_subspaces(results))}
+    return {name: columns(rows) for name, rows in made.items() if rows}
+
+
+_NUMBERS = (
+    "validation_loss",
+    "steps",
+    "updates",
+    "parameters",
+    "state_bytes",
+    "seconds",
+    "slowest",
+    "captured",
+    "refreshes",
+    "clipped",
+)
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _subspaces(results: GaloreResults) -> Iterable[dict[str, Any]]:
+    names = ["gradient_stable_rank", "gradient_captured", "weight_overlap", "weight_stable_rank"]
+    for lag in results.size.lags:
+        names.append(f"captured_after_{lag}")
+    for name in names:
+        for member in range(results.size.seeds):
+            for step, value, module in zip(*results.metric(name, "full", member), strict=True):
+                yield {
+                    "measure": name,
+                    "seed": member,
+                    "step": int(step),
+                    "matrix": str(module),
+                    "value": float(value),
+                }

@@ -1,0 +1,330 @@
+"""How large the experiment is made, and which networks each of its groups trains."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+Method = Literal["full", "galore", "svd", "residual", "lora"]
+METHODS: dict[Method, str] = {
+    "full": "full rank, AdamW",
+    "galore": "GaLore, power iteration, staggered",
+    "svd": "GaLore, galore-torch's method",
+    "residual": "GaLore with residual scaling",
+    "lora": "LoRA",
+}
+"""What each method is called in tables and figures."""
+
+GROUPS = ("tune", "seeds", "moments", "ranks", "gaps", "warm-lora", "recipe", "time")
+READINGS = ("accumulated, clipped", "accumulated", "each micro-batch")
+"""Readings of the published 7B recipe: when its parameters move, and whether clipping acts."""
+
+CLIP = 1.0
+"""The largest norm of a gradient in the published 7B recipe."""
+SCALE = 0.25
+"""GaLore's published factor of the update of projected matrices."""
+KEPT_MOMENTS = "keep"
+"""What the compared networks do with the moments when the basis turns, as galore-torch does."""
+
+NEVER = 10**9
+"""A gap that no training reaches."""
+
+
+class Rate(NamedTuple):
+    """A learning rate, and the share of it with which the matrices of the layers move.
+
+    In GaLore that share is its factor of the update. Embeddings, output layer and norms, which it
+    does not project, move with the whole rate. Other methods are given the same choice: the
+    difference between the two rates alone can be worth more than the rank.
+
+    Attributes:
+        rate: Learning rate.
+        share: Share of it for the matrices of the layers.
+    """
+
+    rate: float
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.rate:g}" if self.share == 1 else f"{self.rate:g} × {self.share:g}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network to train.
+
+    Attributes:
+        method: How it is trained.
+        rate: Learning rates of embeddings and of matrices.
+        member: Number of its seed; networks with the same one start alike and read the same text.
+        rank: Rank of the projection or of LoRA's matrices; 0 for full rank.
+        gap: Steps between two choices of the subspace; 0 where there is none.
+        moments: What becomes of the moments when the basis turns.
+        refresh: When the subspace is chosen anew: "gap", or "energy" for less captured energy.
+        switch: The step at which full rank gives way to LoRA; 0 for LoRA from the beginning.
+        full_rate: Learning rates up to that step, None without one.
+        reading: How the 7B recipe is read, for the networks that compare its readings.
+        timed: Whether it is trained for a few steps alone on the device, to measure their time.
+    """
+
+    method: Method
+    rate: Rate
+    member: int = 0
+    rank: int = 0
+    gap: int = 0
+    moments: str = ""
+    refresh: str = "gap"
+    switch: int = 0
+    full_rate: Rate | None = None
+    reading: str = ""
+    timed: bool = False
+
+    @property
+    def name(self) -> str:
+        """A short name, such as "galore-r64-g200-keep-lr0.01x0.25-seed0"."""
+        parts: list[str] = [self.method]
+        parts += [f"r{self.rank}"] if self.rank else []
+        gap = "never" if self.gap == NEVER else self.gap
+        parts += [f"g{gap}-{self.moments}"] if self.gap else []
+        parts += [self.refresh] if self.refresh != "gap" else []
+        parts += [f"from{self.switch}"] if self.switch else []
+        parts += [self.reading.replace(",", "").replace(" ", "-")] if self.reading else []
+        parts += ["timed"] if self.timed else []
+        rate = str(self.rate).replace(" × ", "x")
+        return "-".join([*parts, f"lr{rate}", f"seed{self.member}"])
+
+
+@dataclass(frozen=True)
+class GaloreSize:
+    """How large the networks are made, how long they are trained, and what is compared.
+
+    Attributes:
+        corpus: The text.
+        width: Width of the residual stream.
+        hidden: Width of the MLPs.
+        layers: Layers.
+        heads: Heads of each layer.
+        window: Bytes of each sequence.
+        batch: Sequences of each step.
+        steps: Training steps.
+        seeds: Networks of each kind.
+        rates: Learning rates that are tried of each method that is compared; one without any takes
+            GaLore's.
+        rank: Rank of GaLore and LoRA.
+        gap: Steps between two choices of the subspace.
+        ranks: Other ranks.
+        gaps: Other gaps; `NEVER` keeps the first subspace. With any, refreshes by captured energy
+            are compared too.
+        moments: Other treatments of the moments when the basis turns.
+        switches: Steps at which full rank gives way to LoRA.
+        micro_batches: Micro-batches of a step of the 7B recipe; 0 where it is left out.
+        recipe_steps: Steps of its networks.
+        timed_steps: Steps whose time is measured; 0 where the training's own time serves.
+        valid_windows: Sequences on which the loss is measured.
+        evaluations: How often it is measured in training.
+        studied: Steps before which the gradient's rank is measured and weights are kept.
+        lags: Steps after which an old basis is tried on a new gradient.
+        processes: Networks that are trained at the same time on a GPU.
+    """
+
+    corpus: str
+    width: int
+    hidden: int
+    layers: int
+    heads: int
+    window: int
+    batch: int
+    steps: int
+    seeds: int
+    rates: Mapping[str, tuple[Rate, ...]]
+    rank: int
+    gap: int
+    ranks: tuple[int, ...]
+    gaps: tuple[int, ...]
+    moments: tuple[str, ...]
+    switches: tuple[int, ...]
+    micro_batches: int
+    recipe_steps: int
+    timed_steps: int
+    valid_windows: int
+    evaluations: int
+    studied: tuple[int, ...]
+    lags: tuple[int, ...]
+    processes: int = 1
+
+    def with_options(self, options: Mapping[str, Any]) -> "GaloreSize":
+        """Return the same size with the options that were given."""
+        steps, corpus = options.get("steps"), options.get("corpus")
+        return replace(self, steps=steps or self.steps, corpus=corpus or self.corpus)
+
+    @property
+    def studied_steps(self) -> tuple[int, ...]:
+        """The steps of the measurements, the last one at the end of training."""
+        return (*(step for step in self.studied if step < self.steps - 1), self.steps - 1)
+
+    @property
+    def measured_steps(self) -> tuple[int, ...]:
+        """How many steps were made when the validation loss is measured: 0, …, all."""
+        count = self.evaluations
+        return tuple(sorted({round(self.steps * one / count) for one in range(count + 1)}))
+
+    def network(self, method: Method, rate: Rate, member: int = 0, **changed: Any) -> Network:
+        """Return a network with this size's rank and gap, as far as the method has them."""
+        fields: dict[str, Any] = {}
+        if method != "full":
+            fields["rank"] = self.rank
+        if method in ("galore", "svd", "residual"):
+            fields |= {"gap": self.gap, "moments": KEPT_MOMENTS}
+        return Network(method, rate, member, **{**fields, **changed})
+
+
+def _grid(*rates: float) -> tuple[Rate, ...]:
+    """Return learning rates with GaLore's factor for the matrices, and with less."""
+    return tuple(Rate(rate, share) for rate in rates for share in (SCALE, SCALE / 4))
+
+
+SIZES = {
+    "tiny": GaloreSize(
+        "embedded",
+        width=32,
+        hidden=48,
+        layers=2,
+        heads=2,
+        window=24,
+        batch=4,
+        steps=6,
+        seeds=2,
+        rates={
+            "full": (Rate(3e-3), Rate(1e-2, SCALE)),
+            "galore": (Rate(1e-2, SCALE),),
+            "svd": (),
+            "residual": (Rate(1e-2, SCALE),),
+            "lora": (Rate(1e-2, SCALE),),
+        },
+        rank=8,
+        gap=3,
+        ranks=(4,),
+        gaps=(2,),
+        moments=("project", "rotate", "align", "reset"),
+        switches=(3,),
+        micro_batches=2,
+        recipe_steps=3,
+        timed_steps=2,
+        valid_windows=4,
+        evaluations=2,
+        studied=(0, 2, 3),
+        lags=(1, 2),
+    ),
+    "small": GaloreSize(
+        "embedded",
+        width=128,
+        hidden=344,
+        layers=4,
+        heads=4,
+        window=128,
+        batch=16,
+        steps=240,
+        seeds=1,
+        rates={
+            "full": (Rate(2e-2, SCALE / 4),),
+            "galore": (Rate(2e-2, SCALE),),
+            "lora": (Rate(4e-2, 0.1),),
+        },
+        rank=32,
+        gap=50,
+        ranks=(),
+        gaps=(),
+        moments=(),
+        switches=(),
+        micro_batches=0,
+        recipe_steps=0,
+        timed_steps=0,
+        valid_windows=64,
+        evaluations=8,
+        studied=(0, 10, 50, 100, 150),
+        lags=(1, 10, 50),
+    ),
+    "full": GaloreSize(
+        "wikitext-2",
+        width=256,
+        hidden=688,
+        layers=6,
+        heads=4,
+        window=256,
+        batch=64,
+        steps=2000,
+        seeds=3,
+        rates={
+            "full": (Rate(1e-3), Rate(2e-3), Rate(4e-3), *_grid(1e-2, 2e-2)),
+            "galore": _grid(1e-2, 2e-2),
+            "svd": (),
+            "residual": _grid(1e-2, 2e-2),
+            "lora": _grid(1e-2, 2e-2, 4e-2),
+        },
+        rank=64,
+        gap=200,
+        ranks=(8, 16, 32, 128),
+        gaps=(20, 50, 500, NEVER),
+        moments=("project", "rotate", "align", "reset"),
+        switches=(100, 300, 1000),
+        micro_batches=32,
+        recipe_steps=120,
+        timed_steps=200,
+        valid_windows=512,
+        evaluations=20,
+        studied=(0, 10, 50, 100, 200, 500, 1000, 1500),
+        lags=(1, 10, 50, 200),
+        processes=6,
+    ),
+}
+
+
+def tuning(size: GaloreSize) -> list[Network]:
+    """Return the networks that decide the learning rates, all of the first seed."""
+    return [
+        size.network(method, rate)
+        for method in METHODS
+        if method in size.rates
+        for rate in size.rates[method]
+    ]
+
+
+def networks_of(group: str, size: GaloreSize, best: Mapping[str, Rate]) -> list[Network]:
+    """Return the networks of a group.
+
+    Args:
+        group: One of `GROUPS`.
+        size: Size of the experiment.
+        best: The learning rate of each method that is compared.
+    """
+    members = range(size.seeds)
+    rate = best["galore"]
+    if group == "tune":
+        return tuning(size)
+    if group == "seeds":
+        return [
+            size.network(method, best[method], member)
+            for member in members
+            for method in METHODS
+            if method in best
+        ]
+    if group == "moments":
+        changes: list[dict[str, Any]] = [{"moments": one} for one in size.moments]
+    elif group == "ranks":
+        changes = [{"rank": one} for one in size.ranks]
+    elif group == "gaps":
+        changes = [{"gap": one} for one in size.gaps]
+        changes += [{"refresh": "energy"}] if size.gaps else []
+    elif group == "recipe":
+        changes = [{"reading": one} for one in READINGS] if size.micro_batches else []
+    elif group == "time":
+        if not size.timed_steps:
+            return []
+        return [size.network(one, best[one], timed=True) for one in METHODS if one in best]
+    else:
+        assert group == "warm-lora"
+        return [
+            size.network("lora", best["lora"], member, switch=switch, full_rate=best["full"])
+            for member in members
+            for switch in size.switches
+        ]
+    return [size.network("galore", rate, one, **change) for one in members for change in changes]
