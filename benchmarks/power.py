@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from joma.experiments import Request
-from joma.experiments._trained import PLANTED, planted_name
+from joma.experiments._ncorr import PLANTED, planted_name
 from joma.experiments.table1.networks import CELLS, SIZES, Table1Networks
 from joma.runs import Run
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from PIL import Image
 
+import errata_figure
 from joma.experiments import EXPERIMENTS
 from joma.experiments.claims import errata
-from joma.report import errata as errata_figure
 from joma.report import figures
 from joma.runs import Run
 

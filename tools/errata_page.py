@@ -5,7 +5,6 @@ from pathlib import Path
 
 from joma.experiments.claims import errata
 from joma.experiments.claims.errata import CLARIFICATIONS, DOCUMENTS, ERRATA, Erratum
-from joma.report.errata import percent
 
 TARGET = Path(__file__).parent.parent / "docs" / "errata.md"
 
@@ -52,6 +51,11 @@ TEXTS = {
     errata.TALK: "slides on Scan&Snap, JoMA and GaLore",
     errata.NOTE: "“Multi-layer Analysis”, appended to the text of JoMA",
 }
+
+
+def percent(value: float) -> str:
+    """Return a relative error in percent, with one more digit below 10%."""
+    return f"{100 * value:.2g}%" if value < 0.1 else f"{100 * value:.0f}%"
 
 
 def page() -> str:

@@ -16,8 +16,7 @@ from benchmarks.adversary._twin import Twin
 from joma.errors import JomaError
 from joma.experiments.claims import CLAIMS, Claim
 from joma.experiments.claims.adversary import attack, ratio_of
-from joma.experiments.claims.claim import check
-from joma.experiments.claims.search import Point
+from joma.experiments.claims.claim import Point, check
 
 DRAWS = 400
 """Points by which the share of the domain on which a twin is wrong is estimated."""
@@ -91,8 +90,7 @@ def main() -> int:
     given = parser.parse_args()
     chosen = [one for one in CLAIMS if given.claim is None or one.id in given.claim]
     if given.topic:
-        module = importlib.import_module(f"joma.experiments.claims.{given.topic}")
-        ids = {one.id for one in module.CLAIMS}
+        ids = {twin.claim for twin in twins(given.topic)}
         chosen = [one for one in chosen if one.id in ids]
     records, bad = [], 0
     for claim in chosen:

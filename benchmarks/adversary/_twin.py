@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import Formula
-from joma.experiments.claims.search import Search
+from joma.experiments.claims.claim import Claim, Formula, Search
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
+from joma.experiments.claims.claim import Formula, Point, Search
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.reference.scan_snap import TwoClasses
 from joma.experiments.claims.scan_snap import corpora
-from joma.experiments.claims.search import Integer, Matrix, Point, Real, Search, Simplex, Vector
+from joma.experiments.claims.search import Integer, Matrix, Real, Simplex, Vector
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 

@@ -6,10 +6,11 @@ import numpy as np
 
 from benchmarks.adversary._twin import Twin
 from joma.errors import JomaError
+from joma.experiments.claims.claim import Point, Search
 from joma.experiments.claims.critical.rest_points import satisfies_eqn56
 from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.reference.clusters import family_of, rest_points
-from joma.experiments.claims.search import Choice, Point, Real, Search
+from joma.experiments.claims.search import Choice, Real
 from joma.theory import clusters
 from joma.theory.marginals import Laplace, Marginal, Scaled, StudentT
 

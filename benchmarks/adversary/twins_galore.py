@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary._twin import Twin
+from joma.experiments.claims.claim import Formula, Point, Search
 from joma.experiments.claims.galore.fixed_projection import attained_rate_at
 from joma.experiments.claims.galore.problems import operator, reduced
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
-from joma.experiments.claims.search import Point, Search
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.theory import galore
 
 

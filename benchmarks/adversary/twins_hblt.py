@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary import Twin
-from joma.experiments.claims.hblt.cooccurrence import cooccurrence
+from joma.experiments.claims.hblt import cooccurrence
 from joma.theory import hblt
 
 

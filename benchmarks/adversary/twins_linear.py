@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary._twin import Twin
-from joma.experiments.claims import linear as claims
+from joma.experiments import claims
+from joma.experiments.claims.claim import Formula, Point, Search
 from joma.experiments.claims.linear.many_nodes import RANKS_WITH_TIES
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
-from joma.experiments.claims.search import Integer, Point, Real, Search, Vector
+from joma.experiments.claims.measurement import ClaimMeasurement
+from joma.experiments.claims.search import Integer, Real, Vector
 from joma.theory import linear, spectra
 from joma.theory.block import Block, Samples, simulate
 

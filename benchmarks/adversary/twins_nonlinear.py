@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adversary._twin import Twin
-from joma.experiments.claims import nonlinear as claims
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
+from joma.experiments import claims
+from joma.experiments.claims.claim import Formula, Point, Search
+from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.nonlinear.rank import turns_at
-from joma.experiments.claims.search import Point, Search
 from joma.theory import nonlinear
 
 _DERIVED: dict[str, Formula] = {claim.id: claim.derived for claim in claims.CLAIMS}

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from joma.cli._errors import unknown
 from joma.cli._verdicts import summary
+from joma.common.checks import check_known
+from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, ChoiceOption
 from tests.cli._command import joma, sentence
 
@@ -80,11 +81,17 @@ def test_no_processes_are_too_few():
     assert "not '0'" in sentence(joma("demo", "--jobs", "0"))
 
 
+def refusal(*given) -> str:
+    with pytest.raises(JomaError) as refused:
+        check_known(*given)
+    return str(refused.value)
+
+
 def test_unknown_lists_the_closest_first():
-    message = str(unknown("claim", "lema8", ["theorem2", "lemma8", "eqn6"]))
+    message = refusal("claim", ["lema8"], ["theorem2", "lemma8", "eqn6"])
     assert message.startswith("there is no claim 'lema8'; available: lemma8, ")
     names = [f"eqn{k}" for k in range(20)]
-    message = str(unknown("claim", "eqn17", names, all_of_them="joma verify --list"))
+    message = refusal("claim", ["eqn 17"], names, "joma verify --list")
     assert "closest are eqn17" in message
     assert sum(f"{name}," in message or f"{name};" in message for name in names) == 5
     assert message.endswith("`joma verify --list` lists all")

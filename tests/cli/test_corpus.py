@@ -115,7 +115,7 @@ def test_ctrl_c_says_how_to_go_on(texts, monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("joma.experiments.language.figure.train_groups", interrupted)
+    monkeypatch.setattr("joma.experiments.language._train.train_groups", interrupted)
     result = joma(*ONE, "--corpus", str(texts), "--out", "here")
     assert result.exit_code == 130
     expected = "joma reproduce fig6 --scale tiny --device cpu --corpus 'my texts' --group depth-1"

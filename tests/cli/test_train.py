@@ -87,7 +87,7 @@ def test_json_and_a_second_time():
     assert record["validation_loss"] > 0
     again = json.loads(joma(*command).stdout)
     assert again["begun_at"] == 8
-    assert again["loss"] is None
+    assert again["loss"] == record["loss"]
     other = joma(*command, "--set", "training.seed=1")
     assert "training.seed 0, not 1" in sentence(other)
 

@@ -7,7 +7,8 @@ import pytest
 
 from joma.experiments import claims
 from joma.experiments.claims import Claim, ClaimMeasurement
-from joma.experiments.claims.search import Point, Real, Search
+from joma.experiments.claims.claim import Point, Search
+from joma.experiments.claims.search import Real
 from joma.runs import Run
 from tests.cli._command import joma, sentence
 

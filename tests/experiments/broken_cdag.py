@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from joma.experiments.claims.measurement import Formula
+from joma.experiments.claims.claim import Formula
 from joma.theory import cdag
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from joma.experiments.claims.nonlinear import CLAIMS
+from joma.experiments.claims import CLAIMS
 from joma.theory import nonlinear
 from tests.experiments._breaking import scaled_argument, scaled_output
 

@@ -1,6 +1,6 @@
 """The Scan&Snap claims' formulas with a wrong constant each."""
 
-from joma.experiments.claims.measurement import Formula
+from joma.experiments.claims.claim import Formula
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
 

@@ -9,14 +9,13 @@ import pytest
 from joma.errors import JomaError
 from joma.experiments.claims import Claim, ClaimMeasurement
 from joma.experiments.claims.adversary import ENOUGH, attack, ratio_of
+from joma.experiments.claims.claim import Point, Search
 from joma.experiments.claims.search import (
     Choice,
     Integer,
     Matrix,
     Parameter,
-    Point,
     Real,
-    Search,
     Seed,
     Simplex,
     Vector,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from joma.errors import JomaError
-from joma.experiments.claims.galore.noise import noise_stall_at
+from joma.experiments.claims.claim import Point, Search
+from joma.experiments.claims.galore.stall import noise_stall_at
 from joma.experiments.claims.galore.varying import varying_at
 from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.scan_snap.sequences import sampled_at
-from joma.experiments.claims.search import Point, Search
 from joma.theory import galore
 from joma.theory.scan_snap import Balanced
 

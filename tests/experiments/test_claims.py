@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from joma.experiments.claims import CLAIMS, Claim, check
-from joma.experiments.claims.search import Point
+from joma.experiments.claims.claim import Point
 from joma.theory import clusters
 from tests.experiments import (
     broken_cdag,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from joma.experiments import EXPERIMENTS, Verdict, fig6, fig8
-from joma.experiments.language import _curves, _data, _groups, _train, figure
+from joma.experiments.language import _curves, _groups, _train, figure
 from joma.experiments.language._curves import collect
 from joma.experiments.language._groups import DEPTHS, SIZES, UNIFORM, Size
 from joma.runs import Run, compare_metrics
@@ -32,7 +32,7 @@ def test_tiny_run_of_both(tmp_path):
     assert outcome.verdict is Verdict.NOT_COMPARABLE, outcome.finding
     assert [path.name for path in every[0].figures] == ["fig6.png", "fig6.svg"]
     columns = every[0].read_table("curves")
-    setting = _data.load(SIZES["tiny"]).setting
+    setting = _train.load(SIZES["tiny"]).setting
     assert set(columns["step"]) == set(setting.published_steps)
     assert set(columns["depth"]) == set(DEPTHS)
     assert set(columns["learning_rate"]) == {setting.size.learning_rate}
@@ -61,7 +61,7 @@ class TestTakingOver:
         run = Run.create(name, {}, out=folder / name)
         request = EXPERIMENTS[name].request(scale="tiny", seed=seed)
         others = {"fig6": "fig8", "fig8": "fig6"}
-        _train.train_groups(run, ["depth-5"], _data.load(size), request, (others[name],))
+        _train.train_groups(run, ["depth-5"], _train.load(size), request, (others[name],))
         return Run.open(run.path / "groups" / "depth-5")
 
     def test_either_takes_over_what_the_other_has(self, tmp_path):
@@ -85,7 +85,7 @@ class TestTakingOver:
 
 
 def test_a_run_stopped_in_an_epoch_goes_on_to_the_same_numbers(tmp_path, smallest, monkeypatch):
-    text = _data.load(smallest)
+    text = _train.load(smallest)
     request = fig6.EXPERIMENT.request(scale="tiny")
     runs = [Run.create("fig6", {}, out=tmp_path / name) for name in ("one", "two")]
     measure = _train.LanguageNetworks.measure
@@ -120,7 +120,7 @@ def test_updates_at_which_networks_are_apart_are_counted(tmp_path, smallest, mon
     updates = sorted({step for step, _ in seen})
     far = [abs(seen[step, 2] - seen[step, 3]) / 2 for step in updates]  # from the middle of two
     monkeypatch.setattr(_curves, "MAX_LOSS_GAP", sorted(far)[2])
-    found = collect(run, _data.load(SIZE).setting, ["depth-5"])[5, SIZE.learning_rates[1]]
+    found = collect(run, _train.load(SIZE).setting, ["depth-5"])[5, SIZE.learning_rates[1]]
     assert found.apart == pytest.approx((len(far) - 3) / len(far))
 
 
@@ -174,10 +174,10 @@ def test_recorded_curves_are_not_held_against_a_smaller_size(tmp_path, smallest)
 
 
 def test_comparison_of_the_full_size_keeps_numbers_alone(tmp_path, monkeypatch):
-    text = _data.load(SIZE)
+    text = _train.load(SIZE)
     full = dataclasses.replace(text, setting=FULL)
-    monkeypatch.setattr(_data, "load", lambda size: full)
-    monkeypatch.setattr(figure, "train_groups", lambda *_: None)
+    monkeypatch.setattr(_train, "load", lambda size: full)
+    monkeypatch.setattr(_train, "train_groups", lambda *_: None)
     monkeypatch.setattr(figure, "collect", lambda *_: depths())
     run = Run.create("fig6", {}, out=tmp_path / "fig6")
     folder = write_reference(tmp_path / "r", depths())

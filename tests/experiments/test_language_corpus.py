@@ -9,7 +9,7 @@ import pytest
 
 from joma.data.corpora import NAMED
 from joma.experiments import Verdict, fig6, fig8
-from joma.experiments.language import _data, _groups, _summary
+from joma.experiments.language import _groups, _summary, _train
 from joma.experiments.language import figure as figures
 from joma.experiments.language._curves import Curves
 from joma.experiments.language._groups import (
@@ -150,7 +150,7 @@ class TestTexts:
     def test_a_text_too_short_for_a_window_is_refused(self, texts, tmp_path):
         (texts / "train.txt").write_text("too short to learn from\n" * 4)
         with pytest.raises(ValueError, match="the training text is too short"):
-            _data.load(sized("tiny", str(texts)))
+            _train.load(sized("tiny", str(texts)))
 
     @pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103"])
     def test_a_missing_text_is_said_with_where_it_was_looked_for(self, tmp_path, monkeypatch, name):
@@ -202,7 +202,7 @@ class TestTakes:
 def test_wikitext_2_by_name_at_the_smallest_size(monkeypatch):
     monkeypatch.setenv("JOMA_SHARED", str(SHARED))
     monkeypatch.setitem(_groups.SIZES, "tiny", SIZE)
-    setting = _data.load(figures.size_of(asked("wikitext-2"))).setting
+    setting = _train.load(figures.size_of(asked("wikitext-2"))).setting
     assert setting.words == SIZE.vocabulary
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from joma.experiments import Request
-from joma.experiments.language import _data, _train
-from joma.experiments.language._data import Windows
+from joma.experiments.language import _train
 from joma.experiments.language._groups import DEPTHS, LENGTH, SIZES, UNIFORM, LanguageSetting
+from joma.experiments.language._train import Windows
 from joma.runs import Run
 from tests.experiments._language import FULL, SIZE
 
@@ -61,11 +61,10 @@ class TestSetting:
 
     def test_networks_of_the_published_size(self):
         size = SIZES["full"]
-        assert [len(size.cells(depth)) for depth in DEPTHS] == [1, 1, 7, 1]
-        assert sum(len(size.cells(depth)) for depth in DEPTHS) * size.seeds == 30
-        seeds = {depth: {cell.seeds(0, 3) for cell in size.cells(depth)} for depth in DEPTHS}
-        assert [len(of) for of in seeds.values()] == [1, 1, 1, 1]
-        assert len(set.union(*seeds.values())) == 4
+        assert [len(size.rates(depth)) for depth in DEPTHS] == [1, 1, 7, 1]
+        assert sum(len(size.rates(depth)) for depth in DEPTHS) * size.seeds == 30
+        seeds = {seed for depth in DEPTHS for _, seed in _train._networks(size, depth, 0)}
+        assert len(seeds) == 4 * 3
 
     def test_even_attention(self):
         rows = torch.ones(LENGTH, LENGTH).tril()
@@ -110,11 +109,11 @@ class TestWindows:
             Windows(torch.zeros(3, 1, dtype=torch.long))
 
     def test_the_text_is_cut_as_the_size_says(self):
-        text = _data.load(SIZE)
+        text = _train.load(SIZE)
         assert text.setting.words == 40
         assert text.train.streams_SN.shape == (2, 90)
         assert int(text.train.streams_SN.max()) < 40
-        other = _data.load(dataclasses.replace(SIZE, vocabulary=41))
+        other = _train.load(dataclasses.replace(SIZE, vocabulary=41))
         assert other.setting.digests["tokenizer"] != text.setting.digests["tokenizer"]
 
 
@@ -133,7 +132,7 @@ def watched_by(model, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Te
 class TestLanguageNetworks:
     @pytest.fixture
     def work(self, tmp_path) -> _train.LanguageNetworks:
-        text = _data.load(SIZE)
+        text = _train.load(SIZE)
         return _train.LanguageNetworks(
             Run.create("x", {}, out=tmp_path / "x"), "depth-5", text, Request()
         )
@@ -147,7 +146,7 @@ class TestLanguageNetworks:
         assert work.ensemble.restart_every == 3
 
     def test_a_short_window_is_trained_on_by_its_own_words(self, work):
-        text = _data.load(SIZE)
+        text = _train.load(SIZE)
         tokens, targets, weights = text.train.at(2)
         there = int((weights[0] > 0).sum())
         assert there == 89 - 2 * LENGTH
@@ -169,7 +168,7 @@ class TestLanguageNetworks:
         work.ensemble.advance(3)
         work.measure(3)
         work.run.metrics.flush()
-        model, windows = work.ensemble.model, _data.load(SIZE).valid
+        model, windows = work.ensemble.model, _train.load(SIZE).valid
         stream_SN = windows.streams_SN
         loss, entropies, watched, count = torch.zeros(4), torch.zeros(5, 4), torch.zeros(5, 4), 0
         for start in range(0, stream_SN.shape[1] - 1, LENGTH):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from joma.data import HBLT
-from joma.experiments import Outcome, Request, Verdict, _trained
+from joma.experiments import Outcome, Request, Verdict, _ncorr, _trained
 from joma.experiments import table1_hblt as experiment
 from joma.experiments.table1_hblt import figure, networks
 from joma.experiments.table1_hblt import results as summary
@@ -218,7 +218,7 @@ class TestRun:
         run = Run.create("table1-hblt", request.config, out=tmp_path / "run")
         outcome = experiment.EXPERIMENT.reproduce(run, request)
         assert list(outcome.table) == list(tiny[1].table[:8])
-        assert not _trained.is_done(run, "L3")
+        assert not _trained.groups_done(run, ["L3"])
 
     def test_stopped_networks_resume(self, tiny, tmp_path, monkeypatch):
         request = experiment.EXPERIMENT.request(scale="tiny")
@@ -234,7 +234,7 @@ class TestRun:
             patch.setattr(TreeNetworks, "measure", stop)
             with pytest.raises(KeyboardInterrupt):
                 _trained.train_cells(run, L2, TreeNetworks, SIZE, request)
-        assert not _trained.is_done(run, "L2")
+        assert not _trained.groups_done(run, ["L2"])
         _trained.train_cells(run, L2, TreeNetworks, SIZE, request)
         found = summary.collect(run, SIZE)
         expected = summary.collect(tiny[0], SIZE)
@@ -255,8 +255,8 @@ class TestRun:
 
 def test_samples_measured_in_parts_are_the_same():
     work = TreeNetworks(None, networks.GROUPS["L3"], SIZE, Request())  # pyright: ignore[reportArgumentType]
-    at_once = _trained.pooled_nodes(work.ensemble, work.batch)
-    in_parts = _trained.pooled_nodes(work.ensemble, work.batch, 24)
+    at_once = _ncorr.pooled_nodes(work.ensemble, work.batch)
+    in_parts = _ncorr.pooled_nodes(work.ensemble, work.batch, 24)
     assert len(at_once[0]) == 3
     for one, other in zip([*at_once[0], at_once[1]], [*in_parts[0], in_parts[1]], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -45,12 +45,12 @@ def test_what_was_logged_after_the_checkpoint_comes_again(tmp_path: Path) -> Non
             monitor.step(loss)
     watch.end()
     assert of_run(Run.open(tmp_path / "run"), "loss") == ([1, 2, 3], [5.0, 4.0, 2.0])
-    assert "3 steps watched" in watch.summary()
+    assert "3 steps watched" in watch.monitor.summary()
     watch.begin(encoder(), step=0, folder=tmp_path / "run")  # a new training
     watch.end()
     assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1, 2, 3]
     assert of_run(Run.open(tmp_path / "run-2"), "loss") == ([], [])
-    assert f"{tmp_path / 'run'} holds an earlier run" in watch.summary()
+    assert f"{tmp_path / 'run'} holds an earlier run" in watch.monitor.summary()
     watch.begin(encoder(), step=1, folder=tmp_path / "run").step(9.0)  # of the newer one
     watch.end()
     assert of_run(Run.open(tmp_path / "run-2"), "loss") == ([2], [9.0])

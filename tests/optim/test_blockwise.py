@@ -37,7 +37,7 @@ def test_second_moment_is_never_rounded_to_zero():
 
 def test_a_slow_mean_follows_its_target_down_and_up():
     """Rounded to the nearest code it would stay where it begins."""
-    stored = encode(torch.full((4, BLOCK), 1e-4), "root")
+    stored, low = encode(torch.full((4, BLOCK), 1e-4), "root"), 0.0
     for step in range(4000):
         target = 1e-6 if step < 2000 else 1e-5
         stored = encode(stored.decode("root") * 0.998 + 0.002 * target, "root", step)
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_codes(values):
 
 
 def _fit(model, optimizer, steps):
-    random = torch.Generator().manual_seed(1)
+    random, loss = torch.Generator().manual_seed(1), torch.zeros(())
     for _ in range(steps):
         inputs = torch.randn(64, 64, generator=random)
         optimizer.zero_grad()
@@ -84,7 +84,7 @@ def test_adamw_in_eight_bits_reaches_the_loss_of_adamw():
     low = AdamW8bit(model.parameters(), 1e-2, weight_decay=0.01)
     full = torch.optim.AdamW(other.parameters(), 1e-2, weight_decay=0.01)
     assert _fit(model, low, 200) == pytest.approx(_fit(other, full, 200), rel=0.1)
-    state = low.state[model[0].weight]
+    state = low.state[next(model.parameters())]
     assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == torch.uint8
 
 

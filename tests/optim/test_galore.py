@@ -7,12 +7,17 @@ import itertools
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from joma.errors import JomaError
 from joma.optim import AdamW8bit, GaLore, GaLoreAdamW, registry
@@ -34,7 +39,7 @@ def peer():
         sys.modules["galore_torch"] = before
 
 
-def network(seed=0, dtype=torch.float32):
+def network(seed=0, dtype=torch.float32) -> Any:
     torch.manual_seed(seed)
     layers = nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 20), nn.Tanh(), nn.Linear(20, 24)
     return nn.Sequential(*layers).to(dtype)
@@ -62,7 +67,7 @@ def difference(one, other):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-def make(model, **settings):
+def make(model, **settings) -> Any:
     return GaLoreAdamW(model, 1e-2, **({"rank": 6, "verbose": False} | settings))
 
 
@@ -119,7 +124,7 @@ def test_moves_as_galore_torch(peer, shape, theirs, ours):
 
 def test_parameters_that_are_not_projected_move_as_under_adamw():
     model = network()
-    other = copy.deepcopy(model)
+    other: Any = copy.deepcopy(model)
     groups = [{"match": "^[02]", "rank": None}]
     settings = {"weight_decay": 0.1, "betas": (0.8, 0.95)}
     train(model, make(model, groups=groups, scale=0.0, **settings), 60)
@@ -279,14 +284,14 @@ def test_resume_is_identical_to_the_bit(settings, way, tmp_path):
             "model": first.state_dict(),
             "optimizer": get_optimizer_state_dict(first, optimizer),
         }
-        dcp.save(saved, checkpoint_id=tmp_path / "dcp", no_dist=True)
+        save(saved, checkpoint_id=tmp_path / "dcp", no_dist=True)
         target = {
             "model": second.state_dict(),
             "optimizer": get_optimizer_state_dict(second, fresh),
         }
-        dcp.load(target, checkpoint_id=tmp_path / "dcp", no_dist=True)
+        load(target, checkpoint_id=tmp_path / "dcp", no_dist=True)
         second.load_state_dict(target["model"])
-        dcp.state_dict.set_optimizer_state_dict(second, fresh, target["optimizer"])
+        set_optimizer_state_dict(second, fresh, target["optimizer"])
     train(second, fresh, 11, first=9, dtype=torch.bfloat16)
     assert difference(whole, second) == 0
     kinds = {state["exp_avg"].dtype for state in fresh.state.values() if "basis" in state}
@@ -444,7 +449,7 @@ def test_it_says_how_many_matrices_it_projects(capsys):
 
 def test_the_registry_has_it():
     model = network()
-    optimizer = registry.make("galore-adamw", list(model.named_parameters()), 1e-2, rank=6)
+    optimizer: Any = registry.make("galore-adamw", list(model.named_parameters()), 1e-2, rank=6)
     train(model, optimizer, 3)
     assert len(optimizer.projected) == 3
     with pytest.raises(JomaError, match="has no setting 'ranks'"):

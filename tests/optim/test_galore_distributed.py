@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 
 from joma.optim import GaLoreAdamW
 
@@ -95,7 +97,7 @@ def work(rank, folder):
                 "model": get_model_state_dict(model),
                 "optimizer": get_optimizer_state_dict(model, optimizer),
             }
-            dcp.save(saved, checkpoint_id=f"{folder}/{number}")
+            save(saved, checkpoint_id=f"{folder}/{number}")
             weights = {name: one.full_tensor() for name, one in model.state_dict().items()}
         if rank == 0:
             torch.save(weights, f"{folder}/{number}.pt")
@@ -129,7 +131,7 @@ def bytes_of_steps(rank, folder):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    multiprocessing.spawn(work, (str(folder),), 2)
+    spawn(work, (str(folder),), 2)
     return folder
 
 
@@ -158,7 +160,7 @@ def test_saved_on_two_processes_and_loaded_on_one(trained, number):
     model = network()
     fresh = make(model, case)
     target = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, fresh)}
-    dcp.load(target, checkpoint_id=trained / str(number), no_dist=True)
+    load(target, checkpoint_id=trained / str(number), no_dist=True)
     model.load_state_dict(target["model"])
     set_optimizer_state_dict(model, fresh, target["optimizer"])
     train(model, fresh, slice(0, 16), LATER, first=STEPS, passes=case[5])

@@ -11,7 +11,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from joma.probes.tap import AttentionCall, watch_attention
-from joma.probes.tap.huggingface import interface_call
+from joma.probes.tap.huggingface import interface_parts
 from joma.probes.tap.stack import taps
 from tests.probes._watched import entropy_of, sharpen
 
@@ -159,19 +159,18 @@ def test_flash_attention_is_described_as_it_computes():
     query, key = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 9, 8)
     padding = torch.ones(1, 9, dtype=torch.int64)
     given = {"scaling": 0.5, "sliding_window": 3, "softcap": 30.0, "dropout": 0.1}
-    call = interface_call("a.b", 7, "flash_attention_2", module, query, key, key, padding, given)
+    flash = ("a.b", "flash_attention_2", module, query, key, key)
+    call = AttentionCall("a.b", 7, **interface_parts(*flash, padding, given))
     assert (call.scale, call.causal, call.window, call.softcap) == (0.5, True, 3, 30.0)
     assert call.mask is None
     assert call.padding is not None
     assert call.padding.dtype == torch.bool
     assert call.statistics().entropy.shape == (1, 4, 6)
-    whole = interface_call(
-        "a.b", 7, "flash_attention_2", module, query, key, key, None, {"is_causal": False}
-    )
+    whole = AttentionCall("a.b", 7, **interface_parts(*flash, None, {"is_causal": False}))
     assert not whole.causal
     assert whole.padding is None
     with pytest.raises(ValueError, match=r"model cannot be watched: a\.b"):
-        interface_call("a.b", 7, "sdpa", module, query, key, key, None, {"cache": torch.ones(1)})
+        interface_parts("a.b", "sdpa", module, query, key, key, None, {"cache": torch.ones(1)})
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from joma.probes import AttentionAccumulator
 from joma.probes.tap import AttentionCall, watch_attention
-from joma.probes.tap.huggingface import interface_call
+from joma.probes.tap.huggingface import interface_parts
 from tests.probes._watched import entropy_of, sharpen
 from tests.probes.test_watching import GROUPED, SIZES, VOCABULARY
 from tests.probes.test_watching_identity import DECODED, MASK, TOKENS, bart
@@ -71,7 +71,8 @@ def test_flash_attention_of_packed_sequences(name: str, window: int | None):
 
     def call(places: slice, **given: Any) -> AttentionCall:
         q, k = query[:, :, places], key[:, :, places]
-        return interface_call("a", 0, "flash_attention_2", nn.Module(), q, k, k, None, given)
+        parts = interface_parts("a", "flash_attention_2", nn.Module(), q, k, k, None, given)
+        return AttentionCall("a", 0, **parts)
 
     ends = BOUNDS.tolist()
     apart = [

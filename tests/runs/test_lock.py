@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from joma.runs import Run, _lock
-from joma.runs._lock import locked
+from joma.runs import Run, _folder
+from joma.runs._folder import locked
 from tests.runs._failing import contents
 
 HOLD = """
@@ -188,6 +188,6 @@ def test_another_failure_is_not_hidden(run: Run, monkeypatch):
 
 
 def test_a_system_without_locks(run: Run, monkeypatch):
-    monkeypatch.setattr(_lock, "fcntl", None)
+    monkeypatch.setattr(_folder, "fcntl", None)
     with run.locked(), run.locked():
         assert is_free(run.path)

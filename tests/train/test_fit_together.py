@@ -12,7 +12,7 @@ from joma.models.full_speed import FastLanguageModel
 from joma.optim import StackedAdam
 from joma.runs import Run
 from joma.train import Ensemble, Training, fit, fit_together
-from joma.train.ensemble import _different
+from joma.train.loop import _different
 from tests.runs._log import rows
 from tests.train._small import ensemble
 

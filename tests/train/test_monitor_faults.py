@@ -583,7 +583,7 @@ def test_a_logger_that_fails_later_is_dropped_alone(tmp_path: Path) -> None:
         ("train.monitor.monitor.undisturbed", "a measurement failed since step 1"),
         ("train.monitor.findings.judge", "findings not made"),
         ("train.monitor.inputs.MeasurementInputs.seen", "catching inputs failed"),
-        ("train.monitor.finite.FiniteWatch.check", "where numbers stop being finite not located"),
+        ("train.monitor.finite.FiniteAlarm._flag", "where numbers stop being finite not located"),
         ("train.monitor.finite.named_parameters", "where numbers stop being finite not located"),
         ("train.monitor.measure.Measurements.moved", "a measurement failed"),
     ],

@@ -26,10 +26,9 @@ from joma.train.findings import (
     judge,
     series_of,
 )
+from joma.train.findings import recorded as recorded_series
 from joma.train.findings.finding import nothing_line
 from joma.train.monitor import findings as live_findings
-from joma.train.monitor import record
-from joma.train.monitor.record import History, Row
 from tests.train._watched import batches, encoder
 
 Judge = Callable[[Sequence[RecordedSeries]], Judgement]
@@ -349,12 +348,12 @@ def test_series_in_memory_are_those_of_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_memory_of_the_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "MOST_NUMBERS", 10_000)
-    history = History()
+    monkeypatch.setattr(recorded_series, "MOST_NUMBERS", 10_000)
+    history = recorded_series.History()
     for step in range(30_000):
         history.add("loss", [step], [float(step)])
         if step % 100 == 0:
-            history.add_rows(step, [Row("stable_rank", 1.0, "a", 0), Row("x", 1.0, "a", 0, 3)])
+            history.add("stable_rank", [step], [1.0], "a", layer=0)
     loss, rank = history.series()
     assert len(loss.steps) <= 10_000
     assert (loss.steps == loss.values).all()
@@ -417,5 +416,5 @@ def test_nothing_found_claims_no_more_than_was_judged() -> None:
 def test_the_kinds_are_those_that_rules_return() -> None:
     assert {one.kind for one in judge([]).not_judged} <= set(KINDS)
     sources = Path(findings.__file__).parent.glob("*.py")
-    named = [re.findall(r'Finding\(\s*"(\w+)"', path.read_text("utf-8")) for path in sources]
+    named = [re.findall(r'found\(\s*"(\w+)"', path.read_text("utf-8")) for path in sources]
     assert {kind for kinds in named for kind in kinds} <= set(KINDS)

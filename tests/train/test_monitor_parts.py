@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from joma.models import AttentionPart
 from joma.models.architectures import Place, Weight
 from joma.probes import AttentionCall, stable_rank
 from joma.probes.metrics import Effort
@@ -27,7 +28,7 @@ from joma.train.monitor.forward import (
     seen_keys,
 )
 from joma.train.monitor.inputs import MeasurementInputs, _attention_without_plans
-from joma.train.monitor.parts import Heads, MonitoredMatrix, Parts, parts_of
+from joma.train.monitor.parts import MonitoredMatrix, Parts, parts_of
 from joma.train.monitor.ranks import batches, scores_spectra, update_rows
 from joma.train.monitor.undisturbed import undisturbed, unwrap
 from tests.train._watched import encoder
@@ -244,7 +245,7 @@ def test_ranks_of_scores_are_those_of_the_product(
     query, key = normal(heads * 3, width, seed=seed), normal(key_heads * 3, width, seed=seed + 1)
     place = Place("w")
     weight = Weight("query", 0, "w", "w", place)
-    of = Heads(0, "a", weight, weight, heads, key_heads)
+    of = AttentionPart("a", 0, weight, weight, heads=heads, key_heads=key_heads)
     (twice, found) = scores_spectra([(of, 2 * query, key), (of, query, key)])
     torch.testing.assert_close(twice, 2 * found)
     for head in range(heads):

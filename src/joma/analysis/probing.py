@@ -1,6 +1,7 @@
 """A probe of one model: load it, cut the text into windows, measure."""
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from joma.models.checksums import check_checksums
 from joma.models.hub import folder_if_here
 from joma.models.loading import Loaded, load, outlined
 from joma.models.weight_files import WeightFiles
-from joma.probes.metrics import PROBED
+from joma.probes.metrics import PROBED, checked
 from joma.probes.session import (
     DEFAULT_METRICS,
     WEIGHT_METRICS,
     Measurement,
-    checked_metrics,
     measurable,
     probe,
     probe_weights,
@@ -69,7 +69,7 @@ class Probing:
         if self.dtype not in DTYPES:
             raise JomaError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.metrics is not None:
-            checked_metrics(self.metrics)
+            checked(self.metrics)
             needing = [metric for metric in self.metrics if metric not in WEIGHT_METRICS]
             if self.low_memory and needing:
                 raise JomaError(
@@ -77,7 +77,7 @@ class Probing:
                     f"read (low memory), got {needing[0]!r}"
                 )
 
-    @property
+    @cached_property
     def chosen(self) -> tuple[str, ...]:
         """The metrics that are measured."""
         if self.metrics is not None:
@@ -86,10 +86,15 @@ class Probing:
             return tuple(metric for metric in DEFAULT_METRICS if metric in WEIGHT_METRICS)
         return DEFAULT_METRICS
 
-    @property
+    @cached_property
     def reads_text(self) -> bool:
         """Whether a text is needed."""
         return any(metric not in WEIGHT_METRICS for metric in self.chosen)
+
+    @cached_property
+    def needs(self) -> set[str]:
+        """What the metrics are measured of."""
+        return {PROBED[metric].needs for metric in self.chosen}
 
     def beginning(self, text: str) -> str:
         """Return as much of a text as can be needed: it may be far longer."""
@@ -129,16 +134,8 @@ class Probed:
         """Write the numbers to the metrics of a run, in place of those there."""
         run.metrics.rewind(-1)
         for one in self.measurements:
-            run.metrics.append(
-                step,
-                one.metric,
-                one.value,
-                module=one.module,
-                kind=one.kind,
-                layer=one.layer,
-                head=one.head,
-                bound=one.bound,
-            )
+            labels = dict(vars(one))
+            run.metrics.append(step, labels.pop("metric"), labels.pop("value"), **labels)
         run.metrics.flush()
         run.write_json("roles", self.roles)
 
@@ -175,7 +172,11 @@ def measure(
     shown, note = None, None
     if probing.reads_text:
         shown, note = text_windows(loaded, text, probing.window, probing.windows)
-    parts, left_out = _parts(loaded, probing)
+    parts, left_out = None, None
+    if probing.needs != {"attention"}:
+        run = dummy_forward(loaded.model)
+        parts = find_weights(loaded.model, architecture=probing.architecture, run=run)
+        left_out = _left_out(parts, probing)
     how: dict[str, Any] = {"parts": parts, "seed": probing.seed, "progress": progress}
     try:
         if shown is None:
@@ -190,8 +191,11 @@ def measure(
             f"the GPU has too little memory free for {source}; a smaller batch or window needs "
             "less, and the CPU none of it"
         ) from error
+    known = probing.architecture or loaded.architecture
+    config = getattr(loaded.model, "config", None)
+    kind = getattr(config, "model_type", type(loaded.model).__name__)
     facts = {
-        "architecture": _architecture_name(loaded, probing),
+        "architecture": str(kind) if known is None else known.name,
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "context": loaded.context,
     }
@@ -199,7 +203,7 @@ def measure(
         facts["special_tokens"] = loaded.special_tokens.describe() or "none"
     return Probed(
         found,
-        _roles(parts),
+        {} if parts is None else _roles(parts),
         None if shown is None else (shown.shape[0], shown.shape[1]),
         " ".join(it for it in (note, left_out) if it) or None,
         facts,
@@ -234,9 +238,9 @@ def check(
     loaded = outlined(source, revision=revision, tokenizer=probing.tokenizer)
     if loaded is None:
         return None
-    if any(metric.startswith("attention") for metric in probing.chosen):
+    if "attention" in probing.needs:
         _check_attention(loaded)
-    if not all(metric.startswith("attention") for metric in probing.chosen):
+    if probing.needs != {"attention"}:
         parts = find_weights(loaded.model, architecture=probing.architecture)
         asked_for = probing.metrics is not None
         measurable(probing.chosen, parts, loaded.model, asked_for=asked_for)
@@ -260,37 +264,20 @@ def _check_attention(loaded: Loaded) -> None:
         return
 
 
-def _parts(loaded: Loaded, probing: Probing) -> tuple[Found | None, str | None]:
-    """Return a model's weights if a metric needs them, and which metrics are left out."""
-    if all(metric.startswith("attention") for metric in probing.chosen):
-        return None, None
-    parts = find_weights(
-        loaded.model, architecture=probing.architecture, run=dummy_forward(loaded.model)
-    )
-    return parts, _left_out(parts, probing)
-
-
 def _left_out(parts: Found, probing: Probing) -> str | None:
     why = unmeasured(parts, probing.chosen)
     said = [f"Not measured: {metric} ({reason})." for metric, reason in why.items()]
     odd = {module: why for module, why in parts.missing.items() if module not in ROLES}
-    if odd and any(PROBED[metric].needs == "weights" for metric in probing.chosen):
+    if odd and "weights" in probing.needs:
         module, reason = next(iter(odd.items()))
         more = "" if len(odd) == 1 else f"; {len(odd) - 1} more weights are left out as well"
         said.append(f"Not measured: {module} ({reason}{more}).")
     return printable(" ".join(said)) or None
 
 
-def _architecture_name(loaded: Loaded, probing: Probing) -> str:
-    architecture = probing.architecture or loaded.architecture
-    if architecture is not None:
-        return architecture.name
-    return str(getattr(loaded.model.config, "model_type", type(loaded.model).__name__))
-
-
-def _roles(parts: Found | None) -> dict[str, str]:
+def _roles(parts: Found) -> dict[str, str]:
     """Return the role of each weight that was probed, by its module."""
-    return {} if parts is None else {weight.module: weight.role for weight in parts.weights}
+    return {weight.module: weight.role for weight in parts.weights}
 
 
 def _measure_files(

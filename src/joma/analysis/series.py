@@ -173,8 +173,9 @@ def probe_series(
             if finding.kind == kind:
                 bad |= dict.fromkeys(finding.bad, words)
     bad |= {step: "not measured" for step in failed if step not in bad}
-    table, sentences = _described(curves, bad)
-    _draw(run, series, curves, bad, integrity, sentences)
+    table, sentences = _described(done, curves, bad)
+    if curves:
+        _draw(run, series, done, curves, bad, integrity, sentences)
     return SeriesOutcome(integrity, done, failed, tuple(notes), table, sentences)
 
 
@@ -289,12 +290,8 @@ def _checksum(record: dict[str, Any]) -> str:
 # All of them
 
 
-@dataclass(frozen=True, eq=False)
-class _Curves:
-    """What is drawn: by metric, a number for each step and layer, NaN where there is none."""
-
-    steps: tuple[int, ...]
-    values_SL: Mapping[str, NDArray[np.float64]]
+_Curves = Mapping[str, NDArray[np.float64]]
+"""What is drawn: by metric, a number for each step and layer, NaN where there is none."""
 
 
 def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
@@ -310,7 +307,11 @@ def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
             key = (one["metric"], one["module"], one["layer"], one["head"])
             rows.setdefault(key, []).append((step, one["value"], one["bound"]))
             kinds[one["module"]] = one.get("kind", "")
-            if _is_drawn(key, found["roles"]):
+            lower = found["roles"].get(one["module"]) == "mlp_lower"
+            is_drawn = one["metric"] == "attention_entropy" or (
+                one["metric"] == "stable_rank" and lower
+            )
+            if is_drawn and one["layer"] is not None and one["head"] is None:
                 # Experts of one layer are drawn as one line.
                 line = one["module"] if one["metric"] == "attention_entropy" else str(one["layer"])
                 lines = drawn[one["metric"]]
@@ -333,7 +334,7 @@ def _collect(run: Run, steps: tuple[int, ...]) -> _Curves:
     for name, values in curves.items():
         rest = ((0, 0), (0, layers - values.shape[1]))
         curves[name] = np.pad(values, rest, constant_values=np.nan)
-    return _Curves(steps, curves)
+    return curves
 
 
 def _by_layer(
@@ -355,27 +356,18 @@ def _by_layer(
     return values_SL
 
 
-def _is_drawn(place: _Place, roles: Mapping[str, str]) -> bool:
-    name, module, layer, head = place
-    if layer is None or head is not None:
-        return False
-    return name == "attention_entropy" or (
-        name == "stable_rank" and roles.get(module) == "mlp_lower"
-    )
-
-
 def _described(
-    curves: _Curves, bad: Mapping[int, str]
+    all_steps: tuple[int, ...], curves: _Curves, bad: Mapping[int, str]
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Return where the curves of each layer begin, are lowest and end, and sentences about them."""
-    good = [place for place, step in enumerate(curves.steps) if step not in bad]
-    steps = [curves.steps[place] for place in good]
+    good = [place for place, step in enumerate(all_steps) if step not in bad]
+    steps = [all_steps[place] for place in good]
     if not good:
         return [], ("No step of the series is to be believed.",)
-    layers = max((values.shape[1] for values in curves.values_SL.values()), default=0)
+    layers = max((values.shape[1] for values in curves.values()), default=0)
     table: list[dict[str, Any]] = [{"layer": layer} for layer in range(layers)]
     sentences = []
-    for metric, values_SL in curves.values_SL.items():
+    for metric, values_SL in curves.items():
         kept = values_SL[good]
         for layer, row in enumerate(table):
             row |= _corners(metric, kept[:, layer], steps)
@@ -423,16 +415,15 @@ def _layers(layers: Sequence[int]) -> str:
 def _draw(
     run: Run,
     series: Series,
+    steps: tuple[int, ...],
     curves: _Curves,
     bad: Mapping[int, str],
     integrity: Integrity,
     sentences: Sequence[str],
 ) -> None:
-    if not curves.values_SL:
-        return
     panels = [
         Panel(*_TITLES[metric], values, ratios=metric == "stable_rank")
-        for metric, values in curves.values_SL.items()
+        for metric, values in curves.items()
     ]
     findings = [_sentence(finding.sentence) for finding in integrity.findings]
     if len(findings) > _LISTED:
@@ -441,7 +432,7 @@ def _draw(
     figures.save(
         run,
         "series",
-        draw_series(curves.steps, panels, bad),
+        draw_series(steps, panels, bad),
         title=f"{_called(series.name)}: attention and stable rank over training",
         caption="\n".join(filter(None, lines)),
     )

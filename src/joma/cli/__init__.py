@@ -13,9 +13,11 @@ def main() -> None:
     """The `joma` command."""
     reopen_closed_streams()
     try:
-        from joma.cli._app import run  # here, so that Ctrl-C is answered during imports too
+        from joma.cli._app import app  # here, so that Ctrl-C is answered during imports too
+        from joma.cli._show import spell_out_what_streams_lack
 
-        run()
+        spell_out_what_streams_lack()
+        app(prog_name="joma")
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)

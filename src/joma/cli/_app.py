@@ -10,7 +10,6 @@ from joma.cli._probe import probe
 from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
-from joma.cli._show import spell_out_what_streams_lack
 from joma.cli._superposition import superposition
 from joma.cli._train import train
 from joma.cli._verify import VerifyCommand, verify
@@ -55,26 +54,15 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(series_app, name="series")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
         from joma import __version__
 
         typer.echo(f"joma {__version__}")
         raise typer.Exit
-
-
-@app.callback()
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def run() -> None:
-    """Run the command line of this process and end it."""
-    spell_out_what_streams_lack()
-    app(prog_name="joma")

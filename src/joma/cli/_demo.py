@@ -4,23 +4,16 @@ import contextlib
 import os
 import time
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from joma.cli import _show
-from joma.cli._experiments import reproduce_experiment, show_outcome
-from joma.cli._folders import (
-    checked_out,
-    checked_restart,
-    closing,
-    interruptible,
-    same_again,
-    writing_to,
-)
-from joma.cli._options import Json, Out, Seed, whole
+from joma.cli._experiments import show_outcome
+from joma.cli._folders import begun, check_folder, working_in
+from joma.cli._options import Json, Out, Seed, count
 from joma.cli._progress import progress
+from joma.cli._reproduce import reproduce_experiment
 from joma.cli._verdicts import all_hold, show_verdicts, summary
 from joma.cli._verify import check_claim, chosen, draw
 from joma.cli._workers import gather, workers
@@ -31,12 +24,7 @@ def demo(
     seed: Seed = 0,
     json: Json = False,
     jobs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            parser=whole(1),
-            help="Processes; otherwise one per core, at most two.",
-        ),
+        int | None, count("--jobs", "Processes; otherwise one per core, at most two.")
     ] = None,
 ) -> None:
     """Take the tour: check every claim, then make every figure, in one folder.
@@ -45,7 +33,6 @@ def demo(
     CPU, and not judged. Exits with 1 when a claim or a theory figure fails.
     """
     from joma.experiments import EXPERIMENTS
-    from joma.runs import Run
 
     ids = chosen(None)
     requests = {
@@ -53,20 +40,15 @@ def demo(
         for name, experiment in EXPERIMENTS.items()
     }
     start = time.perf_counter()
-    folders: list[Path] = []
     jobs = jobs or min(2, os.cpu_count() or 1)
     with contextlib.ExitStack() as around:
-        around.enter_context(interruptible(folders, lambda: same_again(out, folders)))
-        around.enter_context(writing_to(out))
+        folders = around.enter_context(working_in(out))
         if out is not None:
             for name in EXPERIMENTS:
-                checked_out(out / name, name)
+                check_folder(out / name, name)
         config = {"seed": seed}
-        checked_restart(out, "demo", config)
-        run = Run.create("demo", config, out=out, existing="restart")
-        folders.append(run.path)
-        around.enter_context(run.locked())
-        outcome = around.enter_context(closing(run))
+        check_folder(out, "demo", config, restart=True)
+        run, outcome = around.enter_context(begun(folders, "demo", config, out))
         submit = around.enter_context(workers(jobs))
         checks = [submit(check_claim, name, seed) for name in ids]
         makes = [

@@ -1,7 +1,6 @@
 """What ends a command, in one sentence and an exit code: bad input, a signal, a defect of joma."""
 
 import contextlib
-import difflib
 import os
 import platform
 import re
@@ -28,9 +27,6 @@ EXIT_SIGPIPE = 141
 
 DEBUG = "JOMA_DEBUG"
 """Environment variable that, set to anything but 0, shows the traceback of every error."""
-
-CLOSEST = 5
-"""How many of many names an error lists."""
 
 
 class OneSentenceGroup(TyperGroup):
@@ -104,6 +100,23 @@ class PlainCommand(TyperCommand):
                     formatter.write_dl(rows)
 
 
+def command_group(help: str, example: str) -> typer.Typer:
+    """Return a group of commands, such as `joma runs`, that alone prints its help."""
+
+    def print_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    return typer.Typer(
+        cls=OneSentenceGroup,
+        callback=print_help,
+        help=help,
+        epilog=f"Example: joma {example}",
+        invoke_without_command=True,
+        rich_markup_mode=None,
+    )
+
+
 @contextlib.contextmanager
 def _leaving_on_ctrl_c() -> Iterator[None]:
     try:
@@ -126,28 +139,6 @@ def command_line(words: Iterable[str]) -> str:
 def reason(error: OSError) -> str:
     """Return what the system says, in its own words."""
     return str(error.strerror or error)
-
-
-def unknown(what: str, given: str, available: Iterable[str], all_of_them: str = "") -> JomaError:
-    """Return the error for an unknown name; it lists those there are, the closest first.
-
-    Args:
-        what: What is named, such as "claim".
-        given: The name.
-        available: The names there are.
-        all_of_them: The command that lists them all; with it only the closest are named.
-    """
-
-    def distance(name: str) -> float:
-        return -difflib.SequenceMatcher(None, given.lower(), name.lower()).ratio()
-
-    names = sorted(available, key=distance)
-    if not all_of_them:
-        return JomaError(f"there is no {what} {given!r}; available: {', '.join(names)}")
-    closest = ", ".join(names[:CLOSEST])
-    return JomaError(
-        f"there is no {what} {given!r}; the closest are {closest}; `{all_of_them}` lists all"
-    )
 
 
 def _report(error: Exception) -> int:

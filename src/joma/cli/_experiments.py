@@ -1,98 +1,24 @@
-"""One figure or table made in its own run folder, and how it is printed."""
+"""How experiments are printed: what they take before, how they ended after."""
 
-import math
 import textwrap
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from joma.cli._folders import closing
-from joma.cli._show import Record, console, mark, printable, put, table
-from joma.errors import JomaError
+from joma import experiments
+from joma.cli._show import Record, as_json, cell, console, mark, printable, put, table
+from joma.common.text import duration
+from joma.experiments import Experiment, Request, Scale
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from joma.experiments import Request
-
-
 _SHORT = 24
 """Up to this many characters, the cells of a table are kept on one line."""
-
-
-def reproduce_experiment(
-    name: str,
-    folder: Path | None,
-    request: "Request",
-    *,
-    resume: bool = False,
-    begun: Callable[[Path], None] = lambda _: None,
-) -> Record:
-    """Make one figure or table, by its name; return what `reproduce --json` prints of it.
-
-    Another process can call it: all arguments are plain values.
-
-    Args:
-        name: The name of the experiment.
-        folder: The run folder, or None for the default.
-        request: What is asked of it.
-        resume: Whether a run in the folder is resumed although it has finished. One that trains
-            networks always is; another is started over where it did not finish.
-        begun: Is called with the run folder once it is there.
-    """
-    from joma.experiments import EXPERIMENTS
-    from joma.runs import Run, is_run
-
-    experiment = EXPERIMENTS[name]
-    start = time.perf_counter()
-    resumed = resume or experiment.resumable
-    enter = Run.resume if resumed else partial(Run.create, existing="restart")
-    run = enter(name, request.config, out=folder, device=request.device)
-    begun(run.path)
-    with run.locked(), closing(run) as outcome:
-        try:
-            result = experiment.reproduce(run, request)
-        except ValueError as error:
-            # What is in the folder, or that it was removed, is for the user to fix.
-            if experiment.resumable or not is_run(run.path):
-                raise
-            raise RuntimeError(f"experiment {name} failed") from error
-        except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":
-                raise
-            raise JomaError(
-                f"the GPU has too little memory free for {name}; a smaller --scale or --hidden "
-                "needs less, and --device cpu none of it"
-            ) from error
-        outcome.update(verdict=result.verdict.value, finding=result.finding)
-    return {
-        "name": name,
-        "title": experiment.title,
-        "published": experiment.published,
-        **request.config,
-        "device": request.device,
-        "groups": list(request.groups),
-        "finding": result.finding,
-        "verdict": result.verdict.value,
-        "table": [{key: _plain(value) for key, value in row.items()} for row in result.table],
-        "paragraphs": list(result.paragraphs),
-        "run": str(run.path),
-        "figures": [str(path) for path in run.figures],
-        "tables": run.tables,
-        "seconds": round(time.perf_counter() - start, 2),
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Return a cell as JSON has it: NumPy's numbers as Python's, None for what is not finite."""
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_outcome(record: Record) -> None:
@@ -141,7 +67,7 @@ def _numbers(rows: Sequence[Record], width: int) -> list[Any]:
         return [Padding(whole, (0, 0, 0, 2), expand=False)]
     blocks: list[Any] = []
     for row in rows:
-        lines = [Text(f"{printable(name)}: {_cell(value)}") for name, value in row.items()]
+        lines = [Text(f"{printable(name)}: {cell(value)}") for name, value in row.items()]
         lines[0].stylize("bold")
         blocks += [
             Padding(line, (0, 0, 0, 4 if number else 2)) for number, line in enumerate(lines)
@@ -158,7 +84,7 @@ def _number_table(rows: Sequence[Record]) -> "Table":
     for name in rows[0]:
         values = [row[name] for row in rows]
         heading = printable(name)
-        widest = max(len(_cell(value)) for value in values)
+        widest = max(len(cell(value)) for value in values)
         short = widest <= _SHORT
         word = max(map(len, heading.split()), default=1)
         whole.add_column(
@@ -170,7 +96,7 @@ def _number_table(rows: Sequence[Record]) -> "Table":
         )
     above: list[str] = []
     for row in rows:
-        cells = list(map(_cell, row.values()))
+        cells = list(map(cell, row.values()))
         pairs = zip(cells, above, strict=bool(above))  # nothing is above the first
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         whole.add_row(*[""] * same, *cells[same:])
@@ -178,9 +104,107 @@ def _number_table(rows: Sequence[Record]) -> "Table":
     return whole
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return printable("–")
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+def show_plans(
+    requests: Mapping[str, Request], folders: Mapping[str, Path | None], json: bool
+) -> None:
+    """Print what would be made, where, and what it takes."""
+    plans = [_plan(name, request, folders[name]) for name, request in requests.items()]
+    if json:
+        as_json(plans)
+        return
+    for plan in plans:
+        typer.echo(f"{plan['name']}: {plan['title']} → {plan['run']}")
+        for line in _lines(plan):
+            typer.echo(f"  {line}")
+    known = [plan["about_seconds"] for plan in plans if plan["about_seconds"] is not None]
+    if known and len(plans) > 1:
+        others = [plan["name"] for plan in plans if plan["about_seconds"] is None]
+        without = f", without {', '.join(others)}" if others else ""
+        typer.echo(f"Together about {duration(sum(known))}{without}.")
+
+
+def warn(requests: Mapping[str, Request]) -> None:
+    """Say on standard error what was made for a GPU and is about to be done on a CPU."""
+    for name, request in requests.items():
+        experiment = experiments.EXPERIMENTS[name]
+        if request.device != "cpu" or not request.scale:
+            continue
+        if _kind(experiment.scales[request.scale]) == "cpu":
+            continue
+        words = (
+            f"{name} at scale {request.scale} was made for a GPU; on this CPU what is not done may "
+            "take days"
+        )
+        fitting = [scale for scale, it in experiment.scales.items() if _kind(it) == "cpu"]
+        if fitting:  # the largest of them
+            seconds = experiment.takes(request)[fitting[-1]].seconds * _share(experiment, request)
+            words += f"; --scale {fitting[-1]} takes about {duration(seconds)}"
+        typer.echo(words, err=True)
+
+
+def _kind(scale: Scale) -> str:
+    """Return the kind of device that a scale was measured on, as a request names it."""
+    return "cpu" if "CPU" in scale.device else "cuda"
+
+
+def _share(experiment: Experiment, request: Request) -> float:
+    """Return the share of an experiment that is asked for, its groups being equal parts."""
+    return len(request.groups) / len(experiment.groups) if request.groups else 1.0
+
+
+def _plan(name: str, request: Request, folder: Path | None) -> dict[str, Any]:
+    from joma.runs import default_folder, is_run
+
+    experiment = experiments.EXPERIMENTS[name]
+    plan = {
+        "name": name,
+        "title": experiment.title,
+        "run": str(folder or default_folder(name)),
+        "device": request.device,
+    }
+    if not request.scale:
+        return {**plan, "about_seconds": experiment.seconds, "memory": experiment.memory}
+    takes, share = experiment.takes(request), _share(experiment, request)
+    chosen = takes[request.scale]
+    return {
+        **plan,
+        "about_seconds": chosen.seconds * share if _kind(chosen) == request.device else None,
+        "memory": chosen.memory,
+        "scale": request.scale,
+        "scales": {
+            scale: {"about_seconds": it.seconds * share, "on": it.device, "memory": it.memory}
+            for scale, it in takes.items()
+        },
+        "options": dict(request.options),
+        "groups": list(request.groups or experiment.groups),
+        "all_groups": list(experiment.groups),
+        "continues": experiment.resumable and folder is not None and is_run(folder),
+    }
+
+
+def _lines(plan: Mapping[str, Any]) -> list[str]:
+    if "scale" not in plan:
+        return [f"about {duration(plan['about_seconds'])}, memory {plan['memory']}"]
+    lines = [
+        f"{scale}: about {duration(takes['about_seconds'])} on {takes['on']}, "
+        f"memory {takes['memory']}{_remark(plan) if scale == plan['scale'] else ''}"
+        for scale, takes in plan["scales"].items()
+    ]
+    lines.append(f"device: {plan['device']}")
+    lines += [
+        f"{name}: {'as the scale has it' if value is None else value}"
+        for name, value in plan["options"].items()
+    ]
+    if plan["groups"]:
+        of = "" if plan["groups"] == plan["all_groups"] else f" of {', '.join(plan['all_groups'])}"
+        lines.append(f"groups: {', '.join(plan['groups'])}{of}")
+    return [*lines, "resumes what is there"] if plan["continues"] else lines
+
+
+def _remark(plan: Mapping[str, Any]) -> str:
+    """Return what is said of the scale that is asked for."""
+    if plan["about_seconds"] is not None:
+        return " (this one)"
+    if plan["device"] == "cpu":
+        return " (this one; on cpu far longer: not measured)"
+    return f" (this one; not measured on {plan['device']})"

@@ -3,18 +3,23 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from joma.cli._errors import CLOSEST, command_line, reason, signal_name
+from joma.cli._errors import command_line, reason, signal_name
 from joma.common.signals import exit_code, raising_on_sigterm
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.runs import Run
+
+
+_MOST_NAMED = 5
+"""Files of a folder that are named one by one."""
 
 
 @contextlib.contextmanager
@@ -59,12 +64,6 @@ def interruptible(folders: Iterable[Path], again: Callable[[], str]) -> Iterator
         raise typer.Exit(exit_code(error)) from None
 
 
-def same_again(out: Path | None, folders: Sequence[Path]) -> str:
-    """Return how to run this process's command again, in the folder that it has begun."""
-    words = sys.argv[1:] if out or not folders else [*sys.argv[1:], "--out", str(folders[0])]
-    return f"Run it again with: {command_line(words)}"
-
-
 @contextlib.contextmanager
 def writing_to(out: Path | None) -> Iterator[None]:
     """Report an `OSError` of the block as one of --out, if the user gave it."""
@@ -87,60 +86,87 @@ def of_option() -> Iterator[None]:
         raise JomaError(f"--{error}") from error
 
 
-def checked_out(out: Path | None, name: str) -> Path | None:
-    """Return the run folder given with --out, if run `name` may be written there."""
-    from joma.runs import check_out
-
-    if out is None:
-        return None
-    with writing_to(out), of_option():
-        return check_out(out, name)
-
-
-def checked_restart(
-    out: Path | None, name: str, config: Mapping[str, Any] | None = None
-) -> Path | None:
-    """Return --out if run `name` may be made there, or started over because it did not finish.
-
-    Args:
-        out: The folder given with --out.
-        name: Name of the run.
-        config: Its settings, which a run that did not finish must have; not checked if None.
-    """
-    from joma.runs import check_restart
-
-    if checked_out(out, name) is None or out is None:
-        return None
-    with of_option():
-        check_restart(out, name)
-    if config is not None:
-        same_settings(out, name, config)
-    return out
-
-
-def same_settings(
-    folder: Path | None, name: str, config: Mapping[str, Any], *, changing: Collection[str] = ()
+def check_folder(
+    out: Path | None,
+    name: str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    restart: bool = False,
+    changing: Collection[str] = (),
 ) -> None:
-    """Raise `JomaError` if the folder given with --out holds run `name` with other settings.
+    """Raise `JomaError` unless run `name` may be written to the folder given with --out.
 
     Args:
-        folder: The folder given with --out.
+        out: The folder given with --out; None for the default, which is new.
         name: Name of the run.
-        config: Its settings.
+        config: Settings, which a run that is there must have; not checked if None.
+        restart: Whether a run that is there is started over, which it can if it did not finish.
         changing: Settings that may be other numbers than before.
     """
-    from joma.runs import Run, differing, is_run
+    from joma.runs import Run, check_out, check_restart, differing, is_run
 
-    if folder is None or not is_run(folder) or not (folder / "config.json").is_file():
+    if out is None:
+        return
+    with writing_to(out), of_option():
+        if restart:
+            check_restart(out, name)
+        else:
+            check_out(out, name)
+    if config is None or not is_run(out) or not (out / "config.json").is_file():
         return
     asked = json.loads(json.dumps({"name": name, **config}, default=str))  # as the file has it
-    other = differing(Run.open(folder).config, asked, changing=changing)
+    other = differing(Run.open(out).config, asked, changing=changing)
     if other:
         changes = ", ".join(f"{key} {there}, not {here}" for key, (there, here) in other.items())
         raise JomaError(
-            f"--out {folder} holds a {name} run with other settings ({changes}); "
+            f"--out {out} holds a {name} run with other settings ({changes}); "
             "give those, or another folder"
         )
+
+
+@contextlib.contextmanager
+def working_in(out: Path | None) -> Iterator[list[Path]]:
+    """Say on Ctrl-C or SIGTERM how to run this command again, and of --out if it cannot be written.
+
+    Yields the list of the run folders begun so far, which the block adds to.
+    """
+    folders: list[Path] = []
+
+    def again() -> str:
+        words = sys.argv[1:] if out or not folders else [*sys.argv[1:], "--out", str(folders[0])]
+        return f"Run it again with: {command_line(words)}"
+
+    with interruptible(folders, again), writing_to(out):
+        yield folders
+
+
+@contextlib.contextmanager
+def begun(
+    folders: list[Path],
+    name: str,
+    config: Mapping[str, Any],
+    out: Path | None,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+) -> Iterator[tuple["Run", dict[str, Any]]]:
+    """Yield a run that the block writes to, and its outcome, as `closing` does.
+
+    Args:
+        folders: The run folders begun so far, which this one is added to.
+        name: Name of the run.
+        config: Its settings.
+        out: The folder given with --out.
+        device: What it computes on.
+        resume: Whether a run in the folder is resumed; otherwise started over if not finished.
+    """
+    from joma.runs import Run
+
+    enter = Run.resume if resume else partial(Run.create, existing="restart")
+    run = enter(name, config, out=out, device=device)
+    folders.append(run.path)
+    with run.locked(), closing(run) as outcome:
+        yield run, outcome
 
 
 def _left(folder: Path) -> str:
@@ -154,5 +180,5 @@ def _left(folder: Path) -> str:
     found = (path for path in sorted(folder.glob("**/[!.]*")) if path.is_file())
     files = [path for path in found if path.name != "manifest.json"]
     names = ", ".join(str(path.relative_to(folder)) for path in files)
-    holds = "empty" if not files else names if len(files) <= CLOSEST else f"{len(files)} files"
+    holds = "empty" if not files else names if len(files) <= _MOST_NAMED else f"{len(files)} files"
     return f"Incomplete: {folder} ({holds})."

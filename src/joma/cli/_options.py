@@ -57,7 +57,12 @@ def option(name: str, metavar: str, help: str, **more: Any) -> Any:
     return typer.Option(name, metavar=metavar, help=help, **more)
 
 
-Seed = Annotated[int, option("--seed", "N", "Decides every random number.", parser=whole(0))]
+def count(name: str, help: str, least: int = 1) -> Any:
+    """Return an option that takes a whole number."""
+    return option(name, "N", help, parser=whole(least))
+
+
+Seed = Annotated[int, count("--seed", "Decides every random number.", 0)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Out = Annotated[
     Path | None,

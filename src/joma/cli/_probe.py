@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _series, _show
-from joma.cli._folders import (
-    checked_out,
-    checked_restart,
-    closing,
-    interruptible,
-    same_again,
-    writing_to,
-)
+from joma.cli._folders import begun, check_folder, working_in
 from joma.cli._options import (
     Device,
     Json,
@@ -26,9 +19,10 @@ from joma.cli._options import (
     Text,
     Tokenizer,
     chosen_device,
+    count,
     note_idle,
     one_of,
-    whole,
+    option,
 )
 from joma.cli._probe_request import ProbeRequest, estimate, show_plan
 from joma.cli._progress import reports
@@ -63,72 +57,60 @@ def probe(
     model: Annotated[str | None, Model] = None,
     series: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--series",
-            metavar="SERIES",
-            help="Measure a series of checkpoints instead: a folder of checkpoint folders, several "
+            "SERIES",
+            "Measure a series of checkpoints instead: a folder of checkpoint folders, several "
             "such folders (give it several times), or HUBID@step0,step1000 (HUBID@pythia for "
             "Pythia's). With MODEL a hub id, its revisions alone.",
         ),
     ] = None,
     revision: Annotated[
         str | None,
-        typer.Option(
-            "--revision", metavar="REV", help="Branch, tag or commit of a hub id; of a series, all."
-        ),
+        option("--revision", "REV", "Branch, tag or commit of a hub id; of a series, all."),
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--schedule",
-            metavar="STEPS",
-            help="Steps a series should have: 0,500,1000 or pythia; otherwise inferred.",
+            "STEPS",
+            "Steps a series should have: 0,500,1000 or pythia; otherwise inferred.",
         ),
     ] = None,
     tokenizer: Tokenizer = None,
     text: Text = "embedded",
     window: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            parser=whole(1),
-            help="Tokens read together; 512, or what model or text have if less, if not given.",
+        count(
+            "--window",
+            "Tokens read together; 512, or what model or text have if less, if not given.",
         ),
     ] = None,
-    windows: Annotated[
-        int, typer.Option(metavar="N", parser=whole(1), help="How many windows, at most.")
-    ] = 20,
+    windows: Annotated[int, count("--windows", "How many windows, at most.")] = 20,
     batch: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", parser=whole(1), help="Windows read at once; chosen if not given."
-        ),
+        int | None, count("--batch", "Windows read at once; chosen if not given.")
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(
-            "--metrics",
-            metavar="NAMES",
-            help=f"What to measure, with commas, or all. Otherwise {METRICS}.",
-        ),
+        option("--metrics", "NAMES", f"What to measure, with commas, or all. Otherwise {METRICS}."),
     ] = None,
     map_file: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--map",
-            metavar="FILE",
-            help="A .json or .toml file that says where the weights are, for a model in which they "
+            "FILE",
+            "A .json or .toml file that says where the weights are, for a model in which they "
             "are not found: see the documentation of probes.",
         ),
     ] = None,
     device: Device = "auto",
     dtype: Annotated[
         str,
-        typer.Option(
+        option(
             "--dtype",
-            metavar="DTYPE",
+            "DTYPE",
+            "What the model computes in.",
             parser=one_of("float32", "float16", "bfloat16"),
-            help="What the model computes in.",
         ),
     ] = "float32",
     low_memory: Annotated[
@@ -139,10 +121,7 @@ def probe(
             "built and no text read.",
         ),
     ] = False,
-    jobs: Annotated[
-        int,
-        typer.Option(metavar="N", parser=whole(1), help="Checkpoints of a series at a time."),
-    ] = 1,
+    jobs: Annotated[int, count("--jobs", "Checkpoints of a series at a time.")] = 1,
     out: Out = None,
     seed: Seed = 0,
     json: Json = False,
@@ -187,7 +166,7 @@ def probe(
         elif model is None:
             raise JomaError("say what to measure: joma probe MODEL, or joma probe --series SERIES")
         elif dry_run:
-            checked_out(out, NAME)
+            check_folder(out, NAME)
             show_plan(asked, NAME, {"model": model}, estimate(asked, model, revision))
         else:
             _one(asked, model)
@@ -222,16 +201,10 @@ def _naming_options() -> Iterator[None]:
 def _one(asked: ProbeRequest, model: str) -> None:
     """Measure one model in a run folder of its own."""
     from joma.analysis.probing import measure
-    from joma.runs import Run
 
-    checked_restart(asked.out, NAME, asked.config)
+    check_folder(asked.out, NAME, asked.config, restart=True)
     start = time.perf_counter()
-    folders: list[Path] = []
-    with (
-        interruptible(folders, lambda: same_again(asked.out, folders)),
-        writing_to(asked.out),
-        reports("probe") as report,
-    ):
+    with working_in(asked.out) as folders, reports("probe") as report:
         # Before the run folder is there: most mistakes show here.
         probed = measure(
             model,
@@ -242,9 +215,7 @@ def _one(asked: ProbeRequest, model: str) -> None:
             progress=report,
         )
         report("write and draw", 1, 1)
-        run = Run.create(NAME, asked.config, out=asked.out, device=asked.device, existing="restart")
-        folders.append(run.path)
-        with run.locked(), closing(run) as outcome:
+        with begun(folders, NAME, asked.config, asked.out, device=asked.device) as (run, outcome):
             probed.log(run)
             _draw(run, probed, asked)
             outcome.update(finding=finding(probed), **probed.facts)

@@ -3,8 +3,11 @@
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,21 +15,14 @@ import typer
 
 from joma import experiments
 from joma.cli import _show
-from joma.cli._errors import command_line, reason, unknown
-from joma.cli._experiments import reproduce_experiment, show_outcome
-from joma.cli._folders import (
-    checked_out,
-    checked_restart,
-    interruptible,
-    of_option,
-    same_settings,
-    writing_to,
-)
+from joma.cli._errors import command_line, reason
+from joma.cli._experiments import show_outcome, show_plans, warn
+from joma.cli._folders import check_folder, closing, interruptible, of_option, writing_to
 from joma.cli._options import Json, Out, Seed, chosen_device, device_option, option, positive, whole
 from joma.cli._progress import reports
-from joma.common.text import duration
+from joma.common.checks import check_known
 from joma.errors import JomaError
-from joma.experiments import ChoiceOption, Experiment, Option, Request, Scale
+from joma.experiments import ChoiceOption, Option, Request
 
 
 def _names(incomplete: str) -> list[str]:
@@ -124,11 +120,11 @@ def reproduce(
     requests = _on_device(_requests(_chosen(names), asked, device), device)
     work = _Work(requests, _folders(requests, out), out, _flags(asked, device, json))
     if dry_run:
-        _show_plans(requests, work.folders, json)
+        show_plans(requests, work.folders, json)
         return
     for name, request in requests.items():  # before the first of all is made
         experiments.EXPERIMENTS[name].check_needs(request)
-    _warn(requests)
+    warn(requests)
     records = []
     with interruptible(work.begun.values(), work.how_to_resume):
         for name in requests:
@@ -270,6 +266,74 @@ def _make(name: str, work: _Work) -> dict[str, Any]:
     return record
 
 
+def reproduce_experiment(
+    name: str,
+    folder: Path | None,
+    request: Request,
+    *,
+    resume: bool = False,
+    begun: Callable[[Path], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Make one figure or table, by its name; return what `reproduce --json` prints of it.
+
+    Another process can call it: all arguments are plain values.
+
+    Args:
+        name: The name of the experiment.
+        folder: The run folder, or None for the default.
+        request: What is asked of it.
+        resume: Whether a run in the folder is resumed although it has finished. One that trains
+            networks always is; another is started over where it did not finish.
+        begun: Is called with the run folder once it is there.
+    """
+    from joma.runs import Run, is_run
+
+    experiment = experiments.EXPERIMENTS[name]
+    start = time.perf_counter()
+    resumed = resume or experiment.resumable
+    enter = Run.resume if resumed else partial(Run.create, existing="restart")
+    run = enter(name, request.config, out=folder, device=request.device)
+    begun(run.path)
+    with run.locked(), closing(run) as outcome:
+        try:
+            result = experiment.reproduce(run, request)
+        except ValueError as error:
+            # What is in the folder, or that it was removed, is for the user to fix.
+            if experiment.resumable or not is_run(run.path):
+                raise
+            raise RuntimeError(f"experiment {name} failed") from error
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            raise JomaError(
+                f"the GPU has too little memory free for {name}; a smaller --scale or --hidden "
+                "needs less, and --device cpu none of it"
+            ) from error
+        outcome.update(verdict=result.verdict.value, finding=result.finding)
+    return {
+        "name": name,
+        "title": experiment.title,
+        "published": experiment.published,
+        **request.config,
+        "device": request.device,
+        "groups": list(request.groups),
+        "finding": result.finding,
+        "verdict": result.verdict.value,
+        "table": [{key: _plain(value) for key, value in row.items()} for row in result.table],
+        "paragraphs": list(result.paragraphs),
+        "run": str(run.path),
+        "figures": [str(path) for path in run.figures],
+        "tables": run.tables,
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell as JSON has it: NumPy's numbers as Python's, None for what is not finite."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 @contextlib.contextmanager
 def _resume_hint(name: str, work: _Work) -> Iterator[None]:
     """Report an `OSError` of work that has begun together with how to resume."""
@@ -290,9 +354,7 @@ def _resume_hint(name: str, work: _Work) -> Iterator[None]:
 def _chosen(names: Sequence[str] | None) -> list[str]:
     if not names:
         raise JomaError(f"say what to reproduce; available: {', '.join(experiments.EXPERIMENTS)}")
-    for name in names:
-        if name not in experiments.EXPERIMENTS:
-            raise unknown("experiment", name, experiments.EXPERIMENTS)
+    check_known("experiment", names, experiments.EXPERIMENTS)
     return list(dict.fromkeys(names))
 
 
@@ -314,17 +376,14 @@ def _on_device(requests: Mapping[str, Request], device: str) -> dict[str, Reques
     }
 
 
-def _folders(requests: Mapping[str, Request], out: Path | None) -> dict[str, Path | None]:
+def _folders(requests: Mapping[str, Request], out: Path | None) -> Mapping[str, Path | None]:
     """Return where each goes, all checked before the first is made; None is the default."""
     if out is None:
         return dict.fromkeys(requests)
-    folders: dict[str, Path | None] = {}
+    folders = {name: out if len(requests) == 1 else out / name for name in requests}
     for name, request in requests.items():
-        folders[name] = checked_out(out if len(requests) == 1 else out / name, name)
-        if experiments.EXPERIMENTS[name].resumable:
-            same_settings(folders[name], name, request.config)
-        else:
-            checked_restart(folders[name], name, request.config)
+        restart = not experiments.EXPERIMENTS[name].resumable
+        check_folder(folders[name], name, request.config, restart=restart)
     return folders
 
 
@@ -338,109 +397,3 @@ def _flags(asked: Mapping[str, Any], device: str, json: bool) -> list[str]:
     flags["seed"] = [asked["seed"]] if asked["seed"] else []
     words = [word for name, values in flags.items() for v in values for word in (f"--{name}", v)]
     return [*map(str, words), *(["--json"] if json else [])]
-
-
-def _show_plans(
-    requests: Mapping[str, Request], folders: Mapping[str, Path | None], json: bool
-) -> None:
-    """Print what would be made, where, and what it takes."""
-    plans = [_plan(name, request, folders[name]) for name, request in requests.items()]
-    if json:
-        _show.as_json(plans)
-        return
-    for plan in plans:
-        typer.echo(f"{plan['name']}: {plan['title']} → {plan['run']}")
-        for line in _lines(plan):
-            typer.echo(f"  {line}")
-    known = [plan["about_seconds"] for plan in plans if plan["about_seconds"] is not None]
-    if known and len(plans) > 1:
-        others = [plan["name"] for plan in plans if plan["about_seconds"] is None]
-        without = f", without {', '.join(others)}" if others else ""
-        typer.echo(f"Together about {duration(sum(known))}{without}.")
-
-
-def _warn(requests: Mapping[str, Request]) -> None:
-    """Say on standard error what was made for a GPU and is about to be done on a CPU."""
-    for name, request in requests.items():
-        experiment = experiments.EXPERIMENTS[name]
-        if request.device != "cpu" or not request.scale:
-            continue
-        if _kind(experiment.scales[request.scale]) == "cpu":
-            continue
-        words = (
-            f"{name} at scale {request.scale} was made for a GPU; on this CPU what is not done may "
-            "take days"
-        )
-        fitting = [scale for scale, it in experiment.scales.items() if _kind(it) == "cpu"]
-        if fitting:  # the largest of them
-            seconds = experiment.takes(request)[fitting[-1]].seconds * _share(experiment, request)
-            words += f"; --scale {fitting[-1]} takes about {duration(seconds)}"
-        typer.echo(words, err=True)
-
-
-def _kind(scale: Scale) -> str:
-    """Return the kind of device that a scale was measured on, as a request names it."""
-    return "cpu" if "CPU" in scale.device else "cuda"
-
-
-def _share(experiment: Experiment, request: Request) -> float:
-    """Return the share of an experiment that is asked for, its groups being equal parts."""
-    return len(request.groups) / len(experiment.groups) if request.groups else 1.0
-
-
-def _plan(name: str, request: Request, folder: Path | None) -> dict[str, Any]:
-    from joma.runs import default_folder, is_run
-
-    experiment = experiments.EXPERIMENTS[name]
-    plan = {
-        "name": name,
-        "title": experiment.title,
-        "run": str(folder or default_folder(name)),
-        "device": request.device,
-    }
-    if not request.scale:
-        return {**plan, "about_seconds": experiment.seconds, "memory": experiment.memory}
-    takes, share = experiment.takes(request), _share(experiment, request)
-    chosen = takes[request.scale]
-    return {
-        **plan,
-        "about_seconds": chosen.seconds * share if _kind(chosen) == request.device else None,
-        "memory": chosen.memory,
-        "scale": request.scale,
-        "scales": {
-            scale: {"about_seconds": it.seconds * share, "on": it.device, "memory": it.memory}
-            for scale, it in takes.items()
-        },
-        "options": dict(request.options),
-        "groups": list(request.groups or experiment.groups),
-        "all_groups": list(experiment.groups),
-        "continues": experiment.resumable and folder is not None and is_run(folder),
-    }
-
-
-def _lines(plan: Mapping[str, Any]) -> list[str]:
-    if "scale" not in plan:
-        return [f"about {duration(plan['about_seconds'])}, memory {plan['memory']}"]
-    lines = [
-        f"{scale}: about {duration(takes['about_seconds'])} on {takes['on']}, "
-        f"memory {takes['memory']}{_remark(plan) if scale == plan['scale'] else ''}"
-        for scale, takes in plan["scales"].items()
-    ]
-    lines.append(f"device: {plan['device']}")
-    lines += [
-        f"{name}: {'as the scale has it' if value is None else value}"
-        for name, value in plan["options"].items()
-    ]
-    if plan["groups"]:
-        of = "" if plan["groups"] == plan["all_groups"] else f" of {', '.join(plan['all_groups'])}"
-        lines.append(f"groups: {', '.join(plan['groups'])}{of}")
-    return [*lines, "resumes what is there"] if plan["continues"] else lines
-
-
-def _remark(plan: Mapping[str, Any]) -> str:
-    """Return what is said of the scale that is asked for."""
-    if plan["about_seconds"] is not None:
-        return " (this one)"
-    if plan["device"] == "cpu":
-        return " (this one; on cpu far longer: not measured)"
-    return f" (this one; not measured on {plan['device']})"

@@ -6,28 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show
-from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._errors import PlainCommand, command_group
 from joma.cli._options import Json
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
     from joma.runs import Run, TableDifference
 
-app = typer.Typer(
-    cls=OneSentenceGroup,
-    help="List, show and compare run folders.",
-    epilog="Example: joma runs list",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
+app = command_group("List, show and compare run folders.", "runs list")
 
 _Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-
-
-@app.callback()
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @app.command("list", cls=PlainCommand, epilog="Example: joma runs list runs --json")

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show, _workers
-from joma.cli._errors import OneSentenceGroup, PlainCommand
-from joma.cli._folders import (
-    checked_out,
-    closing,
-    interruptible,
-    same_again,
-    same_settings,
-    writing_to,
-)
-from joma.cli._options import Json
+from joma.cli._errors import PlainCommand, command_group
+from joma.cli._folders import begun, check_folder, working_in
+from joma.cli._options import Json, option
 from joma.cli._probe_request import ProbeRequest, estimate, show_plan
 from joma.cli._progress import reports
 from joma.errors import JomaError
@@ -25,19 +18,7 @@ from joma.errors import JomaError
 if TYPE_CHECKING:
     from joma.models.series import Integrity, Series
 
-app = typer.Typer(
-    cls=OneSentenceGroup,
-    help="Series of checkpoints.",
-    epilog="Example: joma series verify checkpoints",
-    invoke_without_command=True,
-    rich_markup_mode=None,
-)
-
-
-@app.callback()
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+app = command_group("Series of checkpoints.", "series verify checkpoints")
 
 
 @app.command(
@@ -56,10 +37,10 @@ def verify(
     ],
     schedule: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--schedule",
-            metavar="STEPS",
-            help="Steps there should be: 0,500,1000 or pythia; otherwise inferred.",
+            "STEPS",
+            "Steps there should be: 0,500,1000 or pythia; otherwise inferred.",
         ),
     ] = None,
     json: Json = False,
@@ -88,7 +69,6 @@ def measure(
 ) -> None:
     """Measure every checkpoint of a series; resume what is in --out."""
     from joma.analysis import series as work
-    from joma.runs import Run
 
     if asked.model is not None:
         names, revisions = [asked.model], ",".join(names)
@@ -107,29 +87,28 @@ def measure(
     series = _named(names, revisions, schedule)
     text = asked.read_text()
     config = work.config_of(series, text, asked.probing)
-    checked_out(asked.out, work.NAME)
-    same_settings(asked.out, work.NAME, config)
+    check_folder(asked.out, work.NAME, config)
     if dry_run:
         _plan(asked, series, jobs)
         return
     start = time.perf_counter()
-    folders: list[Path] = []
-    with interruptible(folders, lambda: same_again(asked.out, folders)), writing_to(asked.out):
-        run = Run.resume(work.NAME, config, out=asked.out, device=asked.device)
-        folders.append(run.path)
-        with run.locked(), closing(run) as outcome:
-            with reports("probe") as report, _workers.workers(jobs) as submit:
-                ended = work.probe_series(
-                    run,
-                    series,
-                    text,
-                    asked.probing,
-                    device=asked.device,
-                    submit=submit,
-                    progress=report,
-                )
-            found = summary(ended.integrity, len(series.steps))
-            outcome.update(finding=" ".join([found, *ended.sentences]), sound=ended.sound)
+    with (
+        working_in(asked.out) as folders,
+        begun(folders, work.NAME, config, asked.out, device=asked.device, resume=True) as kept,
+    ):
+        run, outcome = kept
+        with reports("probe") as report, _workers.workers(jobs) as submit:
+            ended = work.probe_series(
+                run,
+                series,
+                text,
+                asked.probing,
+                device=asked.device,
+                submit=submit,
+                progress=report,
+            )
+        found = summary(ended.integrity, len(series.steps))
+        outcome.update(finding=" ".join([found, *ended.sentences]), sound=ended.sound)
     for note in ended.notes:
         _show.say(note, err=True)
     failed = [words for step, words in sorted(ended.failed.items())]
@@ -207,12 +186,8 @@ def _print_table(table: Sequence[Any]) -> None:
         return
     rows = _show.table(*table[0], justify="right")
     for row in table:
-        rows.add_row(*map(_cell, row.values()))
+        rows.add_row(*map(_show.cell, row.values()))
     _show.put("", rows, "")
-
-
-def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _plan(asked: ProbeRequest, series: "Series", jobs: int) -> None:

@@ -114,6 +114,15 @@ def mark(holds: bool) -> "Text":
     return Text.assemble((printable("✗"), "bold red"))
 
 
+def cell(value: Any, form: str = ".4g") -> str:
+    """Return a cell of a table: a dash for None, and floats in a format."""
+    if value is None:
+        return printable("–")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:{form}}" if isinstance(value, float) else printable(str(value))
+
+
 def sentence(words: str) -> str:
     """Return words that begin as a sentence does."""
     return words[:1].upper() + words[1:]

@@ -13,8 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show
-from joma.cli._folders import checked_restart, closing, interruptible, same_again, writing_to
-from joma.cli._options import Device, Json, Model, Out, Seed, Text, Tokenizer, chosen_device, whole
+from joma.cli._folders import begun, check_folder, working_in
+from joma.cli._options import (
+    Device,
+    Json,
+    Model,
+    Out,
+    Seed,
+    Text,
+    Tokenizer,
+    chosen_device,
+    count,
+    option,
+)
 from joma.cli._progress import Report, reports
 from joma.common.json_files import plain
 from joma.common.text import duration
@@ -51,38 +62,24 @@ def _layers(given: str) -> tuple[int, ...]:
 def superposition(
     model: Annotated[str, Model],
     revision: Annotated[
-        str | None,
-        typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a hub id."),
+        str | None, option("--revision", "REV", "Branch, tag or commit of a hub id.")
     ] = None,
     tokenizer: Tokenizer = None,
     text: Text = "embedded",
     window: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", parser=whole(1), help=f"Tokens of a window; {WINDOW} if not given."
-        ),
+        int | None, count("--window", f"Tokens of a window; {WINDOW} if not given.")
     ] = None,
-    windows: Annotated[
-        int,
-        typer.Option(metavar="N", parser=whole(1), help="Windows at most, evenly over the text."),
-    ] = WINDOWS,
+    windows: Annotated[int, count("--windows", "Windows at most, evenly over the text.")] = WINDOWS,
     layers: Annotated[
-        Any,
-        typer.Option(
-            "--layers", metavar="LAYERS", parser=_layers, help="Like 0,3-5; all if not given."
-        ),
+        Any, option("--layers", "LAYERS", "Like 0,3-5; all if not given.", parser=_layers)
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            parser=whole(100),
-            help="Nodes of each layer, drawn at random, at least 100; all if not given.",
+        count(
+            "--nodes", "Nodes of each layer, drawn at random, at least 100; all if not given.", 100
         ),
     ] = None,
-    show: Annotated[
-        int, typer.Option(metavar="N", parser=whole(0), help="Nodes to print with their contexts.")
-    ] = 3,
+    show: Annotated[int, count("--show", "Nodes to print with their contexts.", 0)] = 3,
     device: Device = "auto",
     out: Out = None,
     seed: Seed = 0,
@@ -101,9 +98,8 @@ def superposition(
     """
     asked = _Asked(model, revision, tokenizer, text, window, windows, layers, nodes, seed)
     start = time.perf_counter()
-    checked_restart(out, NAME, dataclasses.asdict(asked))
-    folders: list[Path] = []
-    with interruptible(folders, lambda: same_again(out, folders)), _enough_memory():
+    check_folder(out, NAME, dataclasses.asdict(asked), restart=True)
+    with working_in(out) as folders, _enough_memory():
         with reports(NAME) as report:
             report("loading the model", 0, 1)
             loaded, read = _load(asked, chosen_device(device))
@@ -168,28 +164,23 @@ def _make(
 ) -> dict[str, Any]:
     """Search in a run folder, which is added to `folders`, and return the record of it."""
     from joma.analysis.superposition import examples, search
-    from joma.runs import Run
 
-    with writing_to(out):
-        config = dataclasses.asdict(asked)
-        run = Run.create(NAME, config, out=out, device=_device_of(loaded), existing="restart")
-        folders.append(run.path)
-        with run.locked(), closing(run) as outcome:
-            found = search(
-                loaded,
-                read,
-                layers=asked.layers,
-                nodes=asked.nodes,
-                seed=asked.seed,
-                progress=report,
-            )
-            best = examples(found, loaded, read, max(show, 1), seed=asked.seed)
-            _keep(run, found, best)
-            record = _record(asked, found, best[:show], read, run)
-            run.write_json("summary", record)
-            outcome.update(
-                agrees=found.beats_shuffled and found.beats_untrained, finding=found.finding
-            )
+    config, device = dataclasses.asdict(asked), _device_of(loaded)
+    with begun(folders, NAME, config, out, device=device) as (run, outcome):
+        found = search(
+            loaded,
+            read,
+            layers=asked.layers,
+            nodes=asked.nodes,
+            seed=asked.seed,
+            progress=report,
+        )
+        best = examples(found, loaded, read, max(show, 1), seed=asked.seed)
+        _keep(run, found, best)
+        record = _record(asked, found, best[:show], read, run)
+        run.write_json("summary", record)
+        agrees = found.beats_shuffled and found.beats_untrained
+        outcome.update(agrees=agrees, finding=found.finding)
     return record
 
 
@@ -367,13 +358,9 @@ def _print_layers(rows: Sequence[Mapping[str, Any]]) -> None:
     table = _show.table(*names, *shares, justify="right")
     for row in rows:
         table.add_row(
-            *(_cell(row[name], ".2f") for name in names),
-            *(_cell(row[name], ".1%") for name in shares),
+            str(row["layer"]),
+            f"{row['nodes']:,}",
+            *(_show.cell(row[name], ".2f") for name in names[2:]),
+            *(_show.cell(row[name], ".1%") for name in shares),
         )
     _show.put(table, "")
-
-
-def _cell(value: float | None, form: str) -> str:
-    if value is None:
-        return "–"
-    return f"{value:{form}}" if isinstance(value, float) else f"{value:,}"

@@ -13,8 +13,8 @@ import typer
 
 from joma.cli import _show
 from joma.cli._errors import EXIT_BAD_INPUT, command_line, reason
-from joma.cli._folders import checked_out, closing, interruptible, same_settings, writing_to
-from joma.cli._options import Device, Json, Out, chosen_device
+from joma.cli._folders import check_folder, closing, interruptible, writing_to
+from joma.cli._options import Device, Json, Out, chosen_device, option
 from joma.cli._progress import reports
 from joma.common.json_files import plain
 from joma.common.signals import exit_code
@@ -45,10 +45,10 @@ def train(
     ] = None,
     change: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--set",
-            metavar="SECTION.ENTRY=VALUE",
-            help="Change a setting, as in training.steps=100; may be given several times.",
+            "SECTION.ENTRY=VALUE",
+            "Change a setting, as in training.steps=100; may be given several times.",
         ),
     ] = None,
     device: Device = "auto",
@@ -77,9 +77,9 @@ def train(
         flags = [word for one in changes for word in ("--set", one)]
         flags += ["--device", device] if device != "auto" else []
         asked.words.extend([NAME, config, *flags, *(["--json"] if json else [])])
-        checked_out(out, NAME)
+        check_folder(out, NAME)
         _check_length(out, settings)
-        same_settings(out, NAME, settings.sections(), changing=changing(settings))
+        check_folder(out, NAME, settings.sections(), changing=changing(settings))
         if dry_run:
             _estimate(asked)
         else:

@@ -4,20 +4,21 @@ import contextlib
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from joma.cli import _show
-from joma.cli._errors import PlainCommand, unknown
-from joma.cli._folders import checked_restart, closing, interruptible, same_again, writing_to
+from joma.cli._errors import PlainCommand
+from joma.cli._folders import begun, check_folder, working_in
 from joma.cli._options import Json, Seed, note_idle, option, positive
 from joma.cli._progress import progress
 from joma.cli._show import Record
 from joma.cli._verdicts import all_hold, show_attacks, show_verdicts, summary
 from joma.cli._workers import gather, workers
+from joma.common.checks import check_known
 
 if TYPE_CHECKING:
     from joma.experiments.claims import Claim
@@ -111,15 +112,23 @@ def verify(
         return
     importlib.import_module("joma.experiments.claims")  # Ctrl-C meanwhile stops no measurement
     records: list[Record] = []
-    folders: list[Path] = []
     pictures: list[Path] = []
+    config = {"seed": seed, "claims": ids}
     start = time.perf_counter()
-    with interruptible(folders, lambda: same_again(out, folders)), writing_to(out):
+    with working_in(out) as folders, contextlib.ExitStack() as around:
+        kept = None
+        if plot or out is not None:
+            check_folder(out, "verify", config, restart=True)
+            kept = around.enter_context(begun(folders, "verify", config, out))
+            around.callback(kept[0].write_json, "verdicts", records)
         try:
-            if out is None and not plot:
-                _check(ids, seed, records)
-            else:
-                pictures += _check_and_keep(ids, seed, records, out, folders)
+            with progress("verify", len(ids)) as advance:
+                for name in ids:
+                    records.append(check_claim(name, seed))
+                    advance()
+            if kept is not None:
+                pictures += draw(kept[0], records)
+                kept[1].update(agrees=all_hold(records), finding=summary(records))
         except KeyboardInterrupt:
             if records:
                 _show_verdicts(records, start, json)
@@ -137,9 +146,7 @@ def chosen(wanted: Sequence[str] | None) -> list[str]:
     from joma.experiments import list_claims
 
     available = [claim.id for claim in list_claims()]
-    for name in wanted or ():
-        if name not in available:
-            raise unknown("claim", name, available, all_of_them="joma verify --list")
+    check_known("claim", wanted or (), available, "joma verify --list")
     return [name for name in available if not wanted or name in wanted]
 
 
@@ -201,73 +208,25 @@ def _attack_and_show(
     start = time.perf_counter()
     jobs = max(1, min(os.cpu_count() or 1, len(ids)))
     each = ATTACK_SECONDS if seconds is None else _SHARE * seconds * jobs / max(len(ids), 1)
-    folders: list[Path] = []
-    with (
-        interruptible(folders, lambda: same_again(out, folders)),
-        writing_to(out),
-        _kept_attacks(ids, seconds, seed, out, folders) as keep,
-        progress("adversary", len(ids)) as advance,
-        workers(jobs) as submit,
-    ):
-        records = gather([submit(attack_claim, name, each, seed) for name in ids], advance)
-        keep(records)
+    config = {"seed": seed, "claims": ids, "adversary_seconds": seconds}
+    with working_in(out) as folders, contextlib.ExitStack() as around:
+        kept = None
+        if out is not None:
+            check_folder(out, "verify", config, restart=True)
+            kept = around.enter_context(begun(folders, "verify", config, out))
+        with progress("adversary", len(ids)) as advance, workers(jobs) as submit:
+            records = gather([submit(attack_claim, name, each, seed) for name in ids], advance)
+        if kept is not None:
+            run, outcome = kept
+            run.write_json("attacks", records)
+            fallen = [record["claim"] for record in records if record.get("violated")]
+            outcome.update(agrees=not fallen, finding=f"{len(fallen)} of {len(records)} fall")
     if json:
         _show.as_json(records)
     else:
         show_attacks(records, time.perf_counter() - start)
     if any(record.get("violated") for record in records):
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _kept_attacks(
-    ids: Sequence[str], seconds: float | None, seed: int, out: Path | None, folders: list[Path]
-) -> Iterator[Callable[[Sequence[Record]], None]]:
-    """Give what writes the records of an attack into the run folder `out`, if there is one."""
-    if out is None:
-        yield lambda records: None
-        return
-    from joma.runs import Run
-
-    config = {"seed": seed, "claims": ids, "adversary_seconds": seconds}
-    checked_restart(out, "verify", config)
-    run = Run.create("verify", config, out=out, existing="restart")
-    folders.append(run.path)
-    with run.locked(), closing(run) as outcome:
-
-        def keep(records: Sequence[Record]) -> None:
-            run.write_json("attacks", records)
-            fallen = [record["claim"] for record in records if record.get("violated")]
-            outcome.update(agrees=not fallen, finding=f"{len(fallen)} of {len(records)} fall")
-
-        yield keep
-
-
-def _check(ids: Sequence[str], seed: int, records: list[Record]) -> None:
-    with progress("verify", len(ids)) as advance:
-        for name in ids:
-            records.append(check_claim(name, seed))
-            advance()
-
-
-def _check_and_keep(
-    ids: Sequence[str], seed: int, records: list[Record], out: Path | None, folders: list[Path]
-) -> list[Path]:
-    """Check claims in a run folder, which is added to `folders`; return the pictures."""
-    from joma.runs import Run
-
-    config = {"seed": seed, "claims": ids}
-    checked_restart(out, "verify", config)
-    run = Run.create("verify", config, out=out, existing="restart")
-    folders.append(run.path)
-    with run.locked(), closing(run) as outcome:
-        try:
-            _check(ids, seed, records)
-        finally:
-            run.write_json("verdicts", records)
-        pictures = draw(run, records)
-        outcome.update(agrees=all_hold(records), finding=summary(records))
-    return pictures
 
 
 def _show_verdicts(records: Sequence[Record], start: float, json: bool) -> None:

@@ -4,6 +4,7 @@ import difflib
 import math
 import operator
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any
 
 from joma.errors import JomaError
@@ -43,20 +44,35 @@ def check_one_of(name: str, value: Any, choices: Collection[str]) -> None:
         raise JomaError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def check_known(what: str, given: Iterable[str], known: Collection[str]) -> None:
+_CLOSEST = 5
+"""How many of many names an error lists."""
+
+
+def check_known(
+    what: str, given: Iterable[str], known: Collection[str], list_command: str = ""
+) -> None:
     """Raise JomaError for a name that is not known; the message lists the closest ones first.
 
     Args:
         what: What the names are of, in the singular.
         given: The names to check.
         known: All names there are.
+        list_command: The command that lists them all; with it only the closest are named.
     """
     for name in given:
-        if name not in known:
-            closest = sorted(
-                known, key=lambda one: -difflib.SequenceMatcher(None, name, one).ratio()
-            )
+        if name in known:
+            continue
+        closest = sorted(known, key=partial(_unlike, name))
+        if not list_command:
             raise JomaError(f"there is no {what} {name!r}; available: {', '.join(closest)}")
+        raise JomaError(
+            f"there is no {what} {name!r}; the closest are {', '.join(closest[:_CLOSEST])}; "
+            f"`{list_command}` lists all"
+        )
+
+
+def _unlike(given: str, name: str) -> float:
+    return -difflib.SequenceMatcher(None, given.lower(), name.lower()).ratio()
 
 
 def check_number(name: str, value: Any, *, below: float = math.inf) -> None:

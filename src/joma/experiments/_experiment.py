@@ -5,7 +5,6 @@ Nothing heavy is imported here: `joma --help` reads the metadata of every experi
 
 import importlib
 import math
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -336,23 +335,12 @@ def publish(run: "Run", experiment: Experiment, figure: "Figure", outcome: Outco
     """Write a figure to the run, captioned with the published observation and with ours."""
     from joma.report import figures
 
-    figures.save(
-        run,
-        experiment.name,
-        figure,
-        title=experiment.title,
-        published=experiment.published,
-        finding=outcome.finding,
-        verdict=outcome.verdict,
-    )
+    texts = {"title": experiment.title, "published": experiment.published}
+    found = {"finding": outcome.finding, "verdict": outcome.verdict}
+    figures.save(run, experiment.name, figure, **texts, **found)
 
 
 def _load(name: str) -> Any:
     """Return the function that is called "module:function"."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
-
-
-def member_seeds(name: str, seed: int, count: int) -> tuple[int, ...]:
-    """Return the seeds of the networks called `name`: others for every name, seed and network."""
-    return tuple(zlib.crc32(f"{name}/{seed}/{k}".encode()) for k in range(count))

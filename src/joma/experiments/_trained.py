@@ -1,10 +1,12 @@
-"""The frame of experiments that train networks: groups, their results, and NCorr's controls.
+"""The frame of experiments that train networks: groups and their results.
 
 An experiment says which networks there are (cells and sizes), how they are made and measured, and
 what was published; training, resuming, reading the measurements and writing the results is here.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
@@ -15,9 +17,9 @@ from torch import Tensor
 
 from joma.common.files import write_bytes
 from joma.data import Batch
+from joma.errors import JomaError
 from joma.experiments._experiment import Experiment, Outcome, Request, publish
 from joma.models import Transformer, TransformerConfig
-from joma.probes import held_out, planted, shuffled
 from joma.runs import Run
 from joma.train import Ensemble, Training, fit_together
 
@@ -63,33 +65,22 @@ class NetworkSize:
         return (0, 1, self.steps)
 
 
-class Measured(Protocol):
-    """A size, or a setting that has one, whose dataclass fields all decide the numbers."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def seeds(self) -> int:
-        """How many networks each cell has."""
-        ...
-
-    @property
-    def measure_at(self) -> Sequence[int]:
-        """The steps after which networks are measured; they are trained up to the last."""
-        ...
-
-
-class NetworkCell(Protocol):
+class NetworkCell:
     """Networks that differ in their seeds alone."""
 
     @property
     def name(self) -> str:
         """What they are called in the group's configuration."""
-        ...
+        raise NotImplementedError
 
-    def seeds(self, seed: int, count: int) -> Sequence[int]:
-        """Return the seed of each, from the one that was asked for."""
-        ...
+    def seeds(self, seed: int, count: int) -> tuple[int, ...]:
+        """Return their seeds, from the one that was asked for; different ones in every cell."""
+        return member_seeds(self.name, seed, count)
+
+
+def member_seeds(name: str, seed: int, count: int) -> tuple[int, ...]:
+    """Return the seeds of the networks called `name`: others for every name, seed and network."""
+    return tuple(zlib.crc32(f"{name}/{seed}/{k}".encode()) for k in range(count))
 
 
 class GroupTraining(Protocol):
@@ -148,22 +139,24 @@ class NetworkGroup:
 
     Attributes:
         name: The group's name.
-        cells: Its networks, cell by cell in the order of the ensemble's members.
+        members: Cell and seed of each of its networks, in the order of the ensemble's members.
         prepare: Makes the networks, given the group's run.
-        find_existing: Returns another run in which the very same networks are trained already,
-            given the group's run; its metrics are then copied.
         can_share_gpu: Whether its networks are so few that they may train alongside others.
     """
 
     name: str
-    cells: Sequence[NetworkCell]
+    members: Sequence[tuple[str, int]]
     prepare: Callable[[Run], GroupTraining]
-    find_existing: Callable[[Run], Run | None] = lambda own: None
     can_share_gpu: bool = False
 
 
 def train_groups(
-    run: Run, groups: Iterable[NetworkGroup], size: Measured, request: Request
+    run: Run,
+    groups: Iterable[NetworkGroup],
+    size: Any,
+    measure_at: Sequence[int],
+    request: Request,
+    others: Sequence[str] = (),
 ) -> None:
     """Train groups, each in a run folder of its own, unless they are done already.
 
@@ -172,23 +165,30 @@ def train_groups(
     Args:
         run: The experiment's run; a group's run is in its folder, `groups/GROUP`.
         groups: The groups.
-        size: The size of the experiment; with the members, all that decides a group's numbers,
-            kept as the configuration of its run.
+        size: The size of the experiment, a dataclass; with the members, all that decides a group's
+            numbers, kept as the configuration of its run.
+        measure_at: The steps after which networks are measured; they are trained up to the last.
         request: What was asked of the experiment.
+        others: Experiments with the same groups; what a run of theirs in a folder next to this one
+            has done is not done again: its metrics are copied.
     """
-    opened = [(group, _open(run, group, size, request)) for group in groups]
-    left = [(group, own) for group, own in opened if own is not None]
+    opened = [(group, _open(run, group, size, measure_at, request)) for group in groups]
+    left = [
+        (group, own)
+        for group, own in opened
+        if own is not None and not any(_copy_metrics(own, it) for it in _same(run, own, others))
+    ]
     shared = [one for one in left if one[0].can_share_gpu and request.device == "cuda"]
     for together in [shared, *([one] for one in left if one not in shared)]:
         if together:
-            _train(together, size, request)
+            _train(together, measure_at, request)
 
 
 def train_cells(
     run: Run,
     groups: Mapping[str, Sequence[Any]],
     networks: Callable[[Run, Any, Any, Request], GroupTraining],
-    size: Measured,
+    size: NetworkSize,
     request: Request,
 ) -> None:
     """Train the groups of cells that are asked for, each in a run folder of its own.
@@ -203,32 +203,42 @@ def train_cells(
 
     def group(name: str) -> NetworkGroup:
         cells = groups[name]
-        return NetworkGroup(name, cells, lambda own: networks(own, cells, size, request))
+        members = [(c.name, seed) for c in cells for seed in c.seeds(request.seed, size.seeds)]
+        return NetworkGroup(name, members, lambda own: networks(own, cells, size, request))
 
-    train_groups(run, map(group, request.groups or groups), size, request)
+    train_groups(run, map(group, request.groups or groups), size, size.measure_at, request)
 
 
-def _open(run: Run, group: NetworkGroup, size: Measured, request: Request) -> Run | None:
+def _open(
+    run: Run, group: NetworkGroup, size: Any, measure_at: Sequence[int], request: Request
+) -> Run | None:
     """Return the group's run, if anything is left to be trained in it."""
     settings = {key: value for key, value in asdict(size).items() if key != "seeds"}
-    members = [
-        {"cell": cell.name, "seed": seed}
-        for cell in group.cells
-        for seed in cell.seeds(request.seed, size.seeds)
-    ]
+    members = [{"cell": cell, "seed": seed} for cell, seed in group.members]
     # "looks" is what earlier versions called the measurements; their runs resume.
-    config = {**settings, "looks": size.measure_at, "members": members, "group": group.name}
-    own = Run.resume(
-        f"{run.name}-group", config, out=group_folder(run, group.name), device=request.device
-    )
-    if is_done(run, group.name):
+    config = {**settings, "looks": measure_at, "members": members, "group": group.name}
+    folder = run.path / "groups" / group.name
+    own = Run.resume(f"{run.name}-group", config, out=folder, device=request.device)
+    if groups_done(run, [group.name]):
         own.checkpoints.clear()  # in case it was killed just before it did
         return None
-    other = group.find_existing(own)
-    return None if other is not None and _copy_metrics(own, other) else own
+    return own
 
 
-def _train(groups: Sequence[tuple[NetworkGroup, Run]], size: Measured, request: Request) -> None:
+def _same(run: Run, own: Run, others: Sequence[str]) -> Iterator[Run]:
+    """Yield the runs of a group next to this one that are done with the same settings."""
+    name = own.config["group"]
+    for experiment in others:
+        for folder in sorted(run.path.absolute().parent.glob(f"{experiment}*")):
+            with contextlib.suppress(ValueError, OSError):
+                for group in groups_done(Run.open(folder), [name]).values():
+                    if {**group.config, "name": own.config["name"]} == own.config:
+                        yield group
+
+
+def _train(
+    groups: Sequence[tuple[NetworkGroup, Run]], measure_at: Sequence[int], request: Request
+) -> None:
     if request.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     names = ", ".join(group.name for group, _ in groups)
@@ -246,9 +256,9 @@ def _train(groups: Sequence[tuple[NetworkGroup, Run]], size: Measured, request: 
         Training(
             networks.ensemble,
             own,
-            size.measure_at[-1],
+            measure_at[-1],
             measure=networks.measure,
-            measure_at=size.measure_at,
+            measure_at=measure_at,
             progress=report_of(group.name),
         )
         for (group, own), networks in zip(groups, prepared, strict=True)
@@ -289,39 +299,32 @@ def _copy_metrics(own: Run, other: Run) -> bool:
     return True
 
 
-def group_folder(run: Run, group: str) -> Any:
-    """Return the folder of a group's run."""
-    return run.path / "groups" / group
-
-
-def is_done(run: Run, group: str) -> bool:
-    """Return whether a group's training has ended."""
-    try:
-        return Run.open(group_folder(run, group)).read_json("outcome")["status"] == "done"
-    except (ValueError, KeyError, TypeError):
-        return False
-
-
 def groups_done(run: Run, groups: Iterable[str]) -> dict[str, Run]:
     """Return the runs of those groups whose training has ended, by name."""
-    return {name: Run.open(group_folder(run, name)) for name in groups if is_done(run, name)}
+    found = {}
+    for name in groups:
+        with contextlib.suppress(JomaError, KeyError, TypeError):
+            own = Run.open(run.path / "groups" / name)
+            if own.read_json("outcome")["status"] == "done":
+                found[name] = own
+    return found
 
 
 def read_metric(
-    run: Run,
-    name: str,
+    runs: Iterable[Run],
     steps: Sequence[int],
     seeds: int,
+    name: str,
     layers: int = 0,
     modules: Sequence[str] = (),
 ) -> np.ndarray:
-    """Return what a group's metrics hold under a name, NaN where it was not measured.
+    """Return what the metrics of groups hold under a name, NaN where it was not measured.
 
     Args:
-        run: The group's run.
-        name: The metric.
+        runs: The groups' runs.
         steps: The steps of the measurements.
         seeds: Networks in each cell.
+        name: The metric.
         layers: How many layers there are; 0 for a metric of the whole network.
         modules: The modules it is logged of; none for a metric without.
 
@@ -329,19 +332,21 @@ def read_metric(
         (cells, layers, modules, steps, seeds), without the axes of layers and modules where there
         are none.
     """
-    log = run.metrics.read(name)
-    members = len(run.config["members"])
-    place = [np.searchsorted(steps, log["step"]), log["member"].astype(int)]
-    shape = [len(steps), members]
-    if modules:
-        place.insert(0, np.array([modules.index(str(module)) for module in log["module"]], int))
-        shape.insert(0, len(modules))
-    if layers:
-        place.insert(0, log["layer"].astype(int))
-        shape.insert(0, layers)
-    values = np.full(shape, np.nan)
-    values[tuple(place)] = log["value"]
-    return np.moveaxis(values.reshape(*shape[:-1], -1, seeds), -2, 0)
+    parts = []
+    for run in runs:
+        log = run.metrics.read(name)
+        place = [np.searchsorted(steps, log["step"]), log["member"].astype(int)]
+        shape = [len(steps), len(run.config["members"])]
+        if modules:
+            place.insert(0, np.array([modules.index(str(module)) for module in log["module"]], int))
+            shape.insert(0, len(modules))
+        if layers:
+            place.insert(0, log["layer"].astype(int))
+            shape.insert(0, layers)
+        values = np.full(shape, np.nan)
+        values[tuple(place)] = log["value"]
+        parts.append(np.moveaxis(values.reshape(*shape[:-1], -1, seeds), -2, 0))
+    return np.concatenate(parts)
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -369,64 +374,3 @@ def write_results(
     run.write_json("summary", {"table": outcome.table, "paragraphs": outcome.paragraphs, **summary})
     if figure is not None:
         publish(run, experiment, figure, outcome)
-
-
-def pooled_nodes(
-    ensemble: Ensemble, batch: Batch, chunk: int | None = None
-) -> tuple[list[Tensor], Tensor]:
-    """Return the hidden activations of each layer, max-pooled over the sequence, and the outputs.
-
-    Args:
-        ensemble: The networks.
-        batch: What they are given.
-        chunk: How many of the batch's sequences to take at a time; all where None.
-
-    Returns:
-        For each layer (E, B, hidden), and (E, B, outputs).
-    """
-    pooled: list[list[Tensor]] = []
-
-    def watch(name: str, layer: int, x: Tensor) -> None:
-        if name == "hidden":
-            pooled[-1].append(x.amax(2))
-
-    outputs = []
-    with ensemble.evaluating() as model:
-        for tokens in batch.tokens.split(chunk or batch.tokens.shape[1], dim=1):
-            pooled.append([])
-            outputs.append(model(tokens, leading=batch.leading, watch=watch))
-    return [torch.cat(parts, 1) for parts in zip(*pooled, strict=True)], torch.cat(outputs, 1)
-
-
-def controls(over: str, latents: Tensor, nodes: Tensor, **options: Any) -> dict[str, Tensor]:
-    """Return NCorr's two controls over classes or samples, by their names in the metrics."""
-    chosen = held_out(latents, nodes, **options)
-    return {
-        f"held_out_{over}": chosen.mean,
-        f"counted_{over}": chosen.counted.double().mean(-1),
-        f"shuffled_{over}": shuffled(latents, nodes, **options).mean,
-    }
-
-
-PLANTED = (0.7, 0.8, 0.9, 0.95, 1.0)
-"""Correlations of the nodes that are planted to measure the power of a control."""
-
-
-def planted_name(correlation: float) -> str:
-    """Return the name that the control has in the metrics where nodes were planted."""
-    return f"held_out_planted_{correlation:g}"
-
-
-def power(latents: Tensor, nodes: Tensor, **options: Any) -> dict[str, Tensor]:
-    """Return what `held_out` reads where every latent has a node of known correlation.
-
-    Args:
-        latents: (..., S, N).
-        nodes: Activations of a real network, (..., S, H); a node for each latent is added to them.
-        **options: Arguments of `held_out`.
-    """
-    found = {}
-    for correlation in PLANTED:
-        more = planted(latents, nodes, correlation, weights=options.get("weights"))
-        found[planted_name(correlation)] = held_out(latents, more, **options).mean
-    return found

@@ -13,27 +13,25 @@ from joma.runs import Run
 from joma.train.monitor import Monitor
 
 
-def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a Monitor, as far as they can be checked before there is a model."""
-    from_trainer = ("model", "optimizer", "step")
-    known = [name for name in inspect.signature(Monitor).parameters if name not in from_trainer]
-    for name in options:
-        if name not in known:
-            raise JomaError(f"options must be among {', '.join(known)}, got {name!r}")
-    return dict(options)
-
-
 class Watch:
     """At most one monitor at a time, begun and ended with a training.
 
     Args:
-        options: of the monitor.
+        options: Options of the monitor, checked as far as they can be before there is a model.
+
+    Attributes:
+        running: Whether a training runs.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = checked_options(options)
+        from_trainer = ("model", "optimizer", "step")
+        known = [name for name in inspect.signature(Monitor).parameters if name not in from_trainer]
+        for name in options:
+            if name not in known:
+                raise JomaError(f"options must be among {', '.join(known)}, got {name!r}")
+        self._options = dict(options)
         self._monitor: Monitor | None = None
-        self._running = False
+        self.running = False
 
     @property
     def monitor(self) -> Monitor:
@@ -41,11 +39,6 @@ class Watch:
         if self._monitor is None:
             raise JomaError("monitor is there once a training has begun, not before")
         return self._monitor
-
-    @property
-    def runs(self) -> bool:
-        """Whether a training runs."""
-        return self._running
 
     @property
     def holds(self) -> bool:
@@ -69,25 +62,35 @@ class Watch:
             folder: The run or its folder, unless the options say another.
         """
         self.end()
-        options = dict(self._options)
-        run = options.pop("run", None)
-        run = folder if run is None else run
-        self._monitor = monitor = Monitor(model, optimizer, run=run, step=step, **options)
+        options = {**self._options, "step": step}
+        if options.get("run") is None:
+            options["run"] = folder
+        self._monitor = monitor = Monitor(model, optimizer, **options)
         atexit.register(monitor.close)  # trainers do not report when they are interrupted
-        self._running = True
+        self.running = True
         return monitor.__enter__()
 
-    def step(self, loss: Tensor | None) -> str | None:
-        """Record a step; return why the training is to stop, None where it is not."""
-        return self.monitor.stop_reason if self.monitor.step(loss) else None
+    def step(self, loss: Tensor | None, *, speaks: bool) -> bool:
+        """Record a step; return whether the training is to stop.
+
+        Args:
+            loss: Loss of the step.
+            speaks: Whether this process prints why.
+        """
+        stops = self.monitor.step(loss)
+        if stops and speaks:
+            print(f"Training stops: {self.monitor.stop_reason}")
+        return stops
 
     def end(self) -> None:
         """Close the monitor, if there is one that is open."""
         if self._monitor is not None:
             atexit.unregister(self._monitor.close)
             self._monitor.close()
-        self._running = False
+        self.running = False
 
-    def summary(self) -> str:
-        """Return what was found; nothing in processes that do not write."""
-        return "" if self._monitor is None else self._monitor.summary()
+    def end_and_print(self) -> None:
+        """Close the monitor and print what was found; nothing in processes that do not write."""
+        self.end()
+        if self._monitor is not None and (summary := self._monitor.summary()):
+            print(summary)

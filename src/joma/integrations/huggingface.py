@@ -87,11 +87,8 @@ class MonitorCallback(TrainerCallback):
             else:
                 loss = losses.mean()
         self._losses = []
-        reason = self._watch.step(loss)
-        if reason is not None:
+        if self._watch.step(loss, speaks=state.is_world_process_zero):
             control.should_training_stop = True
-            if state.is_world_process_zero:
-                print(f"Training stops: {reason}")
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -116,10 +113,7 @@ class MonitorCallback(TrainerCallback):
     ) -> None:
         """Write the findings and print them."""
         self._leave()
-        self._watch.end()
-        summary = self._watch.summary()
-        if summary:
-            print(summary)
+        self._watch.end_and_print()
 
     def _keep_loss(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -81,12 +81,11 @@ class MonitorCallback(Callback):
                 "inputs must be what the LightningModule is called with, or module the name of the "
                 f"submodule to watch, since {type(trainer.model).__name__} calls it here"
             )
-        monitor = self._watch.begin(
-            model,
-            list(trainer.optimizers),
-            step=step,
-            folder=_earlier(self._folder) if going_on else None,
-        )
+        folder: Run | Path | None = None
+        if going_on and self._folder is not None:  # that run, not a later one next to it
+            folder = Path(self._folder)
+            folder = Run.open(folder) if is_run(folder) else folder
+        monitor = self._watch.begin(model, list(trainer.optimizers), step=step, folder=folder)
         self._step = step
         self._folder = None if monitor.run is None else str(monitor.run.path)
 
@@ -111,26 +110,20 @@ class MonitorCallback(Callback):
             if pl_module.automatic_optimization:  # which has divided each by this
                 mean = mean * trainer.accumulate_grad_batches
         self._losses = []
-        reason = self._watch.step(mean)
-        if reason is not None:
+        if self._watch.step(mean, speaks=trainer.is_global_zero):
             trainer.should_stop = True
-            if trainer.is_global_zero:
-                print(f"Training stops: {reason}")
         assert self._step is not None  # since the training began
         self._step += 1
 
     def on_validation_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Records the validation loss, where the module logs one as "val_loss"."""
         loss = trainer.callback_metrics.get("val_loss")
-        if loss is not None and self._watch.runs and not trainer.sanity_checking:
+        if loss is not None and self._watch.running and not trainer.sanity_checking:
             self.monitor.record_validation(loss, self._step)
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Write the findings and print them."""
-        self._watch.end()
-        summary = self._watch.summary()
-        if summary:
-            print(summary)
+        self._watch.end_and_print()
 
     def on_exception(
         self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException
@@ -213,13 +206,6 @@ class PerLayerCallback(Callback):
     def _end(self) -> None:
         if self._passes is not None:
             self._passes.end()
-
-
-def _earlier(folder: str | None) -> Run | Path | None:
-    """Return the run that a checkpoint names: that one, not a later one next to it."""
-    if folder is None:
-        return None
-    return Run.open(folder) if is_run(Path(folder)) else Path(folder)
 
 
 def _watched(whole: nn.Module, name: str | None) -> nn.Module:

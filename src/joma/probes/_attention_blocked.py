@@ -14,6 +14,7 @@ used.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -21,8 +22,15 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from joma.common.float32 import float32_is_coarse
-from joma.probes._attention_sight import HIDDEN, AttentionTile, Sight, as_slice, lowest_seen
 
+HIDDEN = -4e30
+"""Added to the score of a key that is not seen. Not −∞: a weight of 0 times it must be 0.
+
+A row whose scores all lie below half of it sees no key.
+"""
+_HIDES = -1e30
+"""Entries of an additive mask up to this hide, too."""
+_FAR = 1 << 62
 _SINGLE = 400.0
 _COVERED = 1e29
 """Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
@@ -36,16 +44,12 @@ _CPU_BLOCK = 1 << 18
 """Scores per block and thread: with their weights 2 MiB, about what a core's cache holds."""
 _LARGEST_BLOCK = 1 << 22
 
-Result = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+Result = list[Tensor | None]
+"""Log-sum-exp, entropy, mass on the first and last keys, mass received; None if not asked for."""
 
 
-class _Sums(NamedTuple):
-    """m, l, a of rows, and the parts of l that lie on the first or last keys, as asked for."""
-
-    peak: Tensor
-    total: Tensor
-    moment: Tensor
-    masses: tuple[Tensor, ...]
+Sums = tuple[Tensor, ...]
+"""m, l, a of rows, and the parts of l that lie on the first and the last keys, as asked for."""
 
 
 def statistics(
@@ -86,38 +90,16 @@ def statistics(
     work = _Work(
         query_BHTD.to(working).unflatten(1, group),
         key_BHSD.to(working),
-        Sight(T, S, causal, window, padding_BS, mask_BHTS, firm=not largest <= _COVERED),
-        scale=scale,
-        softcap=softcap,
-        first=first,
-        last=last,
-        received=received,
-        rows_BT=rows_BT,
-    )
-    logsumexp, entropy, *masses = (part.flatten(1, 2).to(answer) for part in work.result())
-    found = (
-        logsumexp,
-        entropy,
-        None if first is None else masses.pop(0),
-        None if last is None else masses.pop(0),
-        masses.pop(0) if received else None,
-    )
-    return without_rows(found, rows_BT)
-
-
-def without_rows(found: Result, rows_BT: Tensor | None) -> Result:
-    """Return statistics in which queries that are not real see no key; received stays."""
-    if rows_BT is None:
-        return found
-    hidden_B1T = ~rows_BT.unsqueeze(1)
-    logsumexp, entropy, first, last, received = found
-    return (
-        logsumexp.masked_fill(hidden_B1T, -torch.inf),
-        entropy.masked_fill(hidden_B1T, 0),
-        None if first is None else first.masked_fill(hidden_B1T, 0),
-        None if last is None else last.masked_fill(hidden_B1T, 0),
+        _Sight(T, S, causal, window, padding_BS, mask_BHTS, firm=not largest <= _COVERED),
+        scale,
+        softcap,
+        (first, last),
+        rows_BT,
         received,
     )
+    found = iter([part.flatten(1, 2).to(answer) for part in work.result()])
+    asked = (True, True, first is not None, last is not None, received)
+    return [next(found) if part else None for part in asked]
 
 
 def _largest(query: Tensor, key: Tensor, scale: float, mask: Tensor | None) -> float:
@@ -132,48 +114,180 @@ def _largest(query: Tensor, key: Tensor, scale: float, mask: Tensor | None) -> f
     if mask is None or mask.dtype == torch.bool:
         return float(bound)
     added = [
-        threshold(mask[..., as_slice(rows), :], lowest_seen(mask), 0.0).abs().amax()
+        threshold(mask[..., _slice(rows), :], lowest_seen(mask), 0.0).abs().amax()
         for rows in _ranges(range(mask.shape[-2]), _ROWS)
     ]
     return float(bound + torch.stack(added).amax())
 
 
+class _Tile(NamedTuple):
+    """Sequences, heads of keys, rows (queries) and keys that are worked on together."""
+
+    batch: range
+    heads: range
+    rows: range
+    keys: range
+
+
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """What hides keys from queries; query t stands at place t + S − T among the S keys.
+
+    Args:
+        queries: T.
+        count: S.
+        causal: whether keys past the query's own place are hidden.
+        window: only keys at a smaller distance are seen; None for any distance.
+        padding_BS: False hides a key.
+        mask_BHGTS: axes but the last may be 1; False hides, or a number is added to the score and
+            hides where `hides` says so.
+        firm: whether hidden scores are overwritten: adding to them, which is faster, would not hide
+            what is NaN, infinite or huge.
+    """
+
+    queries: int
+    count: int
+    causal: bool
+    window: int | None
+    padding_BS: Tensor | None
+    mask_BHGTS: Tensor | None
+    firm: bool = False
+    _patterns: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+    @property
+    def offset(self) -> int:
+        """The place of query 0 among the keys."""
+        return self.count - self.queries
+
+    @property
+    def ahead(self) -> int | None:
+        """How far past its own place a query sees; None for any distance."""
+        if self.causal:
+            return 0
+        return None if self.window is None else self.window - 1
+
+    def keys(self, rows: range) -> range:
+        """A range that holds all keys these rows see."""
+        start, stop = 0, self.count
+        if self.window is not None:
+            start = max(start, rows.start + self.offset - self.window + 1)
+        if self.ahead is not None:
+            stop = min(stop, rows.stop + self.offset + self.ahead)
+        if start < stop and self.mask_BHGTS is not None:
+            mask = _rows(self.mask_BHGTS, rows)[..., start:stop]
+            seen = mask if mask.dtype == torch.bool else ~hides(mask)
+            places = seen.flatten(0, -2).any(0).nonzero()
+            if not len(places):
+                return range(0)
+            start, stop = start + int(places[0]), start + int(places[-1]) + 1
+        return range(start, max(start, stop))
+
+    def hide(self, scores_BHGTS: Tensor, block: _Tile) -> None:
+        """Adds to the scores of a block what a mask adds, and hides keys in it."""
+        rows, keys = block.rows, block.keys
+        if self.mask_BHGTS is not None:  # first: it may add what is no number to a key not seen
+            mask = self._mask(block)
+            if mask.dtype == torch.bool:
+                self._hide(scores_BHGTS, ~mask)
+            else:
+                hidden = hides(mask)
+                scores_BHGTS.add_(mask.to(scores_BHGTS.dtype).masked_fill(hidden, HIDDEN))
+                if self.firm:
+                    self._hide(scores_BHGTS, hidden)
+        if self.ahead is not None:
+            start = max(keys.start, rows.start + self.offset + self.ahead + 1)
+            edge = range(start, keys.stop)
+            self._hide_from(scores_BHGTS, block, edge, -_FAR, -self.ahead - 1)
+        if self.window is not None:
+            stop = min(keys.stop, rows.stop + self.offset - self.window)
+            edge = range(keys.start, stop)
+            self._hide_from(scores_BHGTS, block, edge, self.window, _FAR)
+        if self.padding_BS is not None:
+            real = self.padding_BS[_slice(block.batch), _slice(keys)]
+            self._hide(scores_BHGTS, ~real[:, None, None, None])
+
+    def pattern(self, rows: range, keys: range, low: int, high: int, like: Tensor) -> Tensor:
+        """1 where a key lies from `low` to `high` behind the query's own place, else 0."""
+        # Most blocks along the diagonal have the same one.
+        key = (low, high, keys.start - rows.start, len(rows), len(keys))
+        if key not in self._patterns:
+            places = torch.arange(rows.start, rows.stop, device=like.device) + self.offset
+            behind = places[:, None] - torch.arange(keys.start, keys.stop, device=like.device)
+            self._patterns[key] = ((behind >= low) & (behind <= high)).to(like.dtype)
+        return self._patterns[key]
+
+    def _hide_from(self, scores: Tensor, block: _Tile, keys: range, low: int, high: int) -> None:
+        """Hides those of the keys that lie from `low` to `high` behind the query."""
+        if len(keys):
+            start = keys.start - block.keys.start
+            pattern = self.pattern(block.rows, keys, low, high, scores)
+            self._hide(scores[..., start : start + len(keys)], pattern)
+
+    def _hide(self, scores: Tensor, hidden: Tensor) -> None:
+        """Hides where `hidden` is True, or 1."""
+        if self.firm:
+            scores.masked_fill_(hidden.to(torch.bool), HIDDEN)
+        else:
+            scores.add_(hidden, alpha=HIDDEN)
+
+    def _mask(self, block: _Tile) -> Tensor:
+        assert self.mask_BHGTS is not None
+        mask = _rows(self.mask_BHGTS, block.rows)[..., _slice(block.keys)]
+        mask = mask if mask.shape[0] == 1 else mask[_slice(block.batch)]
+        return mask if mask.shape[1] == 1 else mask[:, _slice(block.heads)]
+
+
+def hides(mask: Tensor) -> Tensor:
+    """Where an additive mask hides: −∞, and what stands for it in this type or is as far down."""
+    return mask <= lowest_seen(mask)
+
+
+def lowest_seen(mask: Tensor) -> float:
+    """What entries of an additive mask must lie above for their keys to be seen."""
+    return max(_HIDES, torch.finfo(mask.dtype).min / 2)
+
+
+def _rows(mask_BHGTS: Tensor, rows: range) -> Tensor:
+    return mask_BHGTS if mask_BHGTS.shape[-2] == 1 else mask_BHGTS[..., _slice(rows), :]
+
+
+def _slice(part: range) -> slice:
+    """A range of places as an index."""
+    return slice(part.start, part.stop)
+
+
+@dataclass(eq=False)
 class _Work:
     """One call. Heads that share keys are rows of one product: N = B · H, R = G · rows."""
 
-    def __init__(
-        self,
-        query_BHGTD: Tensor,
-        key_BHSD: Tensor,
-        sight: Sight,
-        *,
-        scale: float,
-        softcap: float | None,
-        first: int | None,
-        last: int | None,
-        received: bool,
-        rows_BT: Tensor | None,
-    ) -> None:
-        B, H, G, T, _ = query_BHGTD.shape
-        S = key_BHSD.shape[2]
-        self._query_BHGTD, self._key_NDS = query_BHGTD, key_BHSD.flatten(0, 1).contiguous().mT
-        self._sight, self._scale, self._softcap = sight, scale, softcap
-        self._first, self._last, self._rows_BT = first, last, rows_BT
-        self._received_BHGS = query_BHGTD.new_zeros(B, H, G, S) if received else None
+    query_BHGTD: Tensor
+    key_BHSD: Tensor
+    sight: _Sight
+    scale: float
+    softcap: float | None
+    first_and_last: tuple[int | None, int | None]
+    rows_BT: Tensor | None
+    received: bool
+
+    def __post_init__(self) -> None:
+        B, H, G, T, _ = self.query_BHGTD.shape
+        S = self.key_BHSD.shape[2]
+        self._key_NDS = self.key_BHSD.flatten(0, 1).contiguous().mT
+        self._received_BHGS = self.query_BHGTD.new_zeros(B, H, G, S) if self.received else None
         block = _LARGEST_BLOCK
-        if query_BHGTD.device.type == "cpu":
+        if self.query_BHGTD.device.type == "cpu":
             block = min(block, _CPU_BLOCK * torch.get_num_threads())
         self._rows = max(1, min(T, _ROWS, max(_ROWS // 4, 4 * _ROWS // G)))
         self._keys_per_block = max(_ROWS, block // (G * self._rows))
         size = max(block, G * self._rows * self._keys_per_block)
-        self._buffers = query_BHGTD.new_empty(2, min(size, B * H * G * self._rows * S))
+        self._buffers = self.query_BHGTD.new_empty(2, min(size, B * H * G * self._rows * S))
         self._block = block
 
     def result(self) -> list[Tensor]:
         """Log-sum-exp, entropy and masses asked for, (B, H, G, T); then mass received."""
-        T = self._query_BHGTD.shape[3]
+        T = self.query_BHGTD.shape[3]
         parts = [self._measure(rows) for rows in _ranges(range(T), self._rows)]
-        peak, total, moment, masses = _together(parts or [self._nothing(range(0))], -1)
+        peak, total, moment, *masses = _together(parts or [self._nothing(range(0))], -1)
         unseen = peak <= HIDDEN / 2  # NaN is not: it must stay NaN
         total = total.masked_fill(~unseen & (peak <= _MINUS_INFINITY), torch.nan)  # as softmax
         log = total.log()
@@ -182,62 +296,56 @@ class _Work:
         received = [] if self._received_BHGS is None else [self._received_BHGS]
         return [(peak + log).masked_fill_(unseen, -torch.inf), *found, *received]
 
-    def _measure(self, rows: range) -> _Sums:
+    def _measure(self, rows: range) -> Sums:
         """The sums of these rows of all sequences and heads, (B, H, G, rows)."""
-        keys = self._sight.keys(rows)
-        if not len(keys) or not self._query_BHGTD.numel():
+        keys = self.sight.keys(rows)
+        if not len(keys) or not self.query_BHGTD.numel():
             return self._nothing(rows)
-        query_BHGTD = self._query_BHGTD[..., rows.start : rows.stop, :]
+        query_BHGTD = self.query_BHGTD[..., rows.start : rows.stop, :]
         scaled = query_BHGTD.new_empty(query_BHGTD.shape)  # contiguous, as a product might not be
-        query_NRD = torch.mul(query_BHGTD, self._scale, out=scaled).flatten(2, 3).flatten(0, 1)
+        query_NRD = torch.mul(query_BHGTD, self.scale, out=scaled).flatten(2, 3).flatten(0, 1)
         pieces = list(_ranges(keys, self._keys_per_block))
         members = max(1, self._block // (query_NRD.shape[1] * len(pieces[0])))
         found = []
         for batch, heads in self._chunks(members):
-            blocks = [AttentionTile(batch, heads, rows, piece) for piece in pieces]
+            blocks = [_Tile(batch, heads, rows, piece) for piece in pieces]
             sums = _join([self._measure_block(query_NRD, block) for block in blocks])
             if self._received_BHGS is not None:
                 self._receive(self._received_BHGS, query_NRD, blocks, sums)
             found.append(sums)
-        peak, total, moment, masses = _together(found, 0)
-        shape = query_BHGTD.shape[:-1]
-        return _Sums(
-            peak.view(shape),
-            total.view(shape),
-            moment.view(shape),
-            tuple(mass.view(shape) for mass in masses),
-        )
+        return tuple(part.view(query_BHGTD.shape[:-1]) for part in _together(found, 0))
 
-    def _nothing(self, rows: range) -> _Sums:
-        peak = self._query_BHGTD.new_full((*self._query_BHGTD.shape[:3], len(rows)), HIDDEN)
+    def _nothing(self, rows: range) -> Sums:
+        peak = self.query_BHGTD.new_full((*self.query_BHGTD.shape[:3], len(rows)), HIDDEN)
         zero = torch.zeros_like(peak)
-        masses = (zero,) * ((self._first is not None) + (self._last is not None))
-        return _Sums(peak, torch.ones_like(peak), zero, masses)
+        masses = [zero for asked in self.first_and_last if asked is not None]
+        return peak, torch.ones_like(peak), zero, *masses
 
     def _chunks(self, members: int) -> Iterator[tuple[range, range]]:
         """Sequences and heads of keys, about `members` heads at a time."""
-        B, H = self._query_BHGTD.shape[:2]
+        B, H = self.query_BHGTD.shape[:2]
         for batch in _ranges(range(B), max(1, members // H)):
             for heads in _ranges(range(H), min(H, members)):
                 yield batch, heads
 
-    def _measure_block(self, query_NRD: Tensor, block: AttentionTile) -> _Sums:
+    def _measure_block(self, query_NRD: Tensor, block: _Tile) -> Sums:
         """The sums of the rows of a block over its keys, (N, R)."""
         scores = self._score(query_NRD, block)
         peak = scores.amax(-1, keepdim=True)
         weights = self._weigh(scores, peak)
+        first, last = self.first_and_last
         masses = []
-        if self._first is not None:
-            masses.append(weights[..., : max(0, self._first - block.keys.start)].sum(-1))
-        if self._last is not None:
-            masses.append(self._mass_on_last(weights, block, self._last))
+        if first is not None:
+            masses.append(weights[..., : max(0, first - block.keys.start)].sum(-1))
+        if last is not None:
+            masses.append(self._mass_on_last(weights, block, last))
         total = weights.sum(-1)
         moment = torch.mul(weights, scores, out=scores).sum(-1)
-        return _Sums(peak.squeeze(-1), total, moment, tuple(masses))
+        return peak.squeeze(-1), total, moment, *masses
 
-    def _score(self, query_NRD: Tensor, block: AttentionTile) -> Tensor:
+    def _score(self, query_NRD: Tensor, block: _Tile) -> Tensor:
         """The scores of a block (N, R, keys), hidden ones far below, in the first buffer."""
-        H, G = self._query_BHGTD.shape[1:3]
+        H, G = self.query_BHGTD.shape[1:3]
         start = block.batch.start * H + block.heads.start
         members = slice(start, start + len(block.batch) * len(block.heads))
         query = query_NRD[members]
@@ -245,11 +353,11 @@ class _Work:
         shape = (*query.shape[:2], key.shape[2])
         scores = self._buffers[0, : torch.Size(shape).numel()].view(shape)
         torch.bmm(query, key, out=scores)
-        if self._softcap is not None:
-            scores.div_(self._softcap).tanh_().mul_(self._softcap)
-        if self._sight.firm:
+        if self.softcap is not None:
+            scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.sight.firm:
             scores.clamp_(min=_MINUS_INFINITY)
-        self._sight.hide(scores.view(len(block.batch), len(block.heads), G, -1, shape[2]), block)
+        self.sight.hide(scores.view(len(block.batch), len(block.heads), G, -1, shape[2]), block)
         return scores
 
     def _weigh(self, scores: Tensor, peak: Tensor) -> Tensor:
@@ -257,32 +365,33 @@ class _Work:
         scores.sub_(peak).clamp_(min=_LEAST)
         return torch.exp(scores, out=self._buffers[1, : scores.numel()].view(scores.shape))
 
-    def _mass_on_last(self, weights: Tensor, block: AttentionTile, last: int) -> Tensor:
-        rows, keys, offset = block.rows, block.keys, self._sight.offset
+    def _mass_on_last(self, weights: Tensor, block: _Tile, last: int) -> Tensor:
+        rows, keys, offset = block.rows, block.keys, self.sight.offset
         near = range(
             max(keys.start, rows.start + offset - last + 1), min(keys.stop, rows.stop + offset)
         )
         if not len(near):
             return weights.new_zeros(weights.shape[:-1])
-        inside = self._sight.pattern(rows, near, 0, last - 1, weights)
+        inside = self.sight.pattern(rows, near, 0, last - 1, weights)
         weights = weights[..., near.start - keys.start : near.stop - keys.start]
         return (weights.unflatten(1, (-1, len(rows))) * inside).sum(-1).flatten(1)
 
     def _receive(
-        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[AttentionTile], sums: _Sums
+        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[_Tile], sums: Sums
     ) -> None:
         """Adds what the keys of the blocks receive from their rows."""
-        share = torch.where(sums.peak > HIDDEN / 2, 1 / sums.total, 0)
-        if self._rows_BT is not None:
+        peak, total, *_ = sums
+        share = torch.where(peak > HIDDEN / 2, 1 / total, 0)
+        if self.rows_BT is not None:
             block = blocks[0]
-            real_BT = self._rows_BT[as_slice(block.batch), as_slice(block.rows)]
+            real_BT = self.rows_BT[_slice(block.batch), _slice(block.rows)]
             shape = (len(block.batch), len(block.heads), -1, len(block.rows))
             share = (share.view(shape) * real_BT[:, None, None]).view(share.shape)
         for block in blocks:
-            here = (as_slice(block.batch), as_slice(block.heads), slice(None), as_slice(block.keys))
+            here = (_slice(block.batch), _slice(block.heads), slice(None), _slice(block.keys))
             if len(blocks) > 1:  # only now is it known what the weights are relative to
                 scores = self._score(query_NRD, block)
-                weights = self._weigh(scores, sums.peak.unsqueeze(-1))
+                weights = self._weigh(scores, peak.unsqueeze(-1))
             else:
                 size = share.numel() * len(block.keys)
                 weights = self._buffers[1, :size].view(*share.shape, -1)
@@ -292,36 +401,23 @@ class _Work:
             received_BHGS[here] += mass.view(received_BHGS[here].shape)
 
 
-def _join(parts: list[_Sums]) -> _Sums:
+def _join(parts: list[Sums]) -> Sums:
     """Sums of rows over the keys of all parts."""
     if len(parts) == 1:
         return parts[0]
-    peaks = torch.stack([part.peak for part in parts])
-    totals = torch.stack([part.total for part in parts])
-    moments = torch.stack([part.moment for part in parts])
+    peaks, totals, moments, *masses = (torch.stack(column) for column in zip(*parts, strict=True))
     peak = peaks.amax(0)
     below = peaks - peak
     factor = below.exp()
-    masses = zip(*(part.masses for part in parts), strict=True)
-    return _Sums(
-        peak,
-        (totals * factor).sum(0),
-        ((moments + below * totals) * factor).sum(0),
-        tuple((torch.stack(mass) * factor).sum(0) for mass in masses),
-    )
+    sums = (totals, moments + below * totals, *masses)
+    return peak, *((column * factor).sum(0) for column in sums)
 
 
-def _together(parts: list[_Sums], axis: int) -> _Sums:
+def _together(parts: list[Sums], axis: int) -> Sums:
     """Sums of the rows of all parts."""
     if len(parts) == 1:
         return parts[0]
-    masses = zip(*(part.masses for part in parts), strict=True)
-    return _Sums(
-        torch.cat([part.peak for part in parts], axis),
-        torch.cat([part.total for part in parts], axis),
-        torch.cat([part.moment for part in parts], axis),
-        tuple(torch.cat(mass, axis) for mass in masses),
-    )
+    return tuple(torch.cat(column, axis) for column in zip(*parts, strict=True))
 
 
 def _ranges(whole: range, most: int) -> Iterator[range]:

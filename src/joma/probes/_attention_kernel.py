@@ -52,7 +52,7 @@ def statistics(
     first: int | None = None,
     last: int | None = None,
     received: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> list[Tensor | None]:
     """Log-sum-exp, entropy, mass on the first and last keys, mass received; None where not asked.
 
     All in float32, (B, H, T), mass received (B, H, S). The arguments are those of
@@ -120,7 +120,7 @@ def statistics(
             **common,
             **launch,
         )
-    return logsumexp_BHT, entropy_BHT, first_BHT, last_BHT, received_BHS
+    return [logsumexp_BHT, entropy_BHT, first_BHT, last_BHT, received_BHS]
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:

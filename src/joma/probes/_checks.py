@@ -3,8 +3,6 @@
 The message names the argument, what was given, and what would be right.
 """
 
-import operator
-
 import torch
 from torch import Tensor
 
@@ -33,9 +31,11 @@ def tensor(name: str, value: Tensor, axes: int) -> Tensor:
 
 def computable(name: str, value: Tensor) -> Tensor:
     """Return `value` if it is a tensor that can be computed with; float8 becomes float32."""
-    _check_is_tensor(name, value)
+    if not isinstance(value, Tensor):
+        raise JomaError(f"{name} must be a torch.Tensor, got a {type(value).__name__}")
     if value.is_nested or value.layout != torch.strided:
-        raise JomaError(f"{name} must be a dense tensor, got a {_layout(value)} one")
+        layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        raise JomaError(f"{name} must be a dense tensor, got a {layout} one")
     if value.is_quantized or value.dtype not in _COMPUTABLE:
         raise JomaError(f"{name} must be numbers to compute with, got {value.dtype}")
     if value.is_meta:
@@ -43,26 +43,13 @@ def computable(name: str, value: Tensor) -> Tensor:
     return value.float() if value.is_floating_point() and value.itemsize == 1 else value
 
 
-_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
 def dense(name: str, value: Tensor, axes: int) -> Tensor:
-    """Return `value` as `tensor` does, but refuse floating-point numbers other than the usual."""
-    _check_is_tensor(name, value)
-    if value.is_quantized or (value.is_floating_point() and value.dtype not in _TYPES):
+    """Return `value` as `tensor` does, but refuse float8, which it would convert."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 1:
         raise JomaError(
             f"{name} must be float64, float32, float16 or bfloat16, got {value.dtype}: convert it"
         )
     return tensor(name, value, axes)
-
-
-def _check_is_tensor(name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise JomaError(f"{name} must be a torch.Tensor, got a {type(value).__name__}")
-
-
-def _layout(value: Tensor) -> str:
-    return "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
 
 
 def numbers(name: str, value: Tensor) -> Tensor:
@@ -80,19 +67,6 @@ def integers(name: str, value: Tensor, axes: int) -> Tensor:
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise JomaError(f"{name} must be integers, got {value.dtype}")
     return value.to(torch.int64)
-
-
-def whole(name: str, value: int, low: int) -> int:
-    """`value` as one whole number from `low` to 2⁶³ − 1."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise JomaError(f"{name} must be a whole number ≥ {low}, got {value!r}") from None
-    if not low <= number < 2**63:
-        raise JomaError(f"{name} must be a whole number from {low} below 2**63, got {number}")
-    return number
 
 
 def together(**shapes: torch.Size) -> torch.Size:

@@ -7,8 +7,10 @@ Deja Vu asks before it skips them.
 
 import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,9 +109,7 @@ class ActivationStatisticsAccumulator:
         rows = _rows(activations, counted)
         at_once = _AT_ONCE.get(rows.device.type, 2**24) // rows.shape[-1]
         parts = rows.split(max(1, at_once))
-        new = functools.reduce(
-            _Sums.with_, (_measure(part, self._near, self._top) for part in parts)
-        )
+        new = functools.reduce(_added, (_measure(part, self._near, self._top) for part in parts))
         have = self._sums
         if have is None:
             self._sums = new
@@ -119,7 +119,7 @@ class ActivationStatisticsAccumulator:
                 f"activations must have {len(have.active)} nodes on {have.active.device} as "
                 f"before, got {len(new.active)} on {new.active.device}"
             )
-        self._sums = have.with_(new)
+        self._sums = _added(have, new)
 
     def compute(self) -> ActivationStatistics:
         """The statistics of all tokens so far."""
@@ -138,7 +138,7 @@ class ActivationStatisticsAccumulator:
             kurtosis=fourth / second**2 if second > 0 else math.nan,
             top_energy={
                 share: energy / loud if loud else math.nan
-                for share, energy in zip(self._top, sums.energies, strict=True)
+                for share, energy in zip(self._top, sums.energies.tolist(), strict=True)
             },
             silent=sums.silent,
             activity=sums.active.double() / sums.tokens,
@@ -160,7 +160,7 @@ class _Moments:
     cubes: float
     fourths: float
 
-    def with_(self, other: "_Moments") -> "_Moments":
+    def __add__(self, other: "_Moments") -> "_Moments":
         """Those of both together (Pébay 2008): central, so that a large mean costs no digits."""
         if not self.count or not other.count:
             return self if self.count else other
@@ -199,8 +199,7 @@ class _Moments:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
+class _Sums(NamedTuple):
     """Counts of entries and tokens, energies added up over tokens, and how often nodes are active.
 
     `energies` has one sum for each share of the nodes, `active` (H,) one count for each node.
@@ -210,21 +209,14 @@ class _Sums:
     zero: int
     negative: int
     silent: int
-    energies: tuple[float, ...]
+    energies: Tensor
     active: Tensor
     moments: _Moments
 
-    def with_(self, other: "_Sums") -> "_Sums":
-        """Those of both together."""
-        return _Sums(
-            self.tokens + other.tokens,
-            self.zero + other.zero,
-            self.negative + other.negative,
-            self.silent + other.silent,
-            tuple(a + b for a, b in zip(self.energies, other.energies, strict=True)),
-            self.active + other.active,
-            self.moments.with_(other.moments),
-        )
+
+def _added(one: tuple[Any, ...], other: tuple[Any, ...]) -> _Sums:
+    """Those of both together."""
+    return _Sums(*map(operator.add, one, other))
 
 
 def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _Sums:
@@ -251,7 +243,7 @@ def _measure(rows: Tensor, near: float, top: tuple[float, ...]) -> _Sums:
     )
 
 
-def _energies(shares: Tensor, energy: Tensor, top: tuple[float, ...]) -> tuple[float, ...]:
+def _energies(shares: Tensor, energy: Tensor, top: tuple[float, ...]) -> Tensor:
     """Added up over tokens, the share of the energy in the largest nodes; in the order of `top`."""
     found: dict[float, float] = {}
     nodes = shares.shape[-1]
@@ -259,7 +251,7 @@ def _energies(shares: Tensor, energy: Tensor, top: tuple[float, ...]) -> tuple[f
         # The fewer are among the more, so each is searched in what was found before.
         shares = shares.topk(math.ceil(share * nodes), dim=-1, sorted=False).values
         found[share] = float((shares.sum(-1, keepdim=True) / energy).sum(dtype=torch.float64))
-    return tuple(found[share] for share in top)
+    return torch.tensor([found[share] for share in top], dtype=torch.float64)
 
 
 def _moments(rows: Tensor) -> _Moments:

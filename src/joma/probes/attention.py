@@ -11,7 +11,6 @@ Entropies are right to 10⁻⁴ however peaked the rows are.
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _attention_blocked, _checks
 
@@ -99,20 +99,34 @@ def attention_statistics(
     if rows is not None:
         given["rows"] = rows = _of_places("rows", rows, (*lead, q.shape[-2]), "query")
     _checks.one_device(**given)
-    found = _statistics(
-        q.expand(*lead, *q.shape[-3:]).reshape(math.prod(lead), *q.shape[-3:]),
-        k.expand(*lead, *k.shape[-3:]).reshape(math.prod(lead), *k.shape[-3:]),
-        causal=bool(causal),
-        scale=_number("scale", q.shape[-1] ** -0.5 if scale is None else scale),
-        padding_BS=padding,
-        window=None if window is None else _checks.whole("window", window, 1),
-        mask_BHTS=mask,
-        softcap=None if softcap is None else _number("softcap", softcap, above=0),
-        rows_BT=rows,
-        first=None if first is None else _checks.whole("first", first, 1),
-        last=None if last is None else _checks.whole("last", last, 1),
-        received=bool(received),
+    query_BHTD, key_BHSD = (
+        x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:]) for x in (q, k)
     )
+    sizes = {"window": window, "first": first, "last": last}
+    options: dict[str, Any] = {
+        "causal": bool(causal),
+        "scale": _number("scale", q.shape[-1] ** -0.5 if scale is None else scale),
+        "padding_BS": padding,
+        "received": bool(received),
+        **{name: None if it is None else whole_number(name, it, 1) for name, it in sizes.items()},
+    }
+    softcap = None if softcap is None else _number("softcap", softcap, above=0)
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        kernel = None
+        if mask is None and softcap is None and not (received and rows is not None):
+            kernel = _kernel(query_BHTD, key_BHSD)
+        if kernel is None:
+            of_blocks = {"mask_BHTS": mask, "softcap": softcap, "rows_BT": rows}
+            found = _attention_blocked.statistics(query_BHTD, key_BHSD, **of_blocks, **options)
+        else:
+            found = _nan_where_infinite(
+                kernel.statistics(query_BHTD, key_BHSD, **options), query_BHTD
+            )
+        if rows is not None:  # queries that are not real see no key; what keys receive stays
+            found[:4] = [
+                None if part is None else part.masked_fill(~rows.unsqueeze(1), nothing)
+                for part, nothing in zip(found, (-math.inf, 0, 0, 0), strict=False)
+            ]
     shape = () if alone else whole[:-2]
     logsumexp, entropy, *masses = (
         part if part is None else part.reshape(*shape, part.shape[-1]) for part in found
@@ -261,61 +275,27 @@ def _over_rows(values: Tensor) -> Tensor:
     return values.sum((0, 2), dtype=torch.float64)
 
 
-def _statistics(
-    query_BHTD: Tensor,
-    key_BHSD: Tensor,
-    *,
-    mask_BHTS: Tensor | None,
-    softcap: float | None,
-    rows_BT: Tensor | None,
-    causal: bool,
-    scale: float,
-    padding_BS: Tensor | None,
-    window: int | None,
-    first: int | None,
-    last: int | None,
-    received: bool,
-) -> _attention_blocked.Result:
-    options: dict[str, Any] = {
-        "causal": causal,
-        "scale": scale,
-        "padding_BS": padding_BS,
-        "window": window,
-        "first": first,
-        "last": last,
-        "received": received,
-    }
-    with torch.no_grad(), torch.autocast(query_BHTD.device.type, enabled=False):
-        scores = query_BHTD.shape[:3].numel() * key_BHSD.shape[2]
-        plain = mask_BHTS is None and softcap is None and not (received and rows_BT is not None)
-        if query_BHTD.is_cuda and plain and scores > FEW:
-            kernel = _kernel()
-            if kernel is not None and kernel.takes(query_BHTD, key_BHSD):
-                found = kernel.statistics(query_BHTD, key_BHSD, **options)
-                found = _nan_where_infinite(found, query_BHTD)
-                return _attention_blocked.without_rows(found, rows_BT)
-        return _attention_blocked.statistics(
-            query_BHTD, key_BHSD, mask_BHTS=mask_BHTS, softcap=softcap, rows_BT=rows_BT, **options
-        )
-
-
 def _nan_where_infinite(
     found: _attention_blocked.Result, query_BHTD: Tensor
 ) -> _attention_blocked.Result:
     """The kernel's result with NaN, as softmax has it, where all scores of a row are −∞."""
-    logsumexp, entropy, first, last, received = found
+    logsumexp, entropy, *masses = found
+    assert logsumexp is not None
+    assert entropy is not None
     infinite = ~query_BHTD.sum(-1, dtype=torch.float32).isfinite() & logsumexp.isneginf()
-    logsumexp, entropy = (x.masked_fill(infinite, math.nan) for x in (logsumexp, entropy))
-    return logsumexp, entropy, first, last, received
+    return [*(x.masked_fill(infinite, math.nan) for x in (logsumexp, entropy)), *masses]
 
 
-@cache
-def _kernel() -> ModuleType | None:
+def _kernel(query_BHTD: Tensor, key_BHSD: Tensor) -> ModuleType | None:
+    """The kernel for a GPU where there is one that takes these, and they are worth it."""
+    scores = query_BHTD.shape[:3].numel() * key_BHSD.shape[2]
+    if not query_BHTD.is_cuda or scores <= FEW:
+        return None
     try:
         from joma.probes import _attention_kernel
     except ImportError:  # Triton comes with the builds of torch for GPUs alone
         return None
-    return _attention_kernel
+    return _attention_kernel if _attention_kernel.takes(query_BHTD, key_BHSD) else None
 
 
 def _fitting(q: Tensor, k: Tensor) -> torch.Size:

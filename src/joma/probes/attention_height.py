@@ -6,10 +6,12 @@ query and key, and compared with a row that spreads evenly over the keys it can 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
 
@@ -89,9 +91,7 @@ class AttentionByHeightAccumulator:
                 f"attention must make sums of shape {tuple(have.shape)} on {have.device} as "
                 f"before, got {tuple(given.shape)} on {given.device}"
             )
-        self._sums = _Sums(
-            have + given, self._sums.uniform + new.uniform, self._sums.queries + new.queries
-        )
+        self._sums = _Sums(*(one + other for one, other in zip(self._sums, new, strict=True)))
 
     def compute(self) -> AttentionByHeight:
         """`attention_by_height` of all batches so far."""
@@ -100,8 +100,7 @@ class AttentionByHeightAccumulator:
         return _mean(self._sums)
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
+class _Sums(NamedTuple):
     """Shares added up over rows: (..., 1 + levels), uncounted keys first; and how many rows."""
 
     mass: Tensor
@@ -124,7 +123,7 @@ def _table(heights: Tensor, levels: int | None) -> tuple[Tensor, int]:
     if heights.ndim != 2 or heights.shape[0] != heights.shape[1] or heights.numel() == 0:
         raise JomaError(f"heights must be a square table, got shape {tuple(heights.shape)}")
     low, high = int(heights.min()), int(heights.max())
-    levels = high + 1 if levels is None else _checks.whole("levels", levels, 1)
+    levels = high + 1 if levels is None else whole_number("levels", levels, 1)
     if low < -1 or high < 0 or high >= levels:
         raise JomaError(
             f"heights must lie from -1 below levels = {levels}, one of them at least 0, got "

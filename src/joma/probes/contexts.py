@@ -5,12 +5,14 @@ occurred, while the text goes by: what is kept is nodes × k numbers, whatever t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
 
@@ -38,6 +40,11 @@ class TopContexts:
     windows: Tensor
     positions: Tensor
     nodes: Tensor
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "TopContexts":
+        """Return these with values, windows and positions changed in the same way."""
+        values, windows, positions = map(change, (self.values, self.windows, self.positions))
+        return TopContexts(values, windows, positions, self.nodes)
 
 
 def top_contexts(
@@ -81,7 +88,7 @@ class TopContextsAccumulator:
         nodes: Sequence[int] | Tensor | None = None,
         one_per_window: bool = False,
     ) -> None:
-        self._k = _checks.whole("k", k, 1)
+        self._k = whole_number("k", k, 1)
         self._nodes = None if nodes is None else _node_numbers(nodes)
         self._one_per_window = one_per_window
         self._best: TopContexts | None = None
@@ -101,7 +108,7 @@ class TopContextsAccumulator:
         activations = _checked(activations)
         windows, length, hidden = activations.shape
         counted = _counted(counted, activations)
-        first = self._windows if first is None else _checks.whole("first", first, 0)
+        first = self._windows if first is None else whole_number("first", first, 0)
         best = self._best
         if best is not None and (hidden != self._hidden or activations.device != best.nodes.device):
             raise JomaError(
@@ -117,7 +124,9 @@ class TopContextsAccumulator:
             parts.append(find(values, counted, self._k))
         values, places, positions = (torch.cat(columns) for columns in zip(*parts, strict=True))
         places = torch.where(places < 0, places, places + first)
-        new = _padded(TopContexts(values, places, positions, nodes), self._k)
+        missing = (0, max(0, self._k - values.shape[-1]))  # empty places at the end
+        places, positions = (pad(x, missing, value=-1) for x in (places, positions))
+        new = TopContexts(pad(values, missing, value=-math.inf), places, positions, nodes)
         self._best = new if best is None else _best_of(best, new, self._k)
         self._hidden = hidden
         self._windows = max(self._windows, first + windows)
@@ -188,28 +197,8 @@ def _best_of(one: TopContexts, two: TopContexts, k: int) -> TopContexts:
     for column, descending in ((positions, False), (windows, False), (values, True)):
         by = column.gather(-1, order).sort(dim=-1, descending=descending, stable=True).indices
         order = order.gather(-1, by)
-    values, windows, positions = (
-        column.gather(-1, order) for column in (values, windows, positions)
-    )
-    return _cut(TopContexts(values, windows, positions, one.nodes), k)
-
-
-def _cut(contexts: TopContexts, k: int) -> TopContexts:
-    return TopContexts(
-        contexts.values[:, :k], contexts.windows[:, :k], contexts.positions[:, :k], contexts.nodes
-    )
-
-
-def _padded(contexts: TopContexts, k: int) -> TopContexts:
-    """With empty places at the end, so that there are at least k."""
-    missing = (0, max(0, k - contexts.values.shape[-1]))
-    pad = torch.nn.functional.pad
-    return TopContexts(
-        pad(contexts.values, missing, value=-math.inf),
-        pad(contexts.windows, missing, value=-1),
-        pad(contexts.positions, missing, value=-1),
-        contexts.nodes,
-    )
+    both = TopContexts(values, windows, positions, one.nodes)
+    return both.each(lambda column: column.gather(-1, order)[:, :k])
 
 
 def _node_numbers(nodes: Sequence[int] | Tensor) -> Tensor:

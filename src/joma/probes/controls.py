@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
 from joma.probes.correlation import Moments, against, centre, moments, rows
@@ -165,7 +166,7 @@ def planted(
     given = rows(latents, activations, weights)
     if not 0 <= correlation <= 1:
         raise JomaError(f"correlation must lie in [0, 1], got {correlation!r}")
-    generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
+    generator = torch.Generator().manual_seed(whole_number("seed", seed, 0))
     noise = torch.randn(given.latents.shape[-2:], generator=generator, dtype=torch.float64)
     noise = noise.to(given.latents.device).expand_as(given.latents)
     signal = _unit(given.latents, given.weights)
@@ -227,8 +228,8 @@ class _Grouping:
 
     def orders(self, repeats: int, seed: int) -> Iterator[Tensor]:
         """Random orders of the groups, (..., S), of which the first `sizes` matter."""
-        repeats = _checks.whole("repeats", repeats, 1)
-        generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
+        repeats = whole_number("repeats", repeats, 1)
+        generator = torch.Generator().manual_seed(whole_number("seed", seed, 0))
         rows = self.labels.shape[-1]
         # A group's numbers come first by group, so that they do not depend on the number of rows.
         keys = torch.rand(rows, repeats, generator=generator, dtype=torch.float64)

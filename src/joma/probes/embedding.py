@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
 
@@ -86,9 +87,9 @@ def embedding_overlap(
     vectors, labels = _vectors(embeddings, tokens)
     if embeddings.ndim != 2:
         raise JomaError(f"embeddings must have two axes, got shape {tuple(embeddings.shape)}")
-    exact_up_to = _checks.whole("exact_up_to", exact_up_to, 2)
-    pairs = _checks.whole("pairs", pairs, 2)
-    seed = _checks.whole("seed", seed, 0)
+    exact_up_to = whole_number("exact_up_to", exact_up_to, 2)
+    pairs = whole_number("pairs", pairs, 2)
+    seed = whole_number("seed", seed, 0)
     shares = _shares(quantiles)
     if matrix and len(vectors) > MATRIX_AT_MOST:
         raise JomaError(
@@ -129,9 +130,9 @@ class EmbeddingOverlapAccumulator:
     def __init__(
         self, *, keep: int = 2048, quantiles: Sequence[float] = QUANTILES, seed: int = 0
     ) -> None:
-        self._keep = _checks.whole("keep", keep, 2)
+        self._keep = whole_number("keep", keep, 2)
         self._quantiles = _shares(quantiles)
-        self._generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
+        self._generator = torch.Generator().manual_seed(whole_number("seed", seed, 0))
         self._sample: _Sample | None = None
         self._seen = self._zeros = 0
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.probes import _checks
 from joma.probes.spectrum import Energy, StableRank, singular_values, stable_rank
 
 RANKS = (1, 8, 32, 128)
@@ -69,7 +69,7 @@ def gradient_rank(
     Raises:
         ValueError: also where a gradient is not finite.
     """
-    ranks = tuple(_checks.whole("ranks", rank, 1) for rank in ranks)
+    ranks = tuple(whole_number("ranks", rank, 1) for rank in ranks)
     chosen = _chosen(model, parameters)
     gradients = _gradients(model, loss, list(chosen.values()))
     found = {}

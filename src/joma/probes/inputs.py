@@ -1,15 +1,15 @@
 """What a model is called with: windows of tokens, or inputs of any kind given by name."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.probes import _checks
 
 Windows = Tensor | Sequence[Sequence[int]]
 Inputs = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -29,6 +29,7 @@ class ProbeBatch:
         rows: Numbers of these places among all B · T.
         places: B · T, or 0 where inputs are no tokens.
         start: How many examples were read before.
+        total: How many there are.
     """
 
     given: Mapping[str, Any] | Tensor
@@ -36,6 +37,7 @@ class ProbeBatch:
     rows: Tensor
     places: int
     start: int
+    total: int
 
     def run(self, model: nn.Module, device: torch.device) -> None:
         """Call the model, without its head where it reads windows: nothing here needs logits."""
@@ -46,19 +48,20 @@ class ProbeBatch:
             }
             model(**moved)
             return
-        tokens = self.given.to(device)
-        body = getattr(model, "base_model", model)
-        if hasattr(model, "config") and hasattr(body, "get_input_embeddings"):
-            _read(body, tokens)
-        else:
-            model(tokens)
+        run_on_tokens(model, self.given.to(device))
 
 
-def _read(model: nn.Module, tokens: Tensor) -> None:
-    """Call a Hugging Face model with a text; a decoder after an encoder is given the same text.
+def run_on_tokens(model: nn.Module, tokens: Tensor) -> None:
+    """Call a model with a text, a Hugging Face model without its head.
 
-    As in training, the decoder's tokens are shifted to the right by the token it starts with.
+    A decoder after an encoder is given the same text, as in training shifted to the right by the
+    token it starts with.
     """
+    body = getattr(model, "base_model", model)
+    if not hasattr(model, "config") or not hasattr(body, "get_input_embeddings"):
+        model(tokens)
+        return
+    model = body
     taken = inspect.signature(model.forward).parameters
     if "input_ids" not in taken:
         raise JomaError(f"{type(model).__name__} reads no tokens; {_GIVE_INPUTS}")
@@ -86,70 +89,70 @@ def _raised_in(package: str, error: BaseException) -> bool:
     return name.partition(".")[0] == package
 
 
-class Reader:
-    """Windows or inputs as batches, with a random sample of the tokens.
+def batches(
+    windows: Windows | Inputs | None,
+    inputs: Inputs | None,
+    sample: int,
+    seed: int,
+    device: torch.device,
+    at_once: int | None,
+) -> list[ProbeBatch]:
+    """Return windows or inputs as batches, with a random sample of the tokens.
 
     Args:
         windows: (number, length), tokens.
         inputs: Keyword arguments of the model, where there are no windows.
         sample: How many tokens are sampled.
         seed: Decides which.
+        device: What the model runs on.
+        at_once: Windows of a batch; where None, as many as suit the device.
     """
+    if _are_inputs(windows) and inputs is None:
+        windows, inputs = None, windows  # pyright: ignore[reportAssignmentType]
+    if (windows is None) == (inputs is None):
+        got = "both" if inputs is not None else "neither"
+        raise JomaError(f"probe takes windows of tokens or inputs, got {got}")
+    whole_number("sample", sample, 1)
+    generator = torch.Generator().manual_seed(whole_number("seed", seed, 0))
 
-    def __init__(
-        self, windows: Windows | Inputs | None, inputs: Inputs | None, sample: int, seed: int
-    ) -> None:
-        if _are_inputs(windows) and inputs is None:
-            windows, inputs = None, windows  # pyright: ignore[reportAssignmentType]
-        if (windows is None) == (inputs is None):
-            got = "both" if inputs is not None else "neither"
-            raise JomaError(f"probe takes windows of tokens or inputs, got {got}")
-        _checks.whole("sample", sample, 1)
-        self._generator = torch.Generator().manual_seed(_checks.whole("seed", seed, 0))
-        self._sample = sample
-        self._windows = None if windows is None else _windows(windows)  # pyright: ignore[reportArgumentType]
-        self._inputs = [] if inputs is None else _inputs(inputs)
+    def chosen(like: Tensor) -> Tensor:
+        """Return which places are sampled, bool."""
+        places = torch.zeros(like.numel(), dtype=torch.bool)
+        places[torch.randperm(len(places), generator=generator)[:sample]] = True
+        return places.view(like.shape)
 
-    def batches(self, device: torch.device, at_once: int | None) -> Iterator[ProbeBatch]:
-        """Yield all batches; windows are read `at_once`, by default as many as suit the device."""
-        if self._windows is None:
-            yield from self._given_batches()
-            return
-        windows = self._windows
-        size = at_once or max(1, _TOKENS_AT_ONCE.get(device.type, 16384) // windows.shape[1])
-        chosen = self._chosen(windows.numel()).view_as(windows)
-        for start in range(0, len(windows), size):
-            tokens = windows[start : start + size]
-            yield _batch(tokens, tokens, chosen[start : start + size], start)
+    if inputs is not None:
+        every = _inputs(inputs)
+        return [_given_batch(it, number, len(every), chosen) for number, it in enumerate(every)]
+    tokens = _windows(windows)  # pyright: ignore[reportArgumentType]
+    suits = max(1, _TOKENS_AT_ONCE.get(device.type, 16384) // tokens.shape[1])
+    size = suits if at_once is None else whole_number("batch", at_once, 1)
+    parts = zip(tokens.split(size), chosen(tokens).split(size), strict=True)
+    return [
+        _batch(part, part, places, number * size, len(tokens))
+        for number, (part, places) in enumerate(parts)
+    ]
 
-    def __len__(self) -> int:
-        return len(self._inputs) if self._windows is None else len(self._windows)
 
-    def _given_batches(self) -> Iterator[ProbeBatch]:
+def _given_batch(
+    given: Mapping[str, Any], number: int, total: int, chosen: Callable[[Tensor], Tensor]
+) -> ProbeBatch:
+    tokens, mask = given.get("input_ids"), given.get("attention_mask")
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
         none = torch.empty(0, dtype=torch.long)
-        for number, given in enumerate(self._inputs):
-            tokens, mask = given.get("input_ids"), given.get("attention_mask")
-            if not isinstance(tokens, Tensor) or tokens.ndim != 2:
-                yield ProbeBatch(given, none, none, 0, number)
-                continue
-            chosen = self._chosen(tokens.numel()).view(tokens.shape)
-            if isinstance(mask, Tensor) and mask.shape == tokens.shape:
-                chosen &= mask.cpu() != 0
-            yield _batch(given, tokens.cpu(), chosen, number)
-
-    def _chosen(self, places: int) -> Tensor:
-        """Which of so many places are sampled, bool."""
-        chosen = torch.zeros(places, dtype=torch.bool)
-        chosen[torch.randperm(places, generator=self._generator)[: self._sample]] = True
-        return chosen
+        return ProbeBatch(given, none, none, 0, number, total)
+    places = chosen(tokens)
+    if isinstance(mask, Tensor) and mask.shape == tokens.shape:
+        places &= mask.cpu() != 0
+    return _batch(given, tokens.cpu(), places, number, total)
 
 
 def _batch(
-    given: Mapping[str, Any] | Tensor, tokens: Tensor, chosen: Tensor, start: int
+    given: Mapping[str, Any] | Tensor, tokens: Tensor, chosen: Tensor, start: int, total: int
 ) -> ProbeBatch:
     places = chosen.reshape(-1)
     rows = places.nonzero().squeeze(1)
-    return ProbeBatch(given, tokens.reshape(-1)[places], rows, places.numel(), start)
+    return ProbeBatch(given, tokens.reshape(-1)[places], rows, places.numel(), start, total)
 
 
 def _are_inputs(given: Any) -> bool:

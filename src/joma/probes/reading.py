@@ -1,4 +1,4 @@
-"""One forward pass after another over a text: attention, MLPs and the residual stream measured.
+"""Measurements of a model that reads a text: attention, MLPs and the residual stream.
 
 The hidden activations of experts whose matrices are stacked in one parameter are the input of no
 module, and a fused kernel may never store them. They are computed once more, for a sample of the
@@ -7,9 +7,10 @@ tokens, from what the experts are given: hidden states and the experts chosen fo
 
 import contextlib
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -22,13 +23,49 @@ from joma.models import BlockPart, Found, Mlp, reader_path
 from joma.probes.activations import ActivationStatisticsAccumulator
 from joma.probes.attention import AttentionAccumulator
 from joma.probes.embedding import EmbeddingOverlapAccumulator
-from joma.probes.inputs import Reader
-from joma.probes.measurement import Measurement
+from joma.probes.inputs import ProbeBatch
 from joma.probes.metrics import Metric, Needs, collected
 from joma.probes.tap import AttentionCall, AttentionMap, watch_attention
 
 VECTORS_COMPARED = 512
 """Vectors of the residual stream compared with each other: the mean is right to about 0.01."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number of a model.
+
+    Attributes:
+        metric: Name of the metric, one of `joma.probes.metrics.METRICS`.
+        module: Path of the module measured; attention of a block that runs several times in one
+            forward pass has "#1", "#2", … after it from the second time on.
+        layer: Number of the block, None for what is in none.
+        head: Number of the head, None for the mean over heads.
+        value: The number; never NaN or infinite.
+        bound: An absolute bound on its error, where there is one.
+        kind: Of attention: "self" or "cross", after the name of the tower where the model has
+            several ("encoder self"); empty for everything else.
+    """
+
+    metric: str
+    module: str
+    layer: int | None
+    head: int | None
+    value: float
+    bound: float | None = None
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        for name, number in (("value", self.value), ("bound", self.bound)):
+            if number is not None and not math.isfinite(number):
+                raise JomaError(
+                    f"{self.metric} of {self.module or 'the model'} came out with {name} {number}: "
+                    "the model's weights or what it computes from the text are not finite"
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the number as `joma probe --json` prints it."""
+        return asdict(self)
 
 
 @dataclass(eq=False)
@@ -41,8 +78,18 @@ class _Seen:
     kind: str = ""
 
 
-class Reading:
-    """Measures a model while it reads a text.
+def read(
+    model: nn.Module,
+    parts: Found | None,
+    metrics: Sequence[Metric],
+    batches: Sequence[ProbeBatch],
+    attention: AttentionMap | None,
+    *,
+    sample: int,
+    seed: int,
+    progress: Progress,
+) -> list[Measurement]:
+    """Measure a model while it reads a text.
 
     A module that runs several times in a forward pass (ALBERT's) is measured for each time, under
     its path and then path#1, path#2.
@@ -51,10 +98,18 @@ class Reading:
         model: The model.
         parts: What was found in it, None where only its attention is measured.
         metrics: The metrics, of "attention", "activations" and "residual".
+        batches: The text.
+        attention: As of `joma.probes.probe`.
         sample: Tokens measured where a module works on other tokens than those of the text.
         seed: Seed of the sample of vectors.
+        progress: Called with how far it is.
     """
+    reading = _Reading(model, parts, metrics, sample, seed)
+    reading.run(batches, attention, progress)
+    return reading.measurements()
 
+
+class _Reading:
     def __init__(
         self,
         model: nn.Module,
@@ -65,17 +120,16 @@ class Reading:
     ) -> None:
         self._model, self._parts, self._metrics = model, parts, metrics
         self._sample, self._seed = sample, seed
+        self._collected: dict[Needs, Any] = {
+            needs: collected(self._of(needs)) for needs in ("attention", "activations")
+        }
         self._seen: dict[Needs, dict[str, _Seen]] = {}
         self._passes: Counter[str] = Counter()
         self._rows = self._tokens = torch.empty(0, dtype=torch.long)
         self._places = 0
 
     def run(
-        self,
-        reader: Reader,
-        at_once: int | None,
-        attention: AttentionMap | None,
-        progress: Progress,
+        self, batches: Sequence[ProbeBatch], attention: AttentionMap | None, progress: Progress
     ) -> None:
         """Read everything."""
         device = next(self._model.parameters()).device
@@ -86,8 +140,8 @@ class Reading:
                 stack.enter_context(watch_attention(self._model, self._see, names=attention))
             for handle in self._hooks():
                 stack.callback(handle.remove)
-            for batch in reader.batches(device, at_once):
-                progress("read the text", batch.start, len(reader))
+            for batch in batches:
+                progress("read the text", batch.start, batch.total)
                 self._rows, self._tokens = batch.rows.to(device), batch.tokens.to(device)
                 self._places = batch.places
                 self._passes.clear()
@@ -135,7 +189,7 @@ class Reading:
         return seen[key].sums
 
     def _see(self, call: AttentionCall) -> None:
-        statistics = call.statistics(**collected(self._of("attention")))  # type: ignore[arg-type]
+        statistics = call.statistics(**self._collected["attention"])
         sums = self._sums("attention", call.name, call.layer, AttentionAccumulator, call.kind)
         sums.update(statistics)
 
@@ -164,8 +218,14 @@ class Reading:
             yield module.register_forward_pre_hook(self._stack_hook(experts), with_kwargs=True)
 
     @functools.cached_property
+    def _paths(self) -> dict[str, str]:
+        """Paths of all modules as they are reported."""
+        names = (name for name, _ in self._model.named_modules(remove_duplicate=False))
+        return {name: reader_path(name) for name in names}
+
+    @functools.cached_property
     def _modules(self) -> dict[str, nn.Module]:
-        return {reader_path(name): module for name, module in self._model.named_modules()}
+        return {self._paths[name]: module for name, module in self._model.named_modules()}
 
     def _key(self, module: str) -> str:
         """Return the key of this pass of a module."""
@@ -177,7 +237,7 @@ class Reading:
         def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             hidden = inputs[0].reshape(-1, inputs[0].shape[-1])
             hidden = self._spread(hidden) if mlp.expert is not None else self._some(hidden)
-            self._add(mlp, self._key(reader_path(mlp.down_path or mlp.module)), hidden)
+            self._add(mlp, self._key(self._paths[mlp.down_path or ""]), hidden)
 
         return record
 
@@ -198,7 +258,7 @@ class Reading:
     def _add(self, mlp: Mlp, key: str, hidden: Tensor) -> None:
         if not len(hidden):
             return
-        options: Any = {"top": (), **collected(self._of("activations"))}
+        options = {"top": (), **self._collected["activations"]}
         new = functools.partial(ActivationStatisticsAccumulator, **options)
         self._sums("activations", key, mlp.layer, new).update(hidden)
 

@@ -14,11 +14,9 @@ from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
 from joma.models import Found, Weight, WeightFiles, dummy_forward, find_stored_weights, find_weights
 from joma.models.architectures import ROLES, Architecture, UnknownArchitectureError, how_to_map
-from joma.probes import _checks
-from joma.probes.inputs import Inputs, Reader, Windows
-from joma.probes.measurement import Measurement
+from joma.probes.inputs import Inputs, Windows, batches
 from joma.probes.metrics import PROBED, Effort, Metric, checked
-from joma.probes.reading import Reading
+from joma.probes.reading import Measurement, read
 from joma.probes.tap import AttentionMap
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "METRICS",
     "WEIGHT_METRICS",
     "Measurement",
-    "checked_metrics",
     "probe",
     "probe_weights",
 ]
@@ -44,17 +41,6 @@ WEIGHT_METRICS = tuple(
 
 TOKENS_SAMPLED = 1024
 """Tokens at which MLPs and blocks are measured: little next to forward passes over 10,000."""
-
-
-def checked_metrics(
-    metrics: Sequence[str], available: Sequence[str] = tuple(METRICS)
-) -> tuple[str, ...]:
-    """Return the names of metrics, each once, if there are such.
-
-    Raises:
-        JomaError: There are none, or one is not available.
-    """
-    return tuple(it.name for it in checked(metrics, {name: PROBED[name] for name in available}))
 
 
 def probe(
@@ -100,11 +86,11 @@ def probe(
         seed: decides the samples and where the search for singular values begins.
         progress: Called with how far it is.
     """
-    chosen = checked_metrics(DEFAULT_METRICS if metrics is None else metrics)
-    reader = Reader(windows, inputs, sample, seed)
-    if batch is not None:
-        batch = _checks.whole("batch", batch, 1)
-    if any(PROBED[name].needs != "attention" for name in chosen):
+    asked = checked(DEFAULT_METRICS if metrics is None else metrics)
+    chosen = tuple(metric.name for metric in asked)
+    device = next(model.parameters()).device
+    text = batches(windows, inputs, sample, seed, device, batch)
+    if any(metric.needs != "attention" for metric in asked):
         if parts is None:
             parts = find_weights(model, architecture=architecture, run=dummy_forward(model))
         chosen = measurable(chosen, parts, model, roles, asked_for=metrics is not None)
@@ -112,9 +98,9 @@ def probe(
     of_text = [PROBED[name] for name in chosen if name not in WEIGHT_METRICS]
     found: list[Measurement] = []
     if of_text:
-        reading = Reading(model, parts, of_text, sample, seed)
-        reading.run(reader, batch, attention, progress)
-        found += reading.measurements()
+        found += read(
+            model, parts, of_text, text, attention, sample=sample, seed=seed, progress=progress
+        )
     if of_weights:
         assert parts is not None
         found += _of_weights(model, parts, of_weights, roles, Effort(tolerance, seed), progress)
@@ -151,7 +137,8 @@ def probe_weights(
         seed: decides samples and where the search for singular values begins.
         progress: Called with how far it is.
     """
-    chosen = checked_metrics(("stable_rank",) if metrics is None else metrics, WEIGHT_METRICS)
+    asked = checked(("stable_rank",) if metrics is None else metrics, WEIGHT_METRICS)
+    chosen = tuple(metric.name for metric in asked)
     if parts is not None:
         pass
     elif isinstance(source, WeightFiles):
@@ -230,9 +217,9 @@ def _of_weights(
     progress: Progress,
 ) -> list[Measurement]:
     metrics = [PROBED[name] for name in names]
-    wanted = set(roles) if any(metric.needs == "weights" for metric in metrics) else set()
-    if any(metric.needs == "embedding" for metric in metrics):
-        wanted.add("embedding")
+    needs = {metric.needs for metric in metrics}
+    wanted = set(roles) if "weights" in needs else set()
+    wanted |= needs & {"embedding"}
     together: dict[tuple[str, ...], list[Weight]] = {}  # a fused matrix is read once
     for weight in parts.of_roles(wanted):
         together.setdefault(weight.names, []).append(weight)
@@ -245,22 +232,14 @@ def _of_weights(
         for weight in weights:
             progress(f"weigh {weight.module}", done, total)
             try:
-                matrix = _matrix(weight, source, tensors)
-                found += _of_weight(weight, matrix, metrics, roles, effort)
+                of_model = isinstance(source, nn.Module)
+                matrix = weight.of(source) if of_model else weight.matrix(tensors)
+                found += _of_weight(weight, matrix.detach(), metrics, roles, effort)
             except ValueError as error:
                 raise JomaError(f"{weight.module} cannot be measured: {error}") from error
             done += 1
         del tensors  # before the next are read
     return found
-
-
-def _matrix(
-    weight: Weight, source: nn.Module | WeightFiles, tensors: Mapping[str, Tensor]
-) -> Tensor:
-    matrix = weight.of(source) if isinstance(source, nn.Module) else weight.matrix(tensors)
-    if matrix.is_meta:
-        raise JomaError("it is on the meta device, where it has no numbers")
-    return matrix.detach()
 
 
 def _of_weight(
@@ -270,6 +249,8 @@ def _of_weight(
     roles: Sequence[str],
     effort: Effort,
 ) -> list[Measurement]:
+    if matrix.is_meta:
+        raise JomaError("it is on the meta device, where it has no numbers")
     found = []
     for metric in metrics:
         if weight.role in (("embedding",) if metric.needs == "embedding" else roles):

@@ -148,6 +148,28 @@ def row_text(
     )
 
 
+def note(
+    ax: Axes, text: str, at: tuple[Any, Any], offset: tuple[float, float], **options: Any
+) -> None:
+    """Write a text next to a point.
+
+    Args:
+        ax: The axes.
+        text: The text.
+        at: The point, in the coordinates of the data.
+        offset: From there to the text, in points.
+        options: Options of matplotlib's `annotate`.
+    """
+    ax.annotate(text, at, xytext=offset, textcoords="offset points", **options)
+
+
+def error_bars(ax: Axes, x: Any, values: Any, *, color: str, filled: bool, **options: Any) -> None:
+    """Draw the mean and the standard deviation over networks, the last axis, at each place."""
+    face = color if filled else "white"
+    bars = {"color": color, "mfc": face, "elinewidth": 1, **options}
+    ax.errorbar(x, values.mean(-1), values.std(-1, ddof=1), **bars)
+
+
 def save(
     run: Run,
     name: str,

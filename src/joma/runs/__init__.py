@@ -10,10 +10,10 @@ writing, resuming, listing and comparing such folders; no mathematics, no drawin
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, LatestCheckpoint
 from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
-from joma.runs._folder import check_out, check_restart, default_folder, is_run
+from joma.runs._folder import check_out, check_restart, is_run
 from joma.runs._list import RunSummary, list_runs
 from joma.runs._metrics import Metrics
-from joma.runs._run import Existing, Run
+from joma.runs._run import Existing, Run, default_folder
 
 __all__ = [
     "Checkpoint",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from joma.runs._parts import KEYS
+from joma.runs._metrics import KEYS
 
 if TYPE_CHECKING:
     from joma.runs._run import Run

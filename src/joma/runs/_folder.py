@@ -1,18 +1,24 @@
-"""Where a run goes: default names, and which existing folders may be written to."""
+"""Where a run goes: default names, which folders may be written to, and by which process."""
 
 import contextlib
+import errno
 import itertools
-import re
+import os
+import threading
 from collections.abc import Iterator
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from joma.common import json_files
 from joma.common.files import is_temporary, remove_temporaries, sync_folder
 from joma.errors import JomaError
-from joma.runs._lock import locked
 from joma.runs._manifest import MANIFEST, Manifest
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 ENVIRONMENT = "environment.json"
 CONFIG = "config.json"
@@ -20,10 +26,6 @@ OUTCOME_FILE = "outcome.json"
 """The file that says how a run ended."""
 
 OWN_FOLDERS = ("checkpoints", "metrics", "tables", "figures")
-
-DEFAULT_ROOT = Path("runs")
-
-_NAME = re.compile(r"\w[\w.+-]*")
 
 
 def is_run(path: Path) -> bool:
@@ -147,62 +149,132 @@ def _name_of(folder: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def check_name(what: str, name: str) -> str:
-    """Return `name` if it is good as a file name; else raise JomaError."""
-    if not _NAME.fullmatch(name):
-        raise JomaError(
-            f"{what} must be letters, digits and . + - _ beginning with a letter or digit, "
-            f"got {name!r}"
-        )
-    return name
-
-
-def default_folder(name: str) -> Path:
-    """Return `./runs/NAME-date-time` in local time, the folder of a run that begins now."""
-    return DEFAULT_ROOT / f"{check_name('name', name)}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def make_folder(name: str, out: Path | None) -> Path:
-    """Make the folder of a run; one that is there already is checked, the default one is new."""
-    check_name("name", name)
-    if out is not None:
-        check_out(out, name).mkdir(parents=True, exist_ok=True)
-        sync_folder(out.parent)
-        return out
-    first = default_folder(name)
-    first.parent.mkdir(parents=True, exist_ok=True)
-    for folder in next_folders(first):
-        try:
-            folder.mkdir()  # fails if another process was faster, so that a name is given once
-        except FileExistsError:
-            continue
-        sync_folder(folder.parent)
-        return folder
-    raise AssertionError("unreachable")
-
-
 @contextlib.contextmanager
-def next_folder(name: str, out: Path) -> Iterator[Path]:
-    """Make and lock `out`, or the first of `out-2`, `out-3`, … that no run is in.
+def new_folder(name: str, out: Path, existing: str) -> Iterator[Path]:
+    """Make and lock a folder that no run is in, for the block that writes the first files.
 
     Processes that ask at the same time get a folder each: whoever locks it first has it.
+
+    Args:
+        name: Name of the run.
+        out: The folder.
+        existing: Where it has a run in it, "next" makes `out-2`, `out-3`, …, and "new" too, also
+            where it merely exists; anything else is refused.
     """
-    check_name("name", name)
+    if existing not in ("next", "new"):
+        check_new(out, name)
+        out.mkdir(parents=True, exist_ok=True)
+        with locked(out):
+            check_new(out, name)  # again: another process may have been faster
+            yield _cleared(out)
+        return
     out.parent.mkdir(parents=True, exist_ok=True)
     for folder in next_folders(out):
         if folder.exists() and not (folder.is_dir() and (is_run(folder) or _is_unused(folder))):
-            if folder == out:
+            if folder == out and existing == "next":
                 check_out(out, name)  # a file, or a folder of something else: a mistake
             continue
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
+        try:
+            folder.mkdir()  # fails if another process was faster
+        except FileExistsError:
+            if existing == "new":
+                continue
         with contextlib.ExitStack() as lock:
             try:
                 lock.enter_context(locked(folder))
             except JomaError:  # another process is in it
                 continue
             if _is_unused(folder):
-                sync_folder(folder.parent)
-                yield folder
+                yield _cleared(folder)
                 return
-    raise AssertionError("unreachable")
+
+
+def _cleared(folder: Path) -> Path:
+    sync_folder(folder.parent)
+    remove_leftovers(folder)
+    return folder
+
+
+_CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+"""How file systems say that they have no locks."""
+
+
+@dataclass
+class _Lock:
+    """A lock of this process: the open folder, if it could be locked, and the depth of nesting."""
+
+    descriptor: int | None
+    depth: int
+
+
+_locks: dict[tuple[int, Path], _Lock] = {}
+"""By process, as a fork copies this but does not hold what its parent does, and by folder."""
+
+_guard = threading.Lock()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of `folder`, as long as they ask; this one may nest it.
+
+    The lock is on the folder itself, so that nothing is left in it, and ends with the process.
+    Where there are no locks, nothing is locked.
+    """
+    key = (os.getpid(), folder.resolve())
+    with _guard:
+        lock = _locks.get(key)
+        if lock is None:
+            lock = _locks[key] = _Lock(_lock(folder), 0)
+        lock.depth += 1
+    try:
+        yield
+    finally:
+        if key[0] == os.getpid():  # a fork that leaves the block leaves the lock to its parent
+            with _guard:
+                lock.depth -= 1
+                if lock.depth == 0:
+                    del _locks[key]
+                    _unlock(lock.descriptor)
+
+
+def _lock(folder: Path) -> int | None:
+    if fcntl is None:
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise JomaError(
+                f"run folder {folder} is in use by another process; "
+                "wait for it or use another folder"
+            ) from None
+        if error.errno in _CANNOT_LOCK:
+            return None
+        raise
+    return descriptor
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is None or fcntl is None:
+        return
+    try:
+        # Closing alone would not do: a fork may still have the same folder open.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _forget() -> None:
+    """Close a fork's copies, which would keep the lock of a parent that was killed."""
+    global _guard
+    _guard = threading.Lock()  # another thread may have had it when the process was copied
+    for lock in _locks.values():
+        if lock.descriptor is not None:
+            os.close(lock.descriptor)
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -82,32 +82,37 @@ class Manifest:
         return contents
 
     def begin(self, files: Mapping[str, bytes]) -> None:
-        """Write the manifest of a new run, whose first files are about to be written."""
-        listed = {name: (FileDigest.of(data),) for name, data in files.items()}
-        write_bytes(self.folder / MANIFEST, _encoded(Contents(listed)))
+        """Write the manifest of a new run and then its first files, in their order."""
+        self._list(Contents({name: (FileDigest.of(data),) for name, data in files.items()}))
+        for name, data in files.items():
+            self._write(name, data)
 
-    def expect(self, name: str, data: bytes) -> None:
-        """List what a file is about to hold, next to what it holds."""
+    def write_file(self, name: str, data: bytes) -> Path:
+        """Write a file of the run, after listing what it will hold next to what it holds."""
+        self.check_folder()
         with _guard:
             contents = self.read()
-            if contents is None:
-                return
-            new, old = FileDigest.of(data), contents.files.get(name, ())
-            try:
-                there = FileDigest.of(read_file(self.folder / name)) if old else None
-            except (OSError, JomaError):
-                there = None
-            kept = (there,) if there is not None and there in old and there != new else ()
-            if (*kept, new) != old:
-                files = {**contents.files, name: (*kept, new)}
-                write_bytes(self.folder / MANIFEST, _encoded(Contents(files, contents.parts)))
+            if contents is not None:
+                self._expect(contents, name, FileDigest.of(data))
+        self._write(name, data)
+        return self.folder / name
+
+    def _expect(self, contents: Contents, name: str, new: FileDigest) -> None:
+        old = contents.files.get(name, ())
+        try:
+            there = FileDigest.of(read_file(self.folder / name)) if old else None
+        except (OSError, JomaError):
+            there = None
+        kept = (there,) if there is not None and there in old and there != new else ()
+        if (*kept, new) != old:
+            self._list(Contents({**contents.files, name: (*kept, new)}, contents.parts))
 
     def set_parts(self, parts: int) -> None:
         """Write how many parts the metrics log has: after one is added, before one is removed."""
         with _guard:
             contents = self.read()
             if contents is not None and contents.parts != parts:
-                write_bytes(self.folder / MANIFEST, _encoded(Contents(contents.files, parts)))
+                self._list(Contents(contents.files, parts))
 
     def read_file(self, name: str) -> bytes:
         """Return the contents of a file; raise JomaError if they are not what the manifest lists.
@@ -135,6 +140,12 @@ class Manifest:
                     f"{MANIFEST}; restore it, or delete {MANIFEST} to open the run unverified"
                 )
             before = listed, data  # the run may have written it just now: read both again
+
+    def _list(self, contents: Contents) -> None:
+        self._write(MANIFEST, _encoded(contents))
+
+    def _write(self, name: str, data: bytes) -> None:
+        write_bytes(self.folder / name, data)
 
     def check_folder(self) -> None:
         """Raise JomaError if the run folder was removed or replaced."""

@@ -1,38 +1,70 @@
-"""The metrics log of a run: numbers by step, in long format."""
+"""The metrics log of a run: numbers by step, in long format, in one file or several.
 
+A part is `part-N.parquet`, or `part-FIRST-LAST.parquet` when it holds what was in the parts FIRST
+to LAST. By its name alone it takes their place: while it is there, those it covers do not count,
+whether or not they were removed already. So merging is one rename, and no moment of it loses a
+row or counts one twice.
+"""
+
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time as now
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.common.checks import whole_number
+from joma.common.files import read_file, sync_folder, write_bytes
 from joma.errors import JomaError
-from joma.runs import _parts
+from joma.runs import _tables
 from joma.runs._manifest import Manifest
-from joma.runs._parts import LogPart
+from joma.runs._tables import LogRows
 
+KEYS = ("step", "name", "module", "kind", "layer", "head", "member")
+"""The columns that identify a row."""
+
+_NAME = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
 _INT64 = int(np.iinfo(np.int64).max)
 
 
-class _Chunk(NamedTuple):
-    """The rows of one call: a value, and perhaps a bound, for each step and member.
+@dataclass(frozen=True)
+class LogPart:
+    """A file of the log, and the numbers of the parts whose rows it holds."""
 
-    -1 stands for no layer and no head.
-    """
+    path: Path
+    first: int
+    last: int
 
-    name: str
-    module: str | None
-    kind: str | None
-    layer: int
-    head: int
-    steps: NDArray[np.int64]
-    times: NDArray[np.float64]
-    values: NDArray[np.float64]
-    bounds: NDArray[np.float64] | None
+    @classmethod
+    def at(cls, folder: Path, first: int, last: int) -> "LogPart":
+        """Return the part of `folder` for these numbers; its file need not exist."""
+        numbers = f"{first:06d}" if first == last else f"{first:06d}-{last:06d}"
+        return cls(folder / f"part-{numbers}.parquet", first, last)
+
+    def write(self, table: Any) -> None:
+        """Write a table as the file, whole or not at all."""
+        write_bytes(self.path, _tables.encode(table, **_tables.LOG_FORMAT))
+
+    def read(self) -> Any:
+        """Return the table in the file."""
+        import pyarrow
+
+        table, has_checksum = _tables.decode(self.path, read_file(self.path))
+        own = _tables.schema()
+        if not has_checksum and table.schema.names == [n for n in own.names if n != "kind"]:
+            has_checksum = True  # of an older version, which had neither
+            kinds = pyarrow.nulls(table.num_rows, own.field("kind").type)
+            table = table.add_column(own.get_field_index("kind"), own.field("kind"), kinds)
+        if not table.schema.equals(own):
+            columns = ", ".join(table.schema.names)
+            raise JomaError(f"{self.path} is not a metrics log: its columns are {columns}")
+        if not has_checksum:
+            raise JomaError(f"{self.path} is damaged: it has no checksum")
+        return table
 
 
 @dataclass
@@ -43,7 +75,7 @@ class _Buffer:
     same part, so that no row comes twice.
     """
 
-    chunks: list[_Chunk] = field(default_factory=list)
+    chunks: list[LogRows] = field(default_factory=list)
     part: LogPart | None = None
 
 
@@ -150,7 +182,7 @@ class Metrics:
             count, _ = self._counting()
             number = count[-1].last + 1 if count else 0
             buffer.part = LogPart.at(self._folder, number, number)
-        buffer.part.write(_table(buffer.chunks))
+        buffer.part.write(_tables.log_table(buffer.chunks))
         self._set_parts(buffer.part.last + 1)
         self._buffer = _Buffer()  # in one stroke: an interrupt finds the rows written, or kept
 
@@ -174,8 +206,10 @@ class Metrics:
                 before = count  # the run has just merged or removed parts: list them again
                 continue
             if name is not None:
-                tables = [_rows(it, _parts.words(it.column("name")) == name) for it in tables]
-            return _parts.columns(_parts.joined(tables))
+                tables = [
+                    _tables.rows(it, _tables.words(it.column("name")) == name) for it in tables
+                ]
+            return _tables.columns(_tables.joined(tables))
 
     def rewind(self, step: int) -> None:
         """Remove the rows after `step`, for a run that goes back there and logs them again.
@@ -189,13 +223,13 @@ class Metrics:
         step = whole_number("step", step, -1)
         self._buffer = _Buffer() if step == -1 else self._buffer
         self.flush()
-        count, covered = _parts.counting(self._folder) if step == -1 else self._counting()
-        _parts.remove(covered)  # first: they would count again if what covers them went
+        count, covered = _files(self._folder) if step == -1 else self._counting()
+        _remove(covered)  # first: they would count again if what covers them went
         last = 0  # of the parts that stay
         emptied: list[LogPart] = []
         for number, part in enumerate(count if step >= 0 else (), 1):
             table = part.read()
-            kept = _rows(table, table.column("step").to_numpy() <= step)
+            kept = _tables.rows(table, table.column("step").to_numpy() <= step)
             last = number if kept.num_rows else last
             if kept.num_rows == 0:
                 emptied.append(part)
@@ -203,33 +237,33 @@ class Metrics:
                 part.write(kept)
         for part in emptied:  # one between others stays, empty, so that none seems to be missing
             if part in count[:last]:
-                part.write(_parts.joined([]))
+                part.write(_tables.joined([]))
         self._set_parts(count[last - 1].last + 1 if last else 0)
         for part in reversed(count[last:]):
-            _parts.remove([part])
+            _remove([part])
 
     def compact(self) -> None:
         """Flush, and merge all parts into one; for the end of a run."""
         self.flush()
         count, covered = self._counting()
-        _parts.remove(covered)
+        _remove(covered)
         if count:
             self._set_parts(count[-1].last + 1)  # parts may have been copied here
         if len(count) < 2:
             return
-        table = _parts.joined([part.read() for part in count])
+        table = _tables.joined([part.read() for part in count])
         LogPart.at(self._folder, count[0].first, count[-1].last).write(table)
-        _parts.remove(count)
+        _remove(count)
 
     def _counting(self) -> tuple[list[LogPart], list[LogPart]]:
         """Return the parts that count and those others cover; raise JomaError if one is missing."""
         before = None
         while True:
             contents = None if self._manifest is None else self._manifest.read()
-            found = _parts.counting(self._folder)
+            found = _files(self._folder)
             if contents is None:
                 return found
-            missing = _parts.first_missing(found[0], contents.parts)
+            missing = _first_missing(found[0], contents.parts)
             if missing is None:
                 return found
             if (contents.parts, found) == before:
@@ -251,53 +285,51 @@ class Metrics:
     ) -> None:
         times = np.full(len(steps), now()) if time is None else _spread("time", time, steps.shape)
         bounds = None if bound is None else _spread("bound", bound, values.shape)
-        self._buffer.chunks.append(_Chunk(*labels, steps, times, values, bounds))
+        self._buffer.chunks.append(LogRows(*labels, steps, times, values, bounds))
 
 
-def _table(chunks: Sequence[_Chunk]) -> Any:
-    """Return the rows of chunks as an Arrow table, step after step and member after member."""
-    import pyarrow as pa
+def _files(folder: Path) -> tuple[list[LogPart], list[LogPart]]:
+    """Return the parts that count, in their order, and those that others cover."""
+    parts: list[LogPart] = []
+    for name in os.listdir(folder) if folder.is_dir() else []:
+        if match := _NAME.fullmatch(name):
+            parts.append(LogPart(folder / name, int(match[1]), int(match[2] or match[1])))
+    count: list[LogPart] = []
+    covered: list[LogPart] = []
+    for part in sorted(parts, key=lambda part: (part.first, -part.last)):
+        if not count or part.first > count[-1].last:
+            count.append(part)
+        elif part.last <= count[-1].last:
+            covered.append(part)
+        else:
+            raise JomaError(
+                f"{part.path} and {count[-1].path.name} hold the same parts in part, "
+                f"which no metrics log has; one of them is not of this run"
+            )
+    return count, covered
 
-    steps = np.concatenate([chunk.steps for chunk in chunks])
-    times = np.concatenate([chunk.times for chunk in chunks])
-    values = np.concatenate([chunk.values.ravel() for chunk in chunks])
-    members = np.array([chunk.values.shape[1] for chunk in chunks])
-    sizes = np.array([chunk.values.size for chunk in chunks])
-    width = np.repeat(members, [len(chunk.steps) for chunk in chunks])  # of each step
-    begin = np.cumsum(width) - width
 
-    absent = np.repeat([chunk.bounds is None for chunk in chunks], sizes)
-    bounds = np.full(len(values), np.nan)
-    if not absent.all():
-        given = [chunk.bounds.ravel() for chunk in chunks if chunk.bounds is not None]
-        bounds[~absent] = np.concatenate(given)
+def _first_missing(count: Sequence[LogPart], expected: int) -> int | None:
+    """Return the first of parts 0, …, `expected` - 1 and of those between that no file holds.
 
-    def words(label: str) -> Any:
-        each = [getattr(chunk, label) for chunk in chunks]
-        known = [word for word in dict.fromkeys(each) if word is not None]
-        codes = {None: -1, **{word: code for code, word in enumerate(known)}}
-        rows = np.repeat(np.array([codes[word] for word in each], dtype=np.int32), sizes)
-        return pa.DictionaryArray.from_arrays(
-            pa.array(rows, mask=rows < 0), pa.array(known, pa.string())
-        )
+    Args:
+        count: The parts that count, in their order.
+        expected: How many there must be at least; more may have been written just before a kill.
+    """
+    following = 0
+    for part in count:
+        if part.first > following:
+            return following
+        following = part.last + 1
+    return following if following < expected else None
 
-    def places(label: str) -> Any:
-        each = [getattr(chunk, label) for chunk in chunks]
-        rows = np.repeat(np.array(each, dtype=np.int32), sizes)
-        return pa.array(rows, mask=rows < 0)
 
-    return pa.table(
-        [
-            np.repeat(steps, width),
-            np.repeat(times, width),
-            (np.arange(len(values)) - np.repeat(begin, width)).astype(np.int32),
-            *map(words, ("name", "module", "kind")),
-            *map(places, ("layer", "head")),
-            values,
-            pa.array(bounds, mask=absent),
-        ],
-        schema=_parts.schema(),
-    )
+def _remove(parts: Sequence[LogPart]) -> None:
+    """Remove the files of parts."""
+    for part in parts:
+        part.path.unlink(missing_ok=True)
+    if parts:
+        sync_folder(parts[0].path.parent)
 
 
 def _labels(
@@ -312,12 +344,6 @@ def _labels(
     if not isinstance(kind, str) or not kind.isprintable():
         raise JomaError(f'kind must be a kind of attention or "", got {kind!r}')
     return name, module or None, kind or None, _place("layer", layer), _place("head", head)
-
-
-def _rows(table: Any, chosen: NDArray[np.bool_]) -> Any:
-    import pyarrow
-
-    return table.filter(pyarrow.array(chosen))
 
 
 def _numbers(what: str, given: ArrayLike) -> NDArray[np.float64]:

@@ -4,10 +4,11 @@ import importlib.metadata
 import logging
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,7 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from joma.common import json_files
 from joma.common.checks import check_one_of
-from joma.common.files import write_bytes
 from joma.errors import JomaError
 from joma.runs import _tables
 from joma.runs._checkpoints import Checkpoints
@@ -26,22 +26,23 @@ from joma.runs._compare import differing
 from joma.runs._folder import (
     CONFIG,
     ENVIRONMENT,
-    check_name,
-    check_new,
     check_restart,
     check_resumable,
     is_run,
-    make_folder,
-    next_folder,
+    locked,
+    new_folder,
     remove_leftovers,
 )
-from joma.runs._lock import locked
 from joma.runs._manifest import MANIFEST, Manifest
 from joma.runs._metrics import Metrics
 
 _logger = logging.getLogger(__name__)
 
 _PACKAGES = ("numpy", "scipy", "torch", "matplotlib")
+
+DEFAULT_ROOT = Path("runs")
+
+_NAME = re.compile(r"\w[\w.+-]*")
 
 Existing = Literal["refuse", "next", "restart"]
 """What `Run.create` does where the folder holds an earlier run."""
@@ -93,33 +94,19 @@ class Run:
             JomaError: The folder cannot be used, or another process has it `locked`.
         """
         check_one_of("existing", existing, get_args(Existing))
-        settings = _settings(check_name("name", name), config)
-        around = environment(device)
+        settings = _settings(name, config)
         given = None if out is None else Path(out)
-        if given is not None and existing == "next":
-            with next_folder(name, given) as path:
-                run = cls._write_new(path, settings, around)
-            if path != given:
-                _logger.warning(f"{given} holds an earlier run; this one is written to {path}")
-            return run
         if given is not None and existing == "restart" and check_restart(given, name):
             return cls._restart(given, name, settings, device)
-        if given is not None:
-            check_new(given, name)
-        path = make_folder(name, given)
-        with locked(path):
-            check_new(path, name)  # again: another process may have been faster
-            return cls._write_new(path, settings, around)
-
-    @classmethod
-    def _write_new(cls, path: Path, settings: dict[str, Any], around: dict[str, Any]) -> "Run":
-        """Write the first files of a run; `path` must be locked and unused."""
-        remove_leftovers(path)
-        files = {ENVIRONMENT: json_files.encode(around), CONFIG: json_files.encode(settings)}
-        Manifest(path).begin(files)
-        for name, data in files.items():  # the environment first: it marks a run folder
-            write_bytes(path / name, data)
-        return cls(path, settings, around)
+        around = environment(device)
+        files = {ENVIRONMENT: around, CONFIG: settings}  # the first marks a run folder
+        where = (default_folder(name), "new") if given is None else (given, existing)
+        with new_folder(name, *where) as path:
+            run = cls(path, settings, around)
+            run.manifest.begin({file: json_files.encode(it) for file, it in files.items()})
+        if given not in (None, path):
+            _logger.warning(f"{given} holds an earlier run; this one is written to {path}")
+        return run
 
     @classmethod
     def _restart(cls, out: Path, name: str, settings: dict[str, Any], device: str) -> "Run":
@@ -153,7 +140,7 @@ class Run:
                 `out` has, "outer.inner" for a nested one; `config.json` keeps what it has until
                 `write_config`.
         """
-        settings = _settings(check_name("name", name), config)
+        settings = _settings(name, config)
         if out is None or not check_resumable(Path(out), name):
             return cls.create(name, config, out=out, device=device)
         with locked(Path(out)):
@@ -174,7 +161,7 @@ class Run:
             )
         remove_leftovers(run.path)
         around = _resumed(run.environment, environment(device))
-        run._write(ENVIRONMENT, json_files.encode(around))
+        run._write(ENVIRONMENT, around)
         changed = differing(run.config, settings)
         return cls(run.path, settings if changed else run.config, around)
 
@@ -190,19 +177,21 @@ class Run:
         _check_environment(path / ENVIRONMENT, around)
         return cls(path, config, around)
 
-    def locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """Keep other processes out of the run, for a `with` block that writes to it.
 
         They are refused with a JomaError when they ask for the same, or would create or resume a
         run in this folder; readers are not. A process may nest it; a kill ends it. Where the
         system or the file system has no locks, nothing is locked.
         """
-        return locked(self.path)
+        with locked(self.path):
+            yield
 
     def write_config(self) -> None:
         """Write `config.json` of a run whose resuming changed a number, once it continues."""
         if differing(self._read_json(CONFIG), self.config):
-            self._write(CONFIG, json_files.encode(self.config))
+            self._write(CONFIG, self.config)
 
     @property
     def name(self) -> str:
@@ -222,7 +211,7 @@ class Run:
 
     def write_table(self, name: str, columns: Mapping[str, ArrayLike]) -> Path:
         """Write `tables/NAME.parquet` from columns of equal length."""
-        return self._write(_table(name), _tables.encode_columns(columns))
+        return self.manifest.write_file(_table(name), _tables.encode_columns(columns))
 
     def read_table(self, name: str) -> dict[str, NDArray[Any]]:
         """Return the columns of `tables/NAME.parquet`."""
@@ -236,11 +225,11 @@ class Run:
 
     def write_figure(self, filename: str, data: bytes) -> Path:
         """Write `figures/FILENAME`."""
-        return self._write(f"figures/{check_name('filename', filename)}", data)
+        return self.manifest.write_file(f"figures/{check_name('filename', filename)}", data)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write `NAME.json`; numbers that are not finite become null."""
-        return self._write(_json_file(name), json_files.encode(value))
+        return self._write(_json_file(name), value)
 
     def read_json(self, name: str) -> Any:
         """Return the value in `NAME.json`."""
@@ -283,11 +272,8 @@ class Run:
         own += [f"figures/{path.name}" for path in self.figures]
         return set(own)
 
-    def _write(self, name: str, data: bytes) -> Path:
-        self.manifest.check_folder()
-        self.manifest.expect(name, data)
-        write_bytes(self.path / name, data)
-        return self.path / name
+    def _write(self, name: str, value: Any) -> Path:
+        return self.manifest.write_file(name, json_files.encode(value))
 
     def _read_json(self, name: str) -> Any:
         try:
@@ -295,6 +281,21 @@ class Run:
         except FileNotFoundError:
             raise JomaError(f"{self.path / name} does not exist") from None
         return json_files.decode(self.path / name, data)
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name` if it is good as a file name; else raise JomaError."""
+    if not _NAME.fullmatch(name):
+        raise JomaError(
+            f"{what} must be letters, digits and . + - _ beginning with a letter or digit, "
+            f"got {name!r}"
+        )
+    return name
+
+
+def default_folder(name: str) -> Path:
+    """Return `./runs/NAME-date-time` in local time, the folder of a run that begins now."""
+    return DEFAULT_ROOT / f"{check_name('name', name)}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -342,6 +343,7 @@ def _json_file(name: str) -> str:
 
 def _settings(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration as `config.json` has it."""
+    check_name("name", name)
     if config.get("name", name) != name:
         raise JomaError(f"config says name {config['name']!r}, but the run's is {name!r}")
     return json_files.plain({"name": name, **config})

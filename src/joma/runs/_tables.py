@@ -1,13 +1,13 @@
-"""Tables as Parquet files with a checksum of all their bytes.
+"""Tables as Parquet files with a checksum of all their bytes, and the table of a metrics log.
 
 The SHA-256 stands in the file's own key-value metadata, which other readers ignore. It is that of
 the file with zeros in its place.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,22 @@ _ZEROS = b"0" * _DIGITS
 # Thrift's compact protocol has two bytes between a key and its value: the field's type, and a
 # length of 64 that fits in one byte.
 _BETWEEN = b"\x18\x40"
+
+_NONE = {"layer": -1, "head": -1, "bound": np.nan}
+"""What stands for null once a column is a NumPy array."""
+
+LOG_FORMAT: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": ["name", "module", "kind", "member", "layer", "head"],
+    # Steps and times grow evenly, and most values were single precision: half the size.
+    "column_encoding": {
+        "step": "DELTA_BINARY_PACKED",
+        "time": "BYTE_STREAM_SPLIT",
+        "value": "BYTE_STREAM_SPLIT",
+        "bound": "BYTE_STREAM_SPLIT",
+    },
+}
+"""How a log is written."""
 
 
 def encode(table: Any, **options: Any) -> bytes:
@@ -121,3 +137,130 @@ def _checksum_at(data: bytes | bytearray) -> int | None:
     found = data.rfind(_KEY + _BETWEEN)
     start = found + len(_KEY) + len(_BETWEEN)
     return None if found < 0 or start + _DIGITS > len(data) else start
+
+
+class LogRows(NamedTuple):
+    """The rows of one call: a value, and perhaps a bound, for each step and member.
+
+    -1 stands for no layer and no head.
+    """
+
+    name: str
+    module: str | None
+    kind: str | None
+    layer: int
+    head: int
+    steps: NDArray[np.int64]
+    times: NDArray[np.float64]
+    values: NDArray[np.float64]
+    bounds: NDArray[np.float64] | None
+
+
+def schema() -> Any:
+    """Return the columns of a log, as Arrow has them."""
+    import pyarrow as pa
+
+    word = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema(
+        {
+            "step": pa.int64(),
+            "time": pa.float64(),
+            "member": pa.int32(),
+            "name": word,
+            "module": word,
+            "kind": word,
+            "layer": pa.int32(),
+            "head": pa.int32(),
+            "value": pa.float64(),
+            "bound": pa.float64(),
+        }
+    )
+
+
+def joined(tables: Sequence[Any]) -> Any:
+    """Return one table of several, by step; rows of one step stay in the order of logging."""
+    import pyarrow
+
+    if not tables:
+        return schema().empty_table()
+    table = pyarrow.concat_tables(tables).unify_dictionaries().combine_chunks()
+    step = table.column("step").to_numpy()
+    if np.any(step[1:] < step[:-1]):
+        table = table.take(pyarrow.array(np.argsort(step, kind="stable")))
+    return table
+
+
+def columns(table: Any) -> dict[str, NDArray[Any]]:
+    """Return the columns of a table as NumPy arrays, with -1, NaN or "" for null."""
+    import pyarrow
+
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, column in zip(table.column_names, table.itercolumns(), strict=True):
+        if pyarrow.types.is_dictionary(column.type):
+            arrays[name] = words(column)
+        else:
+            filled = column.fill_null(_NONE[name]) if column.null_count else column
+            arrays[name] = filled.to_numpy()
+    return arrays
+
+
+def words(column: Any) -> NDArray[Any]:
+    """Return text as an array of shared strings: a row costs a pointer, however long the word."""
+    if len(column) == 0:
+        return np.empty(0, dtype=object)
+    array = column.unify_dictionaries().combine_chunks()
+    known = np.array([*array.dictionary.to_pylist(), ""], dtype=object)
+    return known[array.indices.fill_null(len(known) - 1).to_numpy()]
+
+
+def log_table(chunks: Sequence[LogRows]) -> Any:
+    """Return the rows of chunks as an Arrow table, step after step and member after member."""
+    import pyarrow as pa
+
+    steps = np.concatenate([chunk.steps for chunk in chunks])
+    times = np.concatenate([chunk.times for chunk in chunks])
+    values = np.concatenate([chunk.values.ravel() for chunk in chunks])
+    members = np.array([chunk.values.shape[1] for chunk in chunks])
+    sizes = np.array([chunk.values.size for chunk in chunks])
+    width = np.repeat(members, [len(chunk.steps) for chunk in chunks])  # of each step
+    begin = np.cumsum(width) - width
+
+    absent = np.repeat([chunk.bounds is None for chunk in chunks], sizes)
+    bounds = np.full(len(values), np.nan)
+    if not absent.all():
+        given = [chunk.bounds.ravel() for chunk in chunks if chunk.bounds is not None]
+        bounds[~absent] = np.concatenate(given)
+
+    def words(label: str) -> Any:
+        each = [getattr(chunk, label) for chunk in chunks]
+        known = [word for word in dict.fromkeys(each) if word is not None]
+        codes = {None: -1, **{word: code for code, word in enumerate(known)}}
+        rows = np.repeat(np.array([codes[word] for word in each], dtype=np.int32), sizes)
+        return pa.DictionaryArray.from_arrays(
+            pa.array(rows, mask=rows < 0), pa.array(known, pa.string())
+        )
+
+    def places(label: str) -> Any:
+        each = [getattr(chunk, label) for chunk in chunks]
+        rows = np.repeat(np.array(each, dtype=np.int32), sizes)
+        return pa.array(rows, mask=rows < 0)
+
+    return pa.table(
+        [
+            np.repeat(steps, width),
+            np.repeat(times, width),
+            (np.arange(len(values)) - np.repeat(begin, width)).astype(np.int32),
+            *map(words, ("name", "module", "kind")),
+            *map(places, ("layer", "head")),
+            values,
+            pa.array(bounds, mask=absent),
+        ],
+        schema=schema(),
+    )
+
+
+def rows(table: Any, chosen: NDArray[np.bool_]) -> Any:
+    """Return those rows of a table that are chosen."""
+    import pyarrow
+
+    return table.filter(pyarrow.array(chosen))

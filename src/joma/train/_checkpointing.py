@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -62,27 +61,6 @@ class _Mover:
         return host
 
 
-@dataclass(eq=False)
-class Snapshot:
-    """Copies of tensors, some of them still on a GPU.
-
-    Attributes:
-        tensors: The copies by name.
-        movers: What moves those on a GPU to the host, by device.
-    """
-
-    tensors: dict[str, Tensor]
-    movers: Mapping[torch.device, _Mover]
-
-    def to_host(self) -> dict[str, Tensor]:
-        """Return the copies on the host; those on a GPU are given up one by one."""
-        host: dict[str, Tensor] = {}
-        for name in list(self.tensors):
-            tensor = self.tensors.pop(name)
-            host[name] = self.movers[tensor.device].moved(tensor) if tensor.is_cuda else tensor
-        return host
-
-
 class CheckpointWriter:
     """Writes the checkpoints of a training on a thread, at most one at a time.
 
@@ -90,11 +68,13 @@ class CheckpointWriter:
     by the next call of `check`, `save` or `finish`.
 
     Args:
-        checkpoints: Where they go.
+        checkpoints: Where they go; None on a process that saves nothing itself.
         seconds: The most work that a kill may cost; 0 saves whenever `due` is asked.
     """
 
-    def __init__(self, checkpoints: Checkpoints, seconds: float = CHECKPOINT_SECONDS) -> None:
+    def __init__(
+        self, checkpoints: Checkpoints | None, seconds: float = CHECKPOINT_SECONDS
+    ) -> None:
         self._checkpoints, self._seconds = checkpoints, seconds
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -128,13 +108,11 @@ class CheckpointWriter:
         Args:
             longest: Seconds that the training may take until it asks again.
         """
-        if self._seconds == 0:
-            return True
-        if self.busy:
+        if self._checkpoints is None or (self.busy and self._seconds):
             return False
         spare = max(_SPARE * self._seconds, 1.25 * self._writing + longest)
         wait = max(self._seconds - spare, self._seconds / 2)
-        return time.monotonic() - self._taken_at >= wait
+        return self._seconds == 0 or time.monotonic() - self._taken_at >= wait
 
     @property
     def busy(self) -> bool:
@@ -152,38 +130,54 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
-    def copy(self, tensors: Iterable[tuple[str, Tensor]]) -> Snapshot:
+    def copy(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Return a copy of tensors as they are now; waits for the checkpoint before.
+
+        Copies on a GPU leave a quarter of its memory free; others are on the host.
 
         Args:
             tensors: Names and tensors; one at a time is asked for, and may be made for it.
         """
-        self._join()
-        self.check()
+        self.finish()
         self._taken_at = time.monotonic()
-        room = _Room(self._bytes_on)
-        copies = {name: room.copied(tensor.detach()) for name, tensor in tensors}
-        self._bytes_on = room.taken
-        for device in room.taken:
+        before, self._bytes_on = self._bytes_on, {}  # torch keeps the memory of the last copies
+        room: dict[torch.device, int] = {}
+
+        def copied(tensor: Tensor) -> Tensor:
+            device = tensor.device
+            if tensor.is_cuda and device not in room:
+                free, total = torch.cuda.mem_get_info(device)
+                room[device] = before.get(device, 0) + free - total // 4
+                self._bytes_on[device] = 0
+            if tensor.is_cuda and self._bytes_on[device] + tensor.nbytes <= room[device]:
+                self._bytes_on[device] += tensor.nbytes
+            elif device.type != "cpu":
+                return tensor.cpu().contiguous()
+            return tensor.clone(memory_format=torch.contiguous_format)
+
+        copies: dict[str, Tensor] = {}
+        for name, tensor in tensors:
+            if self._checkpoints is not None:
+                copies[name] = copied(tensor.detach())
+        for device in self._bytes_on:
             if device not in self._movers:
                 self._movers[device] = _Mover(device)
             # Of the training's own stream: what it does next, it does after the copies.
             self._movers[device].follow()
-        return Snapshot(copies, self._movers)
+        return copies
 
-    def save(self, step: int, snapshot: Snapshot, about: Mapping[str, Any]) -> None:
+    def save(self, step: int, copies: dict[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a checkpoint on a thread.
 
         Args:
             step: After which the copy was made.
-            snapshot: What `copy` returned last.
+            copies: What `copy` returned last; those on a GPU are given up one by one.
             about: What is saved with it.
         """
-        self._join()
-        self.check()
+        self.finish()
         # A daemon: a second Ctrl-C ends the program without waiting for a slow disk.
         self._thread = threading.Thread(
-            target=self._write, args=(step, snapshot, dict(about)), daemon=True, name="checkpoint"
+            target=self._write, args=(step, copies, dict(about)), daemon=True, name="checkpoint"
         )
         self._thread.start()
 
@@ -197,39 +191,16 @@ class CheckpointWriter:
             self._thread.join()
             self._thread = None
 
-    def _write(self, step: int, snapshot: Snapshot, about: dict[str, Any]) -> None:
+    def _write(self, step: int, copies: dict[str, Tensor], about: dict[str, Any]) -> None:
         start = time.monotonic()
+        assert self._checkpoints is not None, "there is something to save"
         try:
-            arrays = {name: tensor.numpy() for name, tensor in snapshot.to_host().items()}
+            arrays: dict[str, Any] = {}
+            for name in list(copies):
+                tensor = copies.pop(name)
+                moved = self._movers[tensor.device].moved(tensor) if tensor.is_cuda else tensor
+                arrays[name] = moved.numpy()
             self._checkpoints.save(step, arrays, about)
         except BaseException as error:
             self._error = error
         self._writing = time.monotonic() - start
-
-
-class _Room:
-    """How much of the GPUs' memory copies may take: what leaves a quarter of each free.
-
-    Args:
-        taken_before: Bytes of each GPU that the last copies took, which torch keeps for the next.
-    """
-
-    def __init__(self, taken_before: Mapping[torch.device, int]) -> None:
-        self.taken: dict[torch.device, int] = {}
-        self._before, self._room = taken_before, dict[torch.device, int]()
-
-    def copied(self, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy: on its GPU if there is room, else on the host."""
-        if tensor.device.type == "cpu":
-            return tensor.clone(memory_format=torch.contiguous_format)
-        if not tensor.is_cuda:
-            return tensor.cpu().contiguous()
-        device = tensor.device
-        if device not in self.taken:
-            free, total = torch.cuda.mem_get_info(device)
-            self._room[device] = self._before.get(device, 0) + free - total // 4
-            self.taken[device] = 0
-        if self.taken[device] + tensor.nbytes > self._room[device]:
-            return tensor.cpu().contiguous()
-        self.taken[device] += tensor.nbytes
-        return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
 """N networks trained as one program: stacked weights, one optimizer, one captured step."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -9,15 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joma.common.float32 import float32_products
-from joma.common.signals import StopRequest, deferring_signals
 from joma.data import Batch
 from joma.errors import JomaError
 from joma.models import Transformer
 from joma.optim import Optimizer
 from joma.optim.stacked import as_stacked
 from joma.optim.state import check_tensors, load_state, split_state
-from joma.runs import Checkpoint, Run
-from joma.train.loop import LONGEST_CHUNK, Fit, Training, Turns, resume, take_turns, turns
+from joma.runs import Checkpoint
+from joma.train.loop import LONGEST_CHUNK
 
 
 class Network(Protocol):
@@ -61,9 +60,6 @@ PRECISIONS = ("float32", "float64", "tf32", "bfloat16")
 Parameters and the optimizer stay in float32 (float64 in "float64"); in "bfloat16" the gradients of
 the blocks' matrices are rounded to it before the optimizer reads them.
 """
-
-_STREAMS = 32
-"""How many streams torch has of a device."""
 
 _WARM_UPS = 3  # as many as torch advises before a capture
 
@@ -190,12 +186,12 @@ class Ensemble(Generic[N]):
         yield "seeds", torch.tensor(self.model.seeds)
         for name, parameter in self._moves.master_weights().items():
             yield f"model.{name}", parameter
-        for name, part in self._optimizer_state()[0].items():
+        for name, part in split_state(self.optimizer, self.model.named_parameters())[0].items():
             yield f"optimizer.{name}", part
 
     def about(self) -> dict[str, Any]:
         """Return the settings, and what the optimizer's state has besides tensors."""
-        structure = self._optimizer_state()[1]
+        _, structure = split_state(self.optimizer, self.model.named_parameters())
         return self.settings() | ({} if structure is None else {"optimizer_state": structure})
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -226,9 +222,6 @@ class Ensemble(Generic[N]):
         load_state(self.optimizer, parts, about.get("optimizer_state"))
         self.step = self._fetched = step
         self._counter.fill_(step)
-
-    def _optimizer_state(self) -> tuple[dict[str, Tensor], Any]:
-        return split_state(self.optimizer, self.model.named_parameters())
 
     def _one_step(self) -> None:
         loss_E = self._backward()
@@ -277,87 +270,3 @@ def weighted_cross_entropy(outputs_EBC: Tensor, batch: Batch) -> Tensor:
     if batch.weights is None:
         return each_EB.mean(-1)
     return (each_EB * batch.weights.to(each_EB.dtype)).sum(-1)
-
-
-def fit(ensemble: Ensemble, run: Run, steps: int, **options: Any) -> Fit:
-    """Train up to `steps` steps, resuming from the run's newest undamaged checkpoint.
-
-    Each step's loss is logged under its number, before the update; a measurement at step s is of
-    the networks after s updates. Logged values are written every few seconds, and in any case when
-    the loop ends, also by an error. Checkpoints are written while training continues. Ctrl-C and
-    SIGTERM save one and then raise KeyboardInterrupt or its subclass
-    `joma.common.signals.TerminatedError`. A run that was killed and resumed has the same metrics,
-    bit for bit on the CPU, as one that was not. A damaged checkpoint is logged as a warning and the
-    one before it used.
-
-    A run without checkpoints starts again, and its metrics are removed: whoever removes the
-    checkpoints of a training that has ended must remember that it has. With a checkpoint of the
-    last step nothing is done again, and a larger `steps` resumes from there.
-
-    Args:
-        ensemble: The networks and their data; untrained if the run has no checkpoint.
-        run: Run folder for metrics and checkpoints. A checkpoint of other networks or with other
-            settings of the optimizer is refused.
-        steps: Number of updates after which the training ends.
-        **options: The other attributes of `Training`.
-    """
-    return fit_together([Training(ensemble, run, steps, **options)])[0]
-
-
-def fit_together(trainings: Sequence[Training]) -> list[Fit]:
-    """Train several ensembles round-robin; on a GPU each has its own stream.
-
-    While one is measured or saved the others continue; steps themselves become no faster, for small
-    kernels of one wait where another's fill the GPU. Each ends as it would alone, to the bit. An
-    error of one ends all; Ctrl-C and SIGTERM save a checkpoint of each.
-    """
-    paths = [training.first_run.path.resolve() for training in trainings]
-    if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
-        raise JomaError(f"trainings must each have a run of their own, got {twice[0]} twice")
-    with contextlib.ExitStack() as around:
-        for training in trainings:  # a second process would log all of it again
-            around.enter_context(training.first_run.locked())
-        stop = around.enter_context(deferring_signals())
-        all_turns = [
-            around.enter_context(contextlib.closing(_turns(training, stop)))
-            for training in trainings
-        ]
-        return take_turns(all_turns, stop, _streams(trainings))
-
-
-def _turns(training: Training, stop: StopRequest) -> Turns:
-    ended = yield from turns(training, resume(training), stop)
-    training.first_run.metrics.compact()
-    return ended
-
-
-def _streams(
-    trainings: Sequence[Training],
-) -> Sequence[contextlib.AbstractContextManager[Any]] | None:
-    """Return a stream for each where several are on a GPU, after waiting for earlier work."""
-    ensembles = [training.trained for training in trainings]
-    devices = [one.device for one in ensembles if isinstance(one, Ensemble)]
-    if len(trainings) < 2 or any(device.type != "cuda" for device in devices):
-        return None
-    torch.cuda.synchronize()
-    taken = [one.captured_on for one in ensembles if isinstance(one, Ensemble)]
-    taken.append(torch.cuda.graph.default_capture_stream)  # of graphs that others capture
-    streams = _different(devices, [stream for stream in taken if stream is not None])
-    return [torch.cuda.stream(stream) for stream in streams]
-
-
-def _different(
-    devices: Sequence[torch.device], taken: Sequence[torch.cuda.Stream] = ()
-) -> list[torch.cuda.Stream]:
-    """Return distinct streams that are not taken: torch hands out those it has in turn."""
-    streams: list[torch.cuda.Stream] = []
-    for device in devices:
-        drawn = (torch.cuda.Stream(device) for _ in range(_STREAMS))
-        other = next((own for own in drawn if own not in (*streams, *taken)), None)
-        if other is None:
-            raise JomaError(
-                f"trainings of one GPU must be {_STREAMS} at most to be made together, got "
-                f"{len(devices)}"
-            )
-        streams.append(other)
-    return streams

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from joma.common.signals import StopRequest
+from joma.common.signals import StopRequest, deferring_signals
 from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
 from joma.train._checkpointing import CHECKPOINT_SECONDS, CheckpointWriter
@@ -33,6 +33,10 @@ CHUNK_SECONDS = 1.0
 
 FLUSH_SECONDS = 5.0
 """About how long logged values wait to be written."""
+
+
+_STREAMS = 32
+"""How many streams torch has of a device."""
 
 
 class Trainable(Protocol):
@@ -220,11 +224,10 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
     begun, start_time = trained.step, time.monotonic()
     chunk, longest, flushed = 1, 0.0, start_time
     with contextlib.ExitStack() as around:
-        writer: CheckpointWriter | None = None
         if training.run is not None:
             around.callback(training.run.metrics.flush)
-            writer = CheckpointWriter(training.run.checkpoints, training.checkpoint_seconds)
-            around.enter_context(writer)
+        checkpoints = None if training.run is None else training.run.checkpoints
+        writer = around.enter_context(CheckpointWriter(checkpoints, training.checkpoint_seconds))
         if measure is not None and start.new and 0 in training.measure_at:
             measure(0)
         while trained.step < steps and trained.stop_reason is None:
@@ -238,17 +241,14 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
                 measure(trained.step)
             now = time.monotonic()
             longest = max(0.9 * longest, now - before)
-            # Clocks are not the same on all processes, and the first alone has a writer.
+            # Clocks are not the same on all processes, and the first alone writes.
+            flush = now - flushed >= FLUSH_SECONDS
             slow, due, failed, flush = _any(
-                processes,
-                slow,
-                writer is not None and writer.due(longest),
-                writer is not None and writer.failed,
-                now - flushed >= FLUSH_SECONDS,
+                processes, slow, writer.due(longest), writer.failed, flush
             )
             chunk = max(chunk // 2, 1) if slow else min(2 * chunk, LONGEST_CHUNK)
             if failed:
-                processes.first(lambda: _of(writer).check())
+                processes.first(writer.check)
             ended = trained.step == steps or trained.stop_reason is not None
             save = training.keep_last if ended else due
             if save:
@@ -261,14 +261,14 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
             if stop.asked:
                 if not save:
                     _save(training, writer)
-                processes.first(lambda: _of(writer).finish())
+                processes.first(writer.finish)
                 raise _StoppedError
         if trained.step == begun:
             if any(_any(processes, stop.asked)):
                 raise _StoppedError
             if training.keep_last and start.new and steps == 0:
                 _save(training, writer)
-        processes.first(lambda: _of(writer).finish())
+        processes.first(writer.finish)
     return Fit(begun, trained.step, time.monotonic() - start_time, start.refused)
 
 
@@ -305,6 +305,91 @@ def take_turns(
     return [ended[number] for number in range(len(trainings))]
 
 
+def fit(ensemble: Trainable, run: Run, steps: int, **options: Any) -> Fit:
+    """Train up to `steps` steps, resuming from the run's newest undamaged checkpoint.
+
+    Each step's loss is logged under its number, before the update; a measurement at step s is of
+    the networks after s updates. Logged values are written every few seconds, and in any case when
+    the loop ends, also by an error. Checkpoints are written while training continues. Ctrl-C and
+    SIGTERM save one and then raise KeyboardInterrupt or its subclass
+    `joma.common.signals.TerminatedError`. A run that was killed and resumed has the same metrics,
+    bit for bit on the CPU, as one that was not. A damaged checkpoint is logged as a warning and the
+    one before it used.
+
+    A run without checkpoints starts again, and its metrics are removed: whoever removes the
+    checkpoints of a training that has ended must remember that it has. With a checkpoint of the
+    last step nothing is done again, and a larger `steps` resumes from there.
+
+    Args:
+        ensemble: The networks and their data; untrained if the run has no checkpoint.
+        run: Run folder for metrics and checkpoints. A checkpoint of other networks or with other
+            settings of the optimizer is refused.
+        steps: Number of updates after which the training ends.
+        **options: The other attributes of `Training`.
+    """
+    return fit_together([Training(ensemble, run, steps, **options)])[0]
+
+
+def fit_together(trainings: Sequence[Training]) -> list[Fit]:
+    """Train several ensembles round-robin; on a GPU each has its own stream.
+
+    While one is measured or saved the others continue; steps themselves become no faster, for small
+    kernels of one wait where another's fill the GPU. Each ends as it would alone, to the bit. An
+    error of one ends all; Ctrl-C and SIGTERM save a checkpoint of each.
+    """
+    runs = [training.first_run for training in trainings]
+    paths = [run.path.resolve() for run in runs]
+    if twice := [path for number, path in enumerate(paths) if path in paths[:number]]:
+        raise JomaError(f"trainings must each have a run of their own, got {twice[0]} twice")
+    with contextlib.ExitStack() as around:
+        for run in runs:  # a second process would log all of it again
+            around.enter_context(run.locked())
+        stop = around.enter_context(deferring_signals())
+        all_turns = [
+            around.enter_context(contextlib.closing(_turns(training, stop)))
+            for training in trainings
+        ]
+        return take_turns(all_turns, stop, _streams(trainings))
+
+
+def _turns(training: Training, stop: StopRequest) -> Turns:
+    ended = yield from turns(training, resume(training), stop)
+    training.first_run.metrics.compact()
+    return ended
+
+
+def _streams(
+    trainings: Sequence[Training],
+) -> Sequence[contextlib.AbstractContextManager[Any]] | None:
+    """Return a stream for each where several are on a GPU, after waiting for earlier work."""
+    ensembles: list[Any] = [training.trained for training in trainings]
+    if len(ensembles) < 2 or any(one.device.type != "cuda" for one in ensembles):
+        return None
+    devices = [one.device for one in ensembles]
+    torch.cuda.synchronize()
+    taken = [one.captured_on for one in ensembles]
+    taken.append(torch.cuda.graph.default_capture_stream)  # of graphs that others capture
+    streams = _different(devices, [stream for stream in taken if stream is not None])
+    return [torch.cuda.stream(stream) for stream in streams]
+
+
+def _different(
+    devices: Sequence[torch.device], taken: Sequence[torch.cuda.Stream] = ()
+) -> list[torch.cuda.Stream]:
+    """Return distinct streams that are not taken: torch hands out those it has in turn."""
+    streams: list[torch.cuda.Stream] = []
+    for device in devices:
+        drawn = (torch.cuda.Stream(device) for _ in range(_STREAMS))
+        other = next((own for own in drawn if own not in (*streams, *taken)), None)
+        if other is None:
+            raise JomaError(
+                f"trainings of one GPU must be {_STREAMS} at most to be made together, got "
+                f"{len(devices)}"
+            )
+        streams.append(other)
+    return streams
+
+
 def _log(training: Training, unlogged: int) -> None:
     """Log the losses since the last call, from step `unlogged` on."""
     steps, losses = training.trained.losses()
@@ -313,28 +398,17 @@ def _log(training: Training, unlogged: int) -> None:
         training.run.metrics.append_many(steps[new:], "loss", losses[new:].numpy())
 
 
-def _save(training: Training, writer: CheckpointWriter | None) -> None:
+def _save(training: Training, writer: CheckpointWriter) -> None:
     """Begin to write a checkpoint; what was logged before is then on disk."""
     trained, processes = training.trained, training.processes
-    processes.first(lambda: _of(writer).finish())  # its error must end all processes
-    snapshot = None
-    if writer is not None:
-        snapshot = writer.copy(trained.state())
-    else:
-        for _ in trained.state():  # the first process cannot gather its copy alone
-            pass
+    processes.first(writer.finish)  # its error must end all processes
+    copies = writer.copy(trained.state())  # all go through it: one cannot gather its copy alone
 
     def write() -> None:
-        assert snapshot is not None, "the first process has a copy"
         training.first_run.metrics.flush()  # a checkpoint says that all before it is on disk
-        _of(writer).save(trained.step, snapshot, trained.about())
+        writer.save(trained.step, copies, trained.about())
 
     processes.first(write)
-
-
-def _of(writer: CheckpointWriter | None) -> CheckpointWriter:
-    assert writer is not None, "the first process has a writer"
-    return writer
 
 
 def _any(processes: Processes, *questions: bool) -> list[bool]:

@@ -1,6 +1,12 @@
-"""The processes that train one model together; mostly there is one."""
+"""The processes that train one model together; mostly there is one.
+
+A monitor with DDP measures in the first process alone, since every process has the whole model.
+With sharded weights (FSDP2, DTensor) every process takes part: weights are gathered one by one,
+forward passes are made together, and the first process says when to measure next.
+"""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,8 +15,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from joma.errors import JomaError
 from joma.models import architecture_of, module_at, number_of_layers
 
 T = TypeVar("T")
@@ -87,6 +95,66 @@ class Processes:
         return result
 
 
+class MonitoredProcesses:
+    """The processes that train a monitored model.
+
+    Args:
+        model: The model as this process has it.
+
+    Attributes:
+        first: Whether this is the one that measures and writes.
+        together: Whether all must take part in a measurement.
+        several: Whether there are several processes, connected to each other.
+        device: Device of the model in this process.
+
+    Raises:
+        JomaError: The model has no parameters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        if next(model.parameters(), None) is None:
+            raise JomaError("model must have parameters, got none")
+        self.device = device_of(model)
+        connected = dist.is_available() and dist.is_initialized()
+        size = dist.get_world_size() if connected else 1
+        self._all = Processes(dist.get_rank() if connected else 0, size, self.device)
+        self.several, self.first = size > 1, self._all.rank == 0
+        if not connected and os.environ.get("WORLD_SIZE", "1") != "1":
+            self.first = os.environ.get("RANK", "0") == "0"  # processes that are not connected yet
+        self.together = self.several and any(isinstance(p, DTensor) for p in model.parameters())
+
+    @property
+    def measures(self) -> bool:
+        """Whether this process takes part in measurements at all."""
+        return self.first or self.together
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        """Return the numbers of the first process, in all."""
+        return self.same(torch.tensor(numbers)).tolist()
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is set in any process that takes part."""
+        return self.any_of_all(flag) if self.together else flag
+
+    def any_of_all(self, flag: bool) -> bool:
+        """Return whether the flag is set in any process at all; each of them calls this."""
+        return bool(self._all.most(int(flag))[0])
+
+    def least(self, numbers: list[int]) -> list[int]:
+        """Return the least of all processes' numbers, place by place."""
+        if not self.together:
+            return numbers
+        return [-largest for largest in self._all.most(*(-number for number in numbers))]
+
+    def same(self, tensor: Tensor) -> Tensor:
+        """Return the tensor of the first process, in all; its shape may be another than here."""
+        return self.same_tensors({"": tensor})[""].to(tensor.device)
+
+    def same_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the named tensors of the first process, in all."""
+        return self._all.tensors_from_first(tensors, None)[0] if self.together else tensors
+
+
 @contextlib.contextmanager
 def joined(device: str = "cpu") -> Iterator[Processes]:
     """Join the processes that torchrun started; yield this one alone where it did not.
@@ -146,13 +214,21 @@ def summing(module: nn.Module, *, last: bool) -> Iterator[None]:
         yield
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the first parameter that is somewhere, the CPU where none is."""
+    somewhere = (one.device for one in model.parameters() if one.device.type != "meta")
+    return next(somewhere, torch.device("cpu"))
+
+
+def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    """Return the modules that `fully_shard` was applied to."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
 def shard_again(model: nn.Module) -> None:
     """Shard again what a forward pass gathered; a backward pass does it by itself."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in sharded_modules(model):
+        module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -167,3 +243,65 @@ def sharded_like(value: Tensor, tensor: Tensor | None) -> Tensor:
         return value
     value = value.to(tensor.device)
     return distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+class Gathers:
+    """Keeps processes together while a model whose weights are sharded runs.
+
+    Every module that `fully_shard` was applied to gathers its weights before it runs, together with
+    all other processes. Where the forward pass fails in one process, this one continues with what
+    entered the module that failed, and makes the gathers that are left, or the others would wait
+    for it. The error is raised at the end.
+    """
+
+    def __init__(self) -> None:
+        self._order: list[FSDPModule] = []
+
+    @contextlib.contextmanager
+    def completed(self, model: nn.Module) -> Iterator[None]:
+        """Complete the gathers of a forward pass in the block before an error is raised."""
+        sharded = sharded_modules(model)
+        if not sharded:
+            yield
+            return
+        expected = self._order or sharded
+        made: list[FSDPModule] = []
+        errors: list[Exception] = []
+        for module in sharded:
+            assert isinstance(module, nn.Module), "FSDPModule is mixed into one"
+            module.forward = _deferring(module, module.forward, made, errors)
+        try:
+            yield
+        except Exception as error:
+            errors.append(error)
+        finally:
+            for module in sharded:
+                vars(module).pop("forward", None)
+        if not errors:
+            self._order = made
+            return
+        for module in expected[len(made) :]:
+            module.unshard()
+            module.reshard()
+        raise errors[0]
+
+
+def _deferring(
+    module: FSDPModule,
+    forward: Callable[..., Any],
+    made: list[FSDPModule],
+    errors: list[Exception],
+) -> Callable[..., Any]:
+    """Return a forward that keeps an error for later and returns its first tensor instead."""
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        made.append(module)
+        try:
+            return forward(*args, **kwargs)
+        except Exception as error:
+            errors.append(error)
+            given = (*args, *kwargs.values())
+            return next((value for value in given if isinstance(value, Tensor)), None)
+
+    return run

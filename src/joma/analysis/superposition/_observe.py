@@ -7,7 +7,7 @@ contexts × window, however many layers and heads there are.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from joma.analysis.superposition._settings import SearchSettings
 from joma.common.progress import Progress
 from joma.models import Loaded, module_at
 from joma.probes.contexts import TopContexts, TopContextsAccumulator
+from joma.probes.inputs import run_on_tokens
 from joma.probes.tap import AttentionCall, watch_attention
 
 _TOKENS_AT_ONCE = {"cpu": 1024, "cuda": 16384}
@@ -120,16 +121,13 @@ def _answers(
             )
         accumulators[layer].update(hidden, counted=counted)
 
-    with _hidden(loaded, layers, see):
+    with torch.inference_mode(), _hidden(loaded, layers, see):
         for start, batch in batches(loaded, windows):
             size = len(batch)
-            run(loaded, batch)
+            run_on_tokens(loaded.model, batch)
             progress("where nodes answer", start + size, len(windows))
-    found = [accumulators[layer].compute() for layer in layers]
-    return [
-        TopContexts(top.values.cpu(), top.windows.cpu(), top.positions.cpu(), top.nodes.cpu())
-        for top in found
-    ]
+    found = [accumulators[layer].compute().each(Tensor.cpu) for layer in layers]
+    return [replace(top, nodes=top.nodes.cpu()) for top in found]
 
 
 def _attended(
@@ -156,10 +154,10 @@ def _attended(
                 positions = (own[low:high] % length).to(call.query.device)
                 rows[call.layer][low:high] = attention_rows(call, sequence, positions).cpu()
 
-    with watch_attention(loaded.model, see):
+    with torch.inference_mode(), watch_attention(loaded.model, see):
         for start, batch in batches(loaded, windows):
             size = len(batch)
-            run(loaded, batch)
+            run_on_tokens(loaded.model, batch)
             progress("what they attend to", start + size, len(windows))
     return [rows[layer] for layer in layers]
 
@@ -215,18 +213,6 @@ def _seen(call: AttentionCall, sequence: int, positions: Tensor, keys: int) -> T
     if call.padding is not None:
         seen &= call.padding[sequence]
     return seen
-
-
-def run(loaded: Loaded, tokens: Tensor) -> None:
-    """One forward pass, without the output layer where the model can do without."""
-    model = loaded.model
-    base = getattr(model, "base_model", model)
-    base = base if isinstance(base, nn.Module) else model
-    with torch.inference_mode():
-        if hasattr(model, "config"):
-            base(input_ids=tokens, use_cache=False)
-        else:
-            base(tokens)
 
 
 @contextmanager
@@ -289,12 +275,8 @@ def _distinct(top: TopContexts, labels: Tensor, settings: SearchSettings) -> Top
     good = there & ~again
     enough = good.sum(-1) >= settings.contexts
     order = (~good[enough]).int().sort(dim=-1, stable=True).indices[:, : settings.contexts]
-    return TopContexts(
-        top.values[enough].gather(1, order),
-        top.windows[enough].gather(1, order),
-        top.positions[enough].gather(1, order),
-        top.nodes[enough],
-    )
+    top = top.each(lambda column: column[enough].gather(1, order))
+    return replace(top, nodes=top.nodes[enough])
 
 
 def spread(windows: Tensor, count: int | None) -> Tensor:

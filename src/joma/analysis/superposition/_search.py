@@ -11,12 +11,13 @@ from torch import Tensor
 
 from joma.analysis.superposition._clusters import Pairs, best_pairs
 from joma.analysis.superposition._content import describe, token_vectors
-from joma.analysis.superposition._observe import Observed, batches, observe, run
+from joma.analysis.superposition._observe import Observed, batches, observe
 from joma.analysis.superposition._settings import SearchSettings
 from joma.analysis.superposition._shuffle import dealt
 from joma.common.progress import Progress, no_progress
 from joma.errors import JomaError
 from joma.models import Loaded, number_of_layers, untrained
+from joma.probes.inputs import run_on_tokens
 
 CHANCE = 0.01
 """A node is above a control where no more than this share of it, the node included, is as high.
@@ -293,18 +294,6 @@ def _median(scores: Tensor) -> float:
     return float(scores.double().median()) if len(scores) else math.nan
 
 
-def _layers(loaded: Loaded, layers: Sequence[int] | None) -> list[int]:
-    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
-    there = number_of_layers(names, loaded.known_architecture)
-    chosen = list(range(there)) if layers is None else list(dict.fromkeys(layers))
-    for layer in chosen:
-        if not 0 <= layer < there:
-            raise JomaError(f"layers must lie from 0 to {there - 1}, got {layer}")
-    if not chosen:
-        raise JomaError("layers must name at least one, got none")
-    return chosen
-
-
 def check(
     loaded: Loaded,
     windows: Tensor,
@@ -337,7 +326,15 @@ def check(
         raise JomaError(
             f"nodes must be at least {FEWEST}, or none can be above 99% of a control, got {nodes}"
         )
-    return _layers(loaded, layers)
+    names = [name for name, _ in loaded.model.named_parameters(remove_duplicate=False)]
+    there = number_of_layers(names, loaded.known_architecture)
+    chosen = list(range(there)) if layers is None else list(dict.fromkeys(layers))
+    for layer in chosen:
+        if not 0 <= layer < there:
+            raise JomaError(f"layers must lie from 0 to {there - 1}, got {layer}")
+    if not chosen:
+        raise JomaError("layers must name at least one, got none")
+    return chosen
 
 
 def estimate(
@@ -352,13 +349,13 @@ def estimate(
     settings = settings or SearchSettings()
     chosen = check(loaded, windows, layers=layers, nodes=nodes, settings=settings)
     _, batch = next(batches(loaded, windows))
-    run(loaded, batch)
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
-    start = time.perf_counter()
-    run(loaded, batch)
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
+    start = 0.0
+    for _ in range(2):  # the first time is none to measure
+        start = time.perf_counter()
+        with torch.inference_mode():
+            run_on_tokens(loaded.model, batch)
+        if batch.is_cuda:
+            torch.cuda.synchronize(batch.device)
     reading = (time.perf_counter() - start) * len(windows) / len(batch)
     weights = sum(weight.numel() * weight.element_size() for weight in loaded.model.parameters())
     most = windows.numel() if nodes is None else nodes * settings.contexts

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 
 
@@ -33,9 +34,10 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         for name in ("contexts", "least", "repeat", "directions", "shuffles"):
-            self._at_least(name, 2 if name in ("contexts", "least", "directions") else 1)
+            least = 2 if name in ("contexts", "least", "directions") else 1
+            whole_number(name, getattr(self, name), least)
         for name in ("skip", "sink"):
-            self._at_least(name, 0)
+            whole_number(name, getattr(self, name), 0)
         if self.contexts < 2 * self.least:
             raise JomaError(
                 f"contexts must be at least {2 * self.least} for two groups of least = "
@@ -53,8 +55,3 @@ class SearchSettings:
     def shortest(self) -> int:
         """Fewest tokens of a window: one context, and something to attend to besides the sink."""
         return max(self.skip, self.sink + 1) + 1
-
-    def _at_least(self, name: str, low: int) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or value < low:
-            raise JomaError(f"{name} must be a whole number from {low} on, got {value!r}")

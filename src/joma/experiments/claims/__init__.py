@@ -1,44 +1,27 @@
-"""Every claim of the papers; `TOPICS` lists them in the papers' order.
+"""Every claim of the papers; `claims.toml` has their texts, in the papers' order.
 
-A topic is a module, or a package of modules where one would be long; each has `CLAIMS`. A module
-holds, for each claim: the check `measure(formula, rng)` that `joma verify` runs; next to it the
-search, a measure at one point with the domain that the adversary draws points from (`@over(...)`);
-at the end the `Claim` with its texts. `reference` has the numerics that they compare with.
+A topic is a module, or a package of modules where one would be long; all are found by scanning. A
+module holds, for each claim: the search, a measure at one point with the domain that the adversary
+draws points from (`@over(...)`); and the check `measure(formula, rng)` that `joma verify` runs,
+which `@claim(...)` registers. `reference` has the numerics that they compare with.
 
 To add a claim, write its formula in `joma.theory` (the printed form, if wrong, in
-`joma.theory.as_printed`), a measurement that does not use the formula, and a `Claim` in the
-`CLAIMS` of its module, with literal id, title and source; then break it in
-`tests/experiments/broken_TOPIC.py`.
+`joma.theory.as_printed`), a measurement that does not use the formula, under `@claim(...)`, and its
+texts in `claims.toml`; then break it in `tests/experiments/broken_TOPIC.py`.
 """
 
+from importlib import import_module
+from pkgutil import walk_packages
+
 from joma.common.renamed import renamed
-from joma.experiments.claims import (
-    cdag,
-    clusters,
-    critical,
-    embeddings,
-    galore,
-    hblt,
-    joint,
-    linear,
-    nonlinear,
-    rates,
-    scan_snap,
-)
-from joma.experiments.claims.claim import Claim, ClaimMeasurement, ClaimVerdict, check
+from joma.experiments._claim_list import catalogue
+from joma.experiments.claims.claim import Claim, ClaimMeasurement, ClaimVerdict, check, registered
+
+for _module in walk_packages(__path__, f"{__name__}."):
+    import_module(_module.name)  # registers its claims
 
 TOPICS: dict[str, tuple[Claim, ...]] = {
-    "Joint dynamics and its invariants": joint.CLAIMS,
-    "Embeddings and bias": embeddings.CLAIMS,
-    "Linear activation": linear.CLAIMS,
-    "Nonlinear activation: clusters": clusters.CLAIMS,
-    "Nonlinear activation: critical points": critical.CLAIMS,
-    "Nonlinear activation: attention": nonlinear.CLAIMS,
-    "Nonlinear activation: rates": rates.CLAIMS,
-    "Hierarchical latent tree": hblt.CLAIMS,
-    "CDAG": cdag.CLAIMS,
-    "Scan&Snap": scan_snap.CLAIMS,
-    "GaLore": galore.CLAIMS,
+    topic["heading"]: tuple(map(registered, topic["claims"])) for topic in catalogue().values()
 }
 """The claims under the headings that the overview picture gives them."""
 

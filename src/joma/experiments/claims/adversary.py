@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
-from joma.experiments.claims.search import Point, Search
+from joma.experiments.claims.claim import Claim, Formula, Generator, Point, Search
+from joma.experiments.claims.measurement import ClaimMeasurement
 
 ENOUGH = 1000
 """Evaluations below which a search is named as too short."""
@@ -114,7 +113,7 @@ class _Tried:
 class _Hunt:
     """The points tried so far, the worst of which are changed in small and large steps."""
 
-    def __init__(self, search: Search, formula: Formula, generator: np.random.Generator) -> None:
+    def __init__(self, search: Search, formula: Formula, generator: Generator) -> None:
         self._search, self._formula, self._generator = search, formula, generator
         self._pool: list[_Tried] = []
         self._made = 0

@@ -1,15 +1,15 @@
 """Section 7 and A.4: almost orthogonal embeddings, the implicit bias, several patterns in one."""
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
-    Formula,
     difference,
     largest_error,
     measured,
@@ -18,27 +18,10 @@ from joma.experiments.claims.measurement import (
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point, random_samples
 from joma.experiments.claims.reference.ode import solve
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, Vector, over
+from joma.experiments.claims.search import Choice, Integer, Real, Seed, Vector
 from joma.theory import as_printed as printed
 from joma.theory import embeddings, invariants
 from joma.theory.block import Block, State, simulate
-
-
-def _coherence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Random unit vectors in fewer dimensions than vectors; and the exponent of M, both sides."""
-    excess = [
-        embeddings.coherence(
-            embeddings.almost_orthogonal(tokens, int(np.ceil(formula(eps, tokens))), rng)
-        )
-        / eps
-        - 1
-        for tokens, eps in ((500, 0.5), (1000, 0.45), (2000, 0.5))
-    ]
-    exponents = [
-        _coherence_at(formula, Point({"epsilon": eps, "tokens": tokens})).error
-        for eps, tokens in ((0.01, 1e50), (0.05, 1e20), (0.5, 1e3))
-    ]
-    return measured(max(0.0, *excess, *exponents), 0.0)
 
 
 @over(epsilon=Real(0.01, 0.999, log=True), tokens=Real(2.0, 1e60, log=True))
@@ -58,14 +41,22 @@ def _coherence_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(short, 0.0)
 
 
-def _overlaps(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    cases = [(0.5, 200, 9), (0.2, 300, 40), (0.9, 400, 3), (0.05, 100, 2)]
-    points = [
-        Point({"epsilon": eps, "tokens": tokens, "dimension": d}, seed=int(rng.integers(2**32)))
-        for eps, tokens, d in cases
+@claim("sec7-coherence", embeddings.dimension_for, _coherence_at)
+def _coherence(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Random unit vectors in fewer dimensions than vectors; and the exponent of M, both sides."""
+    excess = [
+        embeddings.coherence(
+            embeddings.almost_orthogonal(tokens, int(np.ceil(formula(eps, tokens))), rng)
+        )
+        / eps
+        - 1
+        for tokens, eps in ((500, 0.5), (1000, 0.45), (2000, 0.5))
     ]
-    found = [_overlaps_at(formula, point) for point in points]
-    return max(found, key=lambda m: m.error / m.tolerance)
+    exponents = [
+        _coherence_at(formula, Point({"epsilon": eps, "tokens": tokens})).error
+        for eps, tokens in ((0.01, 1e50), (0.05, 1e20), (0.5, 1e3))
+    ]
+    return measured(max(0.0, *excess, *exponents), 0.0)
 
 
 @over(
@@ -89,14 +80,16 @@ def _overlaps_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return monte_carlo(total - expected, np.sqrt(pairs * share * max(1 - share, 1 / pairs)))
 
 
-def _drift_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    return largest_error(
-        _drift_rate_at(formula, random_point(rng, drive=drive, queries=2, attention=attention))
-        for attention in POINTWISE
-        for drive in ("gradient", "labels")
-    )
+@claim("sec7-overlaps", embeddings.expected_overlaps, _overlaps_at)
+def _overlaps(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    names, found = ("epsilon", "tokens", "dimension"), []
+    for case in ((0.5, 200, 9), (0.2, 300, 40), (0.9, 400, 3), (0.05, 100, 2)):
+        point = Point(dict(zip(names, case, strict=True)), seed=int(rng.integers(2**32)))
+        found.append(_overlaps_at(formula, point))
+    return max(found, key=lambda m: m.error / m.tolerance)
 
 
+@reference.over_blocks(attention=Choice(*POINTWISE))
 def _drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of each token's law by differences along the flow of w, against a formula."""
     setting = reference.draw_setting(point, point["attention"], "any")
@@ -110,7 +103,36 @@ def _drift_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(derivative - rate) / sizes, 1.0)
 
 
-def _implicit_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("sec7-drift", invariants.token_law_rate, _drift_rate_at)
+def _drift_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    cases = product(POINTWISE, ("gradient", "labels"))
+    points = (random_point(rng, attention=one, drive=drive, queries=2) for one, drive in cases)
+    return largest_error(_drift_rate_at(formula, point) for point in points)
+
+
+@reference.over_blocks(
+    "queries",
+    attention=Choice(*POINTWISE, "softmax"),
+    step=Real(1e-4, 1.0, log=True),
+    steps=Integer(1, 8),
+)
+def _implicit_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """A few gradient steps of the weights, against their projections put together again."""
+    setting = reference.draw_setting(point, point["attention"], queries=1)
+    m, moving = setting.samples.tokens, setting
+    for _ in range(point["steps"]):
+        rate = reference.rates(moving)
+        moving = moving.moved(rate, point["step"] / max(moving.speed(rate), 1e-30))
+    change = moving.state.v - setting.state.v
+    bias = moving.state.bias[0] - setting.state.bias[0]
+    tokens, query = setting.columns[:, :m], setting.columns[:, m]
+    predicted = formula(setting.w, tokens, change, query, bias)
+    size = float(np.max(np.abs(moving.w)) + np.max(np.abs(setting.w)))
+    return measured(np.abs(predicted - moving.w), 1e-12 * size)
+
+
+@claim("eqn60", embeddings.weight, _implicit_bias_at)
+def _implicit_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The weights themselves, trained in d dimensions with explicit orthonormal embeddings."""
     samples = random_samples(rng)
     x, g = np.asarray(samples.x), np.asarray(samples.gradient)
@@ -133,27 +155,6 @@ def _implicit_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
     return measured(difference(predicted, flow[:-6].reshape(d, 3)), 1e-8)
 
 
-def _implicit_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """A few gradient steps of the weights, against their projections put together again."""
-    setting = reference.draw_setting(point, point["attention"], queries=1)
-    m, moving = setting.samples.tokens, setting
-    for _ in range(point["steps"]):
-        rate = reference.rates(moving)
-        moving = moving.moved(rate, point["step"] / max(moving.speed(rate), 1e-30))
-    change = moving.state.v - setting.state.v
-    bias = moving.state.bias[0] - setting.state.bias[0]
-    tokens, query = setting.columns[:, :m], setting.columns[:, m]
-    predicted = formula(setting.w, tokens, change, query, bias)
-    size = float(np.max(np.abs(moving.w)) + np.max(np.abs(setting.w)))
-    return measured(np.abs(predicted - moving.w), 1e-12 * size)
-
-
-def _superposition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """One weight, three patterns on disjoint tokens: each must respond as if it were alone."""
-    point = Point({"tokens": np.array([4, 4, 4]), "size": 1.0, "draw": int(rng.integers(2**32))})
-    return _superposition_at(formula, point)
-
-
 @over(tokens=Vector(Real(1, 5), Integer(1, 5)), size=Real(0.0, 100.0, special=(0.0,)), draw=Seed())
 def _superposition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     rng = np.random.default_rng(point["draw"])
@@ -165,79 +166,23 @@ def _superposition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     biases = -point["size"] * rng.uniform(-0.2, 1, size=patterns)
     templates = [rng.normal(size=count) for count in counts]
     w = formula(np.stack([a @ b for a, b in zip(templates, tokens, strict=True)]), queries, biases)
-    worst = 0.0
+    errors = []
     for template, own, query, bias in zip(templates, tokens, queries, biases, strict=True):
         b = rng.uniform(0, 1, size=len(own))
-        worst = max(worst, abs(w @ (b @ own + query) - template @ b - bias))
+        errors.append(abs(w @ (b @ own + query) - template @ b - bias))
     size = 1 + point["size"] + sum(float(np.abs(one).sum()) for one in templates)
-    return measured(worst, 1e-13 * size)
+    return measured(errors, 1e-13 * size)
 
 
-def _superposition_of_shared_tokens(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("superposition")
+def _superposition_of_shared_tokens(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Patterns (1, 1) and (1, -1), orthogonal, with both tokens in common; the input is (1, 0)."""
     w = formula(np.array([[1.0, 1, 0, 0], [1, -1, 0, 0]]), np.eye(4)[2:], np.array([-0.5, -0.5]))
     return measured(abs(w @ np.array([1.0, 0, 1, 0]) - (1 - 0.5)), 1e-13)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="sec7-coherence",
-        title="8ε⁻² ln M dimensions: M embeddings with |u·u′| ≤ ε; random ones fail with P < M⁻²",
-        source="JoMA preprint, Section 7; the probability is ours",
-        method="500 to 2000 random unit vectors; exact distribution of u·u′, for ε ≤ .1 from both "
-        "sides",
-        derived=embeddings.dimension_for,
-        measure=_coherence,
-        search=_coherence_at,
-    ),
-    Claim(
-        id="sec7-overlaps",
-        title="M random unit vectors have M(M-1)/2 · I_{1-ε²}((d-1)/2, ½) pairs with |u·u′| > ε",
-        source="new",
-        method="counted in random draws of 100 to 400 vectors in 2 to 40 dimensions",
-        derived=embeddings.expected_overlaps,
-        measure=_overlaps,
-        search=_overlaps_at,
-    ),
-    Claim(
-        id="sec7-drift",
-        title="a token's law drifts at -η_Z Σ_k v_kl[Σ_l′ (G-I)_ll′ E[gₖh′ₖ b_l′] + G_lq E[gₖh′ₖ]]",
-        source="new",
-        method="differences of the law along the flow of w; random embeddings in any dimension",
-        derived=invariants.token_law_rate,
-        measure=_drift_rate,
-        search=Search(
-            reference.parameters(attention=Choice(*POINTWISE)),
-            _drift_rate_at,
-        ),
-    ),
-    Claim(
-        id="eqn60",
-        title="the weight is w(0) + U_C Δv + u_m ξ: the residual connection is a bias",
-        source="JoMA preprint, Eqn 60",
-        method="flow of the weights themselves in 12 dimensions",
-        derived=embeddings.weight,
-        measure=_implicit_bias,
-        search=Search(
-            reference.parameters(
-                "queries",
-                attention=Choice(*POINTWISE, "softmax"),
-                step=Real(1e-4, 1.0, log=True),
-                steps=Integer(1, 8),
-            ),
-            _implicit_bias_at,
-        ),
-    ),
-    Claim(
-        id="superposition",
-        title="patterns share one weight without disturbing each other: w = Σ_m v_m + ξ_m u_m",
-        source="JoMA preprint, Section A.4",
-        method="three patterns in one weight, each compared with itself alone",
-        derived=embeddings.superposed,
-        printed=printed.superposed,
-        measure=_superposition,
-        condition="an input's tokens are orthogonal to the other patterns, as disjoint tokens are",
-        without=_superposition_of_shared_tokens,
-        search=_superposition_at,
-    ),
-)
+@claim("superposition", embeddings.superposed, _superposition_at, printed=printed.superposed)
+def _superposition(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """One weight, three patterns on disjoint tokens: each must respond as if it were alone."""
+    point = Point({"tokens": np.array([4, 4, 4]), "size": 1.0, "draw": int(rng.integers(2**32))})
+    return _superposition_at(formula, point)

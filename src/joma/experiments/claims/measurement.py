@@ -1,13 +1,10 @@
 """How far a formula lies from an independent reference."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-Formula = Callable[..., Any]
-"""The statement of a claim, as a function that its measurement calls."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import numpy as np
 from scipy import integrate
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, difference, measured
 from joma.experiments.claims.reference.eqn6 import ResidualCurve, flow, slope_at, time_at
 from joma.experiments.claims.reference.ode import follow, integral, solve
-from joma.experiments.claims.search import Point, Real, over
+from joma.experiments.claims.search import Real
 from joma.theory import as_printed as printed
 from joma.theory import nonlinear
 
@@ -20,14 +20,11 @@ _Y = Real(1e-6, 1e8, log=True)
 _POSITIVE = Real(1e-6, 1e3, log=True)
 
 
-def _below(bound: float, peak: float) -> ClaimMeasurement:
-    """How far a peak exceeds its bound."""
+def _bounded(bound: float, peak: float, sharp: float) -> ClaimMeasurement:
+    """How far a peak exceeds its bound; how far it is from one that is sharp to some digits."""
+    if sharp:
+        return measured(difference(bound, peak), sharp)
     return ClaimMeasurement(max(0.0, peak - bound), 1e-6)
-
-
-def _lemma6_peak() -> float:
-    y = np.linspace(1e-3, 8, 200_001)
-    return float(np.max((1 - np.exp(-(y**2))) / y))
 
 
 @over(y=_POSITIVE)
@@ -36,10 +33,11 @@ def _lemma6_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(-np.expm1(-(y**2)) / y - float(formula()), 1e-12)
 
 
-def _lemma7_peak() -> float:
-    y = np.linspace(0, 8, 80_001)
-    total = integrate.cumulative_simpson(np.exp(y**2 / 2), x=y, initial=0.0)
-    return float(np.max(np.exp(-(y**2) / 2) * total))
+@claim("lemma6", lambda: np.sqrt(0.5), _lemma6_at)
+@claim("lemma6-sharp", nonlinear.lemma6_bound, _lemma6_at, sharp=1e-6)
+def _lemma6(formula: Formula, rng: Generator, sharp: float = 0.0) -> ClaimMeasurement:
+    y = np.linspace(1e-3, 8, 200_001)
+    return _bounded(formula(), float(np.max((1 - np.exp(-(y**2))) / y)), sharp)
 
 
 @over(y=_POSITIVE)
@@ -50,17 +48,12 @@ def _lemma7_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(peak - float(formula()), 1e-12)
 
 
-def _offsets() -> tuple[float, float]:
-    """The least and the largest F - e^{-μ²/2} ln(1/δ) by Simpson's rule, over μ and δ."""
-    low, high = 0.0, 0.0
-    y = np.linspace(0, 40, 8_001)
-    for mu in (*np.linspace(0, 5, 51), *np.linspace(1.82, 1.92, 11)):
-        time = integrate.cumulative_simpson(
-            np.exp(-(mu**2) * np.expm1(-y) ** 2 / 2), x=y, initial=0.0
-        )
-        excess = time - np.exp(-(mu**2) / 2) * y
-        low, high = min(low, float(np.min(excess))), max(high, float(np.max(excess)))
-    return low, high
+@claim("lemma7", lambda: 1.0, _lemma7_at)
+@claim("lemma7-sharp", nonlinear.lemma7_bound, _lemma7_at, sharp=1e-6)
+def _lemma7(formula: Formula, rng: Generator, sharp: float = 0.0) -> ClaimMeasurement:
+    y = np.linspace(0, 8, 80_001)
+    total = integrate.cumulative_simpson(np.exp(y**2 / 2), x=y, initial=0.0)
+    return _bounded(formula(), float(np.max(np.exp(-(y**2) / 2) * total)), sharp)
 
 
 def _offset(y: float, mu: float) -> float:
@@ -75,29 +68,26 @@ def _offset(y: float, mu: float) -> float:
     return integral(excess, (0.0, bend, 8), (bend, far, 12))
 
 
-def _offset_bound(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    low, high = _offsets()
-    return _below(formula(), max(high, formula() - low if low < -1e-9 else 0.0))
-
-
 @over(size=Real(0, 37), y=_Y)
 def _offset_at(formula: Formula, point: Point) -> ClaimMeasurement:
     found = _offset(point["y"], point["size"])
     return ClaimMeasurement(-found if found < -1e-9 else found - float(formula()), 1e-9)
 
 
-def _largest_lambda(smallest: float, others: Any) -> float:
-    """The largest |λ_jk| of Eqn 7 along the ODE of y = ln 1/δ, for 1.872 and other μ."""
-    mu = np.array([smallest, 1.872, *others])
-    path = solve(
-        lambda y: np.exp(mu**2 * np.expm1(-y) ** 2 / 2),
-        np.zeros(mu.size),
-        np.linspace(0.1, 8, 80),
-        method="Radau",
-        rtol=1e-9,
-        atol=1e-10,
-    )
-    return float(np.max(np.ptp(np.exp(-(mu**2) / 2) * path, axis=1)))
+@claim("thm4", printed.offset_bound, _offset_at)
+@claim("thm4-sharp", nonlinear.offset_bound, _offset_at, sharp=2e-5)
+def _offset_bound(formula: Formula, rng: Generator, sharp: float = 0.0) -> ClaimMeasurement:
+    """The least and the largest F - e^{-μ²/2} ln(1/δ) by Simpson's rule, over μ and δ."""
+    low, high = 0.0, 0.0
+    y = np.linspace(0, 40, 8_001)
+    for mu in (*np.linspace(0, 5, 51), *np.linspace(1.82, 1.92, 11)):
+        speed = np.exp(-(mu**2) * np.expm1(-y) ** 2 / 2)
+        time = integrate.cumulative_simpson(speed, x=y, initial=0.0)
+        excess = time - np.exp(-(mu**2) / 2) * y
+        low, high = min(low, float(np.min(excess))), max(high, float(np.max(excess)))
+    if not sharp and low < -1e-9:
+        high = max(high, formula() - low)
+    return _bounded(formula(), high, sharp)
 
 
 @over(size_j=_SIZE, size_k=_SIZE, time=Real(1e-4, 1e6, log=True))
@@ -110,20 +100,26 @@ def _lambda_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(scaled[0] - scaled[1]) - float(formula()), 1e-7 + 1e-13 * max(scaled))
 
 
+@claim("thm4-rates", lambda: np.sqrt(2 * np.pi) + 2, _lambda_at, smallest=0.0, others=6)
+@claim("thm4-rates-sharp", nonlinear.offset_bound, _lambda_at, smallest=1e-3, others=3, sharp=1e-4)
+def _largest_lambda(
+    formula: Formula,
+    rng: Generator,
+    *,
+    smallest: float,
+    others: int,
+    sharp: float = 0.0,
+) -> ClaimMeasurement:
+    """The largest |λ_jk| of Eqn 7 along the ODE of y = ln 1/δ, for 1.872 and other μ."""
+    mu = np.array([smallest, 1.872, *rng.uniform(0, 3, size=others)])
+    options = {"method": "Radau", "rtol": 1e-9, "atol": 1e-10}
+    t = np.linspace(0.1, 8, 80)
+    path = solve(lambda y: np.exp(mu**2 * np.expm1(-y) ** 2 / 2), np.zeros(mu.size), t, **options)
+    return _bounded(formula(), float(np.max(np.ptp(np.exp(-(mu**2) / 2) * path, axis=1))), sharp)
+
+
 def _leading_time(log_residual: Any, mu: Any) -> Any:
     return -np.exp(-(np.asarray(mu) ** 2) / 2) * np.asarray(log_residual)
-
-
-def _leading(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Is F minus its leading term bounded by √(π/2)+1 down to δ = 1e-300?"""
-    errors = [0.0]
-    with mpmath.workdps(20):
-        for mu in rng.uniform(1, 2.5, size=2):
-            for exponent in (4, 30, 300):
-                log_residual = -exponent * np.log(10)
-                rest = abs(float(time_at(log_residual, mu)) - formula(log_residual, mu))
-                errors.append(rest - printed.offset_bound())
-    return measured(errors, 0.0)
 
 
 @over(size=Real(0, 6), y=_Y)
@@ -135,24 +131,17 @@ def _leading_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(rest) - printed.offset_bound(), 1e-9 + 1e-14 * leading)
 
 
-def _settled(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Ten times |Λ| of Eqn 7 where ln δ_k is ten times the threshold: 1 for the worst μ_k.
-
-    The worst pair is μ_k = 1.872 with μ_j → 0, whose ln δ_j is -t; for other μ_k it lies between
-    ½ and 1.
-    """
-    worst_mu = 1.8719
-    errors = []
+@claim("thm4-leading", _leading_time, _leading_at, printed=printed.leading_time)
+def _leading(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Is F minus its leading term bounded by √(π/2)+1 down to δ = 1e-300?"""
+    errors = [0.0]
     with mpmath.workdps(20):
-        for mu_k in (worst_mu, *rng.uniform(2.5, 4, size=2)):
-            log_residual = 10 * float(formula(mu_k))
-            t = float(time_at(log_residual, mu_k))
-            ratios = np.array([-t, -_reached(worst_mu, t)]) / log_residual
-            expected = np.exp(np.array([-(mu_k**2), worst_mu**2 - mu_k**2]) / 2)
-            size = 10 * float(np.max(np.abs(ratios / expected - 1)))
-            worst = mu_k == worst_mu
-            errors.append(abs(size - 1) if worst else max(0.0, size - 1, 0.5 - size))
-    return measured(errors, 1e-4)
+        for mu in rng.uniform(1, 2.5, size=2):
+            for exponent in (4, 30, 300):
+                log_residual = -exponent * np.log(10)
+                rest = abs(float(time_at(log_residual, mu)) - formula(log_residual, mu))
+                errors.append(rest - printed.offset_bound())
+    return measured(errors, 0.0)
 
 
 def _reached(mu: float, t: float) -> float:
@@ -177,17 +166,31 @@ def _settled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(many * abs(h_k - _offset(y_j, size_j)) / scaled_k - 1, 1e-6)
 
 
-def _logistic(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Log residual of v̇ = (μ - v) v against the ODE, and its rate against μ late on."""
-    mu = rng.uniform(0.5, 3, size=4)
-    t = np.array([1.0, 4.0])
-    path = solve(lambda v: (mu - v) * v, np.full(4, 0.05), t, rtol=1e-11)
-    late = formula(mu, np.array([200.0]), initial=0.05)[0] / -(mu * 200)
-    ode = difference(formula(mu, t, initial=0.05), np.log(1 - path / mu))
-    return measured([ode, difference(late, 1) - 0.1], 1e-7)
+@claim(
+    "thm4-threshold", nonlinear.settled_threshold, _settled_at, printed=printed.settled_threshold
+)
+def _settled(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Ten times |Λ| of Eqn 7 where ln δ_k is ten times the threshold: 1 for the worst μ_k.
+
+    The worst pair is μ_k = 1.872 with μ_j → 0, whose ln δ_j is -t; for other μ_k it lies between
+    ½ and 1.
+    """
+    worst_mu = 1.8719
+    errors = []
+    with mpmath.workdps(20):
+        for mu_k in (worst_mu, *rng.uniform(2.5, 4, size=2)):
+            log_residual = 10 * float(formula(mu_k))
+            t = float(time_at(log_residual, mu_k))
+            ratios = np.array([-t, -_reached(worst_mu, t)]) / log_residual
+            expected = np.exp(np.array([-(mu_k**2), worst_mu**2 - mu_k**2]) / 2)
+            size = 10 * float(np.max(np.abs(ratios / expected - 1)))
+            worst = mu_k == worst_mu
+            errors.append(abs(size - 1) if worst else max(0.0, size - 1, 0.5 - size))
+    return measured(errors, 1e-4)
 
 
-def _exp_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm4-linear")
+def _exp_rates(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The same formula where attention is exponential."""
     mu = rng.uniform(0.5, 3, size=4)
     late = np.log(np.maximum(1 - flow(mu, np.array([4.0]))[0] / mu, 1e-12))
@@ -214,112 +217,12 @@ def _logistic_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured([off, abs(ends[1] - ends[0] + 1)], 1e-6)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="lemma6",
-        title="(1-e^{-y²})/y ≤ 1/√2",
-        source="JoMA preprint, Lemma 6",
-        method="maximum over a fine grid",
-        derived=lambda: np.sqrt(0.5),
-        measure=lambda formula, rng: _below(formula(), _lemma6_peak()),
-        search=_lemma6_at,
-    ),
-    Claim(
-        id="lemma6-sharp",
-        title="its maximum is 0.6382",
-        source="new",
-        method="maximum over a fine grid",
-        derived=nonlinear.lemma6_bound,
-        measure=lambda formula, rng: measured(difference(formula(), _lemma6_peak()), 1e-6),
-        search=_lemma6_at,
-    ),
-    Claim(
-        id="lemma7",
-        title="e^{-y²/2}∫₀ʸe^{x²/2}dx ≤ 1",
-        source="JoMA preprint, Lemma 7",
-        method="maximum over a fine grid, Simpson's rule",
-        derived=lambda: 1.0,
-        measure=lambda formula, rng: _below(formula(), _lemma7_peak()),
-        search=_lemma7_at,
-    ),
-    Claim(
-        id="lemma7-sharp",
-        title="its maximum is 0.7652",
-        source="new",
-        method="maximum over a fine grid, Simpson's rule",
-        derived=nonlinear.lemma7_bound,
-        measure=lambda formula, rng: measured(difference(formula(), _lemma7_peak()), 1e-6),
-        search=_lemma7_at,
-    ),
-    Claim(
-        id="thm4",
-        title="0 ≤ F - e^{-μ²/2} ln(1/δ) ≤ √(π/2)+1",
-        source="JoMA preprint, Theorem 4 (Eqn 88)",
-        method="Simpson's rule over a grid of μ and δ",
-        derived=printed.offset_bound,
-        measure=_offset_bound,
-        search=_offset_at,
-    ),
-    Claim(
-        id="thm4-sharp",
-        title="its supremum is 0.86432, at μ = 1.872 as δ → 0",
-        source="new",
-        method="Simpson's rule over a grid of μ and δ",
-        derived=nonlinear.offset_bound,
-        measure=lambda formula, rng: measured(difference(formula(), _offsets()[1]), 2e-5),
-        search=_offset_at,
-    ),
-    Claim(
-        id="thm4-rates",
-        title="ln(1/δ_j)/ln(1/δ_k) = e^{(μ_j²-μ_k²)/2}(1+Λ) with |λ_jk| ≤ √(2π)+2",
-        source="JoMA preprint, Theorem 4 (Eqn 7)",
-        method="implicit integration of eight components",
-        derived=lambda: np.sqrt(2 * np.pi) + 2,
-        measure=lambda formula, rng: _below(
-            formula(), _largest_lambda(0.0, rng.uniform(0, 3, size=6))
-        ),
-        search=_lambda_at,
-    ),
-    Claim(
-        id="thm4-rates-sharp",
-        title="the supremum of |λ_jk| is 0.86432: approached as μ_j → 0, not reached",
-        source="new",
-        method="implicit integration of μ = 0.001, 1.872 and others",
-        derived=nonlinear.offset_bound,
-        measure=lambda formula, rng: measured(
-            difference(formula(), _largest_lambda(1e-3, rng.uniform(0, 3, size=3))), 1e-4
-        ),
-        search=_lambda_at,
-    ),
-    Claim(
-        id="thm4-leading",
-        title="F is e^{-μ²/2} ln(1/δ) up to a bounded rest",
-        source="JoMA preprint, after Eqn 88",
-        method="20 digits down to δ = 1e-300",
-        derived=_leading_time,
-        printed=printed.leading_time,
-        measure=_leading,
-        search=_leading_at,
-    ),
-    Claim(
-        id="thm4-threshold",
-        title="|Λ| ≤ 1/N once ln δ_k ≤ -N · 0.86433 e^{+μ_k²/2}, sharp",
-        source="JoMA preprint, Theorem 4 (closing line)",
-        method="N|Λ| at N = 10 times the threshold, 20 digits",
-        derived=nonlinear.settled_threshold,
-        printed=printed.settled_threshold,
-        measure=_settled,
-        search=_settled_at,
-    ),
-    Claim(
-        id="thm4-linear",
-        title="with linear attention the rates stand as μ_j to μ_k",
-        source="JoMA preprint, Theorem 4 (remark)",
-        method="logistic closed form from v(0) = .05 against the ODE",
-        derived=nonlinear.linear_attention_residual,
-        measure=_logistic,
-        condition="linear attention",
-        without=_exp_rates,
-        search=_logistic_at,
-    ),
-)
+@claim("thm4-linear", nonlinear.linear_attention_residual, _logistic_at)
+def _logistic(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Log residual of v̇ = (μ - v) v against the ODE, and its rate against μ late on."""
+    mu = rng.uniform(0.5, 3, size=4)
+    t = np.array([1.0, 4.0])
+    path = solve(lambda v: (mu - v) * v, np.full(4, 0.05), t, rtol=1e-11)
+    late = formula(mu, np.array([200.0]), initial=0.05)[0] / -(mu * 200)
+    ode = difference(formula(mu, t, initial=0.05), np.log(1 - path / mu))
+    return measured([ode, difference(late, 1) - 0.1], 1e-7)

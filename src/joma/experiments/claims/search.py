@@ -1,18 +1,16 @@
 """The domains in which an adversary searches for a case in which a claim fails.
 
-A claim with free parameters has a `Search`: its parameters with their whole range, and a measure of
-the claim at one point. Parameters are drawn with the cases in them that formulas break at: ends of
+A claim with free parameters has a `Search`: these with their whole range, and a measure of the
+claim at one point. Parameters are drawn with the cases in them that formulas break at: ends of
 the range, zeros, ties, nearly equal values, one value far above the rest.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from joma.common.types import Array
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
 
 Generator = np.random.Generator
 
@@ -142,18 +140,12 @@ class Choice:
         return self.draw(generator) if generator.random() < 0.5 else value
 
 
-@dataclass(frozen=True)
-class Seed:
+class Seed(Choice):
     """The seed of random parts that a measure draws, such as a tree."""
 
     def draw(self, generator: Generator) -> int:
         """Return a seed."""
         return int(generator.integers(2**32))
-
-    def change(self, value: int, generator: Generator, size: float) -> int:
-        """Return another seed, now and then."""
-        del size
-        return self.draw(generator) if generator.random() < 0.5 else value
 
 
 @dataclass(frozen=True)
@@ -323,73 +315,3 @@ class Simplex:
         if not self.zeros:
             shares = np.maximum(shares, self.least)
         return shares / shares.sum()
-
-
-@dataclass(frozen=True)
-class Point:
-    """Values of all parameters.
-
-    Attributes:
-        values: Values of the parameters by name.
-        seed: Seed of the samples that the measure draws.
-        effort: Factor by which the measure draws more samples than usual.
-    """
-
-    values: Mapping[str, Any]
-    seed: int = 0
-    effort: int = 1
-
-    def __getitem__(self, name: str) -> Any:
-        """Return the value of a parameter."""
-        return self.values[name]
-
-    @property
-    def generator(self) -> Generator:
-        """A new generator; the same numbers for the same point."""
-        return np.random.default_rng([self.seed, self.effort])
-
-
-PointMeasure = Callable[[Formula, Point], ClaimMeasurement]
-"""A function that compares a formula with a reference at one point."""
-
-
-@dataclass(frozen=True)
-class Search:
-    """The whole domain of a claim.
-
-    Attributes:
-        parameters: The free parameters by name. Where lengths must agree, the measure repeats or
-            cuts a vector (`numpy.resize`).
-        measure: Compares a formula with a reference at one point. The error may be negative: how
-            far from a violation the point is, by which the search is guided. A `JomaError` says
-            that the point lies outside the domain; any other exception is a violation.
-        sampled: Whether the reference is sampled. A violation counts once two further measurements
-            with 100 times the samples confirm it.
-    """
-
-    parameters: Mapping[str, Parameter]
-    measure: PointMeasure
-    sampled: bool = False
-
-    def __call__(self, formula: Formula, point: Point) -> ClaimMeasurement:
-        """Measure a formula at one point."""
-        return self.measure(formula, point)
-
-    def draw(self, generator: Generator) -> dict[str, Any]:
-        """Return values of all parameters."""
-        return {name: one.draw(generator) for name, one in self.parameters.items()}
-
-    def change(
-        self, values: Mapping[str, Any], generator: Generator, size: float
-    ) -> dict[str, Any]:
-        """Return values of which one to three parameters differ."""
-        changed = dict(values)
-        count = min(len(changed), 1 + int(generator.geometric(0.6)) // 2)
-        for name in generator.choice(list(changed), count, replace=False):
-            changed[name] = self.parameters[name].change(changed[name], generator, size)
-        return changed
-
-
-def over(*, sampled: bool = False, **parameters: Parameter) -> Callable[[PointMeasure], Search]:
-    """Turn a measure at one point into a `Search` of the domain that the arguments name."""
-    return lambda measure: Search(parameters, measure, sampled)

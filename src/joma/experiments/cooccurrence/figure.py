@@ -165,14 +165,8 @@ def _draw_limit(ax: Axes, data: CooccurrenceData) -> None:
     ends = EPSILON[[0, -1]]
     for order, anchor, at, offset in [(1, 1.6, 0.004, (-8, 9)), (2, 0.045, 0.06, (8, -12))]:
         ax.loglog(ends, anchor * ends**order, ":", color=figures.GREY, lw=1.3)
-        ax.annotate(
-            f"slope {order}",
-            (at, anchor * at**order),
-            xytext=offset,
-            textcoords="offset points",
-            ha="right" if order == 1 else "left",
-            color=figures.GREY,
-        )
+        side = {"ha": "right" if order == 1 else "left", "color": figures.GREY}
+        figures.note(ax, f"slope {order}", (at, anchor * at**order), offset, **side)
     ax.set(
         title=f"Eqn 8, ρ = ρ₀ = 1 − ε, L = {DEPTH}",
         xlabel="ε",

@@ -61,16 +61,8 @@ def _draw(ax: Axes, steps: np.ndarray, v: np.ndarray, kind: str) -> None:
     for token in range(v.shape[1]):
         if growing[token]:
             ax.plot(steps, v[:, token], color=color, lw=2.2)
-            ax.annotate(
-                f"token {token}",
-                (steps[-1], v[-1, token]),
-                xytext=(4, 0),
-                textcoords="offset points",
-                va="center",
-                color=color,
-                fontsize=8,
-                annotation_clip=False,
-            )
+            text = {"va": "center", "color": color, "fontsize": 8, "annotation_clip": False}
+            figures.note(ax, f"token {token}", (steps[-1], v[-1, token]), (4, 0), **text)
         else:
             ax.plot(steps, v[:, token], color="#b5b5b5", lw=1.1, zorder=1)
     ax.plot([], [], color=figures.BLUE, lw=2.2, label="still growing")

@@ -109,13 +109,10 @@ def _draw_entropy(ax: Axes, course: Fig4Curves, log: bool) -> None:
     low = int(np.argmin(course.entropy))
     ax.plot(course.t, course.entropy, color=figures.PURPLE, lw=2.2)
     ax.plot(course.t[low], course.entropy[low], "o", color=figures.BLACK, ms=5)
-    ax.annotate(
-        f"lowest: {course.entropy[low]:.2f} at t = {course.t[low]:.3g}",
-        (course.t[low], course.entropy[low]),
-        xytext=(-9, 8) if log else (0, -16),
-        textcoords="offset points",
-        ha="right" if log else "left",
-    )
+    place = (course.t[low], course.entropy[low])
+    text = f"lowest: {course.entropy[low]:.2f} at t = {course.t[low]:.3g}"
+    offset, side = ((-9, 8), "right") if log else ((0, -16), "left")
+    figures.note(ax, text, place, offset, ha=side)
     ax.set(
         title=f"entropy of the attention softmax({'v²' if log else 'v²/3'})",
         xlabel=_time(log),
@@ -123,15 +120,8 @@ def _draw_entropy(ax: Axes, course: Fig4Curves, log: bool) -> None:
         ylim=(-0.08, np.log(COMPONENTS) * 1.05),
     )
     ax.axhline(np.log(COMPONENTS), color=figures.GREY, lw=0.9, ls=":")
-    ax.annotate(
-        "uniform",
-        (1, np.log(COMPONENTS)),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, -11),
-        textcoords="offset points",
-        ha="right",
-        color=figures.GREY,
-    )
+    edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "color": figures.GREY}
+    figures.note(ax, "uniform", (1, np.log(COMPONENTS)), (-2, -11), **edge)
     _time_axis(ax, course, log)
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from joma import random
 from joma.data import HBLT, Batch
-from joma.experiments._experiment import Request, member_seeds
-from joma.experiments._trained import FRESH_STEP, NetworkSize, TransformerGroup
+from joma.experiments._experiment import Request
+from joma.experiments._trained import FRESH_STEP, NetworkSize, TransformerGroup, member_seeds
 from joma.experiments.hierarchy import SGD_STEPS
 from joma.models import TransformerConfig
 from joma.optim import StackedAdam, StackedSGD

@@ -49,7 +49,7 @@ def collect(run: Run, size: HierarchySize) -> dict[str, GroupResults]:
 
 def _read(own: Run, group: TreeGroup, size: HierarchySize) -> GroupResults:
     def read(name: str, *shape: Any) -> np.ndarray:
-        return read_metric(own, name, size.measure_at, size.seeds, *shape)[0]
+        return read_metric([own], size.measure_at, size.seeds, name, *shape)[0]
 
     heights = [f"H{height}" for height in HEIGHTS]
     curves = zip(

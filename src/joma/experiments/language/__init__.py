@@ -2,9 +2,9 @@
 
 Networks of one depth are trained together, with every learning rate and seed that is asked of that
 depth, in the published setting; `joma.experiments.fig6` and `fig8` each take the depths they show.
-Here live the setting (`_groups`), the text as the networks read it (`_data`), the training and what
-is measured on its way (`_train`), what the numbers say (`_summary`), their comparison with recorded
-curves (`_reference`) and the pictures (`_draw`).
+Here live the setting (`_groups`), the text, the training and what is measured on its way
+(`_train`), the curves that were measured (`_curves`), what they say (`_summary`), their comparison
+with recorded ones (`_reference`) and the pictures (`figure`).
 """
 
 REFERENCE = (

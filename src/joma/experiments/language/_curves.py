@@ -1,7 +1,8 @@
 """What was measured of the networks of one depth and learning rate, from step to step."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -161,14 +162,12 @@ def share_apart(losses: np.ndarray) -> float:
 
 
 def _read(own: Run, depth: int, setting: LanguageSetting) -> Iterable[Curves]:
-    def read(name: str, layers: int = 0, steps: Sequence[int] = setting.measure_at) -> np.ndarray:
-        return read_metric(own, name, steps, setting.seeds, layers)
-
+    read = partial(read_metric, [own], setting.measure_at, setting.size.seeds)
     names = ("attention_entropy", "attention_entropy_mean", "stable_rank")
     by_layer = zip(*(read(name, depth) for name in names), strict=True)
-    trained = read("loss", steps=range(setting.measure_at[-1]))
-    for cell, (entropy, mean, rank), loss, losses in zip(
-        setting.size.cells(depth), by_layer, read("validation_loss"), trained, strict=True
+    trained = read_metric([own], range(setting.measure_at[-1]), setting.size.seeds, "loss")
+    for rate, (entropy, mean, rank), loss, losses in zip(
+        setting.size.rates(depth), by_layer, read("validation_loss"), trained, strict=True
     ):
         apart = share_apart(losses)
-        yield Curves(depth, cell.rate, setting.published_steps, entropy, loss, mean, rank, apart)
+        yield Curves(depth, rate, setting.published_steps, entropy, loss, mean, rank, apart)

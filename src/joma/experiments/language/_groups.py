@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from joma.errors import JomaError
-from joma.experiments._experiment import member_seeds
 
 LENGTH = 35
 """Words of a window, in training as in validation."""
@@ -81,28 +80,6 @@ def named(rate: float) -> str:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Networks that differ in their seeds alone.
-
-    Attributes:
-        depth: layers of each.
-        rate: their learning rate.
-    """
-
-    depth: int
-    rate: float
-
-    @property
-    def name(self) -> str:
-        """What they are called, such as "lr 1e-4"."""
-        return f"lr {named(self.rate)}"
-
-    def seeds(self, seed: int, count: int) -> tuple[int, ...]:
-        """Their seeds; the same at every learning rate, so that all drop the same."""
-        return member_seeds(f"language/{self.depth}", seed, count)
-
-
-@dataclass(frozen=True)
 class Size:
     """How large the experiment is made.
 
@@ -143,15 +120,14 @@ class Size:
                 f"got {self.learning_rates}"
             )
 
-    def cells(self, depth: int) -> tuple[Cell, ...]:
-        """The networks of a depth."""
-        rates = self.learning_rates if depth == SWEPT else (self.learning_rate,)
-        return tuple(Cell(depth, rate) for rate in rates)
+    def rates(self, depth: int) -> tuple[float, ...]:
+        """Return the learning rates at which networks of a depth are trained."""
+        return self.learning_rates if depth == SWEPT else (self.learning_rate,)
 
     @property
     def networks(self) -> int:
         """How many of all depths."""
-        return self.seeds * sum(len(self.cells(depth)) for depth in DEPTHS)
+        return self.seeds * sum(len(self.rates(depth)) for depth in DEPTHS)
 
 
 RATES = (1e-6, 5e-6, 1e-5, 5e-5, 1e-4, 1e-3, 1e-2)
@@ -277,11 +253,6 @@ class LanguageSetting:
     def measure_at(self) -> tuple[int, ...]:
         """Return the numbers of updates after which to measure."""
         return tuple(self.updates_at(step) for step in self.published_steps)
-
-    @property
-    def seeds(self) -> int:
-        """Return how many networks each cell has."""
-        return self.size.seeds
 
     def updates_at(self, published_step: int) -> int:
         """Return how many updates were made at a published step."""

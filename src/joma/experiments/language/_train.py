@@ -1,22 +1,32 @@
-"""Training the networks of a depth, and what is measured of them as they learn."""
+"""The text as networks read it, their training, and what is measured of them as they learn."""
 
-import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from joma.data import BasicEnglish, Corpus, corpus, encoded, streams
+from joma.errors import JomaError
 from joma.experiments import _trained
 from joma.experiments._experiment import Request
-from joma.experiments.language._data import WindowedText
-from joma.experiments.language._groups import FIRST_SEED, GROUPS, LENGTH, WATCHED, LanguageSetting
+from joma.experiments.language._groups import (
+    FIRST_SEED,
+    GROUPS,
+    LENGTH,
+    WATCHED,
+    LanguageSetting,
+    Size,
+    named,
+)
 from joma.models import LanguageConfig, LanguageModel
 from joma.models.full_speed import FastLanguageModel
 from joma.models.language import FIRST_RANGE
 from joma.optim.full_speed import LazyAdam
 from joma.probes import stable_ranks
-from joma.runs import Run, is_run
+from joma.runs import Run
 from joma.train import Ensemble
 
 _TABLE = "embedding.weight"
@@ -27,6 +37,109 @@ _MAX_SHARED_LOGITS = 100_000
 """Logits per position of all networks of a group, up to which it may share a GPU with others."""
 _NUMBERS = {"cpu": 2**24, "cuda": 2**31}
 """About how many numbers a part of the validation text may take at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class WindowedText:
+    """A text for one size of the experiment.
+
+    Attributes:
+        setting: what it makes of that size.
+        train: windows to learn from.
+        valid: windows to measure on.
+    """
+
+    setting: LanguageSetting
+    train: "Windows"
+    valid: "Windows"
+
+    def to(self, device: str) -> "WindowedText":
+        """Return the same text on a device."""
+        return replace(self, train=self.train.to(device), valid=self.valid.to(device))
+
+
+def find(size: Size) -> Corpus:
+    """Return the text of a size.
+
+    Raises:
+        ValueError: it is not there, or has no part to train or to measure on.
+    """
+    source = corpus(size.corpus)
+    for split in ("train", "valid"):
+        source.where(split)
+    return source
+
+
+def load(size: Size) -> WindowedText:
+    """Read and encode the text of a size."""
+    source = find(size)
+    tokenizer = BasicEnglish.of(source)
+    if size.vocabulary is not None:
+        tokenizer = BasicEnglish(tokenizer.vocabulary[: size.vocabulary])
+
+    def read(split: str, count: int, most: int | None) -> tuple[Windows, dict[str, Any]]:
+        text = encoded(source, tokenizer, split)
+        try:
+            return Windows(streams(text.tokens[:most], count)), text.manifest
+        except ValueError as error:
+            raise JomaError(f"{split} of text {size.corpus} is too short: {error}") from None
+
+    train, made_of = read("train", size.streams, size.train_tokens)
+    valid, valid_made_of = read("valid", size.valid_streams, size.valid_tokens)
+    digests = {"train": made_of["text"], "valid": valid_made_of["text"]}
+    digests["tokenizer"] = made_of["tokenizer"]
+    words, stream = made_of["vocabulary"], train.streams_SN.shape[1]
+    return WindowedText(LanguageSetting(size, words, stream, digests), train, valid)
+
+
+class Windows:
+    """Windows of 35 words, one after the other along all streams, each with the words that follow.
+
+    The last one may be short: all have the same shape, and weights say which words are there.
+
+    Args:
+        streams_SN: the streams, (S, words).
+
+    Attributes:
+        count: windows there are, the short one included.
+        whole: those that are whole.
+    """
+
+    def __init__(self, streams_SN: Tensor) -> None:
+        if streams_SN.shape[1] < 2:
+            raise JomaError(f"streams must have at least 2 words each, got {streams_SN.shape[1]}")
+        self.streams_SN = streams_SN
+        self._last = streams_SN.shape[1] - 1  # the last word is only predicted
+        self.whole = self._last // LENGTH
+        self.count = -(-self._last // LENGTH)
+        self._places_T = torch.arange(LENGTH, device=streams_SN.device)
+
+    def to(self, device: str) -> "Windows":
+        """Return the same windows on a device."""
+        return Windows(self.streams_SN.to(device))
+
+    def at(self, step: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the window of a step, epoch after epoch.
+
+        There is nothing in it that a CUDA graph could not capture, where `step` is a tensor.
+
+        Returns:
+            Words, the words that follow, both (S, 35), and how much each of them counts, (S, 35)
+            and together 1; 0 for what is not there.
+        """
+        index_T = step % self.count * LENGTH + self._places_T
+        inside_T = (index_T < self._last).double()
+        index_T = index_T.clamp(max=self._last - 1)
+        tokens, targets = (self.streams_SN.index_select(1, index_T + ahead) for ahead in (0, 1))
+        weights_T = inside_T / (inside_T.sum() * len(tokens))
+        return tokens, targets, weights_T.expand_as(tokens)
+
+    def all(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all windows, window w of stream s in row w·S + s; weights are together 1."""
+        parts = [self.at(window) for window in range(self.count)]
+        tokens, targets, weights = (torch.cat(part) for part in zip(*parts, strict=True))
+        inside = (weights > 0).double()
+        return tokens, targets, inside / inside.sum()
 
 
 def train_groups(
@@ -47,58 +160,57 @@ def train_groups(
             has done is not done again.
     """
     text = text.to(request.device)
-    groups = [
-        _trained.NetworkGroup(
+    setting = text.setting
+
+    def group(name: str) -> _trained.NetworkGroup:
+        depth = GROUPS[name]
+        networks = _networks(setting.size, depth, request.seed)
+        return _trained.NetworkGroup(
             name,
-            text.setting.size.cells(GROUPS[name]),
-            lambda own, name=name: LanguageNetworks(own, name, text, request),
-            lambda own, name=name: _find_done(run, own, name, others),
-            can_share_gpu=_can_share_gpu(text.setting, GROUPS[name]),
+            [(f"lr {named(rate)}", seed) for rate, seed in networks],
+            lambda own: LanguageNetworks(own, name, text, request),
+            can_share_gpu=_can_share_gpu(setting, depth),
         )
-        for name in names
-    ]
-    _trained.train_groups(run, groups, text.setting, request)
+
+    groups = [group(name) for name in names]
+    _trained.train_groups(run, groups, setting, setting.measure_at, request, others)
+
+
+def _networks(size: Size, depth: int, seed: int) -> list[tuple[float, int]]:
+    """Return learning rate and seed of each network of a depth.
+
+    The seeds are the same at every learning rate, so that all drop the same.
+    """
+    seeds = _trained.member_seeds(f"language/{depth}", seed, size.seeds)
+    return [(rate, own) for rate in size.rates(depth) for own in seeds]
 
 
 def _can_share_gpu(setting: LanguageSetting, depth: int) -> bool:
     """Return whether a depth leaves a GPU partly idle: logits are most of the work."""
-    return len(setting.size.cells(depth)) * setting.seeds * setting.words <= _MAX_SHARED_LOGITS
-
-
-def _find_done(run: Run, own: Run, name: str, others: Sequence[str]) -> Run | None:
-    """Return the same group in a run next to this one, if it is done with the same settings."""
-    for experiment in others:
-        for folder in sorted(run.path.absolute().parent.glob(f"{experiment}*")):
-            with contextlib.suppress(ValueError, OSError):
-                if is_run(folder) and _trained.is_done(found := Run.open(folder), name):
-                    group = Run.open(found.path / "groups" / name)
-                    if {**group.config, "name": own.config["name"]} == own.config:
-                        return group
-    return None
+    return len(_networks(setting.size, depth, 0)) * setting.words <= _MAX_SHARED_LOGITS
 
 
 class LanguageNetworks:
     """The networks of a depth, the text, and what is measured."""
 
     def __init__(self, run: Run, name: str, text: WindowedText, request: Request) -> None:
-        setting, depth, device = text.setting, GROUPS[name], request.device
-        size = setting.size
-        cells = size.cells(depth)
+        depth, device, size = GROUPS[name], request.device, text.setting.size
+        rates, seeds = zip(*_networks(size, depth, request.seed), strict=True)
         self.run = run
         self.tokens, self.targets, self.weights = text.valid.all()
         self.watched = min(WATCHED, max(text.valid.whole, 1) - 1) * size.valid_streams
         self.numbers = _NUMBERS[device]
         model = FastLanguageModel(
             LanguageConfig(
-                vocabulary=setting.words, layers=depth, width=size.width, hidden=size.hidden
+                vocabulary=text.setting.words, layers=depth, width=size.width, hidden=size.hidden
             ),
-            [seed for cell in cells for seed in cell.seeds(request.seed, size.seeds)],
+            seeds,
             device=device,
         )
-        start_as_torch(model, torch_seeds(request.seed, size.seeds) * len(cells))
+        start_as_torch(model, torch_seeds(request.seed, size.seeds) * (len(seeds) // size.seeds))
         optimizer = LazyAdam(
             model.named_parameters(),
-            [cell.rate for cell in cells for _ in range(size.seeds)],
+            rates,
             clip=CLIP,
             # On a GPU, where what is read and written is what takes the time.
             lazy=[_TABLE] if device == "cuda" else [],
@@ -109,18 +221,23 @@ class LanguageNetworks:
             text.train.at,
             loss=training_loss(optimizer),
             precision="bfloat16" if device == "cuda" else "float32",
-            restart_every=setting.updates_per_epoch,
+            restart_every=text.train.count,
         )
 
     def measure(self, step: int) -> None:
         """Measure all networks after `step` updates."""
-        one = slice(self.watched, self.watched + 1)
         with self.ensemble.evaluating() as model:
-            loss_E, mean_LE = self._validate(model)
-            _, sum_LE = model.evaluate(self.tokens[one], self.targets[one], self.weights[one])
+            # About as many rows of words at a time as fit into memory.
+            rows = max(self.numbers // (len(model.seeds) * LENGTH * model.config.vocabulary), 1)
+            loss_E, mean_LE = self._evaluate(model, slice(None), rows)
+            one = slice(self.watched, self.watched + 1)
+            _, sum_LE = self._evaluate(model, one, 1)
             watched_LE = sum_LE / self.weights[one].double().sum()
-            self._log_ranks(step, model)
+            ranks_LE2 = _stable_ranks(model)
         log = self.run.metrics.append
+        for layer, pairs_E2 in enumerate(ranks_LE2):
+            values_E, bounds_E = pairs_E2.T
+            log(step, "stable_rank", values_E, layer=layer, bound=bounds_E)
         log(step, "validation_loss", loss_E.cpu().numpy())
         for layer, (watched_E, mean_E) in enumerate(
             zip(watched_LE.cpu().numpy(), mean_LE.cpu().numpy(), strict=True)
@@ -128,29 +245,23 @@ class LanguageNetworks:
             log(step, "attention_entropy", watched_E, layer=layer)
             log(step, "attention_entropy_mean", mean_E, layer=layer)
 
-    def _validate(self, model: FastLanguageModel) -> tuple[Tensor, Tensor]:
-        """Return loss (E,) and entropies (layers, E), means over all words of the validation."""
-        rows = self._rows(model, model.config.vocabulary)
-        parts = (whole.split(rows) for whole in (self.tokens, self.targets, self.weights))
+    def _evaluate(self, model: FastLanguageModel, part: slice, rows: int) -> tuple[Tensor, Tensor]:
+        """Return sums over some of the validation text: loss (E,) and entropies (layers, E)."""
+        parts = (whole[part].split(rows) for whole in (self.tokens, self.targets, self.weights))
         found = [model.evaluate(*part) for part in zip(*parts, strict=True)]
         losses, entropies = zip(*found, strict=True)
         return torch.stack(losses).double().sum(0), torch.stack(entropies).sum(0)
 
-    def _log_ranks(self, step: int, model: FastLanguageModel) -> None:
-        weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
-        flat = [matrix for members in weights_LE for matrix in members]
-        finite = [bool(matrix.isfinite().all()) for matrix in flat]
-        measured = stable_ranks([m for m, whole in zip(flat, finite, strict=True) if whole])
-        pairs = np.full((len(flat), 2), np.nan)  # of networks that have diverged
-        pairs[finite] = np.reshape([(rank.value, rank.bound) for rank in measured], (-1, 2))
-        for layer, own in enumerate(pairs.reshape(len(weights_LE), -1, 2)):
-            values, bounds = own.T
-            self.run.metrics.append(step, "stable_rank", values, layer=layer, bound=bounds)
 
-    def _rows(self, model: FastLanguageModel, numbers: int) -> int:
-        """Return how many rows of words fit at a time, if each word takes so many numbers."""
-        each = len(model.seeds) * LENGTH * numbers
-        return max(self.numbers // each, 1)
+def _stable_ranks(model: FastLanguageModel) -> np.ndarray:
+    """Return stable rank and bound of each lower layer, (layers, E, 2); NaN where it diverged."""
+    weights_LE = [list(block.get_parameter("lower.weight")) for block in model.blocks]
+    flat = [matrix for members in weights_LE for matrix in members]
+    finite = [bool(matrix.isfinite().all()) for matrix in flat]
+    measured = stable_ranks([m for m, whole in zip(flat, finite, strict=True) if whole])
+    pairs = np.full((len(flat), 2), np.nan)
+    pairs[finite] = np.reshape([(rank.value, rank.bound) for rank in measured], (-1, 2))
+    return pairs.reshape(len(weights_LE), -1, 2)
 
 
 Window = tuple[Tensor, Tensor, Tensor]
@@ -207,7 +318,7 @@ def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
         output = nn.Linear(config.width, config.vocabulary, **kind)
         embedding.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
         output.weight.uniform_(-FIRST_RANGE, FIRST_RANGE)
-    weight = torch.zeros(config.width, config.columns, **kind)
+    weight = torch.zeros(model.output.weight.shape[1:], **kind)
     weight[:, : config.vocabulary] = output.weight.T
     block = _block(layer)
     blocks = {
@@ -219,7 +330,7 @@ def _drawn(model: LanguageModel, seed: int) -> dict[str, Tensor]:
         "embedding.weight": embedding.weight,
         **blocks,
         "output.weight": weight,
-        "output.bias": torch.zeros(1, config.columns, **kind),
+        "output.bias": torch.zeros(1, weight.shape[-1], **kind),
     }
 
 

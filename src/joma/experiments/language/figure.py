@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from joma import experiments
 from joma.experiments._experiment import Outcome, Request
 from joma.experiments._trained import write_results
-from joma.experiments.language import _data, _reference, _summary
+from joma.experiments.language import _reference, _summary, _train
 from joma.experiments.language._curves import Curves, Key, collect, done
 from joma.experiments.language._groups import (
     EMBEDDED,
@@ -31,7 +31,6 @@ from joma.experiments.language._groups import (
 )
 from joma.experiments.language._reference import Pair
 from joma.experiments.language._summary import Check
-from joma.experiments.language._train import train_groups
 from joma.report import figures
 from joma.runs import Run
 
@@ -68,23 +67,19 @@ def needs(request: Request) -> None:
     """Raise `JomaError` where the text is not there or, being somebody's own, is no good."""
     size = size_of(request)
     if size.corpus in TEXTS or size.corpus == EMBEDDED:
-        _data.find(size)
+        _train.find(size)
     else:
-        _data.load(size)
+        _train.load(size)
 
 
 def _reproduce(run: Run, request: Request, name: str, of: LanguageFigure) -> Outcome:
     """Train the groups asked for that are not done, and say what all that are show."""
     experiment = experiments.EXPERIMENTS[name]
-    others = [
-        other for other in ("fig6", "fig8") if other != name
-    ]  # with some of the same networks
+    others = [other for other in ("fig6", "fig8") if other != name]  # some of the same networks
     recorded = {} if request.reference is None else _reference.read(request.reference)
-    text = _data.load(size_of(request))
-    done(
-        run, text.setting, experiment.groups
-    )  # before anything is trained that would not go with it
-    train_groups(run, request.groups or experiment.groups, text, request, others)
+    text = _train.load(size_of(request))
+    done(run, text.setting, experiment.groups)  # refuses what was trained on another text
+    _train.train_groups(run, request.groups or experiment.groups, text, request, others)
     curves = of.select(collect(run, text.setting, experiment.groups), text.setting)
     outcome = of.judge(curves, text.setting)
     summary: dict[str, Any] = {}
@@ -228,16 +223,8 @@ def _legend(ax: Axes, depth: int, recorded: bool) -> None:
 
 
 def _name_even(ax: Axes) -> None:
-    ax.annotate(
-        "even attention",
-        (1, UNIFORM),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, 2),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-        color=figures.GREY,
-    )
+    edge = {"xycoords": ("axes fraction", "data"), "ha": "right", "color": figures.GREY}
+    figures.note(ax, "even attention", (1, UNIFORM), (-2, 2), fontsize=8, **edge)
 
 
 def _step_axis(ax: Axes, steps: Sequence[int]) -> None:

@@ -174,27 +174,25 @@ def _slopes(data: ScanSnapData) -> tuple[float, float, float]:
 
 
 def _write(run: Run, data: ScanSnapData) -> None:
-    names = ("flow", "sampled")
     for table, pairs in {
         "logits": {RATES["eta_y"]: data.logits},
         "entropy": data.entropy,
         "phases": {PHASE_RATES["eta_y"]: data.phases},
     }.items():
-        rows = [
-            (name, eta_y, path)
+        parts = [
+            {
+                "source": np.full(path.t.size, name),
+                "eta_y": np.full(path.t.size, eta_y),
+                "t": path.t,
+                "b": path.b.mean(axis=1),
+                "entropy": path.entropy[:, 0],
+                **{f"z_{token}": z for token, z in enumerate(path.z[:, 0].T)},
+            }
             for eta_y, pair in pairs.items()
-            for name, path in zip(names, pair, strict=True)
+            for name, path in zip(("flow", "sampled"), pair, strict=True)
         ]
-        columns = {
-            "source": np.concatenate([np.full(path.t.size, name) for name, _, path in rows]),
-            "eta_y": np.concatenate([np.full(path.t.size, eta_y) for _, eta_y, path in rows]),
-            "t": np.concatenate([path.t for _, _, path in rows]),
-            "b": np.concatenate([path.b.mean(axis=1) for _, _, path in rows]),
-            "entropy": np.concatenate([path.entropy[:, 0] for _, _, path in rows]),
-        }
-        for token in range(rows[0][2].corpus.tokens):
-            columns[f"z_{token}"] = np.concatenate([path.z[:, 0, token] for _, _, path in rows])
-        run.write_table(table, columns)
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        run.write_table(table, joined)
 
 
 def _draw_logits(ax: Axes, data: ScanSnapData) -> None:
@@ -204,14 +202,7 @@ def _draw_logits(ax: Axes, data: ScanSnapData) -> None:
     for (token, (name, up)), color in zip(TOKENS.items(), colors, strict=True):
         ax.plot(flow.t, flow.z[:, 0, token], color=color)
         ax.plot(sampled.t[few], sampled.z[few, 0, token], "o", ms=4, color=color)
-        ax.annotate(
-            name,
-            (END, flow.z[-1, 0, token]),
-            xytext=(8, up),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
+        figures.note(ax, name, (END, flow.z[-1, 0, token]), (8, up), va="center", fontsize=9)
     ax.plot([], [], color=figures.GREY, label="population flow")
     ax.plot([], [], "o", ms=4, color=figures.GREY, label=f"sequences of {LENGTH} tokens")
     ax.set(
@@ -255,22 +246,14 @@ def _draw_phases(ax: Axes, data: ScanSnapData) -> None:
     ax.plot(t[shown], line[shown], "--", color=figures.GREY, label=r"straight in $\ln t$")
     frozen, snapped = t >= _anchor(data)[0], t >= data.snap
     fit = np.polynomial.Polynomial.fit(np.log(np.log(t[frozen])), b[frozen], 1)
-    ax.plot(
-        t[snapped],
-        fit(np.log(np.log(t[snapped]))),
-        ":",
-        color=figures.BLACK,
-        lw=2.2,
-        label=r"straight in $\ln \ln t$",
-    )
+    fitted, label = fit(np.log(np.log(t[snapped]))), r"straight in $\ln \ln t$"
+    ax.plot(t[snapped], fitted, ":", color=figures.BLACK, lw=2.2, label=label)
     for x, text in (
         (np.sqrt(t[0] * data.snap), "scanning"),
         (np.sqrt(t[-1] * data.snap), "snapped"),
     ):
         ax.text(x, 1.02 * top, text, ha="center", va="bottom", color=figures.GREY)
-    ax.annotate(
-        r"$t_0 = 2K \ln M/\eta_Y$", (data.snap, 0), xytext=(6, 6), textcoords="offset points"
-    )
+    figures.note(ax, r"$t_0 = 2K \ln M/\eta_Y$", (data.snap, 0), (6, 6))
     ax.set(
         title=r"$B$ grows as $\ln t$, then as $\ln \ln t$",
         xlabel=rf"training time $t$   ($\eta_Y = 1$, $\eta_Z = {PHASE_RATES['eta_z']:g}$)",

@@ -13,19 +13,13 @@ from joma.report import figures
 from joma.runs import Run
 
 _LEVEL_NAMES = ("s = 0, lowest latents", "s = 1, latents of latents", "s = 2, the class")
+_RED = figures.VERMILLION
 _SERIES = (
     ("ncorr", -1, "trained", figures.BLUE, "o", True),
-    ("ncorr", 0, "untrained", figures.VERMILLION, "s", True),
+    ("ncorr", 0, "untrained", _RED, "s", True),
     ("shuffled_classes", -1, "trained, latents shuffled over classes", figures.GREY, "x", True),
     ("held_out_classes", -1, "trained, node chosen on other classes", figures.BLUE, "o", False),
-    (
-        "held_out_classes",
-        0,
-        "untrained, node chosen on other classes",
-        figures.VERMILLION,
-        "s",
-        False,
-    ),
+    ("held_out_classes", 0, "untrained, node chosen on other classes", _RED, "s", False),
 )
 
 
@@ -68,17 +62,9 @@ def _draw_level(ax: Axes, results: Table1Results, s: int) -> None:
     )
     for i, (measure, at, label, color, marker, filled) in enumerate(_SERIES):
         step = results.steps[at]
-        ax.errorbar(
-            places + (i - 2) * 0.14,
-            results.mean(measure, step)[:, s],
-            results.std(measure, step)[:, s],
-            fmt=marker,
-            color=color,
-            mfc=color if filled else "white",
-            ms=5,
-            elinewidth=1,
-            label=label,
-        )
+        values, x = results.at(measure, step)[:, s], places + (i - 2) * 0.14
+        bars = {"fmt": marker, "ms": 5, "label": label}
+        figures.error_bars(ax, x, values, color=color, filled=filled, **bars)
     for place in places[1::2][:-1] + 0.5:
         ax.axvline(place, color="#d0d0d0", lw=0.8)
     ax.set(title=_LEVEL_NAMES[s], ylabel="NCorr", ylim=(-0.05, 1.05), xlim=(-0.6, places[-1] + 0.6))

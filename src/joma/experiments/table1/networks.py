@@ -11,15 +11,9 @@ import torch
 from torch import Tensor
 
 from joma.data import Batch, Joined, LatentHierarchy
-from joma.experiments._experiment import Request, member_seeds
-from joma.experiments._trained import (
-    FRESH_STEP,
-    NetworkSize,
-    TransformerGroup,
-    controls,
-    pooled_nodes,
-    power,
-)
+from joma.experiments._experiment import Request
+from joma.experiments._ncorr import controls, pooled_nodes, power
+from joma.experiments._trained import FRESH_STEP, NetworkCell, NetworkSize, TransformerGroup
 from joma.models import TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import ncorr
@@ -30,7 +24,7 @@ LEVELS = 3
 
 
 @dataclass(frozen=True)
-class Table1Cell:
+class Table1Cell(NetworkCell):
     """One hierarchy of Table 1 and its published NCorr.
 
     Attributes:
@@ -54,10 +48,6 @@ class Table1Cell:
     def group(self) -> str:
         """The cells that train together: those with as many classes and children."""
         return f"C{self.classes}-N{self.children}"
-
-    def seeds(self, seed: int, count: int) -> tuple[int, ...]:
-        """Return the seeds of this cell's networks; different ones in every cell."""
-        return member_seeds(self.name, seed, count)
 
 
 _COLUMNS = [(classes, children) for classes in (20, 30, 50) for children in (2, 3)]

@@ -2,18 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
-from joma.experiments._trained import (
-    PLANTED,
-    columns,
-    groups_done,
-    mean_and_std,
-    planted_name,
-    read_metric,
-)
+from joma.experiments._ncorr import PLANTED, planted_name, seeds_and_means
+from joma.experiments._trained import columns, groups_done, mean_and_std, read_metric
 from joma.experiments.table1.networks import (
     CELLS,
     GROUPS,
@@ -80,13 +76,7 @@ def collect(run: Run, size: Table1Size, seed: int) -> Table1Results:
     """Return what the metrics of the groups that are done hold."""
     done = groups_done(run, GROUPS)
     cells = tuple(cell for group in done for cell in GROUPS[group])
-
-    def read(name: str, layers: int = 0) -> np.ndarray:
-        parts = [
-            read_metric(own, name, size.measure_at, size.seeds, layers) for own in done.values()
-        ]
-        return np.concatenate(parts)
-
+    read = partial(read_metric, done.values(), size.measure_at, size.seeds)
     return Table1Results(
         cells,
         size.measure_at,
@@ -297,25 +287,13 @@ def _effect(gains: np.ndarray, begin: str, what: str) -> str:
 
 def tables(results: Table1Results) -> dict[str, dict[str, list]]:
     """Return two tables: a row for each number of every network, and one for each mean."""
-    seeds, means = [], []
-    for measure, values in results.values.items():
-        for i, s, k in np.ndindex(*values.shape[:3]):
-            own, cell = values[i, s, k], results.cells[i]
-            if np.isnan(own).all():
-                continue
-            where = {"cell": cell.name, "s": s, "step": results.steps[k]}
-            known = cell.published[s] if measure == "ncorr" and s < 2 else np.nan
-            means.append(
-                {
-                    **where,
-                    "measure": measure,
-                    "mean": own.mean(),
-                    "std": own.std(ddof=1),
-                    "published": known,
-                }
-            )
-            seeds += [
-                {**where, "seed": seed, "measure": measure, "value": value}
-                for seed, value in enumerate(own)
-            ]
+
+    def label(measure: str, i: int, s: int, k: int) -> dict[str, Any]:
+        return {"cell": results.cells[i].name, "s": s, "step": results.steps[k]}
+
+    seeds, means = seeds_and_means(results.values, label)
+    published = {cell.name: cell.published for cell in results.cells}
+    for row in means:
+        known = row["measure"] == "ncorr" and row["s"] < 2
+        row["published"] = published[row["cell"]][row["s"]] if known else np.nan
     return {"seeds": columns(seeds), "means": columns(means)}

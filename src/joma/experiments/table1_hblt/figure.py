@@ -12,18 +12,12 @@ from joma.experiments.table1_hblt.results import TreeResults, collect, judge, ta
 from joma.report import figures
 from joma.runs import Run
 
+_RED = figures.VERMILLION
 _SERIES = (
     ("ncorr", -1, "trained", figures.BLUE, "o", True),
     ("held_out_samples", -1, "trained, node chosen\non other samples", figures.BLUE, "o", False),
-    ("ncorr", 0, "untrained", figures.VERMILLION, "s", True),
-    (
-        "held_out_samples",
-        0,
-        "untrained, node chosen\non other samples",
-        figures.VERMILLION,
-        "s",
-        False,
-    ),
+    ("ncorr", 0, "untrained", _RED, "s", True),
+    ("held_out_samples", 0, "untrained, node chosen\non other samples", _RED, "s", False),
     ("shuffled_samples", -1, "trained, latents\nshuffled over samples", figures.GREY, "x", True),
 )
 _LEVELS = ((figures.BLUE, "o"), (figures.VERMILLION, "s"), (figures.GREEN, "D"))
@@ -69,19 +63,11 @@ def _draw_depth(ax: Axes, results: TreeResults, depth: int, places: list[int]) -
         observer = results.by_level["observer"][places, s, 0].mean(-1)
         label = "perfect observer\nof the sequence" if s == 0 else ""
         ax.hlines(observer, x - 0.42, x + 0.42, color=figures.BLACK, lw=1.8, label=label)
-        for i, (measure, at, name, color, marker, filled) in enumerate(_SERIES):
-            values = results.by_level[measure][places, s, at]
-            ax.errorbar(
-                x + (i - 2) * 0.15,
-                values.mean(-1),
-                values.std(-1, ddof=1),
-                fmt=marker,
-                color=color,
-                mfc=color if filled else "white",
-                ms=4,
-                elinewidth=1,
-                label=name if s == 0 else None,
-            )
+        for i, (measure, step, name, color, marker, filled) in enumerate(_SERIES):
+            values = results.by_level[measure][places, s, step]
+            bars = {"fmt": marker, "ms": 4, "label": name if s == 0 else None}
+            at = x + (i - 2) * 0.15
+            figures.error_bars(ax, at, values, color=color, filled=filled, **bars)
         ax.text(x.mean(), 1.06, _level(results.cells[places[0]], s), ha="center", fontsize=9)
         if s:
             ax.axvline(s * wide - 0.8, color="#d0d0d0", lw=0.8)

@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 from joma.data import HBLT, Batch
-from joma.experiments._experiment import Request, member_seeds
-from joma.experiments._trained import (
-    FRESH_STEP,
-    NetworkSize,
-    TransformerGroup,
-    controls,
-    pooled_nodes,
-)
+from joma.experiments._experiment import Request
+from joma.experiments._ncorr import controls, pooled_nodes
+from joma.experiments._trained import FRESH_STEP, NetworkCell, NetworkSize, TransformerGroup
 from joma.models import TransformerConfig
 from joma.optim import StackedAdam
 from joma.probes import held_out, ncorr
@@ -34,7 +29,7 @@ EVERY = ("every_ncorr", "every_held_out_samples")
 
 
 @dataclass(frozen=True)
-class TreeCell:
+class TreeCell(NetworkCell):
     """One kind of tree.
 
     Attributes:
@@ -55,10 +50,6 @@ class TreeCell:
     def latent_levels(self) -> range:
         """The levels of binary latents, s = 0 … L − 2."""
         return range(self.depth - 1)
-
-    def seeds(self, seed: int, count: int) -> tuple[int, ...]:
-        """Return the seeds of this cell's trees and networks; different ones in every cell."""
-        return member_seeds(self.name, seed, count)
 
 
 _STEPS = (0, 1, 3, 10, 20, 30, 50, 70, 100, 140, 200, 300, 400, 550, 750, 1000, 1400)

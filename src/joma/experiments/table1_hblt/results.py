@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from joma.experiments._experiment import Outcome, Verdict
+from joma.experiments._ncorr import seeds_and_means
 from joma.experiments._trained import columns, groups_done, mean_and_std, read_metric
 from joma.experiments.table1_hblt.networks import (
     BRANCHING,
@@ -67,13 +69,7 @@ class TreeResults:
 def collect(run: Run, size: TreeSize) -> TreeResults:
     """Return what the metrics of the groups that are done hold."""
     done = groups_done(run, GROUPS)
-
-    def read(name: str, *shape: Any) -> np.ndarray:
-        parts = [
-            read_metric(own, name, size.measure_at, size.seeds, *shape) for own in done.values()
-        ]
-        return np.concatenate(parts)
-
+    read = partial(read_metric, done.values(), size.measure_at, size.seeds)
     layers = [f"layer{layer}" for layer in range(LEVELS)]
     return TreeResults(
         tuple(cell for group in done for cell in GROUPS[group]),
@@ -284,16 +280,12 @@ def tables(results: TreeResults) -> dict[str, dict[str, list]]:
         cell = results.cells[i]
         return {"depth": cell.depth, "rho": cell.rho, "s": s, **more, "step": results.steps[at]}
 
-    seeds, means, every = [], [], []
     parts = {measure: values[:, None] for measure, values in results.whole.items()}
-    for measure, values in {**results.by_level, **parts}.items():
-        for i, s, at in np.ndindex(*values.shape[:3]):
-            own = values[i, s, at]
-            if np.isnan(own).all():
-                continue
-            where = {**row(i, s if measure in results.by_level else -1, at), "measure": measure}
-            means.append({**where, "mean": own.mean(), "std": own.std(ddof=1)})
-            seeds += [{**where, "seed": seed, "value": value} for seed, value in enumerate(own)]
+    seeds, means = seeds_and_means(
+        {**results.by_level, **parts},
+        lambda measure, i, s, at: row(i, -1 if measure in parts else s, at),
+    )
+    every = []
     for measure, values in results.every.items():
         for i, s, layer, at, seed in np.argwhere(~np.isnan(values)).tolist():
             value = float(values[i, s, layer, at, seed])

@@ -188,12 +188,15 @@ class ProjectedOptimizer(TypedStateOptimizer):
         together = self.clip_norm is not None and self.clip == "global"
         for group in self.param_groups:
             for parameter in group["params"]:
+                if parameter.grad is not None and self._prepare(parameter, group):
+                    continue
                 if parameter.grad is not None:
                     self._collect(parameter, group)
                 if not together and _PARTIAL in self.state.get(parameter, {}):
                     self._update(parameter, group)
         if together:
             self._update_together()
+        self._move_prepared()
         self._moved.clear()
         return loss
 
@@ -213,11 +216,23 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 "a second backward pass arrived before step(): with per_layer every pass moves the "
                 "parameters; run those of one step in `with optimizer.accumulate(last=...)`"
             )
+        if self._last and self._prepare(parameter, group):
+            self._move_prepared()
+            parameter.grad = None
+            self._moved.add(parameter)
+            return
         self._collect(parameter, group)
         parameter.grad = None
         if self._last and not (self.clip_norm is not None and self.clip == "global"):
             self._update(parameter, group)
             self._moved.add(parameter)
+
+    def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> bool:
+        """Return whether a parameter will be moved by `_move_prepared`, together with others."""
+        return False
+
+    def _move_prepared(self) -> None:
+        """Move what was prepared."""
 
     def _collect(self, parameter: Tensor, group: dict[str, Any]) -> None:
         """Add a parameter's gradient, projected if it is, to the gradient of the step."""
@@ -231,8 +246,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
             taken = gradient.mean(gradient.matrix)
         else:
             side = self._side(parameter, group)
-            if _PARTIAL not in state and self._is_due(parameter, group):
-                self._refresh(parameter, group, gradient, side)
+            if _PARTIAL not in state:
+                self._refresh_if_due(parameter, group, gradient, side)
             taken = gradient.project(self._basis(parameter, group), side)
             if self.record_energy:
                 self._record_energy(parameter, group, gradient, taken, side)
@@ -310,9 +325,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
             norm = self._square_sum(parameter, group).sqrt()
             state[_PARTIAL] *= (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         gradient = state.pop(_PARTIAL)
-        state["step"] = state.get("step", torch.zeros((), dtype=torch.int64)) + 1
-        if "age" in state:
-            state["age"] = state["age"] + 1
+        self._count(state)
         weights = local(parameter)
         kept = 1 - group["lr"] * group["weight_decay"]
         if selection.is_projected(
@@ -326,6 +339,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
         else:
             change = self._change(parameter, group, gradient, None)
             weights.mul_(kept).add_(change.to(weights.dtype))
+
+    @staticmethod
+    def _count(state: dict[str, Any]) -> None:
+        """Count a step of a parameter, and one since its subspace was chosen."""
+        state["step"] = state.get("step", torch.zeros((), dtype=torch.int64)) + 1
+        if "age" in state:
+            state["age"] = state["age"] + 1
 
     def _change(
         self, parameter: Tensor, group: dict[str, Any], gradient: Tensor, side: Side | None
@@ -354,6 +374,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if group["stagger"]:
             offset = self._numbers[parameter][0] * gap // len(self._numbers)
         return (step + offset) % gap == 0
+
+    def _refresh_if_due(
+        self, parameter: Tensor, group: dict[str, Any], gradient: Gradient, side: Side
+    ) -> None:
+        """Choose the subspace from a gradient, if this is the step to do so."""
+        if self._is_due(parameter, group):
+            self._refresh(parameter, group, gradient, side)
 
     def _refresh(
         self, parameter: Tensor, group: dict[str, Any], gradient: Gradient, side: Side
@@ -487,6 +514,11 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 f"the state has a basis of {length} × {rank} for {self._name(parameter)}, the "
                 f"optimizer one of {parameter.shape[side == 'right']} × {wanted} ({side})"
             )
+
+
+def is_accumulating(state: Mapping[str, Any]) -> bool:
+    """Return whether a parameter has gradients of a step that is not complete."""
+    return _PARTIAL in state
 
 
 def _check_group(group: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """AdamW in the subspace of the gradients (Zhao et al., 2024)."""
 
+import importlib.util
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -8,11 +10,24 @@ from torch import Tensor
 
 from joma.common.checks import check_one_of
 from joma.optim.galore import selection
-from joma.optim.galore._base import ProjectedOptimizer, placed
-from joma.optim.galore.subspace import Side
-from joma.optim.moments import SMALL, adam_change, check_betas, read_moments, store_moments
+from joma.optim.galore._base import ProjectedOptimizer, is_accumulating, placed
+from joma.optim.galore.subspace import Gradient, Side
+from joma.optim.moments import (
+    SMALL,
+    adam_change,
+    check_betas,
+    local,
+    read_moments,
+    store_moments,
+)
 
 MOMENTS = ("keep", "rotate", "project", "align", "reset")
+
+
+@cache
+def has_kernels() -> bool:
+    """Return whether there is a GPU and Triton."""
+    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 
 
 class GaLoreAdamW(ProjectedOptimizer):
@@ -107,6 +122,8 @@ class GaLoreAdamW(ProjectedOptimizer):
             "state_dtype": state_dtype,
             "stagger": stagger,
         }
+        self._prepared: list[Any] = []
+        self._workspace: dict[Any, Any] = {}
         super().__init__(
             parameters,
             defaults,
@@ -117,6 +134,67 @@ class GaLoreAdamW(ProjectedOptimizer):
             seed=seed,
             verbose=verbose,
         )
+
+    def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> bool:
+        """Take a matrix whose step the kernels of the GPU make: projection to weights in one go."""
+        gradient, state = parameter.grad, self.state[parameter]
+        if (
+            not has_kernels()
+            or self.clip_norm is not None
+            or self._group_of_processes is not None
+            or gradient is None
+            or not (gradient.is_cuda and gradient.is_contiguous() and parameter.is_contiguous())
+            or not (gradient.dtype == parameter.dtype == torch.bfloat16)
+            or parameter is not local(parameter)
+            or is_accumulating(state)
+            or group["projector_bits"] is not None
+            or group["state_dtype"] not in (None, torch.bfloat16)
+            or not selection.is_projected(parameter, group)
+        ):
+            return False
+        from joma.optim.galore import _step_kernels as kernels
+
+        side = self._side(parameter, group)
+        self._refresh_if_due(parameter, group, Gradient(gradient), side)
+        basis = state["basis"]
+        if "exp_avg" not in state:
+            rows, columns = parameter.shape
+            shape = (basis.shape[1], columns) if side == "left" else (rows, basis.shape[1])
+            empty = torch.zeros(shape, device=parameter.device)
+            store_moments(state, (empty, empty), **self._storage(parameter, group))
+            state["moment_step"] = torch.zeros((), dtype=torch.int64)
+        self._count(state)
+        state["moment_step"] = state["moment_step"] + 1
+        steps, (one, two) = int(state["moment_step"]), group["betas"]
+        scales = None
+        if "exp_avg_scale" in state:
+            scales = state["exp_avg_scale"], state["exp_avg_sq_scale"]
+        numbers = (
+            -group["lr"] / (1 - one**steps),
+            1 / (1 - two**steps) ** 0.5,
+            group["eps"],
+            1 - group["lr"] * group["weight_decay"],
+            one,
+            two,
+            group["scale"],
+            float(self._storage(parameter, group)["seed"] % 2**23),
+        )
+        moments = state["exp_avg"], state["exp_avg_sq"]
+        self._prepared.append(
+            kernels.Work(parameter, gradient, basis, *moments, scales, side, numbers)
+        )
+        return True
+
+    def _move_prepared(self) -> None:
+        if not self._prepared:
+            return
+        from joma.optim.galore import _step_kernels as kernels
+
+        kinds = {work.first.dtype for work in self._prepared}
+        for kind in kinds:
+            same = [work for work in self._prepared if work.first.dtype == kind]
+            kernels.step(same, self._workspace)
+        self._prepared.clear()
 
     def _change(
         self, parameter: Tensor, group: dict[str, Any], gradient: Tensor, side: Side | None

@@ -12,7 +12,7 @@ Importing this package imports no torch: a file imports what it measures with wh
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from joma.common.renamed import renamed
 from joma.errors import JomaError
@@ -48,7 +48,7 @@ MONITORED = {name: metric for name, metric in METRICS.items() if metric.monitore
 """Those that a monitor can measure while a model is trained."""
 
 
-def checked(names: Iterable[str], available: Mapping[str, Metric] = PROBED) -> tuple[Metric, ...]:
+def checked(names: Iterable[str], available: Collection[str] = PROBED) -> tuple[Metric, ...]:
     """Return the metrics of these names, each once.
 
     Raises:
@@ -60,7 +60,7 @@ def checked(names: Iterable[str], available: Mapping[str, Metric] = PROBED) -> t
     for name in listed:
         if name not in available:
             raise JomaError(f"metrics must be among {', '.join(available)}, got {name!r}")
-    return tuple(available[name] for name in dict.fromkeys(listed))
+    return tuple(METRICS[name] for name in dict.fromkeys(listed))
 
 
 def collected(metrics: Iterable[Metric]) -> dict[str, object]:

@@ -1,17 +1,6 @@
 """Energy of the strongest 1% of MLP nodes."""
 
-from typing import TYPE_CHECKING
-
 from joma.probes.metrics._metric import Metric
-
-if TYPE_CHECKING:
-    from joma.probes.activations import ActivationStatistics
-
-
-def measure(statistics: "ActivationStatistics") -> float:
-    """Return the share of the energy in the strongest 1% of the nodes."""
-    return statistics.top_energy[0.01]
-
 
 METRIC = Metric(
     name="mlp_top1",
@@ -20,6 +9,6 @@ METRIC = Metric(
     per="MLP, expert",
     column="MLP top 1%",
     needs="activations",
-    measure=measure,
+    measure=lambda statistics: statistics.top_energy[0.01],
     collects={"top": (0.01,)},
 )

@@ -8,9 +8,9 @@
 Matrices may lie on a CPU or a GPU, in any floating-point type, whole or sharded (DTensor).
 """
 
-from joma.probes.spectrum._refresh import Anchor
 from joma.probes.spectrum.stable import (
     FAILURE,
+    Anchor,
     StableRank,
     release,
     stable_rank,

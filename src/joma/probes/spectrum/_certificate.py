@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from joma.probes.spectrum._inputs import check_finite, power_of_two
+from joma.probes.spectrum._matrix import check_finite, power_of_two
 
 _CHUNK = 1 << 22
 """Entries widened to float64 at a time."""
@@ -97,8 +96,6 @@ def top(matrix: Tensor, seed: int, near: Tensor | None = None) -> Top:
 
 def gram_matrix(matrix: Tensor) -> tuple[Tensor, float]:
     """Return A·Aᵀ/c² on the shorter side in float64, and c, a power of two at the largest entry."""
-    if isinstance(matrix, DTensor):
-        matrix = matrix.full_tensor()
     gram_1SS, scale_1 = _grams(matrix.unsqueeze(0))
     check_finite(scale := float(scale_1))
     return gram_1SS[0], scale

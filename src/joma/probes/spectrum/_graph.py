@@ -33,10 +33,9 @@ import triton
 from torch import Tensor
 
 from joma.common.float32 import float32_products
-from joma.probes.spectrum import _bound_kernel, _dither_kernel, _step_kernels
-from joma.probes.spectrum._inputs import check_finite
+from joma.probes.spectrum import _dither_kernel, _graph_kernels
 from joma.probes.spectrum._krylov import Iterated, chi_square_floor
-from joma.probes.spectrum._operator import wide_product
+from joma.probes.spectrum._matrix import check_finite, wide_product
 
 STOPS = (3, 8, 12, 15, 18, 22)
 """Applications of the Gram matrix after which bounds are computed."""
@@ -299,11 +298,11 @@ class Plan:
     def _steps(self, first: int, last: int, squarings: int) -> tuple[Tensor, ...]:
         side, stride = self._basis.shape
         tiles = (len(self._partial),)
-        _launch(_step_kernels.split, self._block(first), self._thin, stride)
+        _launch(_graph_kernels.split, self._block(first), self._thin, stride)
         for j in range(first, last):
             product = self._applied()
             shape = {"FIRST": j == 0, "B": _COLUMNS}
-            _step_kernels.gathered[tiles](
+            _graph_kernels.gathered[tiles](
                 product,
                 self._basis,
                 self._roots,
@@ -316,7 +315,7 @@ class Plan:
                 ROWS=_ROWS,
                 **shape,
             )
-            _step_kernels.added[(len(self._total) // _EACH,)](
+            _graph_kernels.added[(len(self._total) // _EACH,)](
                 self._partial,
                 self._total,
                 len(self._partial),
@@ -324,14 +323,14 @@ class Plan:
                 EACH=_EACH,
                 ROWS=_ROWS,
             )
-            _step_kernels.formed[(1,)](
+            _graph_kernels.formed[(1,)](
                 self._total, self._columns, self._roots, self._gram, self._crossed, j, **shape
             )
             # One warp: elimination is a chain of exchanges, which are expensive between warps.
-            _step_kernels.rooted[(1,)](
+            _graph_kernels.rooted[(1,)](
                 self._gram, self._roots, self._inverses, j, B=_COLUMNS, num_warps=1
             )
-            _step_kernels.turned[tiles](
+            _graph_kernels.turned[tiles](
                 self._basis,
                 self._inverses,
                 self._columns,
@@ -351,7 +350,7 @@ class Plan:
         """Return M of the two parts of the last block, to be added up and scaled."""
         half = self._half if self._wide else self._half.mT
         product = torch.mm(half.mT, self._thin, out_dtype=torch.float32)
-        _launch(_step_kernels.middle, product, self._long, self._factor)
+        _launch(_graph_kernels.middle, product, self._long, self._factor)
         return torch.mm(half, self._long, out_dtype=torch.float32)
 
     def _top(self, count: int, squarings: int) -> tuple[Tensor, ...]:
@@ -386,7 +385,7 @@ class Plan:
         defect = torch.mm(all_SN.mT, all_SN, out_dtype=torch.float32).abs().sum(-1).amax()
         rounding = (1 + 1.05 * 2.0**-11 * math.sqrt(all_SN.shape[1])) ** 2
         out_G = torch.empty_like(self._excess_G, dtype=torch.int32)
-        _bound_kernel.excluded[(len(out_G),)](
+        _graph_kernels.excluded[(len(out_G),)](
             self._columns,
             self._inverses,
             top,

@@ -1,24 +1,28 @@
-"""Stable rank ‖A‖_F²/σ₁², which JoMA's Fig. 7 follows over training, with its error bound."""
+"""Stable rank ‖A‖_F²/σ₁², which JoMA's Fig. 7 follows over training, with its error bound.
+
+Of a matrix that moved a little since it was measured, the value is refreshed. Below: the greatest
+Rayleigh quotient within the old top vectors. Above: σ₁ moves by at most the norm of the change,
+σ₁(A) ≤ σ₁(A₀) + ‖A − A₀‖, and a change D is seen in the sketch Ωᵀ·D that an old Gaussian Ω of b
+columns makes of it: with g = uᵀΩ for its top singular vector u, ‖Ωᵀ·D‖ ≥ ‖D‖·‖g‖, so ‖D‖² is at
+most ‖Ωᵀ·D‖² over the quantile of ‖g‖², a chi-square variable. Ω must not have influenced the
+change; a measurement never does.
+"""
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
-from joma.probes.spectrum import _certificate, _refresh
-from joma.probes.spectrum._inputs import (
-    as_matrix,
-    check_finite,
-    check_options,
-    plain_arithmetic,
-)
-from joma.probes.spectrum._krylov import Iterated, Krylov
-from joma.probes.spectrum._operator import Operator, operator
+from joma.probes.spectrum import _certificate
+from joma.probes.spectrum._krylov import Iterated, Krylov, chi_square_floor
+from joma.probes.spectrum._matrix import Operator, check_finite, checked, plain_arithmetic
 
 FAILURE = 1e-6
 """Probability, over the random start, that a bound does not hold."""
@@ -35,6 +39,27 @@ _STACKED = 1 << 22
 _STEPS = 12
 _MISS = 0.08
 """Share of the tolerance by which the top eigenvalue within the basis may be missed."""
+_VECTORS, _SKETCH, _ROUNDS = 8, 24, 6
+"""Leading vectors and random columns kept of a matrix, and iterations for the former."""
+
+
+@dataclass(frozen=True, eq=False)
+class Anchor:
+    """What is kept of a matrix: its leading vectors, a random start and what it made of it.
+
+    Attributes:
+        block_SB: leading vectors, then the columns of the start.
+        vectors: how many are leading vectors.
+        before_TB: zeros for the leading vectors, then Aᵀ of the start.
+        ceiling: upper bound of σ₁.
+        replay: on a GPU, the captured work of a refresh.
+    """
+
+    block_SB: Tensor
+    vectors: int
+    before_TB: Tensor
+    ceiling: float
+    replay: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -58,7 +83,7 @@ class StableRank:
     top: float
     frobenius: float
     products: int
-    anchor: "_refresh.Anchor | None" = field(default=None, repr=False, compare=False)
+    anchor: Anchor | None = field(default=None, repr=False, compare=False)
 
 
 def stable_rank(
@@ -93,8 +118,7 @@ def stable_rank(
         ValueError: for a matrix that is not one, or holds NaN or infinity.
     """
     if start is not None:
-        check_options(method, tolerance)
-        whole = as_matrix(matrix)
+        whole = checked(matrix, method, tolerance)
         with plain_arithmetic(whole.device):
             found = _refreshed(whole, start)
         if found is not None:
@@ -112,10 +136,10 @@ def stable_ranks(
     seed: int = 0,
 ) -> list[StableRank]:
     """Return `stable_rank` of many matrices; on a GPU small ones of one shape are batched."""
-    check_options(method, tolerance)
     groups: dict[tuple[bool, object], list[tuple[int, Tensor]]] = {}
-    for i, matrix in enumerate(map(as_matrix, matrices)):
-        squared = method == "auto" and _on_gpu(matrix) and min(matrix.shape) < _SQUARED
+    for i, given in enumerate(matrices):
+        matrix = checked(given, method, tolerance)
+        squared = method == "auto" and matrix.is_cuda and min(matrix.shape) < _SQUARED
         together = squared and matrix.numel() < _STACKED
         key = (squared, (matrix.shape, matrix.dtype, matrix.device) if together else i)
         groups.setdefault(key, []).append((i, matrix))
@@ -139,10 +163,6 @@ def release() -> None:
         graph.plan.cache_clear()
 
 
-def _on_gpu(matrix: Tensor) -> bool:
-    return matrix.is_cuda and not isinstance(matrix, DTensor)
-
-
 def _zero(products: int) -> StableRank:
     return StableRank(0.0, 0.0, True, 0.0, 0.0, products)
 
@@ -152,15 +172,15 @@ def _solve(matrix: Tensor, tolerance: float, method: str, keep: bool, seed: int)
     if method == "exact" or (side <= _SMALL and method == "auto"):
         return _exact(matrix, keep, seed)
     kind = matrix.dtype
-    if _on_gpu(matrix) and side >= 1024 and tolerance >= 1e-4 and kind != torch.float64:
+    if matrix.is_cuda and side >= 1024 and tolerance >= 1e-4 and kind != torch.float64:
         from joma.probes.spectrum import _graph  # Triton comes with torch's CUDA builds alone
 
         found = _graph.iterate(matrix, tolerance, seed, _EVENT)
         if found is not None:
             return _result(found, matrix, keep, seed)
-    if _on_gpu(matrix) and kind != torch.float64:
+    if matrix.is_cuda and kind != torch.float64:
         matrix = matrix.float()  # blocks in half precision would overflow at some scales
-    linear = operator(matrix)
+    linear = Operator(matrix)
     check_finite(norm := float(linear.frobenius))
     if norm == 0:
         return _zero(0)
@@ -255,7 +275,7 @@ def _result(found: Iterated, matrix: Tensor, keep: bool, seed: int) -> StableRan
 
 def _anchored(found: StableRank, matrix: Tensor, top_S: Tensor, seed: int) -> StableRank:
     ceiling = found.frobenius / math.sqrt(found.value - found.bound)
-    return replace(found, anchor=_refresh.anchor(operator(matrix), top_S, ceiling, seed))
+    return replace(found, anchor=_anchor(Operator(matrix), top_S, ceiling, seed))
 
 
 def _squared(stacked: Tensor, tolerance: float, keep: bool, seed: int) -> list[StableRank]:
@@ -285,7 +305,7 @@ def _exact(matrix: Tensor, keep: bool, seed: int, near_S: Tensor | None = None) 
     found = StableRank(value, bound, True, sigma, top.scale * top.norm, 1)
     if not keep:
         return found
-    return replace(found, anchor=_refresh.anchor(operator(matrix), top.vector, ceiling, seed))
+    return replace(found, anchor=_anchor(Operator(matrix), top.vector, ceiling, seed))
 
 
 def _refreshed(matrix: Tensor, start: StableRank) -> StableRank | None:
@@ -293,8 +313,8 @@ def _refreshed(matrix: Tensor, start: StableRank) -> StableRank | None:
     if start.anchor is None:
         raise JomaError("start must be a result made with keep=True, of a matrix that is not zero")
     place = (matrix.data_ptr(), matrix.shape, matrix.stride(), matrix.dtype)
-    where = place if _on_gpu(matrix) else None
-    floor, ceiling, norm = _refresh.refreshed(operator(matrix), start.anchor, FAILURE / 10, where)
+    where = place if matrix.is_cuda else None
+    floor, ceiling, norm = _bounds_now(Operator(matrix), start.anchor, FAILURE / 10, where)
     check_finite(norm)
     if norm == 0:
         return _zero(1)
@@ -304,3 +324,88 @@ def _refreshed(matrix: Tensor, start: StableRank) -> StableRank | None:
     value = norm**2 / floor
     top = math.sqrt(floor)
     return StableRank(value, value - norm**2 / ceiling, False, top, norm, 1, start.anchor)
+
+
+def _anchor(linear: Operator, top_S: Tensor, ceiling: float, seed: int) -> Anchor:
+    """Return what to keep of a matrix whose top vector and upper bound of σ₁ are known."""
+    dice = torch.Generator(linear.device).manual_seed(seed + 1)  # not the start that found them
+    like = {"generator": dice, "device": linear.device, "dtype": linear.dtype}
+    more = torch.randn(linear.side, min(_VECTORS, linear.side) - 1, **like)
+    vectors = torch.cat([top_S.to(linear.dtype).unsqueeze(-1), more], -1)
+    for _ in range(_ROUNDS):
+        vectors = torch.linalg.qr(linear.apply(vectors)).Q
+    start = torch.randn(linear.side, _SKETCH, **like)
+    before = torch.nn.functional.pad(linear.across(start), (vectors.shape[-1], 0))
+    block = torch.cat([torch.linalg.qr(vectors).Q, start], -1)
+    return Anchor(block, vectors.shape[-1], before, ceiling)
+
+
+def _bounds_now(
+    linear: Operator, anchor: Anchor, failure: float, where: Hashable = None
+) -> tuple[float, float, float]:
+    """Return lower and upper bound of σ₁² and ‖A‖_F of the matrix as it is now.
+
+    Args:
+        linear: the matrix.
+        anchor: what was kept of it.
+        failure: probability that the upper bound does not hold.
+        where: on a GPU, what identifies the memory of the matrix. A weight that training changes
+            in place stays there, and from the second time on the work is replayed.
+    """
+    side, kept = linear.side, len(anchor.block_SB)
+    if kept != side or anchor.block_SB.device != linear.device:
+        raise JomaError(
+            f"start must come from a matrix of the same shape on {linear.device}, got one with a "
+            f"shorter side of {kept} on {anchor.block_SB.device}, not {side}"
+        )
+    packed = _replayed(linear, anchor, where).cpu().numpy()  # one wait for the device
+    norm = float(packed[-1])
+    if not np.isfinite(packed).all():
+        return math.nan, math.nan, norm
+    gram = packed[:-1].reshape(anchor.block_SB.shape[1], -1)
+    k = anchor.vectors
+    floor = float(np.linalg.eigvalsh(gram[:k, :k])[-1])
+    seen = float(np.linalg.eigvalsh(gram[k:, k:])[-1])
+    moved = math.sqrt(max(seen, 0.0) / chi_square_floor(_SKETCH, failure))
+    ceiling = min(anchor.ceiling + moved, norm) * (1 + 1e-5)
+    return floor, ceiling**2, norm
+
+
+@cache
+def _pool(device: torch.device) -> Any:
+    """Return one pool of memory for all graphs, since no two of them are replayed at once."""
+    del device
+    return torch.cuda.graph_pool_handle()
+
+
+def _packed(linear: Operator, anchor: Anchor) -> Tensor:
+    """Return the Gram matrix of what the block gives, whose two halves count, and ‖A‖_F, packed."""
+    image = linear.across(anchor.block_SB.to(linear.dtype))
+    if len(image) != len(anchor.before_TB):
+        raise JomaError(
+            f"start must come from a matrix of the same shape, got one with a longer side of "
+            f"{len(anchor.before_TB)}, not {len(image)}"
+        )
+    image = (image - anchor.before_TB).double()
+    return torch.cat([(image.mT @ image).reshape(-1), linear.frobenius.reshape(1)])
+
+
+def _replayed(linear: Operator, anchor: Anchor, where: Hashable) -> Tensor:
+    """Return `_packed`, from a captured graph where the matrix has the same memory as last time.
+
+    Launched one by one, its kernels take less time than their launches: the mark of 0.4 ms for a
+    warm start needs the graph (`python -m benchmarks.probes`).
+    """
+    if where is None or torch.cuda.is_current_stream_capturing():
+        return _packed(linear, anchor)
+    if anchor.replay.get("where") != where:
+        anchor.replay.clear()
+        anchor.replay["where"] = where
+        return _packed(linear, anchor)
+    if "graph" not in anchor.replay:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, _pool(linear.device), capture_error_mode="thread_local"):
+            anchor.replay["packed"] = _packed(linear, anchor)
+        anchor.replay["graph"] = graph
+    anchor.replay["graph"].replay()
+    return anchor.replay["packed"]

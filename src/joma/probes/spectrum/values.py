@@ -8,14 +8,8 @@ from torch import Tensor
 
 from joma.errors import JomaError
 from joma.probes.spectrum._certificate import gram_matrix
-from joma.probes.spectrum._inputs import (
-    as_matrix,
-    check_finite,
-    check_options,
-    plain_arithmetic,
-)
 from joma.probes.spectrum._krylov import Krylov
-from joma.probes.spectrum._operator import Operator, operator
+from joma.probes.spectrum._matrix import Operator, check_finite, checked, plain_arithmetic
 from joma.probes.spectrum.stable import StableRank
 
 _LARGE = 2048
@@ -114,14 +108,13 @@ def singular_values(
             `"auto"` iterates on matrices whose shorter side is above 2,048.
         seed: of the random start.
     """
-    matrix = as_matrix(matrix)
-    check_options(method, tolerance)
+    matrix = checked(matrix, method, tolerance)
     side = min(matrix.shape)
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= side:
         raise JomaError(f"k must be a whole number from 1 to the shorter side, {side}, got {k!r}")
     with plain_arithmetic(matrix.device):
         if method == "lanczos" or (method == "auto" and side > _LARGE):
-            found = _iterated(operator(matrix), k, tolerance, seed)
+            found = _iterated(Operator(matrix), k, tolerance, seed)
             if found is not None:
                 values, bounds, norm = found
                 return SingularValues(values, bounds, False, norm, _ADDED_UP)
@@ -139,7 +132,7 @@ def energy(
 
 def effective_rank(matrix: Tensor) -> EffectiveRank:
     """Return the effective rank, from all singular values, in float64."""
-    matrix = as_matrix(matrix)
+    matrix = checked(matrix)
     with plain_arithmetic(matrix.device):
         values, bounds, norm = _all(matrix)
     if norm == 0:

@@ -25,7 +25,7 @@ from joma.errors import JomaError
 from joma.probes.tap import huggingface, multihead, named
 from joma.probes.tap.call import HOW, AttentionCall, Handler
 from joma.probes.tap.named import AttentionMap
-from joma.probes.tap.stack import Tap, wrapped_forward
+from joma.probes.tap.stack import Tap
 
 __all__ = [
     "AttentionCall",
@@ -109,16 +109,13 @@ def _tapped(tap: Tap, model: nn.Module, names: AttentionMap | None) -> Iterator[
         if names is not None:
             stack.enter_context(named.tapped(model, names, tap))
         else:
-            kinds = [kind for kind in (huggingface, multihead) if kind.is_tappable(model)]
-            if not kinds:
+            found = [stack.enter_context(it.tapped(model, tap)) for it in (huggingface, multihead)]
+            if not any(found):
                 raise JomaError(
                     f"model must be a Hugging Face model or hold nn.MultiheadAttention to be "
                     f"watched, got {type(model).__name__}: {HOW}"
                 )
-            for kind in kinds:
-                stack.enter_context(kind.tapped(model, tap))
-        for module, around in tap.passes(model):  # last, so that a pass is around all that it holds
-            stack.enter_context(wrapped_forward(module, around))
+        stack.enter_context(tap.following(model))  # last: a pass is around all that it holds
         yield tap
 
 

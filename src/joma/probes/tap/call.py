@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.probes._attention_sight import lowest_seen
+from joma.probes._attention_blocked import lowest_seen
 from joma.probes.attention import AttentionStatistics, attention_statistics, with_sinks
 
 HOW = (
@@ -16,6 +17,8 @@ HOW = (
 )
 """What to do about a model whose attention cannot be found."""
 
+_SIGHT = ("causal", "scale", "padding", "window", "mask", "softcap", "rows")
+"""What an attention's scores are made with besides queries and keys."""
 _HIDDEN_SCORE = -5000.0
 """Some models add −10⁴ to the scores of keys a query must not see."""
 
@@ -87,26 +90,15 @@ class AttentionCall:
         A sink counts as one more outcome: it is part of log-sum-exp and entropy, and takes its
         share from the masses on the keys.
         """
-        query, key, mask = self.query, self.key, self.mask
+        query, key = self.query, self.key
+        sight: dict[str, Any] = {name: getattr(self, name) for name in _SIGHT}
         if self.scores is not None:
             query, key = (x.new_zeros(*x.shape[:-1], 1) for x in (query, key))
-            mask = self.scores
+            sight["mask"] = self.scores
         if received and self.sinks is not None:
             raise JomaError(f"received is not measured where there are sinks, as in {self.module}")
-        found = attention_statistics(
-            query,
-            key,
-            causal=self.causal,
-            scale=self.scale,
-            padding=self.padding,
-            window=self.window,
-            mask=mask,
-            softcap=self.softcap,
-            rows=self.rows,
-            first=first,
-            last=last,
-            received=received,
-        )
+        masses: dict[str, Any] = {"first": first, "last": last, "received": received}
+        found = attention_statistics(query, key, **sight, **masses)
         return found if self.sinks is None else with_sinks(found, self.sinks)
 
     def uniform(self) -> "AttentionCall":

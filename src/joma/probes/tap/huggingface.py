@@ -26,11 +26,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from joma.errors import JomaError
-from joma.probes.tap.call import HOW, AttentionCall
+from joma.probes.tap.call import HOW
 from joma.probes.tap.stack import (
     Tap,
     is_attention,
-    is_cross,
     is_pretrained,
     lock,
     taps,
@@ -74,14 +73,12 @@ _installed: list[_Attention] = []
 """Our wrapper of `get_interface`, while it is in place."""
 
 
-def is_tappable(model: nn.Module) -> bool:
-    """Return whether some of it is a Hugging Face model."""
-    return any(map(is_pretrained, model.modules()))
-
-
 @contextmanager
-def tapped(model: nn.Module, tap: Tap) -> Iterator[None]:
-    """Hand every attention the model computes to the tap."""
+def tapped(model: nn.Module, tap: Tap) -> Iterator[bool]:
+    """Hand every attention of a Hugging Face model to the tap; give whether some of it is one."""
+    if not any(map(is_pretrained, model.modules())):
+        yield False
+        return
     from transformers import AttentionInterface
 
     _refuse_by_name(model)
@@ -95,7 +92,7 @@ def tapped(model: nn.Module, tap: Tap) -> Iterator[None]:
                 _replace(AttentionInterface)
             taps.append(tap)
         stack.callback(_remove, AttentionInterface, tap)
-        yield
+        yield True
 
 
 def _refuse_by_name(model: nn.Module) -> None:
@@ -163,19 +160,17 @@ def _wrapped(attention: _Attention, implementation: str) -> _Attention:
             given = dict(zip(rest, args, strict=False)) | kwargs
         for tap in tuple(taps):
             path = tap.paths.get(id(module))
-            if path is not None and tap.listens:
-                layer = tap.layer_of(path, module)
+            if path is not None:
                 arguments = (query, key, value, attention_mask, given)
-                call = interface_call(path, layer, implementation, module, *arguments)
-                result = tap.handle(call, result, cross=is_cross(path, module))
+                parts = interface_parts(path, implementation, module, *arguments)
+                result = tap.handle(path, module, parts, result)
         return result
 
     return attend
 
 
-def interface_call(
+def interface_parts(
     path: str,
-    layer: int,
     implementation: str,
     module: nn.Module,
     query: Tensor,
@@ -183,8 +178,8 @@ def interface_call(
     value: Tensor,
     mask: Any,
     given: Mapping[str, Any],
-) -> AttentionCall:
-    """Return what an implementation takes the softmax of, given these arguments."""
+) -> dict[str, Any]:
+    """Return what an implementation takes the softmax of, given these: parts of a call."""
     if given.get("cache") is not None:
         raise JomaError(f"model cannot be watched: {path} reads its keys from a paged cache")
     query, key, value = query.detach(), key.detach(), value.detach()
@@ -210,21 +205,19 @@ def interface_call(
     bias = given.get("position_bias")
     if bias is not None:
         mask = _sum(bias.detach()[..., : key.shape[2]], mask)
-    return AttentionCall(
-        module=path,
-        layer=layer,
-        query=query,
-        key=key,
-        scale=given.get("scaling"),
-        causal=causal,
-        padding=padding,
-        window=window,
-        mask=mask,
-        softcap=None if "sdpa" in implementation else given.get("softcap"),
-        rows=rows,
-        sinks=_sinks(implementation, given),
-        value=value,
-    )
+    return {
+        "query": query,
+        "key": key,
+        "scale": given.get("scaling"),
+        "causal": causal,
+        "padding": padding,
+        "window": window,
+        "mask": mask,
+        "softcap": None if "sdpa" in implementation else given.get("softcap"),
+        "rows": rows,
+        "sinks": _sinks(implementation, given),
+        "value": value,
+    }
 
 
 def _packed(query: Tensor, key: Tensor, given: Mapping[str, Any]) -> Tensor | None:
@@ -360,11 +353,9 @@ class _Observer(TorchFunctionMode):
         self._calls += 1
         if self._calls > 1:
             raise self._refusal("takes more than one softmax in a call")
-        given = (self._of_softmax if softmax else self._of_dot_product)(args, kwargs)
+        parts = (self._of_softmax if softmax else self._of_dot_product)(args, kwargs)
         for tap, path in listening:
-            call = AttentionCall(path, tap.layer_of(path, self._module), **given)
-            cross = self._cross or is_cross(path, self._module)
-            result = tap.handle(call, result, cross=cross)
+            result = tap.handle(path, self._module, parts, result, cross=self._cross or None)
         return result
 
     def _refusal(self, why: str) -> JomaError:

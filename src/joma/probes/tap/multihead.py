@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,14 @@ from torch.nn.functional import linear
 from torch.overrides import BaseTorchFunctionMode
 
 from joma.errors import JomaError
-from joma.probes._attention_sight import hides
-from joma.probes.tap.call import HOW, AttentionCall
+from joma.probes._attention_blocked import hides
+from joma.probes.tap.call import HOW
 from joma.probes.tap.stack import Tap, wrapped_forward
 
 
-def is_tappable(model: nn.Module) -> bool:
-    """Return whether it holds an `nn.MultiheadAttention`."""
-    return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
-
-
 @contextmanager
-def tapped(model: nn.Module, tap: Tap) -> Iterator[None]:
-    """Hand every attention the model computes to the tap."""
+def tapped(model: nn.Module, tap: Tap) -> Iterator[bool]:
+    """Hand every attention of `nn.MultiheadAttention` to the tap; give whether there is any."""
     running = _Running()
     attentions: dict[nn.Module, _Attention] = {}
     for path, module in model.named_modules():
@@ -50,11 +46,10 @@ def tapped(model: nn.Module, tap: Tap) -> Iterator[None]:
                 if layer.attention is not None and layer.attention not in attentions:
                     stack.enter_context(wrapped_forward(layer.attention, layer.around_attention))
             elif isinstance(module, nn.TransformerDecoderLayer):
-                decoder = _DecoderLayer(module, running)
-                stack.enter_context(wrapped_forward(module, decoder.around))
+                stack.enter_context(wrapped_forward(module, partial(_decoding, module, running)))
             if tap.acts and isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
                 stack.enter_context(wrapped_forward(module, _unfused))
-        yield
+        yield bool(attentions)
 
 
 def _unfused(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -155,10 +150,11 @@ class _Attention:
                     rows = ~(hidden if hidden.dtype == torch.bool else hides(hidden))
             if rows is not None and rows.shape != (B, T):
                 rows = None
-        call = AttentionCall(
-            self.path, self.layer, query, key, causal=causal, padding=padding, mask=mask, rows=rows
+        parts = {"query": query, "key": key, "causal": causal, "padding": padding}
+        parts |= {"mask": mask, "rows": rows}
+        return self._tap.handle(
+            self.path, self.module, parts, result, layer=self.layer, cross=cross
         )
-        return self._tap.handle(call, result, cross=cross)
 
     def _is_cross(self, query: Tensor, key: Tensor) -> bool:
         """Whether the keys are of another sequence: a decoder says so, else the shapes do."""
@@ -201,20 +197,16 @@ class _Attention:
         return query, key
 
 
-class _DecoderLayer:
-    """One decoder layer while it is watched."""
-
-    def __init__(self, module: nn.TransformerDecoderLayer, running: _Running) -> None:
-        self._module, self._running = module, running
-
-    def around(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `forward` of the layer, noting which of its tokens are padding."""
-        padding = _arguments(self._module, args, kwargs).get("tgt_key_padding_mask")
-        self._running.padding.append((self._module, padding))
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            self._running.padding.pop()
+def _decoding(
+    layer: nn.TransformerDecoderLayer, running: _Running, forward: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Call `forward` of a decoder layer, noting which of its tokens are padding."""
+    padding = _arguments(layer, args, kwargs).get("tgt_key_padding_mask")
+    running.padding.append((layer, padding))
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        running.padding.pop()
 
 
 class _Layer:

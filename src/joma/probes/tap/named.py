@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.models.architectures import Part
-from joma.probes import _checks
-from joma.probes.tap.call import AttentionCall
 from joma.probes.tap.stack import Tap
 
 _LAYER = "{layer}"
@@ -63,10 +62,8 @@ class AttentionMap:
         for name in ("query", "key", "output"):
             if (getattr(self, name) or _LAYER).count(_LAYER) != 1:
                 raise JomaError(f"{name} must have {_LAYER} once, got {getattr(self, name)!r}")
-        _checks.whole("heads", self.heads, 1)
-        if self.key_heads is not None and self.heads % _checks.whole(
-            "key_heads", self.key_heads, 1
-        ):
+        whole_number("heads", self.heads, 1)
+        if self.key_heads is not None and self.heads % whole_number("key_heads", self.key_heads, 1):
             raise JomaError(f"key_heads must divide heads = {self.heads}, got {self.key_heads}")
         if self.query == self.key and self.query_part == self.key_part:
             raise JomaError(
@@ -112,18 +109,11 @@ def tapped(model: nn.Module, names: AttentionMap, tap: Tap) -> Iterator[None]:
         if not all(it in half for it in needed) or (names.output is not None and role != "output"):
             return None
         query, key = (half.pop(it) for it in needed)
-        call = AttentionCall(
-            module=names.query.replace(_LAYER, str(layer)),
-            layer=layer,
-            query=query,
-            key=key,
-            scale=names.scale,
-            causal=names.causal,
-            window=names.window,
-            softcap=names.softcap,
-        )
+        parts = {it: getattr(names, it) for it in ("scale", "causal", "window", "softcap")}
+        parts |= {"query": query, "key": key}
+        path = names.query.replace(_LAYER, str(layer))
         result = output if role == "output" else None
-        replaced = tap.handle(call, result, cross=False)
+        replaced = tap.handle(path, module, parts, result, layer=layer, cross=False)
         return None if replaced is result else replaced
 
     with ExitStack() as stack:

@@ -11,8 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from types import MethodType
 from typing import Any, NamedTuple
@@ -99,31 +98,51 @@ class Tap:
             return otherwise
         return self.modules.index(path) if path in self.modules else len(self.modules)
 
-    def handle(self, call: AttentionCall, result: Any = None, *, cross: bool) -> Any:
+    def handle(
+        self,
+        path: str,
+        module: nn.Module,
+        parts: Mapping[str, Any],
+        result: Any = None,
+        *,
+        layer: int | None = None,
+        cross: bool | None = None,
+    ) -> Any:
         """Call the handler, and return the result or its replacement.
 
         Args:
-            call: The call, without kind, pass and result, which are added here.
+            path: Path of the module that attends.
+            module: The module.
+            parts: What else an `AttentionCall` takes, without kind, pass and result.
             result: What the attention returned, a tensor or a tuple that begins with one.
-            cross: Whether it attends to another sequence than its own.
+            layer: Number of its layer; by default what `layer_of` says.
+            cross: Whether it attends to another sequence than its own; by default by its name.
         """
+        if not self.listens:
+            return result
         running, number = self._running, 0
         if running.frames:  # outside of a pass of the model nothing can be counted
             # A module may attend several times in one run, once for each image of a batch.
-            number = running.runs.get(call.module, running.calls[call.module] + 1) - 1
-            running.calls[call.module] += 1
+            number = running.runs.get(path, running.calls[path] + 1) - 1
+            running.calls[path] += 1
         output = result[0] if isinstance(result, tuple) else result
-        call = replace(
-            call,
-            kind=self._towers.kind(call.module, cross=cross),
+        layer = self.layer_of(path, module) if layer is None else layer
+        cross = is_cross(path, module) if cross is None else cross
+        rows = parts.get("rows")
+        if rows is None:
+            rows = self._rows(path, parts["query"], parts["key"], cross=cross)
+        call = AttentionCall(
+            path,
+            layer,
+            **{**parts, "rows": rows},
+            kind=self._towers.kind(path, cross=cross),
             pass_index=number,
-            rows=self._rows(call, cross=cross) if call.rows is None else call.rows,
             result=output.detach() if isinstance(output, Tensor) else None,
         )
         with lock:
             self.calls += 1
-            if call.module not in self.modules:
-                self.modules.append(call.module)
+            if path not in self.modules:
+                self.modules.append(path)
         with torch.no_grad():
             given = self._handler(call)
         if given is None or not self.acts:
@@ -131,17 +150,22 @@ class Tap:
         _check_replacement(call, given)
         return (given, *result[1:]) if isinstance(result, tuple) else given
 
-    def passes(self, model: nn.Module) -> Iterator[tuple[nn.Module, "Around"]]:
-        """Yield the modules in which a forward pass begins or is counted, and what to wrap."""
-        for path, module in model.named_modules():
-            kind = type(module)
-            stack = _MASK in _parameters(kind) and any(
-                isinstance(child, nn.ModuleList) for child in module.children()
-            )
-            if not path or path in _WRAPPERS or stack or is_pretrained(module):
-                yield module, functools.partial(self._enter, path, kind)
-            if path and is_attention(module) and kind.__module__.startswith("transformers."):
-                yield module, functools.partial(self._count, path)
+    @contextmanager
+    def following(self, model: nn.Module) -> Iterator[None]:
+        """Follow the forward passes of the model, and how often a module runs in each."""
+        with ExitStack() as stack:
+            for path, module in model.named_modules():
+                kind = type(module)
+                layers = _MASK in _parameters(kind) and any(
+                    isinstance(child, nn.ModuleList) for child in module.children()
+                )
+                if not path or path in _WRAPPERS or layers or is_pretrained(module):
+                    enter = functools.partial(self._enter, path, kind)
+                    stack.enter_context(wrapped_forward(module, enter))
+                if path and is_attention(module) and kind.__module__.startswith("transformers."):
+                    count = functools.partial(self._count, path)
+                    stack.enter_context(wrapped_forward(module, count))
+            yield
 
     def _enter(self, path: str, kind: type, forward: Any, *args: Any, **kw: Any) -> Any:
         running = self._running
@@ -161,11 +185,11 @@ class Tap:
         self._running.runs[path] += 1
         return forward(*args, **kwargs)
 
-    def _rows(self, call: AttentionCall, *, cross: bool) -> Tensor | None:
+    def _rows(self, path: str, query: Tensor, key: Tensor, *, cross: bool) -> Tensor | None:
         """Return the real queries by the innermost 2-D attention mask about this sequence."""
-        (B, _, T, _), S = call.query.shape, call.key.shape[2]
+        (B, _, T, _), S = query.shape, key.shape[2]
         for frame in reversed(self._running.frames):
-            inner = call.module.removeprefix(frame.path)
+            inner = path.removeprefix(frame.path)
             name = _MASK
             if _DECODER_MASK in frame.masks and "decoder" in inner:
                 name = _DECODER_MASK
@@ -176,7 +200,7 @@ class Tap:
                 continue  # made from the mask of an outer module
             length = mask.shape[1]
             fits = length == T or (length >= T if cross else length == S or (length > S and T < S))
-            if mask.shape[0] != B or not fits or mask.device != call.query.device:
+            if mask.shape[0] != B or not fits or mask.device != query.device:
                 return None
             return _real(mask.detach()[:, length - T :])
         return None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.errors import JomaError
-from joma.train.findings.finding import Finding, NotJudged
+from joma.train.findings.finding import Finding, advice_of, found
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
@@ -20,8 +20,9 @@ from joma.train.findings.recorded import (
     Verdict,
     checked_series,
     end_of,
-    place,
-    too_few,
+    not_enough,
+    place_name,
+    since,
 )
 
 COLLAPSED = 0.25
@@ -30,18 +31,6 @@ RIGID = 0.1
 """Share of the uniform entropy below which a collapse is a warning, and not a note."""
 BOUNCE = 0.2
 """Nats attention must fall and rise again."""
-
-
-_HARMFUL = (
-    "Nearly every query reads a single token, and gradients through such attention vanish, so "
-    "that it hardly recovers by itself. Try a lower learning rate or a longer warm-up, "
-    "normalise queries and keys (QK norm), or start again from before this step."
-)
-_HARMLESS = (
-    "That may be as it should be: the model came so, or a layer that reads single tokens, such as "
-    "the neighbour or the first, serves the task. Where the loss does not fall any more, try a "
-    "lower learning rate or QK norm."
-)
 
 
 def attention_collapse(
@@ -73,24 +62,18 @@ def attention_collapse(
     end = end_of(values)
     if end is None or not end < COLLAPSED * uniform:
         return None
-    below = values < COLLAPSED * uniform
-    above = np.flatnonzero(~below)
-    since = int(at[min(above[-1] + 1, len(at) - 1)]) if len(above) else int(at[0])
-    where, rigid = (
-        place(RecordedSeries("", at, values, module, layer, None, kind)),
-        end < RIGID * uniform,
-    )
-    return Finding(
+    rigid = end < RIGID * uniform
+    return found(
         "attention_collapse",
         "warning" if rigid else "note",
-        since,
-        f"Attention of {where} has collapsed: its entropy ends at {end:.2f} nats, "
-        f"{100 * end / uniform:.0f}% of what even attention has ({uniform:.2f}); since step "
-        f"{since} it stays below {100 * COLLAPSED:.0f}%.",
-        _HARMFUL if rigid else _HARMLESS,
+        since(at, values < COLLAPSED * uniform),
         {"end": end, "uniform": float(uniform), "first": float(values[0])},
         module or None,
         layer,
+        case="harmful" if rigid else "harmless",
+        place=place_name(layer, module, kind),
+        percent=100 * end / uniform,
+        below=100 * COLLAPSED,
     )
 
 
@@ -128,18 +111,10 @@ def attention_bounce(
     fall, rise = float(values[: lowest + 1].max()) - low, end - low
     if fall < least or rise < least:
         return None
-    where = place(RecordedSeries("", at, values, module, layer, None, kind))
-    return Finding(
-        "attention_bounce",
-        "note",
-        int(at[lowest]),
-        f"Attention of {where} became sparse and then dense again: entropy fell by {fall:.2f} nats "
-        f"to {low:.2f} at step {int(at[lowest])} and rose by {rise:.2f} since.",
-        "This is what JoMA's theory says of layers that learn the most frequent tokens first and "
-        "the others later; good trainings show it, and nothing need be done.",
-        {"fall": fall, "rise": rise, "lowest": low, "end": end},
-        module or None,
-        layer,
+    evidence = {"fall": fall, "rise": rise, "lowest": low, "end": end}
+    where = place_name(layer, module, kind)
+    return found(
+        "attention_bounce", "note", int(at[lowest]), evidence, module or None, layer, place=where
     )
 
 
@@ -162,13 +137,8 @@ def judge_attention(recorded: Recorded) -> Verdict:
     """Judge the attention of every layer."""
     kinds = ("attention_collapse", "attention_bounce")
     series = recorded.all("attention_entropy")
-    if not series:
-        return [NotJudged(kind, "attention_entropy, which was not measured") for kind in kinds]
-    longest = max(len(one.steps) for one in series)
-    if longest < LAST:
-        return [too_few(kind, longest) for kind in kinds]
+    yield from not_enough(kinds, series, "attention_entropy, which was not measured")
     even = recorded.by_module("attention_uniform")
-    found: list[Finding | NotJudged | None] = []
     for one in series:
         where = {"layer": one.layer, "module": one.module, "kind": one.kind}
         uniform, collapsed = even.get(one.module), None
@@ -176,7 +146,8 @@ def judge_attention(recorded: Recorded) -> Verdict:
             level = float(uniform.values[-1])
             collapsed = attention_collapse(one.steps, one.values, level, **where)
             if collapsed is not None and not is_harmful(recorded, one, level):
-                collapsed = replace(collapsed, severity="note", advice=_HARMLESS)
+                collapsed = replace(
+                    collapsed, severity="note", advice=advice_of(collapsed.kind, "harmless")
+                )
         # What has collapsed and rises a little from its lowest is not dense again.
-        found.append(collapsed or attention_bounce(one.steps, one.values, **where))
-    return [it for it in found if it is not None]
+        yield collapsed or attention_bounce(one.steps, one.values, **where)

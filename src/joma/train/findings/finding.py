@@ -1,7 +1,9 @@
 """What a finding is, what could not be judged, and both as lines of text for people."""
 
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 Severity = Literal["note", "warning", "critical"]
@@ -15,24 +17,11 @@ SEVERITIES: tuple[Severity, ...] = ("note", "warning", "critical")
 """From the least to the most severe."""
 
 
-KINDS = (
-    "attention_bounce",
-    "attention_collapse",
-    "bad_initialisation",
-    "dead_layer",
-    "dead_mlp",
-    "diverged_loss",
-    "frozen_layer",
-    "label_noise",
-    "learning_rate_too_high",
-    "learning_rate_too_low",
-    "loss_spike",
-    "not_finite",
-    "not_optimized",
-    "overfitting",
-    "rank_collapse",
-    "tied_layer",
+_WORDS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("words.toml").read_text(encoding="utf-8")
 )
+
+KINDS = tuple(sorted(_WORDS))
 """Every `Finding.kind` that `judge` may return; each is either judged or listed as not judged."""
 
 
@@ -65,6 +54,45 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         """Return the finding as `findings.json` has it."""
         return {**asdict(self), "evidence": dict(self.evidence)}
+
+
+def found(
+    kind: str,
+    severity: Severity,
+    step: int,
+    evidence: Mapping[str, float],
+    module: str | None = None,
+    layer: int | None = None,
+    *,
+    case: str = "",
+    **others: Any,
+) -> Finding:
+    """Return a finding in the words that `words.toml` has for its kind.
+
+    Args:
+        kind: Name of the rule.
+        severity: How bad it is.
+        step: Step since which it shows.
+        evidence: The numbers that decided.
+        module: Path of the module, or None.
+        layer: Layer index, or None.
+        case: Which of several sentences or pieces of advice to take.
+        **others: What a sentence names besides.
+    """
+    known = {**evidence, "step": step, "module": module, "layer": layer, **others}
+    sentence = _words("sentence", kind, case).format_map(known)
+    advice = advice_of(kind, case)
+    return Finding(kind, severity, step, sentence, advice, evidence, module, layer)
+
+
+def advice_of(kind: str, case: str) -> str:
+    """Return the advice of a finding's kind, of one case where it has several."""
+    return _words("advice", kind, case)
+
+
+def _words(what: str, kind: str, case: str) -> str:
+    words = _WORDS[kind][what]
+    return words if isinstance(words, str) else words[case]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from joma.train.findings.finding import Finding, NotJudged, Severity
+from joma.train.findings.finding import NotJudged, Severity, found
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
@@ -15,8 +15,9 @@ from joma.train.findings.recorded import (
     at_steps,
     common_steps,
     end_of,
-    place,
-    too_few,
+    not_enough,
+    place_name,
+    since,
 )
 
 ONE_DIRECTION = 1.5
@@ -56,22 +57,21 @@ def judge_untrained(recorded: Recorded) -> Verdict:
     required = recorded.by_module("requires_grad")
     if not required:
         needs = "matrices in layers, of which none was found"
-        return [NotJudged(kind, needs) for kind in ("frozen_layer", "not_optimized", "dead_layer")]
+        kinds = ("frozen_layer", "not_optimized", "dead_layer")
+        yield from (NotJudged(kind, needs) for kind in kinds)
+        return
     blocks: dict[str, list[RecordedSeries]] = defaultdict(list)
     for module, one in required.items():
         blocks[block_of(module)].append(one)
     trained = {block for block, ones in blocks.items() if any(one.values[-1] for one in ones)}
-    found: Verdict = []
-    found += _frozen(blocks, trained)
-    found += _not_moved(recorded, required)
-    found += _without_gradient(recorded, required, blocks)
-    return found
+    yield from _frozen(blocks, trained)
+    yield from _not_moved(recorded, required)
+    yield from _without_gradient(recorded, required, blocks)
 
 
 def _frozen(blocks: Mapping[str, Sequence[RecordedSeries]], trained: set[str]) -> Verdict:
     if not trained:
-        return []
-    found: Verdict = []
+        return
     stacks: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for block, ones in blocks.items():
         if ones[0].layer is not None:
@@ -86,22 +86,11 @@ def _frozen(blocks: Mapping[str, Sequence[RecordedSeries]], trained: set[str]) -
         severity: Severity = "note" if on_purpose else "warning"
         for layer, block in stack:
             if block in frozen:
-                step = int(blocks[block][0].steps[-1])
-                found.append(
-                    Finding(
-                        "frozen_layer",
-                        severity,
-                        step,
-                        f"Layer {layer} ({block}) is frozen: none of its {len(blocks[block])} "
-                        "matrices requires a gradient.",
-                        "It stays what it was when training began, while the others learn. If that "
-                        "is not meant, set requires_grad=True before the optimizer is made.",
-                        {"matrices": float(len(blocks[block]))},
-                        block,
-                        layer,
-                    )
+                step, evidence = (
+                    int(blocks[block][0].steps[-1]),
+                    {"matrices": float(len(blocks[block]))},
                 )
-    return found
+                yield found("frozen_layer", severity, step, evidence, block, layer)
 
 
 def _not_moved(recorded: Recorded, required: Mapping[str, RecordedSeries]) -> Verdict:
@@ -111,13 +100,15 @@ def _not_moved(recorded: Recorded, required: Mapping[str, RecordedSeries]) -> Ve
         if module in required and required[module].values[-1]
     }
     if len(moves) < 2:
-        return [NotJudged("not_optimized", "update_relative of at least two weights")]
+        yield NotJudged("not_optimized", "update_relative of at least two weights")
+        return
     steps = common_steps(list(moves.values()))
     table = np.array([at_steps(one, steps) for one in moves.values()])
     moving = (table > 0).mean(axis=0) >= 0.5  # of most weights: the learning rate is not 0
     if moving.sum() < MOVES:
         needs = f"{MOVES} steps whose moves were measured; there are {int(moving.sum())}"
-        return [NotJudged("not_optimized", needs)]
+        yield NotJudged("not_optimized", needs)
+        return
     gradients, optimized = recorded.by_module("gradient_norm"), recorded.by_module("optimized")
     norms = recorded.by_module("weight_norm")
     still: dict[str, list[str]] = defaultdict(list)
@@ -129,31 +120,25 @@ def _not_moved(recorded: Recorded, required: Mapping[str, RecordedSeries]) -> Ve
             continue
         if not moved.any() and gradient is not None and gradient.values[-LAST:].any():
             still[block_of(module)].append(module)
-    found: Verdict = []
     for block, modules in still.items():
         one = moves[modules[0]]
         known = [optimized[module].values[-1] for module in modules if module in optimized]
-        them = "it" if len(modules) == 1 else "them"
-        held = f"the optimizer does not hold {them}"
-        why = held if known and not any(known) else f"no step moves {them}"
-        what = f"layer {one.layer} ({block})" if one.layer is not None else block
-        number = "1 matrix" if len(modules) == 1 else f"{len(modules)} matrices"
-        found.append(
-            Finding(
-                "not_optimized",
-                "warning",
-                int(steps[moving][0]),
-                f"{number} of {what} has gradients but is not trained: {why}."
-                if len(modules) == 1
-                else f"{number} of {what} have gradients but are not trained: {why}.",
-                "Its gradients are computed and thrown away. Give all parameters to the optimizer: "
-                "layers that were added or replaced after it was made are not in it.",
-                {"matrices": float(len(modules)), "steps": float(moving.sum())},
-                block if len(modules) > 1 else modules[0],
-                one.layer,
-            )
+        number, have, them = f"{len(modules)} matrices", "have gradients but are", "them"
+        if len(modules) == 1:
+            number, have, them = "1 matrix", "has gradients but is", "it"
+        forgotten = known and not any(known)
+        yield found(
+            "not_optimized",
+            "warning",
+            int(steps[moving][0]),
+            {"matrices": float(len(modules)), "steps": float(moving.sum())},
+            block if len(modules) > 1 else modules[0],
+            one.layer,
+            number=number,
+            what=f"layer {one.layer} ({block})" if one.layer is not None else block,
+            have=have,
+            why=f"the optimizer does not hold {them}" if forgotten else f"no step moves {them}",
         )
-    return found
 
 
 def _without_gradient(
@@ -162,11 +147,10 @@ def _without_gradient(
     blocks: Mapping[str, Sequence[RecordedSeries]],
 ) -> Verdict:
     norms = recorded.by_module("gradient_norm")
-    if not norms:
-        return [NotJudged("dead_layer", "gradients: call step() before zero_grad()")]
-    longest = max(len(one.steps) for one in norms.values())
-    if longest < LAST:
-        return [too_few("dead_layer", longest)]
+    needs = "gradients: call step() before zero_grad()"
+    if missing := not_enough(["dead_layer"], list(norms.values()), needs):
+        yield from missing
+        return
     last = sorted({int(step) for one in norms.values() for step in one.steps})[-LAST:]
     sizes: dict[str, list[float]] = {}
     for block, ones in blocks.items():
@@ -174,29 +158,16 @@ def _without_gradient(
         if learning:
             sizes[block] = [_norm_at([norms.get(it) for it in learning], step) for step in last]
     if len(sizes) < 2:
-        return [NotJudged("dead_layer", "at least two layers that are trained")]
-    found: Verdict = []
+        yield NotJudged("dead_layer", "at least two layers that are trained")
+        return
     for block, size in sizes.items():
         others = np.nanmedian([other for key, other in sizes.items() if key != block], axis=0)
         share = np.array(size) / np.where(others > 0, others, np.nan)
         if (share < NO_GRADIENT).all():  # and not NaN: there was none at that step alone
-            layer = blocks[block][0].layer
-            found.append(
-                Finding(
-                    "dead_layer",
-                    "warning",
-                    last[0],
-                    f"{f'Layer {layer} ({block})' if layer is not None else block} does not learn: "
-                    f"in the last {LAST} measurements its gradient was {share.max():.1e} of the "
-                    "other layers' or less.",
-                    "Nothing that it computes reaches the loss. Search for an output that is not "
-                    "used, a detach(), a zero scale in front of it, or dead activations.",
-                    {"share": float(share.max())},
-                    block,
-                    layer,
-                )
-            )
-    return found
+            layer, evidence = blocks[block][0].layer, {"share": float(share.max())}
+            what = f"Layer {layer} ({block})" if layer is not None else block
+            shown = {"what": what, "measurements": LAST}
+            yield found("dead_layer", "warning", last[0], evidence, block, layer, **shown)
 
 
 def _norm_at(series: Sequence[RecordedSeries | None], step: int) -> float:
@@ -217,53 +188,22 @@ def _norm_at(series: Sequence[RecordedSeries | None], step: int) -> float:
 
 def judge_tied(recorded: Recorded) -> Verdict:
     """Layers that share most of their matrices with an earlier layer of the list."""
-    return [
-        Finding(
-            "tied_layer",
-            "warning",
-            int(one.steps[0]),
-            f"Layer {one.layer} ({one.module}) shares its matrices, or most of them, with layer "
-            f"{int(one.values[-1])}.",
-            "The model has fewer parameters than its layers suggest, and both places are trained "
-            "as one. If that is not meant, copy the layer (copy.deepcopy) where the list is made.",
-            {"same_as": float(one.values[-1])},
-            one.module,
-            one.layer,
-        )
-        for one in recorded.all("tied_layer")
-    ]
+    for one in recorded.all("tied_layer"):
+        evidence = {"same_as": float(one.values[-1])}
+        yield found("tied_layer", "warning", int(one.steps[0]), evidence, one.module, one.layer)
 
 
 def judge_dead_mlps(recorded: Recorded) -> Verdict:
     """MLPs most of whose hidden nodes are near zero at every token, in the last 3 measurements."""
     series = recorded.all("mlp_dead")
-    if not series:
-        return [NotJudged("dead_mlp", "mlp_dead, which was not measured")]
-    longest = max(len(one.steps) for one in series)
-    if longest < LAST:
-        return [too_few("dead_mlp", longest)]
-    found: Verdict = []
+    yield from not_enough(["dead_mlp"], series, "mlp_dead, which was not measured")
     for one in series:
         if len(one.values) < LAST or not (one.values[-LAST:] >= DEAD_NODES).all():
             continue
-        alive = np.flatnonzero(one.values < DEAD_NODES)
-        since = int(one.steps[alive[-1] + 1]) if len(alive) else int(one.steps[0])
-        found.append(
-            Finding(
-                "dead_mlp",
-                "warning",
-                since,
-                f"The MLP of {place(one)} is dead: {100 * one.values[-1]:.0f}% of its hidden nodes "
-                f"are near zero at every token since step {since}.",
-                "Such nodes get no gradient and stay as they are. A lower learning rate, smaller "
-                "biases or another activation (GELU, SiLU) keep them alive; those that are dead "
-                "have to be initialised again.",
-                {"dead": float(one.values[-1]), "first": float(one.values[0])},
-                one.module,
-                one.layer,
-            )
-        )
-    return found
+        step, dead = since(one.steps, one.values >= DEAD_NODES), float(one.values[-1])
+        evidence = {"dead": dead, "first": float(one.values[0])}
+        shown = {"place": place_name(one.layer, one.module), "percent": 100 * dead}
+        yield found("dead_mlp", "warning", step, evidence, one.module, one.layer, **shown)
 
 
 def judge_ranks(recorded: Recorded) -> Verdict:
@@ -273,40 +213,17 @@ def judge_ranks(recorded: Recorded) -> Verdict:
     times keys are measured and not judged: they end low in good trainings, too.
     """
     series = [one for one in recorded.all("stable_rank") if "[query·key]" not in one.module]
-    if not series:
-        return [NotJudged("rank_collapse", "stable_rank, which was not measured")]
-    longest = max(len(one.steps) for one in series)
-    if longest < LAST:
-        return [too_few("rank_collapse", longest)]
+    yield from not_enough(["rank_collapse"], series, "stable_rank, which was not measured")
     roles: dict[str, list[RecordedSeries]] = defaultdict(list)
     for one in series:
         if one.layer is not None and len(one.steps) >= LAST:
             roles[_BLOCK.sub("", one.module)].append(one)
-    found: Verdict = []
     for ones in roles.values():
         ends = [float(end_of(one.values) or 0.0) for one in ones]
         for index, (one, end) in enumerate(zip(ones, ends, strict=True)):
-            others = ends[:index] + ends[index + 1 :] or [float(one.values[0])]
-            usual = max(float(np.median(others)), float(one.values[0]))
-            if not (0 < end < ONE_DIRECTION and end < OF_OTHERS * usual):
-                continue
-            above = np.flatnonzero(one.values >= ONE_DIRECTION)
-            at = min(int(above[-1]) + 1, len(one.steps) - 1) if len(above) else 0
-            since = int(one.steps[at])
-            found.append(
-                Finding(
-                    "rank_collapse",
-                    "warning",
-                    since,
-                    f"{one.module} is of one direction since step {since}: its stable rank ends at "
-                    f"{end:.2f}, where that of the same weight in other layers or at the beginning "
-                    f"is {usual:.1f}.",
-                    "Most of what the layer computes is a single feature. Check what happened at "
-                    "that step; a lower learning rate, weight decay, or initialising the weight "
-                    "again can bring it back.",
-                    {"end": end, "usual": usual, "first": float(one.values[0])},
-                    one.module,
-                    one.layer,
-                )
-            )
-    return found
+            first = float(one.values[0])
+            usual = max(float(np.median(ends[:index] + ends[index + 1 :] or [first])), first)
+            if 0 < end < ONE_DIRECTION and end < OF_OTHERS * usual:
+                step = since(one.steps, one.values < ONE_DIRECTION)
+                evidence = {"end": end, "usual": usual, "first": first}
+                yield found("rank_collapse", "warning", step, evidence, one.module, one.layer)

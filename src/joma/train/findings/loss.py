@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.train.findings.attention import COLLAPSED
-from joma.train.findings.finding import Finding, NotJudged
+from joma.train.findings.finding import Finding, NotJudged, found
 from joma.train.findings.recorded import (
     Curve,
     Recorded,
@@ -15,7 +15,7 @@ from joma.train.findings.recorded import (
     Verdict,
     checked_series,
     curve_of,
-    too_few,
+    needs_more,
 )
 
 DIVERGED = 0.5
@@ -47,22 +47,14 @@ def not_finite(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
     broken = np.flatnonzero(~np.isfinite(values))
     if not len(broken):
         return None
-    step, value = int(at[broken[0]]), values[broken[0]]
-    word = "NaN" if np.isnan(value) else "infinite"
     again = len(values) > 10 and np.isfinite(values[-10:]).all()
-    many = f"{len(broken)} of {len(values)} steps"
-    return Finding(
+    return found(
         "not_finite",
         "warning" if again else "critical",
-        step,
-        f"The loss was {word} at step {step} and is finite again ({many})."
-        if again
-        else f"The loss is {word} since step {step} ({many}).",
-        "Search for a batch that is out of the ordinary at that step, or clip gradients."
-        if again
-        else "Weights that are not finite do not recover: go back to a checkpoint from before this "
-        "step. Try a lower learning rate, gradient clipping, or bfloat16 in place of float16.",
+        int(at[broken[0]]),
         {"not_finite": float(len(broken)), "steps": float(len(values))},
+        case="again" if again else "loss",
+        word="NaN" if np.isnan(values[broken[0]]) else "infinite",
     )
 
 
@@ -90,20 +82,10 @@ def _diverged(curve: Curve, first: float) -> Finding | None:
     fallen, risen = max(began - low, 0.0), end - low
     if risen <= max(DIVERGED * fallen, ABOVE_NOISE * curve.noise) or lowest >= len(levels) - 2:
         return None
-    step = int(curve.steps[lowest])
     worse = end >= began and fallen > ABOVE_NOISE * curve.noise  # it had learned something
-    beginning = f"above where it began ({began:.3f})" if worse else f"having begun at {began:.3f}"
-    return Finding(
-        "diverged_loss",
-        "critical" if worse else "warning",
-        step,
-        f"The loss has diverged: it was {low:.3f} near step {step} and is now {end:.3f}, "
-        f"{beginning}.",
-        "What was learned is being lost. Go back to a checkpoint from before this step and lower "
-        "the learning rate, lengthen its warm-up or clip gradients; inspect the data of these "
-        "steps.",
-        {"first": began, "lowest": low, "end": end, "noise": curve.noise},
-    )
+    severity, case = ("critical", "above") if worse else ("warning", "below")
+    evidence = {"first": began, "lowest": low, "end": end, "noise": curve.noise}
+    return found("diverged_loss", severity, int(curve.steps[lowest]), evidence, case=case)
 
 
 def loss_spike(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
@@ -131,17 +113,8 @@ def loss_spike(steps: ArrayLike, loss: ArrayLike) -> Finding | None:
     rise = float(rises[top])
     if not (levels[top + 2 :] < before[top] + rise / 4).any():
         return None
-    step = int(curve.steps[top + 1])
-    return Finding(
-        "loss_spike",
-        "note",
-        step,
-        f"The loss rose to {levels[top + 1]:.3f} near step {step}, {rise:.3f} above what it had "
-        "been, and came back.",
-        "Single spikes cost little. If they come again, inspect the data of these steps, clip "
-        "gradients, or lower the learning rate or Adam's second beta.",
-        {"rise": rise, "before": float(before[top])},
-    )
+    evidence = {"rise": rise, "before": float(before[top])}
+    return found("loss_spike", "note", int(curve.steps[top + 1]), evidence, top=levels[top + 1])
 
 
 def bad_initialisation(loss: ArrayLike, vocabulary: int) -> Finding | None:
@@ -159,18 +132,8 @@ def bad_initialisation(loss: ArrayLike, vocabulary: int) -> Finding | None:
     first = float(values[0])
     if not np.isfinite(first) or first <= BAD_START * even:
         return None
-    return Finding(
-        "bad_initialisation",
-        "note",
-        1,
-        f"The first loss is {first:.2f}, where a model that knows nothing of its {vocabulary} "
-        f"tokens has ln {vocabulary} = {even:.2f}.",
-        "A model that is trained from scratch then begins with strong opinions that are wrong: the "
-        "first part of the training goes into unlearning them, and layers may saturate. Use "
-        "smaller initial weights (standard deviation 0.02, residual outputs divided by the square "
-        "root of their number).",
-        {"first": first, "uniform": even},
-    )
+    evidence, case = {"first": first, "uniform": even}, "loss"
+    return found("bad_initialisation", "note", 1, evidence, case=case, vocabulary=vocabulary)
 
 
 def overfitting(
@@ -207,16 +170,7 @@ def overfitting(
             return None
         evidence |= {"training_then": then, "training_end": now}
         meanwhile = f", while the training loss fell from {then:.3f} to {now:.3f}"
-    return Finding(
-        "overfitting",
-        "warning",
-        step,
-        f"The validation loss was lowest at step {step}, {low:.3f}, and has risen to "
-        f"{end:.3f}{meanwhile}.",
-        "The model learns its training data by heart. Keep the checkpoint nearest to that step; "
-        "try more data, dropout, weight decay, or a smaller model.",
-        evidence,
-    )
+    return found("overfitting", "warning", step, evidence, meanwhile=meanwhile)
 
 
 def label_noise(validation: ArrayLike, training: Curve) -> Finding | None:
@@ -234,68 +188,42 @@ def label_noise(validation: ArrayLike, training: Curve) -> Finding | None:
     gap = now - end
     if fallen <= 0 or gap <= max(NOISY * fallen, ABOVE_NOISE * training.noise / 2):
         return None
-    return Finding(
-        "label_noise",
-        "warning",
-        int(training.steps[-1]),
-        f"The training loss ends at {now:.3f}, {gap:.3f} above the validation loss of {end:.3f}.",
-        "What is trained on is harder to predict than what is validated on: labels that are wrong, "
-        "or strong dropout, augmentation or label smoothing. Inspect the training examples with "
-        "the largest losses.",
-        {"training": now, "validation": end, "gap": gap},
-    )
+    evidence = {"training": now, "validation": end, "gap": gap}
+    return found("label_noise", "warning", int(training.steps[-1]), evidence)
 
 
 def judge_loss(recorded: Recorded) -> Verdict:
     """Judge the losses of a training."""
     loss = recorded.one("loss")
     if loss is None:
-        kinds = ("not_finite", "diverged_loss", "loss_spike", "bad_initialisation")
-        return [NotJudged(kind, "losses: monitor.step(loss)") for kind in kinds]
-    found: list[Finding | NotJudged | None] = [not_finite(loss.steps, loss.values)]
-    if found[0] is None:  # otherwise the first weight that was seen is of little use
-        found += _weights_not_finite(recorded.all("not_finite"))
-    broken = any(isinstance(it, Finding) for it in found)
+        for kind in ("not_finite", "diverged_loss", "loss_spike", "bad_initialisation"):
+            yield NotJudged(kind, "losses: monitor.step(loss)")
+        return
+    # Where a loss is not finite, the first weight that was seen is of little use.
+    broken = not_finite(loss.steps, loss.values) or _weights_not_finite(recorded.all("not_finite"))
+    yield broken
     curve = curve_of(loss)
     if curve is None:
-        needs = (
-            "losses that are finite"
-            if broken
-            else f"at least 20 losses; there are {len(loss.values)}"
-        )
-        found += [NotJudged(kind, needs) for kind in ("diverged_loss", "loss_spike")]
+        few = f"at least 20 losses; there are {len(loss.values)}"
+        for kind in ("diverged_loss", "loss_spike"):
+            yield NotJudged(kind, few if broken is None else "losses that are finite")
     else:
-        diverged = _diverged(curve, float(loss.values[0]))
-        found.append(diverged)
-        found.append(None if diverged else loss_spike(loss.steps, loss.values))
-    found.append(_start(recorded, loss))
-    found += _validation(recorded, curve)
-    return [it for it in found if it is not None]
+        yield _diverged(curve, float(loss.values[0])) or loss_spike(loss.steps, loss.values)
+    yield _start(recorded, loss)
+    yield from _validation(recorded, curve)
 
 
-def _weights_not_finite(weights: Sequence[RecordedSeries]) -> Verdict:
+def _weights_not_finite(weights: Sequence[RecordedSeries]) -> Finding | None:
     """Name the first weight that is not finite; where several became so at once, none of them."""
     if not weights:
-        return []
-    since = min(int(one.values[0]) for one in weights)
-    first = [one for one in weights if int(one.values[0]) == since]
-    only = first[0] if len(first) == 1 else None
-    return [
-        Finding(
-            "not_finite",
-            "critical",
-            since,
-            f"{only.module} is the first weight that is not finite, since step {since}."
-            if only is not None
-            else f"{len(first)} weights or more are not finite since step {since}, among them "
-            f"{first[0].module}; which was the first was not seen.",
-            "Weights that are not finite do not recover: go back to a checkpoint from before this "
-            "step.",
-            {"step": float(since), "weights": float(len(first))},
-            None if only is None else only.module,
-            None if only is None else only.layer,
-        )
-    ]
+        return None
+    step = min(int(one.values[0]) for one in weights)
+    first = [one for one in weights if int(one.values[0]) == step]
+    where, case = (first[0].module, first[0].layer), "weight"
+    if len(first) > 1:
+        where, case = (None, None), "weights"
+    evidence, among = {"step": float(step), "weights": float(len(first))}, first[0].module
+    return found("not_finite", "critical", step, evidence, *where, case=case, among=among)
 
 
 def _start(recorded: Recorded, loss: RecordedSeries) -> Finding | NotJudged | None:
@@ -328,33 +256,24 @@ def _collapsed_at_first(recorded: Recorded) -> Finding | None:
     sharp = [share for share in first if share < COLLAPSED]
     if 2 * len(sharp) <= len(first):
         return None
-    return Finding(
-        "bad_initialisation",
-        "warning",
-        1,
-        f"Attention is sharp before anything was learned: in {len(sharp)} of {len(first)} "
-        f"attentions the first entropy is below {100 * COLLAPSED:.0f}% of that of even attention.",
-        "The initial weights are too large: queries and keys of unit size give scores near 1. Use "
-        "smaller initial weights (standard deviation 0.02), or normalise queries and keys.",
-        {"sharp": float(len(sharp)), "attentions": float(len(first)), "least": min(sharp)},
-    )
+    evidence = {"sharp": float(len(sharp)), "attentions": float(len(first)), "least": min(sharp)}
+    below, case = 100 * COLLAPSED, "attention"
+    return found("bad_initialisation", "warning", 1, evidence, case=case, below=below)
 
 
 def _validation(recorded: Recorded, curve: Curve | None) -> Verdict:
-    kinds = ("overfitting", "label_noise")
     validation = recorded.one("validation_loss")
     if validation is None:
         needs = "validation losses: monitor.record_validation(loss)"
-        return [NotJudged(kind, needs) for kind in kinds]
-    if len(validation.values) < VALIDATIONS:
-        few = too_few("", len(validation.values), VALIDATIONS).needs
-        return [NotJudged(kind, few.replace("measurements", "validation losses")) for kind in kinds]
-    if curve is None:
-        return [NotJudged(kind, "at least 20 losses that are finite") for kind in kinds]
-    found: list[Finding | NotJudged | None] = []
-    found.append(overfitting(validation.steps, validation.values, curve))
-    if recorded.is_fresh:
-        found.append(label_noise(validation.values, curve))
-    else:  # of a tuned model, dropout alone makes as much
-        found.append(NotJudged("label_noise", "a training from scratch"))
-    return [it for it in found if it is not None]
+    elif len(validation.values) < VALIDATIONS:
+        needs = needs_more(len(validation.values), VALIDATIONS, "validation losses")
+    elif curve is None:
+        needs = "at least 20 losses that are finite"
+    else:
+        yield overfitting(validation.steps, validation.values, curve)
+        # Of a tuned model, dropout alone makes as much as noisy labels.
+        noise = NotJudged("label_noise", "a training from scratch")
+        yield label_noise(validation.values, curve) if recorded.is_fresh else noise
+        return
+    for kind in ("overfitting", "label_noise"):
+        yield NotJudged(kind, needs)

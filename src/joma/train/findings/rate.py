@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.train.findings.attention import COLLAPSED, is_harmful
-from joma.train.findings.finding import Finding, NotJudged
+from joma.train.findings.finding import Finding, NotJudged, found
 from joma.train.findings.recorded import (
     LAST,
     Recorded,
@@ -47,23 +47,24 @@ def judge_rate(recorded: Recorded) -> Verdict:
       together can have moved the median weight by 40% of its size at most, and the loss is above
       60% of where it began.
     """
-    kinds = ("learning_rate_too_high", "learning_rate_too_low")
     moves = [one for one in recorded.all("update_relative") if len(one.values)]
-    if not moves:
-        return [NotJudged(kind, "update_relative, which was not measured") for kind in kinds]
-    steps = common_steps(moves)
-    if len(steps) < LAST:
-        needs = f"{LAST} steps whose moves were measured; there are {len(steps)}"
-        return [NotJudged(kind, needs) for kind in kinds]
+    steps = common_steps(moves) if moves else np.zeros(0, dtype=np.int64)
     grown = {one.module for one in recorded.all("weight_norm") if _has_grown(one.values)}
     table = np.array([at_steps(one, steps) for one in moves if one.module not in grown])
     table = table[(table > 0).any(axis=1)] if len(table) else table  # of what is trained
-    if not len(table):
-        return [NotJudged(kind, "weights that are finite and trained") for kind in kinds]
-    rates = recorded.one("learning_rate")
-    found: list[Finding | NotJudged | None] = [_too_high(recorded, steps, table, rates)]
-    found.append(_too_low(recorded, steps, table, rates))
-    return [it for it in found if it is not None]
+    if not moves:
+        needs = "update_relative, which was not measured"
+    elif len(steps) < LAST:
+        needs = f"{LAST} steps whose moves were measured; there are {len(steps)}"
+    elif not len(table):
+        needs = "weights that are finite and trained"
+    else:
+        measured = recorded, steps, table, recorded.one("learning_rate")
+        yield _too_high(*measured)
+        yield _too_low(*measured)
+        return
+    for kind in ("learning_rate_too_high", "learning_rate_too_low"):
+        yield NotJudged(kind, needs)
 
 
 def _too_high(
@@ -78,24 +79,15 @@ def _too_high(
     collapsed = _collapsed_since(recorded)
     if large < (LARGE_STEP if collapsed is None else STEP_WITH_COLLAPSE):
         return None
-    since = int(steps[np.flatnonzero(moved >= large)[0]])  # whose rate is named, not a later one
+    first = int(steps[np.flatnonzero(moved >= large)[0]])  # whose rate is named, not a later one
     why = ""
     if collapsed is not None and large < LARGE_STEP:
         why = (
             f", and attention that began evenly has collapsed (layer {collapsed.layer}, "
             f"{collapsed.module})"
         )
-    return Finding(
-        "learning_rate_too_high",
-        "warning",
-        since,
-        f"The learning rate{_rate(rates, since)} is too high: single steps move three quarters "
-        f"of the weights by {100 * large:.0f}% of their size or more (step {int(steps[second])})"
-        f"{why}.",
-        "The training ends worse than it could, even where the loss falls. Try a third of the "
-        "rate, then a tenth; a longer warm-up helps where it is only the first steps.",
-        {"move": large},
-    )
+    shown = {"rate": _rate(rates, first), "percent": 100 * large, "second": int(steps[second])}
+    return found("learning_rate_too_high", "warning", first, {"move": large}, **shown, why=why)
 
 
 def _collapsed_since(recorded: Recorded) -> RecordedSeries | None:
@@ -139,16 +131,9 @@ def _too_low(
     path += float(median[0]) * int(steps[0])
     if path >= SHORT_PATH or float(curve.levels[-1]) < HARDLY_FALLEN * first:
         return None
-    return Finding(
-        "learning_rate_too_low",
-        "warning",
-        made,
-        f"The learning rate {rates.values.max():.2g} is too low: {made} steps together can have "
-        f"moved the median weight by {100 * path:.0f}% of its size at most, and the loss is at "
-        f"{curve.levels[-1]:.2f}, having begun at {first:.2f}.",
-        "The model will learn little in any reasonable time. Try ten times the rate.",
-        {"path": path, "loss": float(curve.levels[-1]), "first": first},
-    )
+    evidence = {"path": path, "loss": float(curve.levels[-1]), "first": first}
+    shown = {"rate": rates.values.max(), "percent": 100 * path}
+    return found(kind, "warning", made, evidence, **shown)
 
 
 def _has_grown(norms: NDArray[np.float64]) -> bool:

@@ -1,8 +1,9 @@
 """The recorded numbers of a training as series, and what rules have in common."""
 
 import math
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,8 @@ UNTRAINED = 0.9
 SOLVED = 0.2
 """Share of ln(vocabulary) below which the loss is of a task that is solved, as text never is."""
 
-Verdict = list[Finding | NotJudged]
-"""What a rule returns: findings, and what it could not judge."""
+Verdict = Iterator[Finding | NotJudged | None]
+"""What a rule yields: findings, what it could not judge, and None for what it did not find."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +68,89 @@ def series_of(columns: Mapping[str, NDArray[Any]], member: int = 0) -> list[Reco
         rows[*what, layers[row], heads[row]].append(row)
     found = []
     for (name, module, kind, layer, head), places in rows.items():
-        steps, values = columns["step"][places], columns["value"][places]
-        order = np.argsort(steps, kind="stable")
-        order = order[np.append(np.diff(steps[order]) > 0, True)]  # what was logged again counts
+        series = _in_order(columns["step"][places], columns["value"][places])
         where = (None if layer < 0 else layer, None if head < 0 else head)
-        found.append(RecordedSeries(name, steps[order], values[order], module, *where, kind))
+        found.append(RecordedSeries(name, *series, module, *where, kind))
     return found
+
+
+def _in_order(
+    steps: NDArray[np.int64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return steps that increase with their values; of one that was logged again the later."""
+    if (np.diff(steps) > 0).all():
+        return steps, values
+    order = np.argsort(steps, kind="stable")
+    order = order[np.append(np.diff(steps[order]) > 0, True)]
+    return steps[order], values[order]
+
+
+MOST_NUMBERS = 2_000_000
+"""Numbers kept in memory (16 bytes each); beyond that the older half of long series is thinned."""
+_LONG = 1024
+"""Numbers up to which a series is never thinned."""
+
+
+class History:
+    """The series of a training, grown row by row, so that nothing is read again to judge them.
+
+    Numbers of single heads are not kept: they are recorded, and not judged.
+
+    Attributes:
+        changes: How many numbers were ever added; the same number means the same series.
+    """
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self._numbers, self._most = 0, MOST_NUMBERS
+        self._series: dict[tuple[str, str, str, int | None], tuple[array[int], array[float]]] = {}
+
+    def add(
+        self,
+        name: str,
+        steps: Sequence[int],
+        values: Sequence[float],
+        module: str = "",
+        kind: str = "",
+        layer: int | None = None,
+    ) -> None:
+        """Add numbers to a series; the arguments are what `RecordedSeries` has."""
+        key = name, module, kind, layer
+        if key not in self._series:
+            self._series[key] = array("q"), array("d")
+        kept_steps, kept_values = self._series[key]
+        kept_steps.extend(steps)
+        kept_values.extend(values)
+        self.changes += len(steps)
+        self._numbers += len(steps)
+        if self._numbers > self._most:
+            self._thin()
+
+    def add_columns(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Add what a metrics log has, as `run.metrics.read()` gives it."""
+        kept = columns["head"] < 0
+        for one in series_of({name: column[kept] for name, column in columns.items()}):
+            steps, values = one.steps.tolist(), one.values.tolist()
+            self.add(one.name, steps, values, one.module, one.kind, one.layer)
+
+    def series(self) -> list[RecordedSeries]:
+        """Return the series as they are now, in the order in which they began."""
+        return [
+            RecordedSeries(
+                name, *_in_order(np.array(steps), np.array(values)), module, layer, None, kind
+            )
+            for (name, module, kind, layer), (steps, values) in self._series.items()
+        ]
+
+    def _thin(self) -> None:
+        """Drop every second number of the older half of long series."""
+        for steps, values in self._series.values():
+            half = len(steps) // 2
+            if len(steps) > _LONG:
+                steps[:half], values[:half] = steps[:half:2], values[:half:2]
+        self._numbers = sum(len(steps) for steps, _ in self._series.values())
+        # Many series that are all short cannot be thinned, and need not be tried at every row.
+        self._most = max(MOST_NUMBERS, 5 * self._numbers // 4)
 
 
 def checked_series(steps: ArrayLike, values: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -143,10 +221,8 @@ class Recorded:
         curve = None if loss is None else curve_of(loss)
         if curve is None or even is None:
             return False
-        low = float(curve.levels.min())
-        return (
-            float(curve.levels[-1]) <= SOLVED * even and curve.levels[-1] - low <= SOLVED * even / 2
-        )
+        end = curve.levels[-1]
+        return bool(end <= SOLVED * even and end - curve.levels.min() <= SOLVED * even / 2)
 
     def by_module(self, name: str) -> dict[str, RecordedSeries]:
         """Return the series of a name by module."""
@@ -209,23 +285,43 @@ def end_of(values: NDArray[np.float64]) -> float | None:
     return float(values[-LAST:].mean()) if len(values) >= LAST else None
 
 
-def too_few(kind: str, measured: int, needed: int = LAST) -> NotJudged:
+def since(steps: NDArray[Any], holds: NDArray[np.bool_]) -> int:
+    """Return the step since which a condition holds; the last one where it does not any more."""
+    others = np.flatnonzero(~holds)
+    return int(steps[min(int(others[-1]) + 1, len(steps) - 1) if len(others) else 0])
+
+
+def not_enough(
+    kinds: Sequence[str], series: Sequence[RecordedSeries], unmeasured: str
+) -> Sequence[NotJudged]:
+    """Return that rules need more measurements; nothing where a series is long enough.
+
+    Args:
+        kinds: Names of the rules.
+        series: What they judge.
+        unmeasured: What they need where there is no series.
+    """
+    longest = max((len(one.steps) for one in series), default=0)
+    if longest >= LAST:
+        return ()
+    needs = needs_more(longest) if series else unmeasured
+    return [NotJudged(kind, needs) for kind in kinds]
+
+
+def needs_more(count: int, needed: int = LAST, what: str = "measurements") -> str:
     """Return that a rule needs more measurements."""
-    return NotJudged(kind, f"at least {needed} measurements; there {_are(measured)}")
+    there = "is 1" if count == 1 else f"are {count}" if count else "is none"
+    return f"at least {needed} {what}; there {there}"
 
 
-def _are(count: int) -> str:
-    return "is 1" if count == 1 else f"are {count}" if count else "is none"
-
-
-def place(one: RecordedSeries) -> str:
+def place_name(layer: int | None, module: str = "", kind: str = "") -> str:
     """Return where a series is from: "layer 3", "layer 0 (decoder cross)" or a module's path."""
-    if one.layer is None:
-        return one.module or "the model"
-    which = one.kind if one.kind not in ("", "self") else ""
-    if one.kind and "#" in one.module:
-        which = f"{which} pass {one.module.rpartition('#')[2]}".strip()
-    return f"layer {one.layer} ({which})" if which else f"layer {one.layer}"
+    if layer is None:
+        return module or "the model"
+    which = kind if kind != "self" else ""
+    if kind and "#" in module:
+        which = f"{which} pass {module.rpartition('#')[2]}".strip()
+    return f"layer {layer} ({which})" if which else f"layer {layer}"
 
 
 def common_steps(series: Sequence[RecordedSeries]) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ models. The loop itself is `joma.train.loop`, which ensembles share; texts and t
 
 from joma.common.renamed import renamed
 from joma.train.language._config import (
+    PRESETS,
     CheckpointsSection,
     Config,
     DataSection,
@@ -18,11 +19,10 @@ from joma.train.language._config import (
     ValidationSection,
     changing,
     check_length,
+    read_config,
 )
-from joma.train.language._estimate import TrainingEstimate, estimate
 from joma.train.language._export import SERIES, series_folder
-from joma.train.language._presets import PRESETS, read_config
-from joma.train.language._training import Trained, train
+from joma.train.language._training import Trained, TrainingEstimate, estimate, train
 from joma.train.processes import FailedElsewhereError, Processes, joined
 
 __all__ = [

@@ -1,8 +1,11 @@
-"""The configuration of a training, section by section; each checks itself."""
+"""The configuration of a training: read from a preset or a file, each section checks itself."""
 
+import copy
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from joma.common.checks import (
@@ -22,9 +25,31 @@ SCHEDULES = ("constant", "cosine", "linear")
 PRECISIONS = ("float32", "bfloat16")
 SHARDINGS = ("none", "fsdp2")
 
+_UP_TO_1 = math.nextafter(1, 2)
+
+
+def _setting(default: Any, check: Callable[..., Any], *allowed: Any, **limits: Any) -> Any:
+    """Return a field whose value, where it is not a default of None, a function checks."""
+
+    def checked(name: str, value: Any) -> None:
+        if value is not None or default is not None:
+            check(name, value, *allowed, **limits)
+
+    return field(default=default, metadata={"check": checked})
+
+
+class _Section:
+    """A section whose settings are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Section").lower()
+        for one in fields(self):  # type: ignore[arg-type]
+            if "check" in one.metadata:
+                one.metadata["check"](f"{section}.{one.name}", getattr(self, one.name))
+
 
 @dataclass(frozen=True)
-class ModelSection:
+class ModelSection(_Section):
     """[model]: a causal language model with random weights.
 
     Args:
@@ -34,15 +59,12 @@ class ModelSection:
             `vocab_size` is given.
     """
 
-    type: str
+    type: str = _setting(MISSING, check_one_of, MODEL_TYPES)
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_one_of("model.type", self.type, MODEL_TYPES)
 
 
 @dataclass(frozen=True)
-class DataSection:
+class DataSection(_Section):
     """[data]: the text, and how much of it a step reads.
 
     Args:
@@ -54,28 +76,23 @@ class DataSection:
         batch: Number of sequences in a step, over all pieces and processes.
     """
 
-    corpus: str = "embedded"
-    tokenizer: str = "bytes"
-    vocabulary: int | None = None
-    window: int = 128
-    batch: int = 16
+    corpus: str = _setting("embedded", check_text)
+    tokenizer: str = _setting("bytes", check_text)
+    vocabulary: int | None = _setting(None, whole_number, 257)
+    window: int = _setting(128, whole_number, 1)
+    batch: int = _setting(16, whole_number, 1)
 
     def __post_init__(self) -> None:
-        check_text("data.corpus", self.corpus)
-        check_text("data.tokenizer", self.tokenizer)
-        whole_number("data.window", self.window, 1)
-        whole_number("data.batch", self.batch, 1)
+        super().__post_init__()
         if (self.tokenizer == "bpe") != (self.vocabulary is not None):
             raise JomaError(
                 "data.vocabulary goes with the tokenizer bpe, which needs it, got "
                 f"{self.vocabulary} with the tokenizer {self.tokenizer}"
             )
-        if self.vocabulary is not None:
-            whole_number("data.vocabulary", self.vocabulary, 257)
 
 
 @dataclass(frozen=True)
-class OptimizerSection:
+class OptimizerSection(_Section):
     """[optimizer]: matrices decay, biases and the gains of norms do not.
 
     Args:
@@ -91,13 +108,13 @@ class OptimizerSection:
     """
 
     name: str = "adamw"
-    learning_rate: float = 1e-3
+    learning_rate: float = _setting(1e-3, check_number)
     betas: tuple[float, float] | None = None
-    weight_decay: float | None = None
-    clip: float = 1.0
-    warmup: int = 0
-    schedule: str = "constant"
-    final: float = 0.0
+    weight_decay: float | None = _setting(None, check_number)
+    clip: float = _setting(1.0, check_number)
+    warmup: int = _setting(0, whole_number, 0)
+    schedule: str = _setting("constant", check_one_of, SCHEDULES)
+    final: float = _setting(0.0, check_number, below=_UP_TO_1)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,7 +126,7 @@ class OptimizerSection:
         known = [*own, *registry.defaults(self.name)]
         check_known(f"entry of [optimizer] for {self.name}", self.settings, known)
         registry.check_settings(self.name, self.given())
-        check_number("optimizer.learning_rate", self.learning_rate)
+        super().__post_init__()
         if self.learning_rate == 0:
             raise JomaError("optimizer.learning_rate must be above 0, got 0")
         if self.betas is not None:
@@ -117,12 +134,6 @@ class OptimizerSection:
                 raise JomaError(f"optimizer.betas must be two numbers below 1, got {self.betas!r}")
             for beta in self.betas:
                 check_number("optimizer.betas", beta, below=1.0)
-        if self.weight_decay is not None:
-            check_number("optimizer.weight_decay", self.weight_decay)
-        check_number("optimizer.clip", self.clip)
-        whole_number("optimizer.warmup", self.warmup, 0)
-        check_one_of("optimizer.schedule", self.schedule, SCHEDULES)
-        check_number("optimizer.final", self.final, below=math.nextafter(1, 2))
 
     def given(self) -> dict[str, Any]:
         """Return the settings that the optimizer is made with, besides the learning rate."""
@@ -143,7 +154,7 @@ class OptimizerSection:
 
 
 @dataclass(frozen=True)
-class TrainingSection:
+class TrainingSection(_Section):
     """[training]: how many steps, and how they are computed.
 
     Args:
@@ -157,24 +168,16 @@ class TrainingSection:
             with none each has them all.
     """
 
-    steps: int = 1000
-    precision: str = "float32"
-    accumulate: int = 1
-    compile: bool = False
-    seed: int = 0
-    sharding: str = "none"
-
-    def __post_init__(self) -> None:
-        whole_number("training.steps", self.steps, 1)
-        check_one_of("training.precision", self.precision, PRECISIONS)
-        whole_number("training.accumulate", self.accumulate, 1)
-        check_truth("training.compile", self.compile)
-        whole_number("training.seed", self.seed, 0, below=2**63)
-        check_one_of("training.sharding", self.sharding, SHARDINGS)
+    steps: int = _setting(1000, whole_number, 1)
+    precision: str = _setting("float32", check_one_of, PRECISIONS)
+    accumulate: int = _setting(1, whole_number, 1)
+    compile: bool = _setting(False, check_truth)
+    seed: int = _setting(0, whole_number, 0, below=2**63)
+    sharding: str = _setting("none", check_one_of, SHARDINGS)
 
 
 @dataclass(frozen=True)
-class CheckpointsSection:
+class CheckpointsSection(_Section):
     """[checkpoints]: at which steps a model is exported, and how often to save a checkpoint.
 
     Args:
@@ -185,17 +188,16 @@ class CheckpointsSection:
     """
 
     schedule: str | tuple[int, ...] | None = None
-    every: int | None = None
-    seconds: float = 60.0
+    every: int | None = _setting(None, whole_number, 1)
+    seconds: float = _setting(60.0, check_number)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.schedule is not None and self.every is not None:
             raise JomaError(
                 "checkpoints.schedule and checkpoints.every exclude each other, got "
                 f"{self.schedule!r} and {self.every!r}"
             )
-        if self.every is not None:
-            whole_number("checkpoints.every", self.every, 1)
         if isinstance(self.schedule, tuple):
             for step in self.schedule:
                 whole_number("checkpoints.schedule", step, 0)
@@ -203,7 +205,6 @@ class CheckpointsSection:
             raise JomaError(
                 f"checkpoints.schedule must be pythia or a list of steps, got {self.schedule!r}"
             )
-        check_number("checkpoints.seconds", self.seconds)
 
     def steps(self, last: int) -> tuple[int, ...]:
         """Return the steps up to the last of a training at which the model is kept."""
@@ -218,7 +219,7 @@ class CheckpointsSection:
 
 
 @dataclass(frozen=True)
-class ValidationSection:
+class ValidationSection(_Section):
     """[validation]: the loss on text that is not trained on, without dropout.
 
     Args:
@@ -226,16 +227,20 @@ class ValidationSection:
         windows: Number of windows, from the beginning of the validation text.
     """
 
-    every: int = 100
-    windows: int = 64
+    every: int = _setting(100, whole_number, 0)
+    windows: int = _setting(64, whole_number, 1)
 
-    def __post_init__(self) -> None:
-        whole_number("validation.every", self.every, 0)
-        whole_number("validation.windows", self.windows, 1)
+
+def _check_names(name: str, value: Any) -> None:
+    """Raise JomaError unless the value is a list of words."""
+    if not isinstance(value, tuple):
+        raise JomaError(f"{name} must be a list of names, got {value!r}")
+    for word in value:
+        check_text(name, word)
 
 
 @dataclass(frozen=True)
-class MonitorSection:
+class MonitorSection(_Section):
     """[monitor]: what `joma.Monitor` measures.
 
     Args:
@@ -249,27 +254,13 @@ class MonitorSection:
         stop_on: Findings at which the training ends, as `joma.Monitor` names them.
     """
 
-    off: bool = False
-    every: int = 100
-    metrics: tuple[str, ...] | None = None
-    windows: int = 4
-    budget: float = 0.01
-    theorem1: int | None = None
-    stop_on: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check_truth("monitor.off", self.off)
-        whole_number("monitor.every", self.every, 1)
-        whole_number("monitor.windows", self.windows, 1)
-        check_number("monitor.budget", self.budget, below=math.nextafter(1, 2))
-        if self.theorem1 is not None:
-            whole_number("monitor.theorem1", self.theorem1, 0)
-        for entry in ("metrics", "stop_on"):
-            names = getattr(self, entry)
-            if names is not None and not isinstance(names, tuple):
-                raise JomaError(f"monitor.{entry} must be a list of names, got {names!r}")
-            for name in names or ():
-                check_text(f"monitor.{entry}", name)
+    off: bool = _setting(False, check_truth)
+    every: int = _setting(100, whole_number, 1)
+    metrics: tuple[str, ...] | None = _setting(None, _check_names)
+    windows: int = _setting(4, whole_number, 1)
+    budget: float = _setting(0.01, check_number, below=_UP_TO_1)
+    theorem1: int | None = _setting(None, whole_number, 0)
+    stop_on: tuple[str, ...] | None = _setting(None, _check_names)
 
 
 @dataclass(frozen=True)
@@ -390,3 +381,63 @@ def check_made(config: Config, made: int) -> None:
             f"training.steps must be at least {made}, which the run has made, got "
             f"{config.training.steps}"
         )
+
+
+_FOLDER = Path(__file__).parent / "presets"
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    name: tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    for name in ("tiny", "small", "neox-wikitext2")
+}
+"""What `joma train NAME` trains: the sections of each configuration in `presets/`."""
+
+
+def read_config(source: str | Path, changes: Iterable[str] = ()) -> Config:
+    """Return the configuration of a preset or of a TOML file.
+
+    Args:
+        source: The name of a preset, or the path of a file.
+        changes: "section.entry=value" each, with the value as TOML has it; a bare word is text.
+
+    Raises:
+        JomaError: There is none of that name, or it is wrong.
+    """
+    sections = copy.deepcopy(PRESETS[str(source)]) if source in PRESETS else _read(Path(source))
+    for change in changes:
+        _change(sections, change)
+    return Config.of(sections)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise JomaError(
+            f"there is no configuration {str(path)!r}: it must be a TOML file or one of "
+            f"{', '.join(PRESETS)}"
+        )
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JomaError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # of TOML, or of its encoding
+        raise JomaError(f"{path} is not a TOML file: {error}") from error
+
+
+def _change(sections: dict[str, Any], change: str) -> None:
+    place, equals, value = change.partition("=")
+    section, dot, entry = place.strip().partition(".")
+    if not (equals and dot and section and entry):
+        raise JomaError(
+            f"a change must be section.entry=value, such as training.steps=100, got {change!r}"
+        )
+    there = sections.setdefault(section, {})
+    if not isinstance(there, Mapping):
+        raise JomaError(f"{section} must be a section, [{section}], got {there!r}")
+    sections[section] = {**there, entry: _value(value.strip())}
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if parsed.keys() == {"value"} else text

@@ -72,9 +72,12 @@ def export(folder: Path, model: Any, weights: dict[str, Tensor], tokenizer: Any)
         mode = (temporary / "config.json").stat().st_mode
         for path in temporary.iterdir():
             path.chmod(mode)  # safetensors lets nobody else read what it writes
-            _sync(path)
+            sync_folder(path)  # a file
         sync_folder(temporary)
-        _replace(temporary, folder)
+        old = _set_aside(folder)  # of an earlier life of the run, whose later steps are made again
+        os.replace(temporary, folder)
+        sync_folder(folder.parent)
+        _remove(old)
     except BaseException:
         _remove(temporary)
         raise
@@ -92,32 +95,20 @@ def remove_after(run: Path, last: int) -> None:
     """Remove the models of later steps, of a training that is now to end before them."""
     for path in (run / SERIES).glob("step-*"):
         if path.name[5:].isdecimal() and int(path.name[5:]) > last:
-            old = path.with_name(f".{path.name}.old")
-            _remove(old)
-            os.replace(path, old)  # so that none is ever there in part
-            _remove(old)
+            _remove(_set_aside(path))  # so that none is ever there in part
 
 
-def _replace(temporary: Path, folder: Path) -> None:
+def _set_aside(folder: Path) -> Path:
+    """Give a folder, if it is there, a hidden name; return that."""
     old = folder.with_name(f".{folder.name}.old")
     _remove(old)
-    if folder.exists():  # of an earlier life of the run, whose later steps are made again
+    if folder.exists():
         os.replace(folder, old)
-    os.replace(temporary, folder)
-    sync_folder(folder.parent)
-    _remove(old)
+    return old
 
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _from_system(error: Exception, path: Path) -> OSError:

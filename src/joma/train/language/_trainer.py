@@ -3,7 +3,6 @@
 import difflib
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +97,16 @@ class Trainer:
         windows = first_windows(
             self.text.valid, self.config.data.window, self.config.validation.windows
         )
-        with _evaluating(self.model):
+        self.model.eval()
+        try:
             # The same on all processes: sharded ones must call the model together anyway.
             losses = [
                 self._loss(self.model, part.to(self.processes.device)).double() * len(part)
                 for part in windows.split(EVALUATED_AT_ONCE)
             ]
+        finally:
+            self.model.train()
+            shard_again(self.model)
         return float(torch.stack(losses).sum() / len(windows))
 
     def export(self, run: Path | None, step: int) -> None:
@@ -249,16 +252,6 @@ def _make_optimizer(model: nn.Module, config: Config) -> Optimizer:
     return optimizer
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train()
-        shard_again(model)
-
-
 def _make_config(model: ModelSection, vocabulary: int, window: int) -> Any:
     """Return the configuration of transformers for a section [model].
 
@@ -283,11 +276,7 @@ def _make_config(model: ModelSection, vocabulary: int, window: int) -> Any:
                     f"model.{name} is no setting of {model.type}; the closest are "
                     f"{', '.join(closest)}"
                 )
-        settings = {
-            "vocab_size": vocabulary,
-            **dict.fromkeys(_TOKENS),
-            **model.settings,
-        }
+        settings = {"vocab_size": vocabulary, **dict.fromkeys(_TOKENS), **model.settings}
         try:
             config = AutoConfig.for_model(model.type, **settings)
         except Exception as error:  # checks of values differ from class to class

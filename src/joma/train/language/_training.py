@@ -1,10 +1,14 @@
-"""Training a language model with its monitor, through the loop of `joma.train.loop`."""
+"""Training a language model with its monitor, through the loop of `joma.train.loop`.
+
+`estimate` makes a few steps alone, to say what all would take.
+"""
 
 import contextlib
 import math
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -13,6 +17,7 @@ import torch
 from torch import Tensor
 
 from joma.common.float32 import float32_products
+from joma.common.progress import Progress
 from joma.common.signals import deferring_signals
 from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
@@ -30,9 +35,6 @@ RECENT = 50
 _MONITOR = "monitor."
 """What the names of the monitor's tensors in a checkpoint begin with."""
 
-Progress = Callable[[str, int, int], None]
-"""Takes a few words on how the training is doing, the steps that are done, and all steps."""
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -41,7 +43,7 @@ class Trained:
     Attributes:
         begun_at: The step it resumed from, 0 for a new one.
         step: The step it ended at.
-        loss: Mean over the last 50 steps that were made here, NaN where there was none.
+        loss: Mean over the last 50 steps of the run, NaN where there was none.
         validation_loss: The last one, NaN where there was none.
         tokens_per_second: Of all processes together, measurements and checkpoints included.
         seconds: Duration, from `begun_at` on.
@@ -141,6 +143,10 @@ class _Session:
         self.processes.first(lambda: remove_leftovers(training.first_run.path))
         start = resume(training)
         begun, self._unlogged = self.step, start.unlogged
+        if self.run is not None:  # the loss that is shown is the run's
+            logged = self.run.metrics.read("loss")
+            earlier = logged["value"][logged["step"] < begun]
+            self._recent.extend(earlier[-RECENT:].tolist())
         with contextlib.ExitStack() as around:
             if self.run is not None:
                 around.callback(self.run.metrics.flush)
@@ -312,3 +318,71 @@ class _Session:
         return ", ".join(
             [*words, *([] if self.entropy is None else [f"entropy {self.entropy:.2f}"])]
         )
+
+
+_SECONDS, _MOST_STEPS = 2.0, 10
+"""For how long, and how many, steps are made to estimate a training."""
+_KEPT = 3
+"""Checkpoints that are on the disk at a time, one of them being written."""
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """What a training takes on one process.
+
+    Attributes:
+        parameters: Number of parameters of the model.
+        tokens: Number of tokens that all steps read.
+        seconds: Duration of the steps, without measurements and checkpoints.
+        memory: Bytes at most, of the GPU where there is one; None where that is not known.
+        disk: Bytes of series and checkpoints.
+        exports: How many models the series has.
+    """
+
+    parameters: int
+    tokens: int
+    seconds: float
+    memory: int | None
+    disk: int
+    exports: int
+
+
+def estimate(config: Config, device: str = "cpu") -> TrainingEstimate:
+    """Make a few steps of a training, which are thrown away, and scale them up."""
+    processes = Processes(device=torch.device(device))
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
+        trainer = Trainer(config, processes)
+        _step(trainer, 0)  # the first allocates and, where asked for, compiles
+        start, done = time.monotonic(), 0
+        while done < _MOST_STEPS and time.monotonic() - start < _SECONDS:
+            done += 1
+            _step(trainer, done % config.training.steps)
+        each = (time.monotonic() - start) / done
+    exports, parameters = len(config.checkpoints.steps(config.training.steps)), trainer.parameters
+    return TrainingEstimate(
+        parameters=parameters,
+        tokens=config.training.steps * config.data.batch * config.data.window,
+        seconds=each * config.training.steps,
+        memory=_memory(device),
+        disk=parameters * (4 * exports + 12 * _KEPT),
+        exports=exports,
+    )
+
+
+def _step(trainer: Trainer, step: int) -> None:
+    loss = trainer.backward(step)
+    trainer.update(step)
+    trainer.optimizer.zero_grad()
+    loss.item()  # waits for a GPU
+
+
+def _memory(device: str) -> int | None:
+    """Return the most memory this process has had, of the GPU or of the machine."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

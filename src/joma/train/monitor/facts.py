@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
 from joma.train.monitor.parts import MonitoredMatrix, Parts, Tensors, is_real, plain
-from joma.train.monitor.processes import MonitoredProcesses, whole
 from joma.train.monitor.record import Row
+from joma.train.processes import MonitoredProcesses, whole
 
 IsOptimized = Callable[[Tensor], bool | None]
 """Whether a parameter is in the optimizer; None where no optimizer is known."""
@@ -44,7 +44,8 @@ class Facts:
         ]
         if parts.embedding is not None and tensors.has(parts.embedding):
             tokens = tensors.shape(parts.embedding)[0]
-            if _predicts(model, tokens):
+            linear = (it for it in model.modules() if isinstance(it, nn.Linear))
+            if any(it.out_features == tokens for it in linear):  # one for every token
                 rows.append(Row("vocabulary", float(tokens)))
         for matrix in parts.matrices:
             parameter = tensors.parameters.get(matrix.name)
@@ -79,23 +80,17 @@ class Facts:
             matrices: Those that are followed.
         """
         rows: list[Row] = []
-        for name, read in (("weight_norm", tensors.get), ("gradient_norm", tensors.gradient)):
-            found = [(matrix, read(matrix.name)) for matrix in matrices]
-            there = [(matrix, matrix.read(it)) for matrix, it in found if it is not None]
+        gradients = ((matrix, tensors.gradient(matrix.name)) for matrix in matrices)
+        for name, there in (
+            ("weight_norm", tensors.present(matrices)),
+            ("gradient_norm", [(of, of.read(it)) for of, it in gradients if it is not None]),
+        ):
             values = norms_of([tensor for _, tensor in there])
             rows += [
                 Row(name, value, matrix.module, matrix.layer)
                 for (matrix, _), value in zip(there, values, strict=True)
             ]
         return rows if self._processes.first else []
-
-
-def _predicts(model: nn.Module, tokens: int) -> bool:
-    """Return whether a linear map of the model has an output for every token."""
-    return any(
-        isinstance(module, nn.Linear) and module.out_features == tokens
-        for module in model.modules()
-    )
 
 
 def norms_of(tensors: Sequence[Tensor]) -> list[float]:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from joma.common.text import first_line
+
 LOG = logging.getLogger("joma.monitor")
 T = TypeVar("T")
 
@@ -87,11 +89,12 @@ class Faults:
         """
         fault = self._known.get((what, module is not None))
         if fault is None:
-            why = why if isinstance(why, str) else first_line(why)
+            why = why if isinstance(why, str) else _reason(why)
             fault = Fault(what, effect, self.step, why, [] if module is None else [module])
             self._known[what, module is not None] = fault
             if self._speaks:
-                LOG.warning("%s %s: %s", fault.subject, _verb(effect), fault.why)
+                verb = "is " if effect.startswith("not ") else ""
+                LOG.warning("%s %s%s: %s", fault.subject, verb, effect, fault.why)
         elif module is not None and module not in fault.modules:
             fault.modules.append(module)
 
@@ -119,15 +122,8 @@ class Faults:
         return [*(fault.sentence(self._begun) for fault in self._known.values()), *self._remarks]
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, or its class where it has none."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if not line:
-        return type(error).__name__
-    if isinstance(error, ValueError | RuntimeError | OSError):
-        return line
-    return f"{type(error).__name__}: {line}"  # a KeyError's own message is just the key
-
-
-def _verb(effect: str) -> str:
-    return f"is {effect}" if effect.startswith("not ") else effect
+def _reason(error: BaseException) -> str:
+    """Return the first line of an exception's message; a KeyError's own is just the key."""
+    line, name = first_line(error), type(error).__name__
+    plain = line == name or isinstance(error, ValueError | RuntimeError | OSError)
+    return line if plain else f"{name}: {line}"

@@ -12,8 +12,8 @@ from joma.errors import JomaError
 from joma.train.findings import KINDS, SEVERITIES, Finding, Judgement, judge
 from joma.train.findings.finding import finding_lines, headline, not_judged_lines, nothing_line
 from joma.train.monitor.faults import LOG, Faults
-from joma.train.monitor.processes import MonitoredProcesses
 from joma.train.monitor.record import Recorder
+from joma.train.processes import MonitoredProcesses
 
 OnFinding = Callable[[Finding], object]
 """Called with every new finding, and again where its severity has risen."""
@@ -184,7 +184,7 @@ class Stopping:
         reason: Why the training should stop, once all processes have agreed on it.
     """
 
-    def __init__(self, stop_on: tuple[str, ...], processes: MonitoredProcesses) -> None:
+    def __init__(self, stop_on: Collection[str], processes: MonitoredProcesses) -> None:
         self.reason: str | None = None
         self._kinds = {SHORT.get(name, name) for name in stop_on}
         self._processes = processes

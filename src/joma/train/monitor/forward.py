@@ -1,6 +1,6 @@
 """What a forward pass over the inputs shows: attention, MLP activity, and Theorem 1."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -221,17 +221,6 @@ class _Attention:
     real: AttentionAccumulator = field(default_factory=AttentionAccumulator)
     even: AttentionAccumulator = field(default_factory=AttentionAccumulator)
 
-    def rows(self, key: str, even: float, metrics: Sequence[Metric]) -> list[Row]:
-        means = self.real.compute()
-        where: dict[str, Any] = {"module": key, "layer": self.layer, "kind": self.kind}
-        rows = [Row("attention_uniform", even, **where)]
-        for metric in metrics:
-            assert metric.measure is not None, "of attention"
-            rows.append(Row(metric.name, float(metric.measure(means.layer)), **where))
-            values = metric.measure(means).tolist()
-            rows += [Row(metric.name, v, **where, head=head) for head, v in enumerate(values)]
-        return rows
-
 
 class ForwardPasses:
     """Forward passes over the same inputs, measurement after measurement.
@@ -244,6 +233,9 @@ class ForwardPasses:
         attention: Where queries and keys are made, for a model that does not say it itself.
         theorem1: Layer on which the residual of Theorem 1 is measured, or None.
         faults: Where failures are noted.
+
+    Attributes:
+        theorem1: What measures Theorem 1, or None.
     """
 
     def __init__(
@@ -277,7 +269,12 @@ class ForwardPasses:
             if self._faults.is_off("attention", call.name):
                 return
             try:
-                self._see(seen, call, theorem)
+                one = seen.setdefault(call.name, _Attention(call.layer, call.kind))
+                one.real.update(call.statistics(**collected(self._metrics)))  # type: ignore[arg-type]
+                if call.name not in self._even:
+                    one.even.update(call.uniform().statistics())
+                if theorem is not None and call.layer == theorem.layer:
+                    theorem.see(call)
             except Exception as error:
                 seen.pop(call.name, None)
                 self._faults.note("attention", error, module=call.name)
@@ -294,30 +291,18 @@ class ForwardPasses:
             rows += self._faults.tried("theorem1_residual", lambda: theorem.rows(lower)) or []
         return rows
 
-    def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what Theorem 1 has added up so far, by name."""
-        if self.theorem1 is not None:
-            yield from self.theorem1.state()
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take what `state` gave."""
-        if self.theorem1 is not None:
-            self.theorem1.load(state)
-
-    def _see(
-        self, seen: dict[str, _Attention], call: AttentionCall, theorem: Theorem1 | None
-    ) -> None:
-        one = seen.setdefault(call.name, _Attention(call.layer, call.kind))
-        one.real.update(call.statistics(**collected(self._metrics)))  # type: ignore[arg-type]
-        if call.name not in self._even:
-            one.even.update(call.uniform().statistics())
-        if theorem is not None and call.layer == theorem.layer:
-            theorem.see(call)
-
     def _rows(self, key: str, one: _Attention) -> list[Row]:
         if key not in self._even:
             self._even[key] = float(one.even.compute().layer.entropy)
-        return one.rows(key, self._even[key], self._metrics)
+        means = one.real.compute()
+        where: dict[str, Any] = {"module": key, "layer": one.layer, "kind": one.kind}
+        rows = [Row("attention_uniform", self._even[key], **where)]
+        for metric in self._metrics:
+            assert metric.measure is not None, "of attention"
+            rows.append(Row(metric.name, float(metric.measure(means.layer)), **where))
+            values = metric.measure(means).tolist()
+            rows += [Row(metric.name, v, **where, head=head) for head, v in enumerate(values)]
+        return rows
 
 
 @contextmanager
@@ -335,28 +320,26 @@ def watching_activity(
     sums: dict[tuple[str, str], Any] = {}
     rows: list[Row] = []
 
-    def update(metric: Metric, path: str, args: tuple[Any, ...]) -> None:
-        assert metric.streamed is not None, "monitored"
+    def watch(metric: Metric, path: str) -> Callable[..., None]:
         key = metric.name, path
-        try:
-            hidden = args[0].detach().flatten(0, -2).float()
-            sums.setdefault(key, metric.streamed()).update(hidden)
-        except Exception as error:
-            sums.pop(key, None)
-            faults.note(metric.name, error, module=path)
+
+        def update(_: nn.Module, args: tuple[Any, ...]) -> None:
+            assert metric.streamed is not None, "monitored"
+            try:
+                hidden = args[0].detach().flatten(0, -2).float()
+                sums.setdefault(key, metric.streamed()).update(hidden)
+            except Exception as error:
+                sums.pop(key, None)
+                faults.note(metric.name, error, module=path)
+
+        return update
 
     with ExitStack() as stack:
         for path, metric in product(downs, metrics):
             module = tensors.module(path)
-            if module is None or faults.is_off(metric.name, path):
-                continue
-
-            def hook(
-                _: nn.Module, args: tuple[Any, ...], at: str = path, of: Metric = metric
-            ) -> None:
-                update(of, at, args)
-
-            stack.callback(module.register_forward_pre_hook(hook).remove)
+            if module is not None and not faults.is_off(metric.name, path):
+                hook = module.register_forward_pre_hook(watch(metric, path))
+                stack.callback(hook.remove)
         yield rows
     for (name, path), one in sums.items():
         rows.append(Row(name, one.compute(), path, downs[path]))

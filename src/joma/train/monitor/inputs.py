@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.train.monitor.faults import Faults
-from joma.train.monitor.processes import MonitoredProcesses
-from joma.train.monitor.undisturbed import device_of, is_sharded
+from joma.train.processes import MonitoredProcesses, device_of, sharded_modules
 
 TOKENS = 2048
 """Tokens that a measurement reads, unless one sequence alone has more."""
@@ -51,21 +50,11 @@ class MeasurementInputs:
         Several where it is not clear which tensors hold one row for each sequence: the first that
         the model takes is right. The last one is everything.
         """
-        autocast = (
-            torch.is_autocast_enabled(device),
-            torch.get_autocast_dtype(device),
-        )
+        autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         return tuple(
             cls(((_each(args, cut), _each(dict(kwargs), cut)),), autocast)
             for cut in _cutters(model, args, kwargs)
         )
-
-    @property
-    def tensors(self) -> int:
-        """How many tensors the model is called with."""
-        found: list[Tensor] = []
-        _each(self.calls, lambda tensor: found.append(tensor) or tensor)
-        return len(found)
 
     def shared(self, same: Callable[[Tensor], Tensor]) -> "MeasurementInputs":
         """The same with what `same` makes of every tensor."""
@@ -77,9 +66,7 @@ class MeasurementInputs:
         device = device_of(model)
         target = _body(model)
         on, dtype = self.autocast or (False, torch.bfloat16)
-        for args, kwargs in self.calls:
-            args = _each(args, lambda tensor: tensor.to(device))
-            kwargs = {name: _each(v, lambda t: t.to(device)) for name, v in kwargs.items()}
+        for args, kwargs in self.shared(lambda tensor: tensor.to(device)).calls:
             # A cast weight that was cached without a graph would be used by training.
             autocast = torch.autocast(device.type, dtype, enabled=on, cache_enabled=False)
             with autocast, _attention_without_plans():
@@ -108,15 +95,13 @@ def _body(model: nn.Module) -> nn.Module:
     if not hasattr(model, "config") or not isinstance(body, nn.Module):
         return model
     # What gathers sharded weights hangs on the whole, and decoders may read the labels.
-    if is_sharded(model) or getattr(model.config, "is_encoder_decoder", False):
+    if sharded_modules(model) or getattr(model.config, "is_encoder_decoder", False):
         return model
     return body if hasattr(body, "get_input_embeddings") else model
 
 
 def _taken(target: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    if not hasattr(target, "config"):
-        return kwargs
-    if getattr(target.config, "is_encoder_decoder", False):
+    if not hasattr(target, "config") or getattr(target.config, "is_encoder_decoder", False):
         return kwargs
     parameters = inspect.signature(target.forward).parameters
     any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -150,6 +135,12 @@ def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _each(value, lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
 def _cutters(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Callable[[Tensor], Tensor]]:
@@ -160,16 +151,13 @@ def _cutters(
     A square tensor with as many rows and columns as there are sequences may be a mask of tokens by
     tokens, and is cut in the second way only.
     """
-    found: list[Tensor] = []
-    _each((args, list(kwargs.values())), lambda tensor: found.append(tensor) or tensor)
-    axis = 0
-    if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()):
-        axis = 1
+    found = _tensors((args, list(kwargs.values())))
+    of_torch = (it for it in model.modules() if isinstance(it, nn.MultiheadAttention))
+    axis = int(any(not it.batch_first for it in of_torch))
     first = next((tensor for tensor in found if tensor.ndim > 1), None)
     if first is None:
         return [_copied]
-    count = first.shape[axis]
-    length = first.shape[1 - axis]
+    count, length = first.shape[axis], first.shape[1 - axis]
     kept = min(count, max(1, TOKENS // max(length, 1)))
     if kept == count:
         return [_copied]
@@ -245,7 +233,7 @@ class Inputs:
             return batches
         number = self._processes.agree([len(batches)])[0]
         batches = (*batches, *[batches[-1]] * number)[:number]
-        tensors = sum(one.tensors for one in batches)
+        tensors = sum(len(_tensors(one.calls)) for one in batches)
         if self._processes.any(self._processes.agree([tensors])[0] != tensors):
             self._faults.remark("every process is measured on inputs of its own, which differ")
             return batches

@@ -6,14 +6,13 @@ fails in between: a process that left the sequence would leave the others waitin
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, suppress
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError
-from joma.models import Architecture, Weight
+from joma.models import Architecture, AttentionPart, Weight
 from joma.probes import AttentionMap
 from joma.probes.metrics import MONITORED, Cadence, Effort, Metric, Needs
 from joma.train.monitor.facts import Facts, IsOptimized
@@ -21,12 +20,13 @@ from joma.train.monitor.faults import Faults
 from joma.train.monitor.forward import ForwardPasses, watching_activity
 from joma.train.monitor.inputs import MeasurementInputs
 from joma.train.monitor.options import Options
-from joma.train.monitor.parts import Heads, MonitoredMatrix, Parts, Tensors, parts_of
-from joma.train.monitor.processes import Gathers, MonitoredProcesses, whole
-from joma.train.monitor.ranks import batches, gradient_rows, scores_rows
+from joma.train.monitor.parts import MonitoredMatrix, Parts, Tensors, parts_of
+from joma.train.monitor.ranks import Updates, batches, gradient_rows, scores_rows
 from joma.train.monitor.record import Row
 from joma.train.monitor.undisturbed import undisturbed
-from joma.train.monitor.updates import Updates
+from joma.train.processes import Gathers, MonitoredProcesses, whole
+
+P = TypeVar("P", Weight, AttentionPart, MonitoredMatrix)
 
 
 class Measurements:
@@ -60,7 +60,7 @@ class Measurements:
         is_optimized: IsOptimized = lambda parameter: None,
     ) -> None:
         self._architecture, self._processes, self._options = architecture, processes, options
-        self._metrics = [MONITORED[name] for name in options.metrics]
+        self._metrics = [MONITORED[name] for name in options.metrics or ()]
         self._effort = Effort(options.tolerance, options.seed, quick=True)
         self._reading = ForwardPasses(self._metrics, attention, options.theorem1, faults)
         self._faults, self._facts = faults, Facts(processes, is_optimized)
@@ -120,26 +120,26 @@ class Measurements:
                 "the model", "its parameters are others than before", effect="changed"
             )
 
+    @property
+    def _with_state(self) -> list[Any]:
+        """What measures by what it measured before, besides the updates."""
+        theorem1 = self._reading.theorem1
+        return [*self._repeated.values(), *([] if theorem1 is None else [theorem1]), self._facts]
+
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what later measurements build on; all processes go through it, or none."""
         yield from self.updates.state()
         if self._processes.first:
-            for measurer in self._repeated.values():
-                yield from measurer.state()
-            yield from self._reading.state()
-            yield from self._facts.state()
+            for part in self._with_state:
+                yield from part.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take what `state` gave; `prepare` comes first."""
-        ours = {it: tensor for it, tensor in state.items() if it.startswith(("copy.", "mark."))}
-        self.updates.load(ours, self.tensors, self._parts.matrices)
-        here = {
-            name: tensor.to(self._processes.device)
-            for name, tensor in state.items()
-            if name not in ours
-        }
-        for part in (*self._repeated.values(), self._reading, self._facts):
-            part.load(here)
+        self.updates.load(state, self.tensors, self._parts.matrices)
+        kept = ("copy.", "mark.")  # of the updates, which may lie elsewhere
+        rest = {name: it for name, it in state.items() if not name.startswith(kept)}
+        for part in self._with_state:
+            part.load({name: it.to(self._processes.device) for name, it in rest.items()})
 
     def release(self) -> None:
         """Forget the model's tensors, which live only as long as the model."""
@@ -154,22 +154,19 @@ class Measurements:
             model: The model, uncompiled, in evaluation mode.
             candidates: What it may be called with; the first that it takes counts.
         """
+        active = [it for it in self._of("activations") if not self._faults.is_off(it.name)]
         attention = bool(self._of("attention") or self._of("theorem1"))
         attention = attention and not self._faults.is_off("attention")
-        active = [it for it in self._of("activations") if not self._faults.is_off(it.name)]
-        if not attention and not active:
-            return [], candidates[0]
-        self._trace(model, candidates[-1])
-        lower = self._lower() if attention else None
-        if attention:
-            found = self._passed(model, candidates, "attention", active, lower)
+        if attention or active:
+            self._trace(model, candidates[-1])
+        passes = [("attention", self._lower())] if attention else []
+        if active and self._parts.downs:  # seen also where attention cannot be
+            passes.append((active[0].name, None))
+        for what, lower in passes:
+            found = self._passed(model, candidates, what, active, lower)
             if found is not None:
                 return found
-        if not active or not self._parts.downs:
-            return [], candidates[0]
-        # Activity of MLPs is seen also where attention cannot be.
-        found = self._passed(model, candidates, active[0].name, active, None)
-        return found or ([], candidates[0])
+        return [], candidates[0]
 
     def _passed(
         self,
@@ -207,7 +204,7 @@ class Measurements:
 
     def _trace(self, model: nn.Module, inputs: MeasurementInputs) -> None:
         """Let one forward pass show, once, how fused matrices are to be read."""
-        fused = any(heads.query.place.part is not None for heads in self._parts.heads)
+        fused = any(of.weights[0].place.part is not None for of in self._parts.heads)
         if self._traced or not fused:
             return
         self._traced = True
@@ -253,9 +250,10 @@ class Measurements:
             stepped: Whether a step was made that gradients can be left of.
         """
         rows = self._ranks("every tenth")
-        for metric in self._of("embedding"):
-            if self._parts.embedding is not None:
-                rows += self._of_weight(metric, self._parts.embedding)
+        embedding = self._parts.embedding
+        if embedding is not None and self.tensors.has(embedding):
+            for metric in self._of("embedding"):
+                rows += self._of_weights(metric, [embedding])
         if self._of("gradients"):
             rows += self._gradients(missed=stepped)
         for metric in self._of("updates"):
@@ -291,28 +289,40 @@ class Measurements:
         self._faults.note(metrics[0].name, f"the MLP is known of layers {layers} alone")
         return None
 
-    def _each(
+    def _measured(
         self,
         what: str,
-        module: str,
-        read: Callable[[], Tensor],
-        measure: Callable[[Tensor], list[Row]],
+        parts: Sequence[P],
+        read: Callable[[P], tuple[Tensor, ...]],
+        measure: Callable[[list[tuple[Any, ...]]], list[Row]],
     ) -> list[Row]:
-        """Return what the first process measures of one matrix; others return nothing.
+        """Return what the first process measures of some parts; other processes return nothing.
 
-        A matrix that is not finite is left out this time. One that fails otherwise is left out from
-        now on, and the reason is noted.
+        Where measuring all at once fails, each is measured alone. One that is not finite is left
+        out this time. One that fails otherwise is left out from now on, and the reason is noted.
+
+        Args:
+            what: What is measured.
+            parts: The parts, each of a module.
+            read: Returns the matrices of a part.
+            measure: Returns the rows of several parts, each given with its matrices.
         """
-        if not self._processes.first or self._faults.is_off(what, module):
+        if not self._processes.first:
             return []
-        matrix: Tensor | None = None
-        try:
-            matrix = read()
-            return measure(matrix)
-        except Exception as error:
-            if matrix is None or _is_finite(matrix):
-                self._faults.note(what, error, module=module)
-            return []
+        parts = [part for part in parts if not self._faults.is_off(what, part.module)]
+        if len(parts) > 1:
+            with suppress(Exception):
+                return measure([(part, *read(part)) for part in parts])
+        rows: list[Row] = []
+        for part in parts:
+            matrices: tuple[Tensor, ...] = ()
+            try:
+                matrices = read(part)
+                rows += measure([(part, *matrices)])
+            except Exception as error:
+                if all(map(_is_finite, matrices)):
+                    self._faults.note(what, error, module=part.module)
+        return rows
 
     def _ranks(self, cadence: Cadence) -> list[Row]:
         """Return what is measured of weights, and of Q·K of every attention, at a cadence."""
@@ -321,115 +331,79 @@ class Measurements:
             if metric.monitored != cadence:
                 continue
             there = [weight for weight in self._parts.ranked if self.tensors.has(weight)]
+            groups: Iterable[Sequence[Weight]] = ([weight] for weight in there)
             if metric.name in self._repeated:
                 # Those of one shape in succession: on a GPU they share what is prepared for it.
                 there.sort(key=lambda weight: tuple(self.tensors.shape(weight)))
-                for batch in batches(there, self.tensors.get):
-                    self.tensors.gather(batch)
-                    rows += self._repeated_rows(metric, batch)
-            else:
-                for weight in there:
-                    rows += self._of_weight(metric, weight)
+                groups = batches(there, self.tensors.get)
+            for group in groups:
+                rows += self._of_weights(metric, group)
             rows += self._scores(metric)
         return rows
 
-    def _of_weight(self, metric: Metric, weight: Weight) -> list[Row]:
-        """Return what is measured of one weight, gathered from all processes."""
-        if not self.tensors.has(weight):
-            return []
-        self.tensors.gather([weight])
+    def _of_weights(self, metric: Metric, weights: Sequence[Weight]) -> list[Row]:
+        """Return what is measured of weights, gathered together from all processes."""
+        self.tensors.gather(weights)
 
-        def measure(matrix: Tensor) -> list[Row]:
-            assert metric.measure is not None, "of weights"
-            return [_row(metric, weight, metric.measure(matrix, self._effort))]
+        def measure(found: list[tuple[Any, ...]]) -> list[Row]:
+            if metric.name in self._repeated:
+                modules, matrices = [of.module for of, _ in found], [it for _, it in found]
+                values = self._repeated[metric.name].of_all(modules, matrices)
+            else:
+                assert metric.measure is not None, "of weights"
+                values = [metric.measure(matrix, self._effort) for _, matrix in found]
+            return [
+                Row(metric.name, it.value, of.module, of.layer, bound=it.bound)
+                for (of, _), it in zip(found, values, strict=True)
+            ]
 
-        return self._each(metric.name, weight.module, lambda: self.tensors.matrix(weight), measure)
-
-    def _repeated_rows(self, metric: Metric, weights: Sequence[Weight]) -> list[Row]:
-        """Return what is measured of weights that were gathered together."""
-        if not self._processes.first:
-            return []
-        weights = [it for it in weights if not self._faults.is_off(metric.name, it.module)]
-
-        def rows_of(some: Sequence[Weight], matrices: Sequence[Tensor]) -> list[Row]:
-            found = self._repeated[metric.name].of_all([it.module for it in some], matrices)
-            return [_row(metric, weight, rank) for weight, rank in zip(some, found, strict=True)]
-
-        if len(weights) > 1:
-            try:
-                return rows_of(weights, [self.tensors.matrix(it) for it in weights])
-            except Exception:  # one of them: each is tried alone below
-                pass
-        rows: list[Row] = []
-        for weight in weights:
-            rows += self._each(
-                metric.name,
-                weight.module,
-                lambda it=weight: self.tensors.matrix(it),
-                lambda matrix, it=weight: rows_of([it], [matrix]),
-            )
-        return rows
+        return self._measured(
+            metric.name, weights, lambda weight: (self.tensors.matrix(weight),), measure
+        )
 
     def _scores(self, metric: Metric) -> list[Row]:
         """Return ranks of Q·K of every attention."""
-        layers: list[tuple[Heads, Tensor, Tensor]] = []
+        what = "ranks of Q·K"
+        pairs: dict[str, tuple[Tensor, ...]] = {}
         for of in self._parts.heads:
-            if not (self.tensors.has(of.query) and self.tensors.has(of.key)):
+            both = of.weights[:2]
+            if not all(map(self.tensors.has, both)):
                 continue
-            self.tensors.gather([of.query, of.key])
-            if not self._processes.first or self._faults.is_off("ranks of Q·K", of.module):
-                continue
-            try:
-                pair = self.tensors.matrix(of.query), self.tensors.matrix(of.key)
-                layers.append((of, *pair))
-            except Exception as error:
-                self._faults.note("ranks of Q·K", error, module=of.module)
-        try:
-            return scores_rows(metric, layers)
-        except Exception:  # one of them: each is tried alone below
-            rows: list[Row] = []
-            for layer in layers:
-                rows += self._each(
-                    "ranks of Q·K",
-                    layer[0].module,
-                    lambda it=layer: torch.stack([it[1].abs().amax(), it[2].abs().amax()]),
-                    lambda _, it=layer: scores_rows(metric, [it]),
+            self.tensors.gather(both)
+            if self._processes.first and not self._faults.is_off(what, of.module):
+                pair = self._faults.tried(
+                    what, lambda it=both: tuple(map(self.tensors.matrix, it)), module=of.module
                 )
-            return rows
+                pairs |= {} if pair is None else {of.module: pair}
+        read = [of for of in self._parts.heads if of.module in pairs]
+        return self._measured(
+            what, read, lambda of: pairs[of.module], lambda found: scores_rows(metric, found)
+        )
 
     def _gradients(self, *, missed: bool) -> list[Row]:
         rows: list[Row] = []
-        some = False
+        some = learns = False
         chosen = self._of("gradients")
         ranks = self._options.ranks if any("ranks" in it.collects for it in chosen) else ()
         # Both come from one decomposition; energies of no ranks are none.
         metrics = [it for it in MONITORED.values() if it.needs == "gradients"]
 
-        def measure(matrix: MonitoredMatrix, gradient: Tensor) -> list[Row]:
-            return gradient_rows(matrix, gradient, metrics, ranks, self._effort)
+        def measure(found: list[tuple[Any, ...]]) -> list[Row]:
+            ((of, gradient),) = found
+            return gradient_rows(of, gradient, metrics, ranks, self._effort)
 
         for matrix in self._parts.matrices:
+            parameter = self.tensors.parameters.get(matrix.name)
+            learns |= parameter is not None and parameter.requires_grad
             gradient = self.tensors.gradient(matrix.name)
             if gradient is None:
                 continue
             some = True
             gradient = whole(matrix.read(gradient))
-            rows += self._each(
-                "gradient",
-                matrix.module,
-                lambda it=gradient: it,
-                lambda it, of=matrix: measure(of, it),
-            )
-        parameters = self.tensors.parameters
-        learning = (parameters.get(matrix.name) for matrix in self._parts.matrices)
-        learns = any(parameter is not None and parameter.requires_grad for parameter in learning)
+            rows += self._measured("gradient", [matrix], lambda _, it=gradient: (it,), measure)
         if missed and not some and learns:
             self._faults.note("gradient", "no .grad is there: call step() before zero_grad()")
         return rows
-
-
-def _row(metric: Metric, weight: Weight, found: Any) -> Row:
-    return Row(metric.name, found.value, weight.module, weight.layer, bound=found.bound)
 
 
 def _finite(rows: Iterable[Row]) -> list[Row]:

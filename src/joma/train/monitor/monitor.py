@@ -26,14 +26,21 @@ from joma.train.monitor.cadence import Budget
 from joma.train.monitor.facts import OptimizerView
 from joma.train.monitor.faults import Faults
 from joma.train.monitor.findings import LiveFindings, OnFinding, Stopping, summary_of
-from joma.train.monitor.finite import Alarm
-from joma.train.monitor.folder import Opened, open_run
+from joma.train.monitor.finite import FiniteAlarm
 from joma.train.monitor.inputs import Inputs, MeasurementInputs
 from joma.train.monitor.measure import Measurements
 from joma.train.monitor.options import Options, check_kinds
-from joma.train.monitor.processes import MonitoredProcesses
-from joma.train.monitor.record import Logger, Losses, Recorder, Row, logged, one_number
+from joma.train.monitor.record import (
+    Logger,
+    Losses,
+    Recorder,
+    Row,
+    logged,
+    one_number,
+    open_run,
+)
 from joma.train.monitor.undisturbed import undisturbed, unwrap
+from joma.train.processes import MonitoredProcesses
 
 EXPENSIVE_EVERY = 10
 """Every how many measurements the expensive metrics are measured too."""
@@ -135,22 +142,9 @@ class Monitor:
         if not isinstance(model, nn.Module):
             raise JomaError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         self._optimizer = OptimizerView(optimizer)
-        check_kinds(
-            run=run,
-            architecture=architecture,
-            attention=attention,
-            loggers=loggers,
-            on_finding=on_finding,
-        )
-        options = self._options = Options.checked(
-            every=every,
-            metrics=metrics,
-            ranks=ranks,
-            theorem1=theorem1,
-            tolerance=tolerance,
-            seed=seed,
-            budget=budget,
-            stop_on=stop_on,
+        check_kinds(run, architecture, attention, loggers, on_finding)
+        options = self._options = Options(
+            every, metrics, ranks, theorem1, tolerance, seed, budget, stop_on
         )
         self._begun = self._step = whole_number("step", step, 0)
         inner = unwrap(model)
@@ -162,32 +156,29 @@ class Monitor:
         self._losses = Losses(faults)
         self._rate: float | None = None
         self._moved_at: int | None = None
-        self._alarm = Alarm(processes, faults)
+        self._alarm = FiniteAlarm(processes, faults)
         given = None if inputs is None else MeasurementInputs.of(inputs)
+        known = self._optimizer.optimized
         self._measurements = Measurements(
-            inner,
-            architecture,
-            attention,
-            processes,
-            options,
-            faults,
-            self._optimizer.optimized,
+            inner, architecture, attention, processes, options, faults, known
         )
         self._lock = threading.RLock()
         self._closed = False
         with contextlib.ExitStack() as stack:
-            self._opened = Opened(None)
+            self._run, self._instead_of = None, None
             if processes.first:
-                config = {"model": self._name, **options.as_config()}
+                config = {"model": self._name, **vars(options)}
                 device = str(processes.device)
-                self._opened = open_run(
+                self._run, self._instead_of = open_run(
                     run, config, step=step, device=device, faults=faults, stack=stack
                 )
-            self._recorder = Recorder(self._opened.run, tuple(loggers), faults)
+            self._recorder = Recorder(self._run, tuple(loggers), faults)
             self._stopping = Stopping(options.stop_on, processes)
             self._live = LiveFindings(self._recorder, faults, on_finding, self._stopping.consider)
             if step or isinstance(run, Run):
-                self._guarded(self._read_earlier, "reading what was recorded before")
+                self._recorder.read_earlier()
+            if step and self._run is not None:
+                self._live.resume()
             self._inputs = Inputs(model, inner, given, processes, faults)
             stack.callback(self._inputs.close)
             self._stack = stack.pop_all()
@@ -197,7 +188,7 @@ class Monitor:
     @property
     def run(self) -> Run | None:
         """The run written to; None in processes that do not write, or where no folder was made."""
-        return self._opened.run
+        return self._run
 
     @property
     def seconds(self) -> float:
@@ -278,9 +269,13 @@ class Monitor:
         with self._lock:
             if not self._processes.first or self._closed:
                 return
-            self._faults.tried(
-                "the validation loss", lambda: self._validated(loss, step), effect="not recorded"
-            )
+
+            def record() -> None:
+                value = one_number(loss)
+                at = self._step if step is None else whole_number("step", step, 0)
+                self._write(at, [Row("validation_loss", value)])
+
+            self._faults.tried("the validation loss", record, effect="not recorded")
 
     def look(self) -> None:
         """Deprecated name of `measure`."""
@@ -313,8 +308,8 @@ class Monitor:
         with self._lock:
             judgement, run, budget = self.judgement, self.run, self._budget
             where = "numbers in memory" if run is None else f"numbers in {run.path}"
-            if self._opened.instead_of is not None:
-                where += f" ({self._opened.instead_of} holds an earlier run)"
+            if self._instead_of is not None:
+                where += f" ({self._instead_of} holds an earlier run)"
             share = budget.seconds / max(budget.trained, 1e-9)
             first = (
                 f"{self._step} steps watched, measurements took {budget.seconds:.1f} s, "
@@ -386,7 +381,8 @@ class Monitor:
         first = self._processes.first
         kept = self._losses.keep(self._step, loss) if first else self._losses.kept(loss)
         if learning_rate is not None:
-            self._guarded(lambda: self._keep_rate(learning_rate))
+            rate = self._guarded(lambda: float(learning_rate))
+            self._rate = self._rate if rate is None else rate
         if not self._alarm.is_quiet(self._step, kept):
             self._check_finite(kept)
         self._budget.aside(began)
@@ -408,13 +404,6 @@ class Monitor:
         self._record_losses()
         self._live.update()
 
-    def _read_earlier(self) -> None:
-        """Take what the run folder holds: numbers, and with a resumed training the findings."""
-        self._recorder.read_earlier()
-        run = self.run
-        if self._step and run is not None:
-            self._live.resume()
-
     def _take(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
         """Judge by numbers, too, that the caller writes to the run folder itself.
 
@@ -431,26 +420,16 @@ class Monitor:
                 for step, value in zip(steps, values, strict=True):
                     self._alarm.see_loss(step, value)
 
-    def _validated(self, loss: Tensor | float, step: int | None) -> None:
-        value = one_number(loss)
-        at = self._step if step is None else whole_number("step", step, 0)
-        self._recorder.rows(at, [Row("validation_loss", value)])
-        self._recorder.flush()
-        self._recorder.log(at, {"validation_loss": value})
-
-    def _keep_rate(self, rate: float) -> None:
-        self._rate = float(rate)
-
     def _check_finite(self, loss: Tensor | float | None) -> None:
         inner = self._model()
-        if inner is None:
-            return
-        self._alarm.check(inner, self._step, loss, lambda: self._report(inner))
+        if inner is not None and self._alarm.check(inner, self._step, loss):
+            self._report(inner)
 
     def _report(self, inner: nn.Module) -> None:
         self._record_losses()
-        self._alarm.report(inner, self._step, self._recorder)
+        rows = self._alarm.report(inner)
         if self._processes.first:
+            self._recorder.rows(self._step, rows)
             self._recorder.flush()
             self._live.update()
 
@@ -464,7 +443,8 @@ class Monitor:
         middle = None
         try:
             self._inputs.settle()
-            self._alarm.share(inner, self._step, lambda: self._report(inner))
+            if self._alarm.share(inner, self._step):
+                self._report(inner)
             with undisturbed(inner):
                 measurements = self._measurements
                 measurements.prepare(inner)
@@ -475,22 +455,11 @@ class Monitor:
                 self._moved_at = self._step
                 if expensive:
                     middle = self._synchronised()
-                    if self._begun and not measurements.updates.known:
-                        self._faults.remark(
-                            f"update_stable_rank is counted from step {self._step}: the weights "
-                            "before the training was resumed are not known (load_state_dict)"
-                        )
-                    stepped = self._step > self._begun
-                    rows += (
-                        self._guarded(
-                            lambda: measurements.expensive(stepped=stepped), "the expensive metrics"
-                        )
-                        or []
-                    )
+                    rows += self._guarded(self._expensive, "the expensive metrics") or []
         finally:
             self._measurements.release()
-            self._record(rows)
             if self._processes.first:
+                self._write(self._step, [*self._of_optimizer(), *rows], self._record_losses())
                 self._live.after_measurement(perf_counter() - began)
             self._budget.pay(self._step, began, middle, self._synchronised())
             self._budget.due = self._processes.agree(self._budget.due)
@@ -508,6 +477,14 @@ class Monitor:
         self._inputs.batches = (taken,)
         return rows
 
+    def _expensive(self) -> list[Row]:
+        if self._begun and not self._measurements.updates.known:
+            self._faults.remark(
+                f"update_stable_rank is counted from step {self._step}: the weights "
+                "before the training was resumed are not known (load_state_dict)"
+            )
+        return self._measurements.expensive(stepped=self._step > self._begun)
+
     def _measure_move(self) -> None:
         inner = self._model()
         self._moved_at = None
@@ -522,33 +499,22 @@ class Monitor:
         finally:
             self._measurements.release()
             if self._processes.first:
-                self._recorder.rows(self._step, rows)
-                self._recorder.flush()
-                self._recorder.log(self._step, logged(rows))
+                self._write(self._step, rows)
             self._budget.aside(began)
 
-    def _record(self, rows: list[Row]) -> None:
-        if not self._processes.first:
-            return
-        known: dict[str, float] = {}
-        loss = self._record_losses()
-        if loss is not None:
-            known["loss"] = loss
-        known |= self._of_optimizer()
-        self._recorder.rows(
-            self._step, [Row(name, known[name]) for name in known if name != "loss"]
-        )
-        self._recorder.rows(self._step, rows)
+    def _write(self, step: int, rows: Sequence[Row], loss: float | None = None) -> None:
+        """Record and log rows; with a loss, which is recorded already, also log that."""
+        self._recorder.rows(step, rows)
         self._recorder.flush()
-        self._recorder.log(self._step, known | logged(rows))
+        self._recorder.log(step, ({} if loss is None else {"loss": loss}) | logged(rows))
 
-    def _of_optimizer(self) -> dict[str, float]:
+    def _of_optimizer(self) -> list[Row]:
         """Return learning rate and weight decay, as far as they are known, after a first step."""
         if self._step == 0:  # schedulers set the rate of a step before it is made
-            return {}
+            return []
         rate = self._optimizer.learning_rate if self._rate is None else self._rate
         read = {"learning_rate": rate, "weight_decay": self._optimizer.weight_decay}
-        return {name: value for name, value in read.items() if value is not None}
+        return [Row(name, value) for name, value in read.items() if value is not None]
 
     def _record_losses(self) -> float | None:
         """Record the losses since the last measurement; return the last of them."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ def chosen_metrics(metrics: Sequence[str] | None, theorem1: int | None) -> tuple
     return tuple(it.name for it in chosen if theorem1 is not None or it not in of_layer)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Options:
-    """What decides a monitor's numbers; kept in the run's configuration.
+    """What decides a monitor's numbers, checked; kept in the run's configuration.
 
     Attributes:
         every: Steps between measurements.
@@ -45,70 +45,45 @@ class Options:
         seed: Seed of random starts.
         budget: Share of the training's time for measurements, or None for no limit.
         stop_on: Conditions that end the training.
+
+    Raises:
+        JomaError: One of them is not possible.
     """
 
     every: int
-    metrics: tuple[str, ...]
-    ranks: tuple[int, ...]
+    metrics: Sequence[str] | None
+    ranks: Sequence[int]
     theorem1: int | None
     tolerance: float
     seed: int
     budget: float | None
-    stop_on: tuple[str, ...]
+    stop_on: Collection[str]
 
-    @classmethod
-    def checked(
-        cls,
-        *,
-        every: int,
-        metrics: Sequence[str] | None,
-        ranks: Sequence[int],
-        theorem1: int | None,
-        tolerance: float,
-        seed: int,
-        budget: float | None,
-        stop_on: Collection[str],
-    ) -> "Options":
-        """Return the options.
-
-        Raises:
-            JomaError: One of them is not possible.
-        """
+    def __post_init__(self) -> None:
+        budget, tolerance = self.budget, self.tolerance
         if budget is not None and not (_is_number(budget) and 0 < budget <= 1):
             raise JomaError(f"budget must be a share above 0, at most 1, or None, got {budget!r}")
         if not (_is_number(tolerance) and 1e-7 <= tolerance < 1):
             raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
-        if not _is_sequence(stop_on):
-            raise JomaError(f'stop_on must be a set of names, as in {{"nan"}}, got {stop_on!r}')
-        if metrics is not None and not _is_sequence(metrics):
-            raise JomaError(f"metrics must be a list of names, got {metrics!r}")
-        if not _is_sequence(ranks):
-            raise JomaError(f"ranks must be a list of whole numbers, got {ranks!r}")
-        layer = None if theorem1 is None else whole_number("theorem1", theorem1, 0)
-        return cls(
-            every=whole_number("every", every, 1),
-            metrics=chosen_metrics(metrics, layer),
-            ranks=tuple(whole_number("ranks", rank, 1) for rank in ranks),
-            theorem1=layer,
-            tolerance=float(tolerance),
-            seed=whole_number("seed", seed, 0),
-            budget=None if budget is None else float(budget),
-            stop_on=checked_stop_on(tuple(stop_on)),
-        )
-
-    def as_config(self) -> dict[str, Any]:
-        """Return the options as `config.json` has them."""
-        return asdict(self)
+        if not _is_sequence(self.stop_on):
+            given = repr(self.stop_on)
+            raise JomaError(f'stop_on must be a set of names, as in {{"nan"}}, got {given}')
+        if self.metrics is not None and not _is_sequence(self.metrics):
+            raise JomaError(f"metrics must be a list of names, got {self.metrics!r}")
+        if not _is_sequence(self.ranks):
+            raise JomaError(f"ranks must be a list of whole numbers, got {self.ranks!r}")
+        self.every = whole_number("every", self.every, 1)
+        if self.theorem1 is not None:
+            self.theorem1 = whole_number("theorem1", self.theorem1, 0)
+        self.metrics = chosen_metrics(self.metrics, self.theorem1)
+        self.ranks = tuple(whole_number("ranks", rank, 1) for rank in self.ranks)
+        self.tolerance = float(tolerance)
+        self.seed = whole_number("seed", self.seed, 0)
+        self.budget = None if budget is None else float(budget)
+        self.stop_on = checked_stop_on(tuple(self.stop_on))
 
 
-def check_kinds(
-    *,
-    run: Any,
-    architecture: Any,
-    attention: Any,
-    loggers: Any,
-    on_finding: Any,
-) -> None:
+def check_kinds(run: Any, architecture: Any, attention: Any, loggers: Any, on_finding: Any) -> None:
     """Raise JomaError where an option is of another kind than it must be."""
     if run is not None and not isinstance(run, Run | Path | str):
         raise JomaError(f"run must be a Run, the path of a folder or None, got {run!r}")

@@ -3,39 +3,18 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from joma.errors import JomaError
-from joma.models import Architecture, Found, Mlp, Weight, find_weights
-from joma.train.monitor.processes import whole
+from joma.models import Architecture, AttentionPart, Found, Mlp, Weight, find_weights
+from joma.train.processes import whole
 
 MOST_EXPERTS = 8
 """Experts of one mixture that are measured, spread evenly over all of them."""
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The weights behind the scores of one attention.
-
-    Attributes:
-        layer: Layer index, or None for what is in no layer.
-        module: Path of the attention, with "[query·key]".
-        query: The weight that makes the queries.
-        key: The weight that makes the keys.
-        heads: Number of heads of the queries.
-        key_heads: Number of heads of the keys.
-    """
-
-    layer: int | None
-    module: str
-    query: Weight
-    key: Weight
-    heads: int
-    key_heads: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +50,7 @@ class Parts:
     Attributes:
         embedding: The token embedding, or None.
         ranked: Weights whose ranks are followed: values, outputs and all matrices of the MLPs.
-        heads: Queries and keys of every attention.
+        heads: Every attention whose queries and keys are known, its module with "[query·key]".
         matrices: Parameters in the layers whose gradients and updates are followed.
         blocks: By layer, the path of the first block of that number.
         stacks: The paths of the lists that hold blocks, such as a decoder's and an encoder's.
@@ -81,7 +60,7 @@ class Parts:
 
     embedding: Weight | None
     ranked: tuple[Weight, ...]
-    heads: tuple[Heads, ...]
+    heads: tuple[AttentionPart, ...]
     matrices: tuple[MonitoredMatrix, ...]
     blocks: dict[int, str]
     stacks: frozenset[str]
@@ -133,16 +112,7 @@ def parts_of(
     ]
     ranked += [weight for mlp in mlps for weight in mlp.weights]
     heads = tuple(
-        Heads(
-            it.layer,
-            f"{it.module}[query·key]",
-            it.query,
-            it.key,
-            it.heads,
-            it.key_heads,
-        )
-        for it in found.attentions
-        if it.has_scores and it.query and it.key and it.heads and it.key_heads
+        replace(it, module=f"{it.module}[query·key]") for it in found.attentions if it.has_scores
     )
     blocks: dict[int, str] = {}
     for block in found.blocks:
@@ -183,16 +153,9 @@ def spread(count: int) -> Sequence[int]:
 def _matrices(model: nn.Module, found: Found) -> tuple[MonitoredMatrix, ...]:
     """Return the matrices of the blocks, or of the whole model where no block is known."""
     tables = {name for weight in found.embeddings for name in weight.names}
-    stacked = {
-        name
-        for mlp in found.mlps
-        if mlp.expert is not None
-        for weight in mlp.weights
-        for name in weight.names
-    }
     of_block = {block.module: block.layer for block in found.blocks}
     measured = _measured_experts(found)
-    listed = {
+    of_experts = {
         name: mlp.module in measured
         for mlp in found.mlps
         if mlp.expert is not None
@@ -203,28 +166,19 @@ def _matrices(model: nn.Module, found: Found) -> tuple[MonitoredMatrix, ...]:
     for name, parameter in named_parameters(model).items():
         if not is_real(parameter) or name in tables:
             continue
-        module = plain(name).removesuffix(".weight")
-        inside, layer = _block_of(plain(name), of_block)
-        if of_block and not inside:
+        path = module = plain(name).removesuffix(".weight")
+        while path and path not in of_block:
+            path = path.rpartition(".")[0]
+        if of_block and not path:
             continue
-        layer = layer if of_block else layer_in(plain(name))
-        if parameter.ndim == 2 and listed.get(name, True):
+        layer = of_block[path] if of_block else layer_in(plain(name))
+        if parameter.ndim == 2 and of_experts.get(name, True):
             matrices.append(MonitoredMatrix(layer, name, module))
-        elif parameter.ndim == 3 and name in stacked:
+        elif parameter.ndim == 3 and name in of_experts:
             matrices += [
                 MonitoredMatrix(layer, name, f"{module}[{at}]", at) for at in spread(len(parameter))
             ]
     return tuple(matrices)
-
-
-def _block_of(name: str, blocks: dict[str, int | None]) -> tuple[bool, int | None]:
-    """Return whether a parameter is in a block, and the block's number."""
-    path = name
-    while path:
-        path = path.rpartition(".")[0]
-        if path in blocks:
-            return True, blocks[path]
-    return False, None
 
 
 _WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
@@ -290,6 +244,11 @@ class Tensors:
         gradient = None if parameter is None or is_lazy(parameter) else parameter.grad
         return gradient.detach() if gradient is not None and is_real(gradient) else None
 
+    def present(self, matrices: Iterable[MonitoredMatrix]) -> list[tuple[MonitoredMatrix, Tensor]]:
+        """Return the matrices that are there and can be measured, each with its numbers."""
+        found = ((matrix, self.get(matrix.name)) for matrix in matrices)
+        return [(matrix, matrix.read(it)) for matrix, it in found if it is not None]
+
     def has(self, weight: Weight) -> bool:
         """Return whether all parameters of a weight are there and can be measured."""
         return all(self.get(name) is not None for name in weight.names)
@@ -306,7 +265,7 @@ class Tensors:
         names = dict.fromkeys(name for weight in weights for name in weight.names)
         # A fused or stacked parameter is gathered once for all weights in it.
         self._gathered = {
-            name: self._gathered[name] if name in self._gathered else whole(self._there(name))
+            name: self._gathered[name] if name in self._gathered else whole(self.parameters[name])
             for name in names
         }
 
@@ -319,8 +278,3 @@ class Tensors:
     def module(self, path: str) -> nn.Module | None:
         """Return the module at a path without wrappers, None where there is none."""
         return self._modules.get(path)
-
-    def _there(self, name: str) -> Tensor:
-        tensor = self.get(name)
-        assert tensor is not None, "`has` was asked"
-        return tensor

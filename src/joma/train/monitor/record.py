@@ -3,20 +3,22 @@
 Any of these may fail; what cannot be written stays in memory.
 """
 
+import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from joma.errors import JomaError
-from joma.runs import Run
-from joma.train.findings import RecordedSeries, series_of
+from joma.runs import Run, is_run
+from joma.train.findings.recorded import History
 from joma.train.monitor.faults import Faults
 
 
@@ -140,143 +142,6 @@ def _copied(loss: Tensor | float) -> Tensor | float:
     return loss.reshape(()).float().clone() if loss.dtype != torch.float64 else loss.clone()
 
 
-MOST_NUMBERS = 2_000_000
-"""Numbers kept in memory (16 bytes each); beyond that the older half of long series is thinned."""
-_LONG = 1024
-"""Numbers up to which a series is never thinned."""
-
-_Key = tuple[str, str, str, int | None]
-
-
-class History:
-    """The series of a training, grown row by row, so that nothing is read again to judge them.
-
-    Numbers of single heads are not kept: they are recorded, and not judged.
-
-    Attributes:
-        changes: How many numbers were ever added; the same number means the same series.
-    """
-
-    def __init__(self) -> None:
-        self.changes = 0
-        self._numbers, self._most = 0, MOST_NUMBERS
-        self._series: dict[_Key, _Growing] = {}
-
-    def add_rows(self, step: int, rows: Sequence[Row]) -> None:
-        """Add the rows of one step."""
-        for row in rows:
-            if row.head is None:
-                key = row.name, row.module or "", row.kind, row.layer
-                self._add(key, [step], [row.value])
-
-    def add(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add numbers of the whole model.
-
-        Args:
-            name: What they are, "loss".
-            steps: Their steps.
-            values: One for each step.
-        """
-        self._add((name, "", "", None), steps, values)
-
-    def add_columns(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Add what a metrics log holds, as `run.metrics.read()` gives it."""
-        kept = columns["head"] < 0
-        for one in series_of({name: column[kept] for name, column in columns.items()}):
-            self._add((one.name, one.module, one.kind, one.layer), one.steps, one.values)
-
-    def series(self) -> list[RecordedSeries]:
-        """Return the series as they are now, in the order in which they began."""
-        return [
-            RecordedSeries(name, *growing.arrays, module, layer, None, kind)
-            for (name, module, kind, layer), growing in self._series.items()
-        ]
-
-    def _add(
-        self,
-        key: _Key,
-        steps: Sequence[int] | NDArray[np.int64],
-        values: Sequence[float] | NDArray[np.float64],
-    ) -> None:
-        if len(steps) == 0:
-            return
-        growing = self._series.get(key)
-        if growing is None:
-            growing = self._series[key] = _Growing()
-        growing.extend(steps, values)
-        self.changes += len(steps)
-        self._numbers += len(steps)
-        if self._numbers > self._most:
-            for one in self._series.values():
-                one.thin()
-            self._numbers = sum(map(len, self._series.values()))
-            # Many series that are all short cannot be thinned, and need not be tried at every row.
-            self._most = max(MOST_NUMBERS, 5 * self._numbers // 4)
-
-
-class _Growing:
-    """One series in arrays with room for more."""
-
-    def __init__(self) -> None:
-        self._steps = np.empty(4, dtype=np.int64)
-        self._values = np.empty(4, dtype=np.float64)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Steps, which increase, and values."""
-        return self._steps[: self._length], self._values[: self._length]
-
-    def extend(
-        self,
-        steps: Sequence[int] | NDArray[np.int64],
-        values: Sequence[float] | NDArray[np.float64],
-    ) -> None:
-        """Add numbers; one of a step that is there takes its place."""
-        last = int(self._steps[self._length - 1]) if self._length else -1
-        if len(steps) == 1:  # the usual case: one more row
-            in_order = steps[0] > last
-        else:
-            steps = np.asarray(steps, dtype=np.int64)
-            in_order = bool(steps[0] > last) and bool((np.diff(steps) > 0).all())
-        if not in_order:
-            self._merge(steps, values)
-            return
-        end = self._length + len(steps)
-        self._reserve(end)
-        self._steps[self._length : end] = steps
-        self._values[self._length : end] = values
-        self._length = end
-
-    def _merge(self, steps: Any, values: Any) -> None:
-        before = self.arrays
-        all_steps = np.concatenate([before[0], np.asarray(steps, dtype=np.int64)])
-        all_values = np.concatenate([before[1], np.asarray(values, dtype=np.float64)])
-        order = np.argsort(all_steps, kind="stable")
-        order = order[np.append(np.diff(all_steps[order]) > 0, True)]  # the later one counts
-        self._steps, self._values = all_steps[order], all_values[order]
-        self._length = len(order)
-
-    def _reserve(self, length: int) -> None:
-        if length > len(self._steps):
-            room = max(length, 2 * len(self._steps))
-            # New arrays: series that were given away keep theirs.
-            steps, values = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.float64)
-            steps[: self._length], values[: self._length] = self.arrays
-            self._steps, self._values = steps, values
-
-    def thin(self) -> None:
-        """Drop every second number of the older half, if the series is long."""
-        if self._length > _LONG:
-            half = self._length // 2
-            kept = np.concatenate([np.arange(0, half, 2), np.arange(half, self._length)])
-            self._steps, self._values = self._steps[kept], self._values[kept]
-            self._length = len(kept)
-
-
 Logger = Callable[[int, Mapping[str, float]], None]
 """Called at every measurement with the step and values by name, "attention_entropy/layer0"."""
 
@@ -308,63 +173,45 @@ class Recorder:
         self._unwritten = 0
 
     def read_earlier(self) -> None:
-        """Add what the run folder holds already to the history."""
-        if self.run is not None:
-            run = self.run
-            self._faults.tried(
-                "the run folder",
-                lambda: self.history.add_columns(run.metrics.read()),
-                effect="not readable",
-            )
+        """Add what the run folder has already to the history."""
+        self._with_run(
+            "the run folder",
+            lambda run: self.history.add_columns(run.metrics.read()),
+            "not readable",
+        )
 
     def losses(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Record the losses of several steps; nothing is written before `flush`."""
         self.history.add("loss", steps, values)
         room = self._room(len(steps))
-        if not room:
-            return
-        steps, values = steps[:room], values[:room]
-        if self.run is not None:
-            run = self.run
-            self._faults.tried(
-                WRITING,
-                lambda: run.metrics.append_many(steps, "loss", [[value] for value in values]),
-                effect="failed",
-            )
+        each = [[value] for value in values[:room]]
+        if room:
+            self._with_run(WRITING, lambda run: run.metrics.append_many(steps[:room], "loss", each))
 
     def rows(self, step: int, rows: Sequence[Row]) -> None:
         """Record the rows of one measurement; nothing is written before `flush`."""
-        self.history.add_rows(step, rows)
-        rows = rows[: self._room(len(rows))]
-        if self.run is not None and rows:
-            self._faults.tried(WRITING, lambda: self._append(step, rows), effect="failed")
-
-    def _append(self, step: int, rows: Sequence[Row]) -> None:
-        assert self.run is not None, "asked by the caller"
         for row in rows:
-            self.run.metrics.append(
-                step,
-                row.name,
-                row.value,
-                module=row.module,
-                layer=row.layer,
-                head=row.head,
-                bound=row.bound,
-                kind=row.kind,
-            )
+            if row.head is None:
+                where = row.module or "", row.kind, row.layer
+                self.history.add(row.name, [step], [row.value], *where)
+        rows = rows[: self._room(len(rows))]
+
+        def append(run: Run) -> None:
+            for row in rows:
+                about = dict(vars(row))
+                run.metrics.append(step, values=about.pop("value"), **about)
+
+        self._with_run(WRITING, append)
 
     def flush(self) -> None:
         """Write what was recorded; where that fails it stays in memory."""
-        if self.run is None:
-            return
-        try:
-            self.run.metrics.flush()
-        except Exception as error:  # a full disk, a folder that is gone
-            self._faults.note(
-                WRITING, error, effect="failed, and numbers stay in memory until it succeeds,"
-            )
-        else:
+
+        def write(run: Run) -> None:
+            run.metrics.flush()
             self._unwritten = 0
+
+        effect = "failed, and numbers stay in memory until it succeeds,"
+        self._with_run(WRITING, write, effect)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Call the loggers; one that raises is dropped."""
@@ -382,22 +229,24 @@ class Recorder:
         Args:
             findings: As `Judgement.as_json` gives them.
         """
-        if self.run is None:
-            return False
-        run = self.run
-        written = self._faults.tried(
-            "findings.json", lambda: run.write_json("findings", findings), effect="not written"
+        written = self._with_run(
+            "findings.json", lambda run: run.write_json("findings", findings), "not written"
         )
         return written is not None
 
     def close(self) -> None:
         """Write what is left."""
         self.flush()
-        if self.run is not None:
-            run = self.run
-            self._faults.tried(
-                "merging the metrics log", lambda: run.metrics.compact(), effect="failed"
-            )
+        self._with_run("merging the metrics log", lambda run: run.metrics.compact())
+
+    def _with_run(
+        self, what: str, action: Callable[[Run], Any], effect: str = "failed"
+    ) -> Any | None:
+        """Do something with the run folder, if there is one; a failure is noted."""
+        run = self.run
+        if run is None:
+            return None
+        return self._faults.tried(what, lambda: action(run), effect=effect)
 
     def _room(self, count: int) -> int:
         """Count rows that wait to be written; return how many of them may, at most `count`."""
@@ -416,8 +265,103 @@ def logged(rows: Sequence[Row]) -> dict[str, float]:
     """Return the values of rows by their logger names, each of which names one row."""
     named: dict[str, float] = {}
     for row in rows:
-        key = row.key
-        if key in named:
-            key = f"{key}/{row.module}"
-        named[key] = row.value
+        named[f"{row.key}/{row.module}" if row.key in named else row.key] = row.value
     return named
+
+
+_ORIGIN = "origin"
+"""Name of the JSON file that says which folder was asked for and contains an earlier run."""
+
+
+def open_run(
+    run: Run | Path | str | None,
+    config: Mapping[str, Any],
+    *,
+    step: int,
+    device: str,
+    faults: Faults,
+    stack: ExitStack,
+) -> tuple[Run | None, Path | None]:
+    """Make and lock the run folder, or open it where a training is resumed.
+
+    An earlier run is never touched by a new training: the second one in `runs/mine` goes to
+    `runs/mine-2`. A training resumed at a step goes to the newest of these, and what was logged
+    after that step is dropped, since it comes again.
+
+    Args:
+        run: A run, the path of a folder, or None for a new folder in `./runs`.
+        config: Everything that decides the numbers.
+        step: Optimizer steps made before.
+        device: The device of the model.
+        faults: Where it is noted if the folder cannot be made or read.
+        stack: Unlocks the folder when it is closed.
+
+    Returns:
+        The run, None where no folder could be made, and the folder that was asked for where that
+        has an earlier run.
+
+    Raises:
+        JomaError: The folder holds something else.
+    """
+    folder = Path(run) if isinstance(run, str | Path) else None
+    found = run if isinstance(run, Run) else None
+    if folder is not None and step > 0:
+        found = _newest(folder, faults)
+    if found is not None:
+        _lock(found, faults, stack)  # before anything of it is changed
+        try:
+            if step:
+                found.metrics.rewind(step)
+            return found, None
+        except (OSError, JomaError) as error:
+            faults.note("the earlier run", error, effect="not resumed")
+            folder = found.path
+    try:
+        made = Run.create("monitor", config, out=folder, device=device, existing="next")
+        instead_of = None if made.path == folder else folder
+        if instead_of is not None:
+            made.write_json(_ORIGIN, {"instead_of": instead_of.name})
+    except OSError as error:
+        faults.note("the run folder", error, effect="not written, and numbers stay in memory")
+        return None, None
+    _lock(made, faults, stack)
+    return made, instead_of
+
+
+def _lock(run: Run, faults: Faults, stack: ExitStack) -> None:
+    try:
+        stack.enter_context(run.locked())
+    except OSError as error:
+        faults.note("the run folder", error, effect="not locked")
+
+
+def _newest(folder: Path, faults: Faults) -> Run | None:
+    """Return the run that a resumed training wrote to; None where it is not there or damaged.
+
+    It is the one made last for the folder's name. A folder named `mine-2` that somebody chose is
+    another training's.
+    """
+    pattern = re.compile(re.escape(folder.name) + r"-([1-9][0-9]*)")
+    try:
+        runs = {1: folder} if is_run(folder) else {}
+        for other in folder.parent.iterdir() if folder.parent.is_dir() else ():
+            match = pattern.fullmatch(other.name)
+            if match and is_run(other) and _origin(other) == folder.name:
+                runs[int(match[1])] = other
+        if not runs:
+            return None
+        newest = runs[max(runs)]
+        if newest != folder:
+            faults.remark(f"resumed in {newest}, which was made instead of {folder}")
+        return Run.open(newest)
+    except (OSError, JomaError) as error:
+        faults.note("the earlier run", error, effect="not resumed")
+        return None
+
+
+def _origin(folder: Path) -> str | None:
+    """Return the name of the folder that a run was made instead of."""
+    try:
+        return json.loads((folder / f"{_ORIGIN}.json").read_text(encoding="utf-8"))["instead_of"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from joma.errors import JomaError
+from joma.train.processes import device_of, shard_again
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -43,14 +44,6 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the first parameter that is somewhere, the CPU where none is."""
-    for parameter in model.parameters():
-        if parameter.device.type != "meta":
-            return parameter.device
-    return torch.device("cpu")
-
-
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """The model uncompiled and in evaluation mode; everything as it was when the block ends.
@@ -67,8 +60,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.enter_context(_evaluating(model))
         for kind in {"cpu", device_of(model).type}:
             stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=False))
-        _shard(model)
-        stack.callback(_shard, model)
+        shard_again(model)
+        stack.callback(shard_again, model)
         yield
 
 
@@ -185,14 +178,3 @@ def _uncompiled(model: nn.Module) -> Iterator[None]:
             module._compiled_call_impl = compiled
         for parent, name, child in wrapped:
             parent._modules[name] = child
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` has been over it."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
-def _shard(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

@@ -1,29 +1,18 @@
-"""The backward pass and Theorem 1: the sign of corr(z_β, g_{j→k})."""
+"""The backward pass and Theorem 1: the sign of corr(z_β, g_{j→k}), and its recursion."""
 
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 
 import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, Search, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference.ode import five_point
-from joma.experiments.claims.search import (
-    Choice,
-    Integer,
-    Matrix,
-    Point,
-    Real,
-    Search,
-    Seed,
-    Simplex,
-    Vector,
-    over,
-)
+from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Seed, Simplex, Vector
 from joma.theory import as_printed, cdag
+from joma.theory.cdag import LEAKY_RELU, corr, recursion_bound
 
 NONLINEARITIES = {
     "linear": cdag.LINEAR,
@@ -38,45 +27,6 @@ def _backward(
     network: cdag.CDAG, activations: cdag.Activations, output_gradient: Array
 ) -> cdag.Gradients:
     return network.backward(activations, output_gradient)
-
-
-def _finite_differences(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    network = cdag.CDAG.layered(
-        (3, 4, 3, 2), (cdag.TANH, cdag.SIGMOID, cdag.LINEAR), rng, scale=1.5
-    )
-    x, output_gradient = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
-
-    def objective(weights: Array, inputs: Array) -> float:
-        # Eqn 1 written once more, so that the reference shares no code with the formula.
-        f = list(inputs.T)
-        for j, sigma in enumerate(network.nonlinearities, start=network.inputs):
-            f.append(sigma.value(np.einsum("k,kn->n", weights[j, :j], np.stack(f))))
-        return float(np.sum(output_gradient * np.stack(f[-2:], axis=1)))
-
-    def derivative(at: Array, index: tuple[int, ...], value: Callable[[Array], float]) -> float:
-        step = np.zeros_like(at)
-        step[index] = 1e-5
-        return (value(at + step) - value(at - step)) / 2e-5
-
-    gradients = formula(network, network.forward(x), output_gradient)
-    by_weight = [
-        derivative(network.weights, (j, k), lambda weights: objective(weights, x))
-        - gradients.weights[j, k]
-        for j, k in np.argwhere(network.trained)
-    ]
-    by_input = [
-        derivative(x, (i, k), lambda inputs: objective(network.weights, inputs))
-        - gradients.nodes[i, k]
-        for i, k in product(range(5), range(3))
-    ]
-    arriving = np.zeros_like(gradients.nodes)
-    for (_, k), edge in zip(network.edges, gradients.edges, strict=True):
-        arriving[:, k] += edge
-    arriving[:, network.outputs] += output_gradient
-    error = np.max(np.abs([*by_weight, *by_input]))
-    return ClaimMeasurement(
-        max(float(error), float(np.abs(arriving - gradients.nodes).max())), 1e-7
-    )
 
 
 @over(
@@ -127,27 +77,49 @@ def _backward_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(by_differences - slope), 1e-7 * size)
 
 
+@claim("cdag-backward", _backward, _backward_at)
+def _finite_differences(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    network = cdag.CDAG.layered(
+        (3, 4, 3, 2), (cdag.TANH, cdag.SIGMOID, cdag.LINEAR), rng, scale=1.5
+    )
+    x, output_gradient = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
+
+    def objective(weights: Array, inputs: Array) -> float:
+        # Eqn 1 written once more, so that the reference shares no code with the formula.
+        f = list(inputs.T)
+        for j, sigma in enumerate(network.nonlinearities, start=network.inputs):
+            f.append(sigma.value(np.einsum("k,kn->n", weights[j, :j], np.stack(f))))
+        return float(np.sum(output_gradient * np.stack(f[-2:], axis=1)))
+
+    def derivative(at: Array, index: tuple[int, ...], value: Callable[[Array], float]) -> float:
+        step = np.zeros_like(at)
+        step[index] = 1e-5
+        return (value(at + step) - value(at - step)) / 2e-5
+
+    gradients = formula(network, network.forward(x), output_gradient)
+    by_weight = [
+        derivative(network.weights, (j, k), lambda weights: objective(weights, x))
+        - gradients.weights[j, k]
+        for j, k in np.argwhere(network.trained)
+    ]
+    by_input = [
+        derivative(x, (i, k), lambda inputs: objective(network.weights, inputs))
+        - gradients.nodes[i, k]
+        for i, k in product(range(5), range(3))
+    ]
+    arriving = np.zeros_like(gradients.nodes)
+    for (_, k), edge in zip(network.edges, gradients.edges, strict=True):
+        arriving[:, k] += edge
+    arriving[:, network.outputs] += output_gradient
+    error = np.max(np.abs([*by_weight, *by_input]))
+    return ClaimMeasurement(
+        max(float(error), float(np.abs(arriving - gradients.nodes).max())), 1e-7
+    )
+
+
 def small_angle_bound(theta_1: Array, theta_2: Array, theta_3: Array) -> Array:
     """Theorem 1, derived, as a product: the least corr(z_β, g_{j→k}) of unit signals."""
     return np.cos(theta_1 + theta_2 + theta_3) * np.cos(theta_1 + theta_3)
-
-
-def _random_signals(
-    formula: Formula, rng: np.random.Generator, *, gradient_rule: bool
-) -> ClaimMeasurement:
-    """The share of signals that break the bound, and of small angles at which it says nothing."""
-    failed = total = 0
-    for dimension in (2, 3, 4, 5):
-        cases = cdag.random_cases(20_000, dimension, 0.1, rng)
-        bound = formula(*cases.angles)
-        weight = cdag.corr(cases.f, cases.delta)
-        if not gradient_rule:
-            weight = rng.choice([-1.0, 1.0], weight.shape)
-        # In the plane the bound is often attained, up to rounding of arccos near 0.
-        failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
-        total += bound.size
-    small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
-    return ClaimMeasurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
 
 
 @over(vectors=Matrix(Real(-1.0, 1.0), Integer(4, 4), Integer(2, 6)))
@@ -164,6 +136,30 @@ def _signals_at(formula: Formula, point: Point) -> ClaimMeasurement:
     bound = float(formula(first, second, min(third, np.pi - third)))
     # arccos near 0 and π has half the digits of its argument.
     return ClaimMeasurement(bound - float((f @ delta) * (z_beta @ delta)), 1e-7)
+
+
+@claim(
+    "cdag-theorem-1",
+    cdag.correlation_bound,
+    _signals_at,
+    printed=as_printed.correlation_bound,
+    gradient_rule=True,
+)
+@without("cdag-theorem-1", gradient_rule=False)
+def _random_signals(formula: Formula, rng: Generator, *, gradient_rule: bool) -> ClaimMeasurement:
+    """The share of signals that break the bound, and of small angles at which it says nothing."""
+    failed = total = 0
+    for dimension in (2, 3, 4, 5):
+        cases = cdag.random_cases(20_000, dimension, 0.1, rng)
+        bound = formula(*cases.angles)
+        weight = cdag.corr(cases.f, cases.delta)
+        if not gradient_rule:
+            weight = rng.choice([-1.0, 1.0], weight.shape)
+        # In the plane the bound is often attained, up to rounding of arccos near 0.
+        failed += int(np.sum(weight * cdag.corr(cases.z_beta, cases.delta) < bound - 1e-9))
+        total += bound.size
+    small = (rng.dirichlet(np.ones(4), 50) * np.pi / 2).T[:3]
+    return ClaimMeasurement(failed / total + float(np.mean(formula(*small) < 0)), 0.0)
 
 
 def _components(theta_1: float, theta_3: float, azimuths: Array) -> tuple[Array, Array]:
@@ -188,22 +184,9 @@ def _least_on_a_line(theta_1: float, theta_2: float, theta_3: float) -> float:
     return float(np.min(np.cos(theta_2) * up**2 - np.sin(theta_2) * np.abs(up) * aside))
 
 
-def _least_arrangement(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    cases = rng.uniform(0, np.pi, (40, 3))
-    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-4)
-
-
 def _tight_at(formula: Formula, point: Point) -> ClaimMeasurement:
     angles = (point["theta_1"], point["theta_2"], point["theta_3"])
     return ClaimMeasurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-4)
-
-
-def _small_angles(formula: Formula, rng: np.random.Generator, *, within: bool) -> ClaimMeasurement:
-    shares = rng.dirichlet(np.ones(3), 20)
-    # Where the angles' sum stays below a right angle, or from there to three of them.
-    low, high = (0.0, np.pi / 2) if within else (np.pi / 2, 3 * np.pi / 2)
-    cases = shares * rng.uniform(low, high, (20, 1))
-    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-9)
 
 
 @over(shares=Simplex(Integer(3, 3), zeros=True), sum=Real(0.0, np.pi / 2))
@@ -213,13 +196,18 @@ def _small_angles_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(_least_on_a_line(*angles) - float(formula(*angles))), 1e-7)
 
 
-def _at_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """A node of one input, which is the latent itself, through its backward pass."""
-    z_beta, g = rng.standard_normal((2, 50))
-    return _at_an_input_of(formula, z_beta, g, z_beta)
+@claim("cdag-theorem-1-angles", small_angle_bound, _small_angles_at, within=True)
+@without("cdag-theorem-1-angles", within=False)
+def _small_angles(formula: Formula, rng: Generator, *, within: bool) -> ClaimMeasurement:
+    shares = rng.dirichlet(np.ones(3), 20)
+    # Where the angles' sum stays below a right angle, or from there to three of them.
+    low, high = (0.0, np.pi / 2) if within else (np.pi / 2, 3 * np.pi / 2)
+    cases = shares * rng.uniform(low, high, (20, 1))
+    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-9)
 
 
-def _near_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("cdag-theorem-1-input")
+def _near_an_input(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The same where f_k is only correlated with z_β."""
     z_beta, g, other = rng.standard_normal((3, 50))
     return _at_an_input_of(formula, z_beta, g, z_beta + other)
@@ -232,6 +220,13 @@ def _near_an_input(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
 def _at_an_input_at(formula: Formula, point: Point) -> ClaimMeasurement:
     z_beta = point["signal"]
     g = np.resize(point["gradient"], len(z_beta))
+    return _at_an_input_of(formula, z_beta, g, z_beta)
+
+
+@claim("cdag-theorem-1-input", lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2, _at_an_input_at)
+def _at_an_input(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """A node of one input, which is the latent itself, through its backward pass."""
+    z_beta, g = rng.standard_normal((2, 50))
     return _at_an_input_of(formula, z_beta, g, z_beta)
 
 
@@ -250,57 +245,74 @@ def _at_an_input_of(formula: Formula, z_beta: Array, g: Array, f: Array) -> Clai
 _ANGLE = Real(0.0, np.pi, special=(0.0, np.pi / 2, np.pi))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="cdag-backward",
-        title="g_{j→k} = σ′_j w_jk g_j and ẇ_jk = corr(f_k, σ′_j g_j), residual edges included",
-        source="CDAG draft note, Eqn 1 and proof of Theorem 1",
-        method="central finite differences",
-        derived=_backward,
-        measure=_finite_differences,
-        search=_backward_at,
-    ),
-    Claim(
-        id="cdag-theorem-1",
-        title="corr(z_β, g_{j→k}) is at least what three angles allow: > 0 if θ₁+θ₂+θ₃ < π/2",
-        source="CDAG draft note, Theorem 1",
-        method="random unit signals with C₁ = C₂ = C₃ = .1: share that breaks the bound",
-        derived=cdag.correlation_bound,
-        printed=as_printed.correlation_bound,
-        measure=partial(_random_signals, gradient_rule=True),
-        condition="w_jk = corr(f_k, σ′_j g_j), not a weight of any other sign",
-        without=partial(_random_signals, gradient_rule=False),
-        search=_signals_at,
-    ),
-    Claim(
-        id="cdag-theorem-1-angles",
-        title="the least corr(z_β, g_{j→k}) is cos(θ₁+θ₂+θ₃)cos(θ₁+θ₃), and positive",
-        source="new",
-        method="least value over all arrangements of the four unit vectors, on a grid",
-        derived=small_angle_bound,
-        measure=partial(_small_angles, within=True),
-        condition="θ₁+θ₂+θ₃ < π/2",
-        without=partial(_small_angles, within=False),
-        search=_small_angles_at,
-    ),
-    Claim(
-        id="cdag-theorem-1-tight",
-        title="the bound is attained; at acute angles with θ₁+θ₂+θ₃ > π/2, θ₂ > 0 the sign is free",
-        source="new",
-        method="least value over all arrangements of the four unit vectors, on a grid",
-        derived=cdag.correlation_bound,
-        measure=_least_arrangement,
-        search=Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
-    ),
-    Claim(
-        id="cdag-theorem-1-input",
-        title="at an input node the note is right: corr(z_β, g_{j→k}) = corr(z_β, σ′_j g_j)² ≥ 0",
-        source="CDAG draft note, Theorem 1",
-        method="backward pass of a node whose input is the latent, with the gradient rule",
-        derived=lambda z_beta, delta: cdag.corr(z_beta, delta) ** 2,
-        measure=_at_an_input,
-        condition="f_k = z_β",
-        without=_near_an_input,
-        search=_at_an_input_at,
-    ),
+@claim(
+    "cdag-theorem-1-tight",
+    cdag.correlation_bound,
+    Search(dict.fromkeys(("theta_1", "theta_2", "theta_3"), _ANGLE), _tight_at),
 )
+def _least_arrangement(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    cases = rng.uniform(0, np.pi, (40, 3))
+    return measured([abs(_least_correlation(*one) - float(formula(*one))) for one in cases], 1e-4)
+
+
+_PATTERNS = {n: np.array(list(product((-1.0, 1.0), repeat=n))) for n in range(1, 9)}
+
+
+def _least_of_patterns(z: Array, g: Array) -> float:
+    """The least corr(z_β, σ′_k g_k) over all patterns of a leaky ReLU with corr(z_β, f_k) > 0."""
+    patterns = _PATTERNS[len(z)]
+    # Large where it helps corr(z_β, f_k) > 0 and small where it hurts: any pattern that can
+    # satisfy the premise does.
+    pre_activation = patterns * np.where(patterns * z > 0, 1.0, 1e-3)
+    allowed = corr(LEAKY_RELU.value(pre_activation), z) > 0
+    return float(np.min(corr(z, LEAKY_RELU.derivative(pre_activation[allowed]) * g)))
+
+
+@over(
+    z=Vector(Real(-1.0, 1.0, special=(0.0,)), Integer(1, 12)),
+    g=Vector(Real(-1.0, 1.0, special=(0.0,)), Integer(1, 12)),
+    share=Vector(Real(0.0, 1.0), Integer(1, 12)),
+    slope=Real(0.0, 2.0, special=(0.0, 1.0)),
+    other_slope=Real(0.0, 2.0, special=(0.0, 1.0)),
+)
+def _slopes_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """Any slopes within the range, any signals."""
+    z = point["z"]
+    g, share = np.resize(point["g"], len(z)), np.resize(point["share"], len(z))
+    low, high = sorted((point["slope"], point["other_slope"]))
+    slopes = low + share * (high - low)
+    bound = float(formula(z, g, low, high))
+    size = high * float(np.sum(np.abs(z * g)))
+    return ClaimMeasurement(bound - float(z @ (slopes * g)), 1e-12 * size + 1e-300)
+
+
+@over(z=Vector(Real(-1.0, 1.0), Integer(1, 8)), g=Vector(Real(-1.0, 1.0), Integer(1, 8)))
+def _patterns_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    g = point["g"].copy()
+    g[0] = -abs(g[0])
+    z = np.where(np.resize(point["z"], len(g)) < 0, -1.0, 1.0)
+    if g[0] == 0 or float(z @ g) <= 0:
+        raise JomaError("g must be negative somewhere and correlate with z")
+    return ClaimMeasurement(
+        abs(float(formula(z, g, 0.1, 1.0)) - _least_of_patterns(z, g)),
+        1e-12 * float(np.sum(np.abs(g))),
+    )
+
+
+@claim("cdag-recursion-attained", recursion_bound, _patterns_at, attained=True)
+@claim("cdag-recursion", recursion_bound, _slopes_at, attained=False)
+@without("cdag-recursion-attained", attained=True, negative=False)
+def _slope_patterns(
+    formula: Formula, rng: Generator, *, attained: bool, negative: bool = True
+) -> ClaimMeasurement:
+    errors = [0.0]
+    for _ in range(20):
+        z = rng.choice([-1.0, 1.0], 8)
+        g = rng.standard_normal(8)
+        # Were g nowhere negative, the worst pattern would contradict corr(z_β, f_k) > 0.
+        g = np.where(np.arange(8) == 0, -np.abs(g), g) if negative else np.abs(g)
+        if corr(z, g) <= 0:
+            z = -z
+        excess = float(formula(z, g, 0.1, 1.0)) - _least_of_patterns(z, g)
+        errors.append(abs(excess) if attained else excess)
+    return measured(errors, 1e-12)

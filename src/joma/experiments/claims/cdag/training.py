@@ -8,9 +8,9 @@ import numpy as np
 from joma.common.types import Array
 from joma.errors import JomaError
 from joma.experiments.claims.cdag.theorem1 import NONLINEARITIES
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
-from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Search, Seed
+from joma.experiments.claims.claim import Formula, Generator, Point, Search, claim, without
+from joma.experiments.claims.measurement import ClaimMeasurement, difference, measured
+from joma.experiments.claims.search import Choice, Integer, Parameter, Real, Seed
 from joma.theory import cdag
 from joma.theory.functions import Activation
 from joma.theory.hblt import Tree
@@ -27,7 +27,7 @@ _TWO_VALUES: dict[str, Parameter] = {
 
 
 def _two_values(
-    formula: Formula, rng: np.random.Generator, *, centred: bool
+    formula: Formula, rng: Generator, *, centred: bool
 ) -> Iterator[tuple[Array, Array]]:
     """ẇ_j of one node by its backward pass over a dataset and by a formula, P[z_α = 1] = .2."""
     for nonlinearity in (cdag.LINEAR, cdag.RELU, cdag.TANH, cdag.SIGMOID):
@@ -72,18 +72,38 @@ def _two_values_at(
     return measured(cdag.angle(own, by_formula), 1e-5)
 
 
-def _flow(formula: Formula, rng: np.random.Generator, *, centred: bool) -> ClaimMeasurement:
+@claim(
+    "cdag-eqn-3-centred",
+    cdag.label_flow,
+    Search(_TWO_VALUES, partial(_two_values_at, centred=True)),
+    centred=True,
+)
+@claim(
+    "cdag-eqn-2",
+    cdag.two_value_flow,
+    Search(_TWO_VALUES, partial(_two_values_at, centred=False)),
+    centred=False,
+)
+@without("cdag-eqn-3-centred", centred=False)
+def _flow(formula: Formula, rng: Generator, *, centred: bool) -> ClaimMeasurement:
     flows = _two_values(formula, rng, centred=centred)
     return measured([difference(a, b) for a, b in flows], 1e-12)
 
 
-def _direction(formula: Formula, rng: np.random.Generator, *, centred: bool) -> ClaimMeasurement:
+@claim(
+    "cdag-eqn-3",
+    cdag.label_flow,
+    Search(_TWO_VALUES, partial(_two_values_at, centred=True, direction=True)),
+    centred=True,
+)
+@without("cdag-eqn-3", centred=False)
+def _direction(formula: Formula, rng: Generator, *, centred: bool) -> ClaimMeasurement:
     flows = _two_values(formula, rng, centred=centred)
     # A ReLU that is off for both values of the input has no direction.
     return measured([cdag.angle(a, b) for a, b in flows if np.any(a != 0)], 0.01)
 
 
-def _trained_network(rng: np.random.Generator) -> Iterator[cdag.EdgeCorrelations]:
+def _trained_network(rng: Generator) -> Iterator[cdag.EdgeCorrelations]:
     """Theorem 1 in a network in training, after 10, 30 and 100 steps."""
     # The top latent is the class itself, and the leaves are the input.
     tree = Tree.regular(4, 2, 0.9, class_probs=[0.5, 0.5], child_off_probs=[1.0, 0.0])
@@ -99,15 +119,8 @@ def _trained_network(rng: np.random.Generator) -> Iterator[cdag.EdgeCorrelations
         yield cdag.edge_correlations(network, activations, gradients, latents)
 
 
-def _trained_edges(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The share of edges and latent pairs that break the bound, which some must come near."""
-    gaps = [found.gradient_rule - formula(*found.angles) for found in _trained_network(rng)]
-    broken = float(np.mean([gap < -1e-9 for gap in gaps]))
-    nearest = max(float(np.min(gap)) for gap in gaps)
-    return ClaimMeasurement(broken + (nearest if nearest > 0.01 else 0.0), 0.0)
-
-
-def _own_weights(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("cdag-trained-network")
+def _own_weights(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The share that breaks it with the network's w_jk, of the pairs whose bound is positive.
 
     There the bound is broken just where the sign of corr(z_β, g_{j→k}) is wrong: with the right
@@ -121,48 +134,10 @@ def _own_weights(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement
     return measured(np.mean(np.concatenate(broken)), 0.0)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="cdag-eqn-2",
-        title="ẇ_j for an input of two values is a sum over the two classes, exactly",
-        source="CDAG draft note, Eqn 2",
-        method="backward pass over the dataset, g_j not centred",
-        derived=cdag.two_value_flow,
-        measure=partial(_flow, centred=False),
-        search=Search(_TWO_VALUES, partial(_two_values_at, centred=False)),
-    ),
-    Claim(
-        id="cdag-eqn-3",
-        title="under a centred gradient ẇ_j points along ±(σ′₊x₊ − σ′₋x₋), + if E[z_α g] > 0",
-        source="new",
-        method="angle to the backward pass with a noisy label gradient, P[z_α = 1] = .2",
-        derived=cdag.label_flow,
-        measure=partial(_direction, centred=True),
-        condition="Σ_i g_j[i] = 0",
-        without=partial(_direction, centred=False),
-        search=Search(_TWO_VALUES, partial(_two_values_at, centred=True, direction=True)),
-    ),
-    Claim(
-        id="cdag-eqn-3-centred",
-        title="ẇ_j = E[z_α g_j](σ′₊x₊ − σ′₋x₋), exactly",
-        source="new",
-        method="backward pass over the dataset with a noisy label gradient, P[z_α = 1] = .2",
-        derived=cdag.label_flow,
-        measure=partial(_flow, centred=True),
-        condition="Σ_i g_j[i] = 0",
-        without=partial(_flow, centred=False),
-        search=Search(_TWO_VALUES, partial(_two_values_at, centred=True)),
-    ),
-    Claim(
-        id="cdag-trained-network",
-        title="Theorem 1's bound holds on all edges of a network in training; some are within 0.01",
-        source="CDAG draft note, Theorem 1; measured by us",
-        method="edges and latent pairs after 10, 30 and 100 steps; without the condition the share "
-        "that breaks it of those with θ₁+θ₂+θ₃ < π/2",
-        derived=cdag.correlation_bound,
-        measure=_trained_edges,
-        condition="w_jk = corr(f_k, σ′_j g_j), not the network's own weight",
-        without=_own_weights,
-        fixed="trained networks of one kind; cdag-theorem-1 searches all signals",
-    ),
-)
+@claim("cdag-trained-network", cdag.correlation_bound)
+def _trained_edges(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The share of edges and latent pairs that break the bound, which some must come near."""
+    gaps = [found.gradient_rule - formula(*found.angles) for found in _trained_network(rng)]
+    broken = float(np.mean([gap < -1e-9 for gap in gaps]))
+    nearest = max(float(np.min(gap)) for gap in gaps)
+    return ClaimMeasurement(broken + (nearest if nearest > 0.01 else 0.0), 0.0)

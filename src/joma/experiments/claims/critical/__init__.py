@@ -1,11 +1,1 @@
 """Lemma 4 and Theorem 3: where a node rests between clusters, and whether it returns there."""
-
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.critical import families, phases, rest_points, stability
-
-CLAIMS: tuple[Claim, ...] = (
-    *rest_points.CLAIMS,
-    *families.CLAIMS,
-    *stability.CLAIMS,
-    *phases.CLAIMS,
-)

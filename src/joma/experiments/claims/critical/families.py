@@ -1,25 +1,18 @@
 """Rest points of Laplace clusters, at fixed bias, of clusters on a line; their signs."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over
 from joma.experiments.claims.critical.rest_points import PAIR, UNDECIDED, pair_of, rest_point
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.measurement import ClaimMeasurement, largest_error, measured
 from joma.experiments.claims.reference import clusters as isotropic
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Vector, over
+from joma.experiments.claims.search import Choice, Integer, Real, Vector
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
-
-
-def _laplace(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """v̇ and ξ̇ at several places below zero, by quadrature, at the ratio predicted."""
-    worst = 0.0
-    for s in -rng.uniform(0.1, 4, size=3):
-        worst = max(worst, _laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3))
-    return ClaimMeasurement(worst, 1e-9)
 
 
 def _laplace_error(formula: Formula, s: float, distance: float, width: float) -> float:
@@ -42,13 +35,12 @@ def _laplace_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, 1e-9)
 
 
-def _fixed_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """v̇ at fixed ξ by quadrature, for clusters of Gaussian shape that cannot rest otherwise."""
-    worst = 0.0
-    for s, distance in zip(rng.uniform(-2, 2, 4), rng.uniform(0.5, 3, 4), strict=True):
-        for shapes in ((Gaussian(), Gaussian()), (Logistic(), Scaled(Logistic(), 2.0))):
-            worst = max(worst, _fixed_bias_error(formula, *shapes, float(s), float(distance)))
-    return ClaimMeasurement(worst, 1e-9)
+@claim("thm3-laplace", lambda distance, width: float(np.exp(distance / width)), _laplace_at)
+def _laplace(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """v̇ and ξ̇ at several places below zero, by quadrature, at the ratio predicted."""
+    places = -rng.uniform(0.1, 4, size=3)
+    errors = [_laplace_error(formula, s, float(rng.uniform(0.5, 2)), 1.3) for s in places]
+    return measured(errors, 1e-9)
 
 
 def _fixed_bias_error(
@@ -74,16 +66,15 @@ def _fixed_bias_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(_fixed_bias_error(formula, positive, negative, s, distance), 1e-8)
 
 
-def _line(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Three Gaussians in a row with every choice of signs, and five of unequal width."""
-    worst = 0.0
-    for signs in ([1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, -1, 1]):
-        values = {"positions": np.sort(rng.uniform(-3, 3, 3)), "widths": np.ones(3)}
-        at = {"family": "gaussian", "signs": np.array(signs, dtype=float), "offset": -0.4}
-        worst = max(worst, _line_at(formula, Point({**values, **at})).error)
-    values = {"positions": rng.uniform(-3, 3, 5), "widths": np.exp(rng.uniform(-1, 1, 5))}
-    at = {"family": "logistic", "signs": np.array([1.0, -1, 1, -1, 1]), "offset": 0.3}
-    return ClaimMeasurement(max(worst, _line_at(formula, Point({**values, **at})).error), 1e-8)
+@claim("thm3-fixed-bias", clusters.fixed_bias_ratio, _fixed_bias_at)
+def _fixed_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """v̇ at fixed ξ by quadrature, for clusters of Gaussian shape that cannot rest otherwise."""
+    places = zip(rng.uniform(-2, 2, 4), rng.uniform(0.5, 3, 4), strict=True)
+    shapes = ((Gaussian(), Gaussian()), (Logistic(), Scaled(Logistic(), 2.0)))
+    cases = product(shapes, places)
+    return measured(
+        [_fixed_bias_error(formula, *of, float(s), float(d)) for of, (s, d) in cases], 1e-9
+    )
 
 
 @over(
@@ -129,18 +120,23 @@ def _line_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(max(float(np.abs(rate).max() / size), wrong_sign), 1e-8)
 
 
+@claim("thm3-line", clusters.resting_gradients, _line_at)
+def _line(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Three Gaussians in a row with every choice of signs, and five of unequal width."""
+    cases = []
+    for signs in ([1.0, -1, -1], [-1.0, 1, -1], [-1.0, -1, 1], [1.0, -1, 1]):
+        shape = {"positions": np.sort(rng.uniform(-3, 3, 3)), "widths": np.ones(3)}
+        cases.append({**shape, "family": "gaussian", "signs": np.array(signs), "offset": -0.4})
+    shape = {"positions": rng.uniform(-3, 3, 5), "widths": np.exp(rng.uniform(-1, 1, 5))}
+    signs = np.array([1.0, -1, 1, -1, 1])
+    cases.append({**shape, "family": "logistic", "signs": signs, "offset": 0.3})
+    return largest_error(_line_at.at(formula, **case) for case in cases)
+
+
 _STUDENT: dict[str, Any] = {
     "df": Real(1.1, 60.0, log=True, special=(2.0, 3.0)),
     "distance": Real(0.02, 50.0, log=True, special=(1.0,)),
 }
-
-
-def _signs(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether rest points have s₊ > 0 > s₋, as a formula says."""
-    cases = [(3.0, 0.5), (3.0, 1.0), (3.0, 4.0), (10.0, 4.0), (10.0, 8.0), (1.5, 0.1), (1.5, 2.0)]
-    wrong = [formula(StudentT(df), d) != _straddles(StudentT(df), d) for df, d in cases]
-    wrong.append(formula(Laplace(), 2.0) != _straddles(Laplace(), 2.0))
-    return measured(np.mean(wrong), 0.0)
 
 
 def _straddles(marginal: Marginal, distance: float) -> bool:
@@ -168,41 +164,10 @@ def _signs_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(formula(marginal, distance) != _straddles(marginal, distance), border)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm3-laplace",
-        title="Laplace clusters: every s₊ ≤ 0 is a rest point, at a₋/a₊ = e^{D/width}",
-        source="new",
-        method="v̇ and ξ̇ by quadrature at random places",
-        derived=lambda distance, width: float(np.exp(distance / width)),
-        measure=_laplace,
-        search=_laplace_at,
-    ),
-    Claim(
-        id="thm3-fixed-bias",
-        title="at fixed ξ one a₋/a₊ makes v̇ = 0 if ξ cuts the - cluster and some of + is active",
-        source="new",
-        method="v̇ by quadrature at random places",
-        derived=clusters.fixed_bias_ratio,
-        measure=_fixed_bias,
-        search=_fixed_bias_at,
-    ),
-    Claim(
-        id="thm3-line",
-        title="clusters on a line: a node can rest exactly if the ranges of F/θ₁, + and -, overlap",
-        source="new",
-        method="mean residual lives, v̇ and ξ̇ by quadrature, three and five clusters",
-        derived=clusters.resting_gradients,
-        measure=_line,
-        search=_line_at,
-    ),
-    Claim(
-        id="a4-signs",
-        title="at rest s₊ > 0 > s₋ exactly if m(-D) > m(0) < m(D): t₃ from D = 0.93, Laplace never",
-        source="JoMA preprint, Section A.4",
-        method="rest points of t and Laplace clusters from the density",
-        derived=clusters.straddles,
-        measure=_signs,
-        search=_signs_at,
-    ),
-)
+@claim("a4-signs", clusters.straddles, _signs_at)
+def _signs(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Whether rest points have s₊ > 0 > s₋, as a formula says."""
+    cases = [(3.0, 0.5), (3.0, 1.0), (3.0, 4.0), (10.0, 4.0), (10.0, 8.0), (1.5, 0.1), (1.5, 2.0)]
+    wrong = [formula(StudentT(df), d) != _straddles(StudentT(df), d) for df, d in cases]
+    wrong.append(formula(Laplace(), 2.0) != _straddles(Laplace(), 2.0))
+    return measured(np.mean(wrong), 0.0)

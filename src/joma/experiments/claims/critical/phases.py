@@ -5,25 +5,14 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.critical.stability import CASES, SCENE
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over
+from joma.experiments.claims.critical.stability import CASES, SCENE, random_scenes
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference import clusters as isotropic
 from joma.experiments.claims.reference.clusters import places
-from joma.experiments.claims.search import Choice, Point, Real, over
+from joma.experiments.claims.search import Choice, Real
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Logistic, Marginal, Scaled, StudentT
-
-
-def _potential(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Differences of Φ against the reference flow, and its value against v·v̇ + ξ ξ̇."""
-    worst = 0.0
-    for family in ("gaussian", "logistic"):
-        values = {"family": family, "means": rng.normal(size=(4, 3)), "bias": -0.3}
-        values |= {"gradients": rng.normal(size=4), "widths": np.exp(rng.uniform(-1, 1, 4))}
-        at = Point({**values, "v": rng.normal(size=3)})
-        worst = max(worst, _potential_at(formula, at).error)
-    return ClaimMeasurement(worst, 1e-7)
 
 
 @over(**SCENE)
@@ -48,15 +37,12 @@ def _potential_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(max(errors), 1e-6)
 
 
-def _phase(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether any node of any direction has E[gφ] > 0, below and above the boundary."""
-    wrong = 0.0
-    for positive, distance, negative in (*CASES[:3], (Logistic(), 1.0, Logistic())):
-        boundary = _largest_ratio(positive, distance, negative)
-        for factor in (rng.uniform(0.8, 0.99), rng.uniform(1.01, 1.2)):
-            grows = formula(positive, distance, boundary * factor, negative=negative).grows
-            wrong += grows != (factor < 1)
-    return ClaimMeasurement(wrong / 8, 0.0)
+@claim("thm3-potential", clusters.potential, _potential_at)
+def _potential(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Differences of Φ against the reference flow, and its value against v·v̇ + ξ ξ̇."""
+    return measured(
+        [_potential_at(formula, one).error for one in random_scenes(rng, 4, -0.3)], 1e-7
+    )
 
 
 _VERY_FAR = -np.geomspace(1e100, 1e8, 24)
@@ -116,7 +102,20 @@ def _phase_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(grows != bool(point["ratio"] < largest), border)
 
 
-def _trained(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("thm3-phase", clusters.phase, _phase_at)
+def _phase(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Whether any node of any direction has E[gφ] > 0, below and above the boundary."""
+    wrong = 0.0
+    for positive, distance, negative in (*CASES[:3], (Logistic(), 1.0, Logistic())):
+        boundary = _largest_ratio(positive, distance, negative)
+        for factor in (rng.uniform(0.8, 0.99), rng.uniform(1.01, 1.2)):
+            grows = formula(positive, distance, boundary * factor, negative=negative).grows
+            wrong += grows != (factor < 1)
+    return ClaimMeasurement(wrong / 8, 0.0)
+
+
+@claim("thm3-sgd", clusters.critical_points)
+def _trained(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """ReLU nodes trained by SGD on samples of two Gaussian clusters of widths 1 and 2.
 
     At the predicted ratio of gradients, nodes that start near the predicted ray come back to it;
@@ -124,69 +123,25 @@ def _trained(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     """
     positive, negative, distance = Gaussian(), Scaled(Gaussian(), 2.0), 2.0
     (point,) = formula(positive, distance, negative=negative)
+
+    def train(ratio: float, start: isotropic.Array, steps: int) -> isotropic.Array:
+        """Weights and bias of nodes after SGD on -E[g φ(v·x+ξ)], 800 new samples a step."""
+        nodes, rate, batch = start.copy(), 0.05, 800
+        for _ in range(steps):
+            for marginal, shift, gradient in ((positive, distance, 1.0), (negative, 0.0, -ratio)):
+                x = isotropic.draw(marginal, 2, batch, rng) + np.array([shift, 0.0])
+                inputs = np.column_stack([x, np.ones(batch)])
+                active = (inputs @ nodes.T > 0).astype(np.float64)
+                nodes = nodes + rate * gradient * active.T @ inputs / batch
+        return nodes
+
     near = np.array([[1.0, 0.4, -1.5], [1.0, -0.4, -0.6], [0.9, 0.2, -1.2], [1.1, -0.3, -0.8]])
-    ends = _train(positive, negative, distance, point.ratio, 4 * near, 1000, rng)
+    ends = train(point.ratio, 4 * near, 1000)
     places = ends[:, 2] / np.linalg.norm(ends[:, :2], axis=1)
     turned = ends[:, 1] / ends[:, 0]
     returned = max(abs(places.mean() - point.s_minus), abs(turned.mean()))
     start = rng.normal(size=(24, 3))
     start /= np.linalg.norm(start, axis=1, keepdims=True)
-    fate = [
-        np.linalg.norm(
-            _train(positive, negative, distance, factor * point.ratio, start, 200, rng), axis=1
-        )
-        for factor in (0.7, 1.4)
-    ]
+    fate = [np.linalg.norm(train(by * point.ratio, start, 200), axis=1) for by in (0.7, 1.4)]
     wrong = float(fate[0].max() < 1.5) + float(fate[1].max() > 1.05)
     return ClaimMeasurement(returned + wrong, 0.15)
-
-
-def _train(
-    positive: Marginal,
-    negative: Marginal,
-    distance: float,
-    ratio: float,
-    start: isotropic.Array,
-    steps: int,
-    rng: np.random.Generator,
-) -> isotropic.Array:
-    """Weights and bias of ReLU nodes after SGD on -E[g φ(v·x+ξ)], 800 new samples a step."""
-    nodes, rate, batch = start.copy(), 0.05, 800
-    for _ in range(steps):
-        for marginal, shift, gradient in ((positive, distance, 1.0), (negative, 0.0, -ratio)):
-            x = isotropic.draw(marginal, 2, batch, rng) + np.array([shift, 0.0])
-            inputs = np.column_stack([x, np.ones(batch)])
-            active = (inputs @ nodes.T > 0).astype(np.float64)
-            nodes = nodes + rate * gradient * active.T @ inputs / batch
-    return nodes
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm3-potential",
-        title="the flow ascends Φ = E[gφ] = ‖v‖ Σ a_j F(s_j), and Φ = v·v̇ + ξ ξ̇",
-        source="new",
-        method="differences of Φ against v̇ and ξ̇ by quadrature",
-        derived=clusters.potential,
-        measure=_potential,
-        search=_potential_at,
-    ),
-    Claim(
-        id="thm3-phase",
-        title="some node grows for ever exactly if a₋/a₊ < sup F₊(s+D)/F₋(s)",
-        source="new",
-        method="E[gφ] of nodes at all places and directions, by quadrature",
-        derived=clusters.phase,
-        measure=_phase,
-        search=_phase_at,
-    ),
-    Claim(
-        id="thm3-sgd",
-        title="nodes trained by SGD rest where predicted; below that a₋/a₊ some grow, above none",
-        source="new",
-        method="SGD of ReLU nodes on samples of two Gaussian clusters, widths 1 and 2",
-        derived=clusters.critical_points,
-        measure=_trained,
-        fixed="a training run; thm3-existence, -stability and -phase search its parameters",
-    ),
-)

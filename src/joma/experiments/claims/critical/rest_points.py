@@ -6,10 +6,10 @@ import numpy as np
 from scipy import optimize
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference import clusters as isotropic
-from joma.experiments.claims.search import Choice, Integer, Point, Real, over
+from joma.experiments.claims.search import Choice, Integer, Real
 from joma.theory import clusters
 from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
 
@@ -38,14 +38,6 @@ PAIR: dict[str, Any] = {
 """Two clusters of one family, the negative one of another width."""
 
 
-def _balanced(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    worst = 0.0
-    for distance in rng.uniform(0.8, 3, size=2):
-        s, ratio = rest_point(StudentT(3), float(distance))
-        worst = max(worst, abs(formula(StudentT(3), [1.0, -ratio], [s + distance, s], 2.3)))
-    return ClaimMeasurement(worst, 1e-8)
-
-
 @over(**PAIR, length=Real(0.1, 10.0, log=True))
 def _balanced_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """At rest points of two clusters of unequal width, in units of the forces."""
@@ -53,14 +45,26 @@ def _balanced_at(formula: Formula, point: Point) -> ClaimMeasurement:
     worst = 0.0
     for s, ratio in isotropic.rest_points(positive, distance, negative):
         size = float(isotropic.reference(positive, s + distance).first_integral)
-        if (
-            min(size, float(isotropic.reference(negative, s).first_integral)) < 1e-250
-            or ratio > 1e250
-        ):
+        other = float(isotropic.reference(negative, s).first_integral)
+        if min(size, other) < 1e-250 or ratio > 1e250:
             raise JomaError("the forces must be floats")
         total = formula([positive, negative], [1.0, -ratio], [s + distance, s], point["length"])
         worst = max(worst, abs(total) / size)
     return ClaimMeasurement(worst, 1e-8)
+
+
+@claim(
+    "lemma4",
+    lambda marginal, a, s, length: clusters.balance(marginal, a, s),
+    _balanced_at,
+    printed=lambda marginal, a, s, length: clusters.balance(marginal, a, length * np.asarray(s)),
+)
+def _balanced(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    errors = []
+    for distance in rng.uniform(0.8, 3, size=2):
+        s, ratio = rest_point(StudentT(3), float(distance))
+        errors.append(abs(formula(StudentT(3), [1.0, -ratio], [s + distance, s], 2.3)))
+    return measured(errors, 1e-8)
 
 
 def _rests(marginal: Marginal, means: Any, v: Any, bias: float, ratio: float) -> bool:
@@ -78,18 +82,6 @@ def satisfies_eqn56(marginal: Marginal, means: Any, v: Any, bias: float, ratio: 
         abs(shares[0] / shares[1] / ratio - 1) < 1e-6
         and abs(integrals[0] / integrals[1] / ratio - 1) < 1e-6
     )
-
-
-def _sufficiency(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Nodes along the line between the clusters, and tilted ones with the same distances."""
-    wrong = 0.0
-    for case in range(4):
-        distance = float(rng.uniform(1, 2))
-        tilt = 0.0 if case % 2 == 0 else rng.uniform(0.3, 0.9)
-        values = {"df": 3.0, "distance": distance, "tilt": tilt, "length": rng.uniform(0.5, 2)}
-        at = Point({**values, "shift": 0.0, "log_factor": 0.0})
-        wrong += not _sufficiency_at(formula, at).holds
-    return ClaimMeasurement(wrong / 4, 0.0)
 
 
 @over(
@@ -120,16 +112,15 @@ def _sufficiency_at(formula: Formula, point: Point) -> ClaimMeasurement:
     )
 
 
-def _sufficient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether the mean residual life falls on the right of 0 exactly where the formula says so."""
-    families = (
-        *isotropic.FAMILIES,
-        StudentT(2),
-        StudentT(1.9),
-        StudentT(1.5),
-        isotropic.Spiked(0.5, 0.05),
-    )
-    wrong = [formula(marginal) != _falls_at_zero(marginal) for marginal in families]
+@claim("eqn56", _rests, _sufficiency_at, printed=satisfies_eqn56)
+def _sufficiency(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Nodes along the line between the clusters, and tilted ones with the same distances."""
+    wrong, fixed = [], {"df": 3.0, "shift": 0.0, "log_factor": 0.0}
+    for case in range(4):
+        distance = float(rng.uniform(1, 2))
+        tilt = 0.0 if case % 2 == 0 else rng.uniform(0.3, 0.9)
+        at = {"distance": distance, "tilt": tilt, "length": rng.uniform(0.5, 2)}
+        wrong.append(not _sufficiency_at.at(formula, **fixed, **at).holds)
     return measured(np.mean(wrong), 0.0)
 
 
@@ -139,10 +130,7 @@ def _falls_at_zero(marginal: Marginal) -> bool:
     return bool(lives[1] < lives[0])
 
 
-_SPIKES: dict[str, Any] = {
-    "share": Real(0.01, 0.999),
-    "width": Real(0.002, 1.0, log=True),
-}
+_SPIKES: dict[str, Any] = {"share": Real(0.01, 0.999), "width": Real(0.002, 1.0, log=True)}
 
 
 @over(
@@ -161,13 +149,14 @@ def _sufficient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(formula(marginal) != _falls_at_zero(marginal), 10 * (value - 0.25))
 
 
-def _existence(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Do the mean residual lives, by quadrature of the density, meet anywhere?"""
-    cases: list[tuple[Marginal, Marginal]] = [(one, one) for one in isotropic.FAMILIES]
-    cases += [(StudentT(2), StudentT(2)), (Ball(8), Ball(8))]
-    cases += [(Gaussian(), Scaled(Gaussian(), 2.0)), (Scaled(Gaussian(), 2.0), Gaussian())]
-    cases += [(Logistic(), Scaled(Logistic(), 1.5)), (StudentT(3), StudentT(5))]
-    wrong = [formula(plus, 1.0, minus) != _meet(plus, 1.0, minus) for plus, minus in cases]
+@claim(
+    "eqn58", lambda marginal: clusters.sufficient_condition(marginal) > 0.25 + 1e-12, _sufficient_at
+)
+def _sufficient(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Whether the mean residual life falls on the right of 0 exactly where the formula says so."""
+    families = [*isotropic.FAMILIES, StudentT(2), StudentT(1.9), StudentT(1.5)]
+    families.append(isotropic.Spiked(0.5, 0.05))
+    wrong = [formula(marginal) != _falls_at_zero(marginal) for marginal in families]
     return measured(np.mean(wrong), 0.0)
 
 
@@ -189,25 +178,29 @@ def _existence_at(formula: Formula, point: Point) -> ClaimMeasurement:
     if any(abs(s) > 1e4 * max(1.0, distance) for s, _ in found):
         raise JomaError(UNDECIDED)
     end = isotropic.places(positive, distance, negative)[-1]
-    ends = (
-        isotropic.reference(positive, end + distance).life,
-        isotropic.reference(negative, end).life,
-    )
-    if ends[0] < ends[1] * (1 + 1e-11):
+    above, below = isotropic.reference(positive, end + distance), isotropic.reference(negative, end)
+    if above.life < below.life * (1 + 1e-11):
         raise JomaError(UNDECIDED)  # as m₊ > m₋ for s → ∞, they meet beyond the reference's reach
     expected = bool(found) or positive == negative == Laplace()
     farthest = max([abs(s) for s, _ in found], default=1.0)  # roots are lost far out
     return isotropic.decide(formula(positive, distance, negative) != expected, 10 / farthest)
 
 
-def _gaussians(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """How many rest points there are between Gaussians of random widths, from the density."""
-    wrong = 0.0
-    for _ in range(6):
-        widths = np.exp(rng.uniform(-1, 1, size=2))
-        at = Point({"positive": widths[0], "negative": widths[1], "distance": rng.uniform(0.5, 4)})
-        wrong += not _gaussians_at(formula, at).holds
-    return ClaimMeasurement(wrong / 6, 0.0)
+@claim(
+    "thm3-existence",
+    lambda positive, distance, negative: bool(
+        clusters.critical_points(positive, distance, negative=negative)
+    ),
+    _existence_at,
+)
+def _existence(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Do the mean residual lives, by quadrature of the density, meet anywhere?"""
+    cases: list[tuple[Marginal, Marginal]] = [(one, one) for one in isotropic.FAMILIES]
+    cases += [(StudentT(2), StudentT(2)), (Ball(8), Ball(8))]
+    cases += [(Gaussian(), Scaled(Gaussian(), 2.0)), (Scaled(Gaussian(), 2.0), Gaussian())]
+    cases += [(Logistic(), Scaled(Logistic(), 1.5)), (StudentT(3), StudentT(5))]
+    wrong = [formula(plus, 1.0, minus) != _meet(plus, 1.0, minus) for plus, minus in cases]
+    return measured(np.mean(wrong), 0.0)
 
 
 @over(
@@ -229,7 +222,54 @@ def _gaussians_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return isotropic.decide(formula(plus, minus, distance) != len(found), np.log(plus / minus))
 
 
-def _active_ratios(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim(
+    "thm3-gaussian", lambda positive, negative, distance: int(positive < negative), _gaussians_at
+)
+def _gaussians(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """How many rest points there are between Gaussians of random widths, from the density."""
+    wrong = []
+    for _ in range(6):
+        positive, negative = np.exp(rng.uniform(-1, 1, size=2))
+        at = {"positive": positive, "negative": negative, "distance": rng.uniform(0.5, 4)}
+        wrong.append(not _gaussians_at.at(formula, **at).holds)
+    return measured(np.mean(wrong), 0.0)
+
+
+def _active_distance(marginal: Marginal) -> float:
+    """The D with m(D) = m(0), up to which both clusters can rest on the active side."""
+
+    def rise(distance: float) -> float:
+        lives = isotropic.reference(marginal, np.array([0.0, distance])).life
+        return float(lives[1] - lives[0])
+
+    return float(optimize.brentq(rise, 1e-4, 1.0, xtol=1e-14))
+
+
+@without("eqn59")
+def _all_ratios(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The ratios of t₃, whose negative cluster is on the inactive side: 5.96 at distance 2."""
+    ratio = rest_point(StudentT(3), 2.0)[1]
+    return ClaimMeasurement((ratio - formula()[1]) / ratio, 1e-9)
+
+
+@over(
+    family=Choice("student", "spiked"),
+    df=Real(1.02, 2.0, log=True),
+    distance=Real(1e-3, 100.0, log=True),
+    **_SPIKES,
+)
+def _active_ratios_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    low, high = formula()
+    marginal = isotropic.family_of(point)
+    found = isotropic.rest_points(marginal, point["distance"], marginal)
+    ratios = [ratio for s, ratio in found if s >= 0]
+    if not ratios:
+        raise JomaError("there is no rest point with both clusters on the active side")
+    return ClaimMeasurement(max(low - min(ratios), max(ratios) - high), 1e-9)
+
+
+@claim("eqn59", lambda: (1.0, 2.0), _active_ratios_at)
+def _active_ratios(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Rest points with both clusters on the active side, from the density.
 
     Every ratio must lie in the interval, and its ends must be approached within 0.02: by a spike
@@ -248,102 +288,3 @@ def _active_ratios(formula: Formula, rng: np.random.Generator) -> ClaimMeasureme
     outside = max(low - min(ratios), max(ratios) - high, 0.0)
     slack = max(min(ratios) - low, high - max(ratios))
     return ClaimMeasurement(max(outside / 1e-9, slack / 0.02), 1.0)
-
-
-def _active_distance(marginal: Marginal) -> float:
-    """The D with m(D) = m(0), up to which both clusters can rest on the active side."""
-
-    def rise(distance: float) -> float:
-        lives = isotropic.reference(marginal, np.array([0.0, distance])).life
-        return float(lives[1] - lives[0])
-
-    return float(optimize.brentq(rise, 1e-4, 1.0, xtol=1e-14))
-
-
-def _all_ratios(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The ratios of t₃, whose negative cluster is on the inactive side: 5.96 at distance 2."""
-    ratio = rest_point(StudentT(3), 2.0)[1]
-    return ClaimMeasurement((ratio - formula()[1]) / ratio, 1e-9)
-
-
-@over(
-    family=Choice("student", "spiked"),
-    df=Real(1.02, 2.0, log=True),
-    distance=Real(1e-3, 100.0, log=True),
-    **_SPIKES,
-)
-def _active_ratios_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    low, high = formula()
-    found = isotropic.rest_points(
-        isotropic.family_of(point), point["distance"], isotropic.family_of(point)
-    )
-    ratios = [ratio for s, ratio in found if s >= 0]
-    if not ratios:
-        raise JomaError("there is no rest point with both clusters on the active side")
-    return ClaimMeasurement(max(low - min(ratios), max(ratios) - high), 1e-9)
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="lemma4",
-        title="at a critical point Σ a_j F(s_j) = 0",
-        source="JoMA preprint, Lemma 4 (Eqns 54-55)",
-        method="rest points of t₃ clusters found from the density alone",
-        derived=lambda marginal, a, s, length: clusters.balance(marginal, a, s),
-        printed=lambda marginal, a, s, length: clusters.balance(
-            marginal, a, length * np.asarray(s)
-        ),
-        measure=_balanced,
-        search=_balanced_at,
-    ),
-    Claim(
-        id="eqn56",
-        title="F₊/F₋ = θ₁₊/θ₁₋ = a₋/a₊ makes a critical point if v ∥ x̄₊ - x̄₋",
-        source="JoMA preprint, Eqn 56",
-        method="v̇ of aligned and tilted nodes by quadrature",
-        derived=_rests,
-        printed=satisfies_eqn56,
-        measure=_sufficiency,
-        search=_sufficiency_at,
-    ),
-    Claim(
-        id="eqn58",
-        title="θ₂(0)p(0) > ¼: F/θ₁ falls at 0, so that near clusters rest with both s ≥ 0",
-        source="JoMA preprint, Eqn 58",
-        method="mean residual life on the right of 0 by quadrature, eleven families",
-        derived=lambda marginal: clusters.sufficient_condition(marginal) > 0.25 + 1e-12,
-        measure=_sufficient,
-        search=_sufficient_at,
-    ),
-    Claim(
-        id="thm3-existence",
-        title="two clusters have critical points exactly if m₊(s+D) = m₋(s) at some s, m = F/θ₁",
-        source="new",
-        method="mean residual lives of thirteen pairs by quadrature",
-        derived=lambda positive, distance, negative: bool(
-            clusters.critical_points(positive, distance, negative=negative)
-        ),
-        measure=_existence,
-        search=_existence_at,
-    ),
-    Claim(
-        id="thm3-gaussian",
-        title="two Gaussian clusters: one critical point if the positive is narrower, else none",
-        source="new",
-        method="mean residual lives at random widths by quadrature",
-        derived=lambda positive, negative, distance: int(positive < negative),
-        measure=_gaussians,
-        search=_gaussians_at,
-    ),
-    Claim(
-        id="eqn59",
-        title="critical points with both clusters on the active side have 1 < a₋/a₊ < 2",
-        source="JoMA preprint, after Eqn 59",
-        method="t₁.₂ to t₁.₅ and spiked clusters by quadrature; both ends are approached",
-        derived=lambda: (1.0, 2.0),
-        measure=_active_ratios,
-        condition="s₋ ≥ 0, the paper's own range x ≥ 0",
-        without=_all_ratios,
-        search=_active_ratios_at,
-    ),
-)

@@ -1,26 +1,16 @@
 """Theorem 3: the Jacobian at a rest point, and whether a node returns to it."""
 
 import functools
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, Search, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference import clusters as isotropic
-from joma.experiments.claims.search import (
-    Choice,
-    Integer,
-    Matrix,
-    Point,
-    Real,
-    Search,
-    Vector,
-    over,
-)
+from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Vector
 from joma.theory import as_printed as printed
 from joma.theory import clusters
 from joma.theory.marginals import Gaussian, Marginal, Scaled, StudentT
@@ -110,16 +100,8 @@ def _at(point: Point) -> _Rest:
     return _Rest(family, point["distance"], negative, *where)
 
 
-def _at_all_rests(
-    error: Callable[[Formula, _Rest], float], formula: Formula, rng: np.random.Generator
-) -> ClaimMeasurement:
-    return measured([error(formula, rest) for rest in _all_rests()], 1e-7)
-
-
-def _at_one_rest(
-    error: Callable[[Formula, _Rest], float], formula: Formula, point: Point
-) -> ClaimMeasurement:
-    return ClaimMeasurement(error(formula, _at(point)), 1e-6)
+def _search(error: Callable[[Formula, _Rest], float]) -> Search:
+    return Search(_SMOOTH, lambda formula, at: ClaimMeasurement(error(formula, _at(at)), 1e-6))
 
 
 def _jacobian_error(formula: Formula, rest: _Rest) -> float:
@@ -130,7 +112,8 @@ def _jacobian_error(formula: Formula, rest: _Rest) -> float:
     )
 
 
-def _jacobian_with_bias(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm3-jacobian")
+def _jacobian_with_bias(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Distance of the predicted longitudinal eigenvalue from those of the flow in v and ξ."""
     rest = _all_rests()[0]
     predicted = formula(rest.positive, rest.point, positive_gradient=1.3, length=1.7).longitudinal
@@ -155,12 +138,6 @@ def _eigenvalue_error(formula: Formula, rest: _Rest) -> float:
     return float(max(np.abs(found - expected).max(), mixed) / rest.size())
 
 
-def _stability(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
-    wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
-    return measured(np.mean(wrong), 0.0)
-
-
 def _stability_at(formula: Formula, rest: _Rest) -> ClaimMeasurement:
     values = np.linalg.eigvals(rest.jacobian).real / rest.size()
     others = np.delete(values, np.argmin(np.abs(values)))
@@ -169,6 +146,39 @@ def _stability_at(formula: Formula, rest: _Rest) -> ClaimMeasurement:
     stable = bool(np.all(others < 0))
     said = formula(rest.positive, rest.point, negative=rest.negative)
     return isotropic.decide(said != stable, 10 * float(others.max()))
+
+
+@claim(
+    "thm3-jacobian",
+    clusters.jacobian,
+    _search(_jacobian_error),
+    printed=printed.jacobian,
+    error=_jacobian_error,
+)
+@claim(
+    "thm3-ray",
+    lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
+    _search(_ray_error),
+    error=_ray_error,
+)
+@claim(
+    "thm3-eigenvalues", clusters.eigenvalues, _search(_eigenvalue_error), error=_eigenvalue_error
+)
+def _at_all_rests(
+    formula: Formula, rng: Generator, *, error: Callable[[Formula, _Rest], float]
+) -> ClaimMeasurement:
+    return measured([error(formula, rest) for rest in _all_rests()], 1e-7)
+
+
+@claim(
+    "thm3-stability",
+    clusters.is_stable,
+    Search(_SMOOTH, lambda formula, point: _stability_at(formula, _at(point))),
+)
+def _stability(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Signs of the eigenvalues of the flow in (v, ξ) other than the one along the ray."""
+    wrong = [not _stability_at(formula, one).holds for one in _all_rests()]
+    return measured(np.mean(wrong), 0.0)
 
 
 SCENE: dict[str, Any] = {
@@ -180,17 +190,15 @@ SCENE: dict[str, Any] = {
     "v": Vector(Real(-5.0, 5.0), Integer(1, 3)),
     "bias": Real(-10.0, 10.0, special=(0.0,)),
 }
+"""Any number of smooth clusters of one family, and any node."""
 
 
-def _full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Five clusters of unequal width in three dimensions, at any node, also not at rest."""
-    worst = 0.0
+def random_scenes(rng: Generator, count: int, bias: float) -> Iterator[Point]:
+    """Yield random points of `SCENE` in three dimensions, with so many clusters."""
     for family in ("gaussian", "logistic"):
-        values = {"family": family, "means": rng.normal(size=(5, 3)), "bias": 0.4}
-        values |= {"gradients": rng.normal(size=5), "widths": np.exp(rng.uniform(-1, 1, 5))}
-        at = Point({**values, "v": rng.normal(size=3)})
-        worst = max(worst, _full_at(formula, at).error)
-    return ClaimMeasurement(worst, 1e-7)
+        values = {"family": family, "bias": bias, "means": rng.normal(size=(count, 3))}
+        values |= {"gradients": rng.normal(size=count), "widths": np.exp(rng.uniform(-1, 1, count))}
+        yield Point({**values, "v": rng.normal(size=3)})
 
 
 @over(**SCENE)
@@ -208,56 +216,7 @@ def _full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, 1e-6)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm3-jacobian",
-        title="the Jacobian is -a₊θ₁‖x̄₊‖/‖μ‖ across μ and -(ξ²/‖μ‖³)[a₋p₋ - a₊p₊] along",
-        source="JoMA preprint, Theorem 3 (Eqns 72-74)",
-        method="differences of v̇ at rest points, both by quadrature of the density",
-        derived=clusters.jacobian,
-        printed=printed.jacobian,
-        measure=partial(_at_all_rests, _jacobian_error),
-        condition="ξ held fixed",
-        without=_jacobian_with_bias,
-        search=Search(_SMOOTH, partial(_at_one_rest, _jacobian_error)),
-    ),
-    Claim(
-        id="thm3-ray",
-        title="with ξ free, critical points are rays: (μ, ξ*) is a zero eigenvector",
-        source="new",
-        method="Jacobian in (v, ξ) by quadrature of the density",
-        derived=lambda point, length: np.array([1.0, 0, point.s_minus]) * length,
-        measure=partial(_at_all_rests, _ray_error),
-        search=Search(_SMOOTH, partial(_at_one_rest, _ray_error)),
-    ),
-    Claim(
-        id="thm3-eigenvalues",
-        title="the others: -a₊θ₁(s₊)D/‖μ‖ across, -(1+s₋²)[a₋p(s₋) - a₊p(s₊)]/‖μ‖ along",
-        source="new",
-        method="eigenvalues of the Jacobian in (v, ξ) by quadrature of the density",
-        derived=clusters.eigenvalues,
-        measure=partial(_at_all_rests, _eigenvalue_error),
-        search=Search(_SMOOTH, partial(_at_one_rest, _eigenvalue_error)),
-    ),
-    Claim(
-        id="thm3-stability",
-        title="a ray is stable exactly if F/θ₁ rises faster at s₊ than at s₋: θ₁/p larger at s₊",
-        source="new",
-        method="signs of the eigenvalues by quadrature; clusters with two humps among them",
-        derived=clusters.is_stable,
-        measure=_stability,
-        search=Search(
-            _SMOOTH,
-            lambda formula, point: _stability_at(formula, _at(point)),
-        ),
-    ),
-    Claim(
-        id="thm3-full-jacobian",
-        title="any clusters: (Σ a_j p_j y_j y_jᵀ + Σ a_j θ₂(s_j) P)/‖v‖, y_j = (foot of x̄_j, 1)",
-        source="new",
-        method="differences of v̇ and ξ̇, by quadrature, five clusters of unequal width",
-        derived=clusters.full_jacobian,
-        measure=_full,
-        search=_full_at,
-    ),
-)
+@claim("thm3-full-jacobian", clusters.full_jacobian, _full_at)
+def _full(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Five clusters of unequal width in three dimensions, at any node, also not at rest."""
+    return measured([_full_at(formula, one).error for one in random_scenes(rng, 5, 0.4)], 1e-7)

@@ -132,20 +132,3 @@ def count(document: str, errata: Sequence[Erratum]) -> str:
 
 def _plural(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-__all__ = [
-    "CLARIFICATIONS",
-    "DOCUMENTS",
-    "ERRATA",
-    "NOTE",
-    "PREPRINT",
-    "TALK",
-    "Clarification",
-    "Erratum",
-    "count",
-    "examples",
-    "find",
-    "group",
-    "measured_by",
-]

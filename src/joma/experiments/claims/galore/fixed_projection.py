@@ -4,10 +4,10 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
 from joma.experiments.claims.galore import problems
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
-from joma.experiments.claims.search import Choice, Point, Real, over
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
+from joma.experiments.claims.search import Choice, Real
 from joma.theory import galore
 
 
@@ -22,18 +22,8 @@ def _excess(
     return float(np.max(ratios) - factor)
 
 
-def _fixed_projection(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    worst = 0.0
-    # With one term the slowest steps come to attain the bound, with three they need not.
-    for terms, steps in ((1, 500), (3, 50)):
-        problem, step = problems.random_problem(terms, 6, 5, rng)
-        run = galore.descend(problem, np.zeros((6, 5)), step=step, steps=steps, rank=3)
-        excess = _excess(formula, problem, run, step)
-        worst = max(worst, excess, abs(excess) - 1e-3 * step if terms == 1 else 0.0)
-    return ClaimMeasurement(worst, 1e-8)
-
-
-def _neither_fixed_nor_slow(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("galore-fixed-projection")
+def _neither_fixed_nor_slow(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The smaller excess of two runs: P, Q renewed, and a step a tenth above its limit."""
     problem, step = problems.random_problem(3, 6, 5, rng)
     start = np.zeros((6, 5))
@@ -63,26 +53,20 @@ def _fixed_projection_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(excess) if point["terms"] == 1 else excess, 1e-11)
 
 
-def _attained_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    # Coefficients with common eigenvectors in one order, started at the least: nothing is lost.
-    left, right = problems.orthonormal(6, 6, rng), problems.orthonormal(5, 5, rng)
-    spectra_b, spectra_c = (np.sort(rng.uniform(0.2, 2, (3, size)), axis=1) for size in (6, 5))
-    shared = galore.ReversibleGradient(
-        np.zeros((3, 6, 5)),
-        left * spectra_b[:, None, :] @ left.T,
-        right * spectra_c[:, None, :] @ right.T,
-    )
-    p, q = left[:, 1:4], right[:, 2:4]
-    start = np.outer(p[:, 0], q[:, 0])
-    run = galore.descend(
-        shared, start, step=0.02, steps=5, rank=3, projection=lambda g, rank: (p, q)
-    )
-    factor = 1 - 0.02 * formula(shared.b, shared.c, p, q)
-    slack = np.max(np.abs(run.projected_norm[1:] / run.projected_norm[:-1] - factor))
-    return measured(slack, 1e-12)
+@claim("galore-fixed-projection", galore.contraction_rate, _fixed_projection_at)
+def _fixed_projection(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    worst = 0.0
+    # With one term the slowest steps come to attain the bound, with three they need not.
+    for terms, steps in ((1, 500), (3, 50)):
+        problem, step = problems.random_problem(terms, 6, 5, rng)
+        run = galore.descend(problem, np.zeros((6, 5)), step=step, steps=steps, rank=3)
+        excess = _excess(formula, problem, run, step)
+        worst = max(worst, excess, abs(excess) - 1e-3 * step if terms == 1 else 0.0)
+    return ClaimMeasurement(worst, 1e-8)
 
 
-def _nothing_shared(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("galore-rate-attained")
+def _nothing_shared(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """B = diag(1, 2), diag(2, 1) and C = 1: M is 2, and every R contracts at the rate 3."""
     b, c = np.stack([np.diag([1.0, 2.0]), np.diag([2.0, 1.0])]), np.stack([np.eye(2)] * 2)
     start = rng.standard_normal((2, 2))
@@ -125,7 +109,27 @@ def attained_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(over) if shared else over + distance, 1e-11)
 
 
-def _turn_others(matrices: Array, vectors: Array, rng: np.random.Generator) -> Array:
+@claim("galore-rate-attained", galore.contraction_rate, attained_rate_at)
+def _attained_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    # Coefficients with common eigenvectors in one order, started at the least: nothing is lost.
+    left, right = problems.orthonormal(6, 6, rng), problems.orthonormal(5, 5, rng)
+    spectra_b, spectra_c = (np.sort(rng.uniform(0.2, 2, (3, size)), axis=1) for size in (6, 5))
+    shared = galore.ReversibleGradient(
+        np.zeros((3, 6, 5)),
+        left * spectra_b[:, None, :] @ left.T,
+        right * spectra_c[:, None, :] @ right.T,
+    )
+    p, q = left[:, 1:4], right[:, 2:4]
+    start = np.outer(p[:, 0], q[:, 0])
+    run = galore.descend(
+        shared, start, step=0.02, steps=5, rank=3, projection=lambda g, rank: (p, q)
+    )
+    factor = 1 - 0.02 * formula(shared.b, shared.c, p, q)
+    slack = np.max(np.abs(run.projected_norm[1:] / run.projected_norm[:-1] - factor))
+    return measured(slack, 1e-12)
+
+
+def _turn_others(matrices: Array, vectors: Array, rng: Generator) -> Array:
     """Turn all but the first of the common eigenvectors, differently in each matrix."""
     size = len(vectors)
     turned = []
@@ -136,27 +140,6 @@ def _turn_others(matrices: Array, vectors: Array, rng: np.random.Generator) -> A
         change = vectors @ turn @ vectors.T
         turned.append(change @ matrix @ change.T)
     return np.stack(turned)
-
-
-def _largest_step(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    worst = 0.0
-    for terms in (1, 2, 3):
-        problem, _ = problems.random_problem(terms, 5, 4, rng)
-        p, q = problems.orthonormal(5, 2, rng), problems.orthonormal(4, 2, rng)
-        rate = problems.product_of_least(*problems.reduced(problem.b, problem.c, p, q))
-        # R after one step is linear in R before it; its norm over all R is read off a basis.
-        linear = galore.ReversibleGradient(0 * problem.a, problem.b, problem.c)
-        basis = np.eye(4).reshape(4, 2, 2)
-        change = galore.project(linear.gradient(p @ basis @ q.T), p, q).reshape(4, 4).T
-        low, high = 0.0, 1e3
-        for _ in range(60):
-            step = (low + high) / 2
-            if np.linalg.norm(np.eye(4) + step * change, 2) <= 1 - step * rate + 1e-12:
-                low = step
-            else:
-                high = step
-        worst = max(worst, abs(formula(problem.b, problem.c, p, q) / low - 1))
-    return ClaimMeasurement(worst, 1e-9)
 
 
 @over(**problems.COEFFICIENTS)
@@ -177,38 +160,23 @@ def _largest_step_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(max(excess(step), 2e-6 - excess(step * (1 + 1e-6))), 1e-9)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="galore-fixed-projection",
-        title="an inequality: ‖R_t‖ ≤ (1−ηM)‖R_{t−1}‖ with M = Σ_i λ_min(B̂_i)λ_min(Ĉ_i), constant"
-        " positive semidefinite B_i, C_i",
-        source="talk, GaLore, fixed projection",
-        method="50 and 500 steps with random coefficients: excess, if any, of the slowest",
-        derived=galore.contraction_rate,
-        measure=_fixed_projection,
-        condition="fixed P, Q; η ≤ 2/(λ_max + M)",
-        without=_neither_fixed_nor_slow,
-        search=_fixed_projection_at,
-    ),
-    Claim(
-        id="galore-rate-attained",
-        title="M is attained where the B̂_i share an eigenvector of their least eigenvalues and the"
-        " Ĉ_i one of theirs; for positive definite ones only there",
-        source="new",
-        method="five steps from the least eigenvectors",
-        derived=galore.contraction_rate,
-        measure=_attained_rate,
-        condition="least eigenvectors are shared",
-        without=_nothing_shared,
-        search=attained_rate_at,
-    ),
-    Claim(
-        id="galore-step-limit",
-        title="the bound holds for every R exactly up to η = 2/(λ_max(Σ Ĉ_i⊗B̂_i) + M)",
-        source="new",
-        method="bisection on the norm of one step as a linear map",
-        derived=galore.step_limit,
-        measure=_largest_step,
-        search=_largest_step_at,
-    ),
-)
+@claim("galore-step-limit", galore.step_limit, _largest_step_at)
+def _largest_step(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    worst = 0.0
+    for terms in (1, 2, 3):
+        problem, _ = problems.random_problem(terms, 5, 4, rng)
+        p, q = problems.orthonormal(5, 2, rng), problems.orthonormal(4, 2, rng)
+        rate = problems.product_of_least(*problems.reduced(problem.b, problem.c, p, q))
+        # R after one step is linear in R before it; its norm over all R is read off a basis.
+        linear = galore.ReversibleGradient(0 * problem.a, problem.b, problem.c)
+        basis = np.eye(4).reshape(4, 2, 2)
+        change = galore.project(linear.gradient(p @ basis @ q.T), p, q).reshape(4, 4).T
+        low, high = 0.0, 1e3
+        for _ in range(60):
+            step = (low + high) / 2
+            if np.linalg.norm(np.eye(4) + step * change, 2) <= 1 - step * rate + 1e-12:
+                low = step
+            else:
+                high = step
+        worst = max(worst, abs(formula(problem.b, problem.c, p, q) / low - 1))
+    return ClaimMeasurement(worst, 1e-9)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from joma.common.types import Array
-from joma.experiments.claims.search import Integer, Point, Real, Seed
+from joma.experiments.claims.claim import Generator, Point
+from joma.experiments.claims.search import Integer, Real, Seed
 from joma.theory.galore import ReversibleGradient
 
 SIZES: dict[str, Any] = {"rows": Integer(1, 5), "columns": Integer(1, 5), "draw": Seed()}
@@ -20,26 +21,24 @@ COEFFICIENTS: dict[str, Any] = {
 }
 
 
-def orthonormal(size: int, rank: int, rng: np.random.Generator) -> Array:
+def orthonormal(size: int, rank: int, rng: Generator) -> Array:
     """Return orthonormal columns."""
     return np.linalg.qr(rng.standard_normal((size, rank)))[0]
 
 
-def _semidefinite(count: int, size: int, rng: np.random.Generator) -> Array:
+def _semidefinite(count: int, size: int, rng: Generator) -> Array:
     factors = rng.standard_normal((count, size, size))
     return factors @ factors.mT / size + 0.3 * np.eye(size)
 
 
-def random_problem(
-    terms: int, m: int, n: int, rng: np.random.Generator
-) -> tuple[ReversibleGradient, float]:
+def random_problem(terms: int, m: int, n: int, rng: Generator) -> tuple[ReversibleGradient, float]:
     """Return a random problem and a step that is safe for it whatever the projection."""
     b, c = _semidefinite(terms, m, rng), _semidefinite(terms, n, rng)
     largest = np.sum(np.linalg.norm(b, 2, axis=(1, 2)) * np.linalg.norm(c, 2, axis=(1, 2)))
     return ReversibleGradient(rng.standard_normal((terms, m, n)), b, c), float(1 / largest)
 
 
-def spectra(point: Point, size: int, rng: np.random.Generator) -> Array:
+def spectra(point: Point, size: int, rng: Generator) -> Array:
     """Return eigenvalues from 1 − spread to 1, some of them tied."""
     values = 1 - point["spread"] * rng.random((point["terms"], size))
     if point["spread"] == 1.0:
@@ -47,12 +46,12 @@ def spectra(point: Point, size: int, rng: np.random.Generator) -> Array:
     return np.round(values, 1) if rng.random() < 0.2 else values
 
 
-def _symmetric(spectra: Array, rng: np.random.Generator) -> Array:
+def _symmetric(spectra: Array, rng: Generator) -> Array:
     turned = [orthonormal(len(values), len(values), rng) for values in spectra]
     return np.stack([turn * values @ turn.T for turn, values in zip(turned, spectra, strict=True)])
 
 
-def coefficients(point: Point) -> tuple[Array, Array, Array, Array, np.random.Generator]:
+def coefficients(point: Point) -> tuple[Array, Array, Array, Array, Generator]:
     """Return B, C, P and Q of a point, and the generator that drew them."""
     rng = np.random.default_rng(point["draw"])
     m, n = point["rows"], point["columns"]

@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
-from joma.experiments.claims.search import Integer, Point, Real, Seed, over
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
+from joma.experiments.claims.search import Integer, Real, Seed
 from joma.theory.galore import Descent, descend, varying_rate
 
 _MAX_ENTRY = 1e3
@@ -105,7 +105,7 @@ def _scalar_runs() -> tuple[_Varying, ...]:
     )
 
 
-def _matrix_run(rng: np.random.Generator) -> _Varying:
+def _matrix_run(rng: Generator) -> _Varying:
     """Two terms of matrices, with all of A, B, C varying."""
     scale = rng.standard_normal((3, 2, 4, 3))
 
@@ -138,15 +138,8 @@ _VARIATION: dict[str, Any] = {
 }
 
 
-def _varying_coefficients(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By how much runs exceed the bound, and scalars miss it at their fixed point."""
-    excess = [run.excess(formula, 0.1, 80, 1) for run in _scalar_runs()]
-    matrices = _matrix_run(rng).excess(formula, 0.01, 80, 2)
-    at_rest = [_attained_near(formula, w, 0.1) for w in (0.3, 0.9)]
-    return ClaimMeasurement(max(0.0, matrices, *excess, *(value - 1e-4 for value in at_rest)), 1e-9)
-
-
-def _too_long_steps(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("galore-varying-coefficients")
+def _too_long_steps(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """A scalar with A varying and a step at which R changes sign and the bound is negative."""
     return ClaimMeasurement(max(0.0, _scalar_runs()[2].excess(formula, 2.0, 10, 1)), 1e-9)
 
@@ -196,6 +189,15 @@ def varying_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(excess, 1e-8)
 
 
+@claim("galore-varying-coefficients", varying_rate, varying_at)
+def _varying_coefficients(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """By how much runs exceed the bound, and scalars miss it at their fixed point."""
+    excess = [run.excess(formula, 0.1, 80, 1) for run in _scalar_runs()]
+    matrices = _matrix_run(rng).excess(formula, 0.01, 80, 2)
+    at_rest = [_attained_near(formula, w, 0.1) for w in (0.3, 0.9)]
+    return ClaimMeasurement(max(0.0, matrices, *excess, *(value - 1e-4 for value in at_rest)), 1e-9)
+
+
 def _extremes(varying: _Varying, w: Array) -> tuple[float, float]:
     """The least eigenvalue of any B_i, C_i at W, and Σ‖B_i‖‖C_i‖."""
     least, total = np.inf, 0.0
@@ -204,13 +206,6 @@ def _extremes(varying: _Varying, w: Array) -> tuple[float, float]:
         least = min(least, float(of_b[0]), float(of_c[0]))
         total += float(of_b[-1] * of_c[-1])
     return least, total
-
-
-def _attained_with_variation(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """How far scalars are from the bound at their fixed point, B and C varying in one term too."""
-    excess = [abs(run.excess(formula, 0.1, 150, 1)) for run in _scalar_runs()]
-    at_rest = [_attained_near(formula, w, 0.1) for w in rng.uniform(0.1, 1.5, 5)]
-    return measured(max(*excess, *at_rest), 1e-5)
 
 
 def _attained_near(formula: Formula, rest: float, step: float) -> float:
@@ -252,26 +247,9 @@ def _attained_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(_miss(varying, formula, rest, step), 1e-4 * (1 + rest))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="galore-varying-coefficients",
-        title="an inequality: with A, B, C that vary, ‖W‖ ≤ D and fixed P, Q,"
-        " M = Σ_i κ_i − L_Ai − D(L_Bi sup‖C_i‖ + L_Ci sup‖B_i‖)",
-        source="talk, GaLore, fixed projection (its L_A, L_B, L_C and D); this form is ours",
-        method="runs with A, B, C linear in W, scalar and matrix, one term and two",
-        derived=varying_rate,
-        measure=_varying_coefficients,
-        condition="η ≤ 2/(λ_max + κ)",
-        without=_too_long_steps,
-        search=varying_at,
-    ),
-    Claim(
-        id="galore-varying-attained",
-        title="no larger M would do with varying A, B, C: scalars attain it at their fixed point",
-        source="new",
-        method="scalar runs with A, B and C linear in w, one term and two",
-        derived=varying_rate,
-        measure=_attained_with_variation,
-        search=_attained_at,
-    ),
-)
+@claim("galore-varying-attained", varying_rate, _attained_at)
+def _attained_with_variation(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """How far scalars are from the bound at their fixed point, B and C varying in one term too."""
+    excess = [abs(run.excess(formula, 0.1, 150, 1)) for run in _scalar_runs()]
+    at_rest = [_attained_near(formula, w, 0.1) for w in rng.uniform(0.1, 1.5, 5)]
+    return measured(max(*excess, *at_rest), 1e-5)

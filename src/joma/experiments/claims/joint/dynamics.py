@@ -6,39 +6,27 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim
+from joma.experiments.claims.measurement import ClaimMeasurement, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import POINTWISE, random_point
 from joma.experiments.claims.reference.ode import five_point
-from joma.experiments.claims.search import Choice, Point, Search
+from joma.experiments.claims.search import Choice
 from joma.theory import stationarity
 from joma.theory.block import velocity
 
 _ATTENTIONS = (*POINTWISE, "softmax")
 
 
-def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Differences of the objective in w: every attention and activation, labels, embeddings."""
-    data = (("gradient", "orthonormal"), ("labels", "any"))
-    return largest_error(
-        _gradient_at(
-            formula,
-            random_point(
-                rng, queries=2, activation=phi, drive=drive, attention=sigma, embeddings=embeddings
-            ),
-        )
-        for sigma, phi, (drive, embeddings) in product(_ATTENTIONS, reference.PHI, data)
-    )
-
-
+@reference.over_blocks(
+    attention=Choice(*_ATTENTIONS), embeddings=Choice("orthonormal", "apart", "any")
+)
 def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """Against rates written independently and, where no node switches, against differences."""
     setting = reference.draw_setting(point, point["attention"], point["embeddings"])
     rate, own = formula(setting.block, setting.samples, setting.state), reference.rates(setting)
     m, block = setting.samples.tokens, setting.block
-    b = reference.attention_scores(setting)
-    f, pull = reference.node_gradients(setting, b)
+    f, pull = reference.node_gradients(setting)
     pull = reference.pull_sizes(setting, pull)
     sizes = block.eta_w * np.abs(setting.columns).T @ np.abs(f).T @ pull
     v_size = np.abs(setting.columns[:, :m]).T @ np.abs(setting.w)
@@ -57,9 +45,8 @@ def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     rng = np.random.default_rng([point["draw"], 1])
     toward = rng.normal(size=projected.shape)
     move = reference.Rate(setting.columns @ toward, rng.normal(size=setting.z.shape))
-    h = (
-        1e-4 / setting.speed(move) / max(1.0, size)
-    )  # so that no pre-activation changes by more than about 1e-4
+    # So that no pre-activation changes by more than about 1e-4.
+    h = 1e-4 / setting.speed(move) / max(1.0, size)
     around = [setting.moved(move, s * h) for s in (-2, -1, 1, 2)]
     slopes = [reference.slopes_of(one) for one in (setting, *around)]
     if block.phi.smooth or all(np.array_equal(slopes[0], one) for one in slopes):
@@ -76,13 +63,19 @@ def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1.0)
 
 
-def _stationarity(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    return largest_error(
-        _stationarity_at(formula, random_point(rng, queries=2, attention=attention))
-        for attention in _ATTENTIONS
+@claim("eqn2", velocity, _gradient_at)
+def _gradient(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Differences of the objective in w: every attention and activation, labels, embeddings."""
+    data = (
+        {"drive": "gradient", "embeddings": "orthonormal"},
+        {"drive": "labels", "embeddings": "any"},
     )
+    cases = product(_ATTENTIONS, reference.PHI, data)
+    points = (random_point(rng, queries=2, attention=a, activation=b, **c) for a, b, c in cases)
+    return largest_error(_gradient_at(formula, point) for point in points)
 
 
+@reference.over_blocks("drive", attention=Choice(*_ATTENTIONS))
 def _stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of E[g x] by differences along the flow of w, under cross-entropy."""
     setting = reference.draw_setting(point, point["attention"], drive="labels")
@@ -110,33 +103,7 @@ def _stationarity_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(found - by_formula), size)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn2",
-        title="the training dynamics are the gradient of the per-node loss (Eqn 9)",
-        source="JoMA preprint, Eqns 1-2, 9",
-        method="differences of the objective in w; 4 attentions × 5 activations, gradients or "
-        "labels, orthonormal or any embeddings, 2 queries",
-        derived=velocity,
-        measure=_gradient,
-        search=Search(
-            reference.parameters(
-                attention=Choice(*_ATTENTIONS),
-                embeddings=Choice("orthonormal", "apart", "any"),
-            ),
-            _gradient_at,
-        ),
-    ),
-    Claim(
-        id="assumption1-rate",
-        title="under cross-entropy E[g_k x] moves, at the rate -E[x Σ_j (p_k δ_kj - p_k p_j) ḣ_j]",
-        source="new",
-        method="differences along the flow of w, 4 attentions; Assumption 1 takes it as 0",
-        derived=stationarity.rate,
-        measure=_stationarity,
-        search=Search(
-            reference.parameters("drive", attention=Choice(*_ATTENTIONS)),
-            _stationarity_at,
-        ),
-    ),
-)
+@claim("assumption1-rate", stationarity.rate, _stationarity_at)
+def _stationarity(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    points = (random_point(rng, queries=2, attention=one) for one in _ATTENTIONS)
+    return largest_error(_stationarity_at(formula, point) for point in points)

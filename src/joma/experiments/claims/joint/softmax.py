@@ -1,45 +1,28 @@
 """Theorem 1 for softmax attention: Eqns 17 and 18, the law with memory and its gap."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, largest_error, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, largest_error, measured
 from joma.experiments.claims.reference import block as reference
 from joma.experiments.claims.reference.block import random_point
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Search, Seed, over
+from joma.experiments.claims.search import Choice, Integer, Real, Seed
 from joma.theory import invariants, memory
 from joma.theory.block import Block, Samples, Trajectory, simulate
+
+_OVER_PATHS = reference.over_blocks("queries", reach=Real(1e-3, 4.0, log=True))
+"""Blocks of one query, and how far they are trained."""
 
 
 def _mean_scores(setting: reference.Setting) -> Any:
     return np.asarray(setting.samples.probability) @ reference.attention_scores(setting)
 
 
-def _eqn_18(formula: Formula, rng: np.random.Generator, *, alike: bool) -> ClaimMeasurement:
-    """How far the order of the error in the motion of z falls short of two.
-
-    If the samples are not alike, the covariance counts.
-    """
-    draw = int(rng.integers(2**32))
-    motions, errors = [], []
-    for eta_z in (0.01, 0.02, 0.04, 0.08):
-        point = random_point(rng, draw=draw, alike=alike, eta_z=eta_z, eta_w=1.0)
-        setting = reference.draw_setting(point, "softmax")
-        path = simulate(setting.block, setting.samples, [0.0, 2.0], initial=setting.state)
-        mean = _mean_scores(setting)
-        estimate = formula(setting.block, path.v, mean)
-        actual = path.z[1] - path.z[0]
-        motions.append(np.max(np.abs(actual)))
-        errors.append(np.max(np.abs(estimate[1] - estimate[0] - actual)))
-    order = np.polyfit(np.log(motions), np.log(errors), 1)[0]
-    return measured(max(2 - order, 0.0), 0.1)
-
-
+@_OVER_PATHS
 def _eqn_18_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The error against how far b̄ has moved times how far ½‖V‖² has, samples alike."""
     setting = reference.draw_setting(point, "softmax", queries=1, alike=True)
@@ -61,6 +44,28 @@ def _eqn_18_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error / (1.001 * bound + 1e-6 * size), 1.0)
 
 
+@claim("thm1-softmax", invariants.softmax_logits, _eqn_18_at, alike=True)
+@without("thm1-softmax", alike=False)
+def _eqn_18(formula: Formula, rng: Generator, *, alike: bool) -> ClaimMeasurement:
+    """How far the order of the error in the motion of z falls short of two.
+
+    If the samples are not alike, the covariance counts.
+    """
+    draw = int(rng.integers(2**32))
+    motions, errors = [], []
+    for eta_z in (0.01, 0.02, 0.04, 0.08):
+        point = random_point(rng, draw=draw, alike=alike, eta_z=eta_z, eta_w=1.0)
+        setting = reference.draw_setting(point, "softmax")
+        path = simulate(setting.block, setting.samples, [0.0, 2.0], initial=setting.state)
+        mean = _mean_scores(setting)
+        estimate = formula(setting.block, path.v, mean)
+        actual = path.z[1] - path.z[0]
+        motions.append(np.max(np.abs(actual)))
+        errors.append(np.max(np.abs(estimate[1] - estimate[0] - actual)))
+    order = np.polyfit(np.log(motions), np.log(errors), 1)[0]
+    return measured(max(2 - order, 0.0), 0.1)
+
+
 def _condition_with_weights(pull: Any, b: Any, v: Any) -> bool:
     """Whether Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k."""
     second = np.einsum("nk,nl,nj,jk->l", pull, b, b, v) / len(b)
@@ -74,15 +79,6 @@ def _condition_as_printed(pull: Any, b: Any, v: Any) -> bool:
     total = pull.sum(axis=1)
     second = np.einsum("n,nl,nj->lj", total, b, b) / len(b)
     return bool(np.allclose(second, np.outer(b.mean(axis=0), total @ b / len(b)), atol=1e-10))
-
-
-def _softmax_condition(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Does the condition tell where Eqn 17, the rate of z from the rates of v, holds?"""
-    wrong = 0.0
-    for case in range(32):
-        values = {"case": case % 4, "samples": 7, "tokens": 5, "draw": int(rng.integers(2**32))}
-        wrong += _softmax_condition_at(formula, Point(values)).error
-    return ClaimMeasurement(wrong / 32, 0.0)
 
 
 @over(case=Choice(0, 1, 2, 3), samples=Integer(1, 12), tokens=Integer(1, 8), draw=Seed())
@@ -109,17 +105,34 @@ def _softmax_condition_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(bool(formula(g, b, v)) != holds, 0.0)
 
 
-def _softmax_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    drives = ("gradient", "labels")
-    return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
+@claim(
+    "thm1-softmax-condition",
+    _condition_with_weights,
+    _softmax_condition_at,
+    printed=_condition_as_printed,
+)
+def _softmax_condition(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Does the condition tell where Eqn 17, the rate of z from the rates of v, holds?"""
+    sizes = {"samples": 7, "tokens": 5}
+    cases = (
+        Point({**sizes, "case": case % 4, "draw": int(rng.integers(2**32))}) for case in range(32)
+    )
+    return measured(np.mean([_softmax_condition_at(formula, one).error for one in cases]), 0.0)
 
 
+@reference.over_blocks("queries")
 def _softmax_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """The rate of the logits against the law's and a formula of what it leaves out."""
     setting = reference.draw_setting(point, "softmax", queries=1)
     left_out = formula(setting.block, setting.samples, setting.state)
     size = np.sum(reference.rate_sizes(setting)) / setting.block.tau
     return measured(np.abs(_left_out(setting) - left_out), 1e-9 * float(size) + 1e-300)
+
+
+@claim("thm1-softmax-rate", memory.covariance, _softmax_rate_at)
+def _softmax_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    drives = ("gradient", "labels")
+    return largest_error(_softmax_rate_at(formula, random_point(rng, drive=one)) for one in drives)
 
 
 def _left_out(setting: reference.Setting, slopes: Any = None) -> Any:
@@ -145,17 +158,19 @@ def _remembered(
     return path, (4 * fine[::2] - coarse) / 3
 
 
-def _memory(formula: Formula, rng: np.random.Generator, *, alike: bool) -> ClaimMeasurement:
-    drives = ("gradient", "labels")
-    points = (random_point(rng, drive=one, reach=2.0, alike=alike) for one in drives)
-    return largest_error(_memory_of(formula, point, alike=alike) for point in points)
-
-
 def _memory_of(formula: Formula, point: Point, *, alike: bool = True) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "softmax", queries=1, alike=alike)
     path, predicted = _remembered(formula, setting, point["reach"], 5 + int(5 * point["reach"]))
     tolerance = (1 + point["reach"]) * _motion(path) + _rounding(path)
     return measured(np.abs(predicted - path.z[::2]), tolerance)
+
+
+@claim("thm1-softmax-memory", memory.logits, _OVER_PATHS(_memory_of), alike=True)
+@without("thm1-softmax-memory", alike=False)
+def _memory(formula: Formula, rng: Generator, *, alike: bool) -> ClaimMeasurement:
+    drives = ("gradient", "labels")
+    points = (random_point(rng, drive=one, reach=2.0, alike=alike) for one in drives)
+    return largest_error(_memory_of(formula, point, alike=alike) for point in points)
 
 
 def _motion(path: Trajectory) -> float:
@@ -171,17 +186,7 @@ def _rounding(path: Trajectory) -> float:
     return 1e-14 * block.eta_z / (block.eta_w * block.tau) * squares * len(path.t)
 
 
-def _gap(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By how much z leaves the bound; and how far below it stays where the path is short."""
-    points = (random_point(rng, drive=drive, reach=2.0) for drive in ("gradient", "labels"))
-    worst = max(_gap_at(formula, point).error - 1 for point in points)
-    path, predicted = _remembered(
-        memory.logits, reference.draw_setting(random_point(rng), "softmax"), 1e-3, 10
-    )
-    attained = np.linalg.norm(predicted[-1] - path.z[-1]) / formula(path)[-1]
-    return measured(max(worst, abs(1 - attained)), 0.01)
-
-
+@_OVER_PATHS
 def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
     setting = reference.draw_setting(point, "softmax", queries=1)
     points = 5 + int(5 * point["reach"])
@@ -205,56 +210,13 @@ def _gap_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(gap / allowed[::2], 1.0)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="thm1-softmax",
-        title="softmax attention: z = ½ Σ_k (v_k² - ‖v_k‖² b̄) + c, to first order in Δz",
-        source="JoMA preprint, Theorem 1, Eqn 18",
-        method="order of the error in the motion of z, which goes from .01 to .1; samples alike",
-        derived=invariants.softmax_logits,
-        measure=partial(_eqn_18, alike=True),
-        condition="Σ_k E[g_k h′_k b bᵀ] v_k = b̄ Σ_k E[g_k h′_k b]ᵀ v_k; b̄ constant to that order",
-        without=partial(_eqn_18, alike=False),
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _eqn_18_at),
-    ),
-    Claim(
-        id="thm1-softmax-condition",
-        title="the softmax law's condition must weigh each node by its v_k",
-        source="JoMA preprint, Theorem 1",
-        method="32 random blocks: does the condition tell where Eqn 17 holds?",
-        derived=_condition_with_weights,
-        printed=_condition_as_printed,
-        measure=_softmax_condition,
-        search=_softmax_condition_at,
-    ),
-    Claim(
-        id="thm1-softmax-rate",
-        title="ż = (η_Z/η_Wτ) Σ_k (v_k∘v̇_k - b̄ v_k·v̇_k) - (η_Z/τ)Cov(b, Σ_k g_k h′_k v_k·b)",
-        source="new",
-        method="rates of a block written once more in w; gradients and labels",
-        derived=memory.covariance,
-        measure=_softmax_rate,
-        search=Search(reference.parameters("queries"), _softmax_rate_at),
-    ),
-    Claim(
-        id="thm1-softmax-memory",
-        title="softmax with memory: z = z₀ + (η_Z/η_Wτ)(½ Σ_k Δv_k² - ∫ b̄(z) d½‖V‖²)",
-        source="new",
-        method="Runge-Kutta flow in w in which z moves by up to 3τ",
-        derived=memory.logits,
-        measure=partial(_memory, alike=True),
-        condition="all samples have the same frequencies",
-        without=partial(_memory, alike=False),
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _memory_of),
-    ),
-    Claim(
-        id="thm1-softmax-gap",
-        title="z stays within ∫ (η_Z/τ)‖Cov(b, s)‖ dt of the law with memory while ‖V‖ grows;"
-        " attained on short paths",
-        source="new",
-        method="Runge-Kutta flow in w in which z moves by up to 3τ, samples differ",
-        derived=memory.gap_bound,
-        measure=_gap,
-        search=Search(reference.parameters("queries", reach=Real(1e-3, 4.0, log=True)), _gap_at),
-    ),
-)
+@claim("thm1-softmax-gap", memory.gap_bound, _gap_at)
+def _gap(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """By how much z leaves the bound; and how far below it stays where the path is short."""
+    points = (random_point(rng, drive=drive, reach=2.0) for drive in ("gradient", "labels"))
+    worst = max(_gap_at(formula, point).error - 1 for point in points)
+    path, predicted = _remembered(
+        memory.logits, reference.draw_setting(random_point(rng), "softmax"), 1e-3, 10
+    )
+    attained = np.linalg.norm(predicted[-1] - path.z[-1]) / formula(path)[-1]
+    return measured(max(worst, abs(1 - attained)), 0.01)

@@ -3,22 +3,12 @@
 import numpy as np
 from scipy import linalg
 
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over
 from joma.experiments.claims.linear.theorem2 import ANY_RATES, DELTA, LOGITS, RATES, one_node
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, relative
-from joma.experiments.claims.search import Point, Real, over
+from joma.experiments.claims.measurement import ClaimMeasurement, measured, relative
+from joma.experiments.claims.search import Real
 from joma.theory import linear
 from joma.theory.block import Block, simulate
-
-
-def _against_block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    samples, delta = one_node(rng)
-    logits = rng.normal(size=5)
-    t = np.linspace(0, 2, 4)
-    start = (np.zeros((5, 1)), logits)
-    path = simulate(Block("linear", "linear", **RATES), samples, t, initial=start)
-    v, z = formula(delta, t, logits=logits, **RATES)
-    return measured([relative(v, path.v[..., 0]), relative(z, path.z)], 1e-9)
 
 
 @over(delta=DELTA, z0=LOGITS, angle=Real(1e-6, 20, log=True), **ANY_RATES)
@@ -38,14 +28,12 @@ def _against_exponential(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1e-10)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="linear-attention",
-        title="linear attention: v = z₀ sinh(Δt), z = z₀ cosh(Δt)",
-        source="new",
-        method="closed form against the full block, η_W = .7, η_Z = 1.3, τ = .8",
-        derived=linear.linear_attention,
-        measure=_against_block,
-        search=_against_exponential,
-    ),
-)
+@claim("linear-attention", linear.linear_attention, _against_exponential)
+def _against_block(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    samples, delta = one_node(rng)
+    logits = rng.normal(size=5)
+    t = np.linspace(0, 2, 4)
+    start = (np.zeros((5, 1)), logits)
+    path = simulate(Block("linear", "linear", **RATES), samples, t, initial=start)
+    v, z = formula(delta, t, logits=logits, **RATES)
+    return measured([relative(v, path.v[..., 0]), relative(z, path.z)], 1e-9)

@@ -8,11 +8,10 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Formula, Generator, Point, Search, claim, over, without
 from joma.experiments.claims.linear.theorem2 import TIME_LEFT
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
-    Formula,
     difference,
     largest_error,
     measured,
@@ -21,7 +20,7 @@ from joma.experiments.claims.measurement import (
 )
 from joma.experiments.claims.reference.eqn3 import length_at
 from joma.experiments.claims.reference.ode import follow, solve
-from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Search, Seed, over
+from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Seed
 from joma.theory import linear, spectra
 from joma.theory.block import Block, Samples, simulate
 
@@ -43,7 +42,7 @@ def _blowup(length: Any, left: Any) -> Any:
     return np.sqrt(np.pi / 2) / np.max(length) * (1 - np.asarray(left))
 
 
-def _unequal_rows(rng: np.random.Generator) -> Any:
+def _unequal_rows(rng: Generator) -> Any:
     return rng.normal(size=(4, 3)) * np.array([1.4, 1.0, 0.7, 0.5])[:, None]
 
 
@@ -66,16 +65,6 @@ def _long_rows(delta: Any) -> tuple[Any, Any]:
     if not kept.any():
         raise JomaError("no row moves")
     return delta[kept], length[kept]
-
-
-def _block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The talk's matrix equation against the full block with four nodes."""
-    x = rng.dirichlet(np.ones(5), size=30)
-    g = rng.normal(size=(30, 4)) + rng.normal(size=4)
-    path = simulate(Block("exp", "linear"), Samples(x, gradient=g), np.linspace(0, 1.0, 4))
-    delta = x.T @ g / 30
-    flow = solve(lambda v: formula(v, delta), np.zeros((5, 4)), path.t)
-    return measured(relative(flow, path.v), 1e-8)
 
 
 @over(
@@ -102,10 +91,15 @@ def _block_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(relative(formula(state[:, :-1], delta), right_side(state)[:, :-1]), 1e-6)
 
 
-def _rows(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    delta = _unequal_rows(rng)
-    t, flow = _matrix_flow(delta, [0.5, 0.1, 0.01])
-    return measured(relative(formula(delta, t), flow), 1e-8)
+@claim("talk-matrix", _velocity, _block_at)
+def _block(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The talk's matrix equation against the full block with four nodes."""
+    x = rng.dirichlet(np.ones(5), size=30)
+    g = rng.normal(size=(30, 4)) + rng.normal(size=4)
+    path = simulate(Block("exp", "linear"), Samples(x, gradient=g), np.linspace(0, 1.0, 4))
+    delta = x.T @ g / 30
+    flow = solve(lambda v: formula(v, delta), np.zeros((5, 4)), path.t)
+    return measured(relative(flow, path.v), 1e-8)
 
 
 @over(delta=_DELTAS, left=TIME_LEFT)
@@ -114,35 +108,27 @@ def _rows_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(relative(formula(delta, t), flow), 1e-6)
 
 
-def _rank(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether the matrix ODE has lost rank at 1 - t/t* = 1e-4."""
+@claim("talk-nodes", linear.weights_multi, _rows_at)
+def _rows(formula: Formula, rng: Generator) -> ClaimMeasurement:
     delta = _unequal_rows(rng)
-    falls = bool(spectra.rank(_matrix_flow(delta, [1e-4])[1][0]) < spectra.rank(delta))
-    return ClaimMeasurement(float(formula(delta) != falls), 0.0)
+    t, flow = _matrix_flow(delta, [0.5, 0.1, 0.01])
+    return measured(relative(formula(delta, t), flow), 1e-8)
 
 
 @over(delta=_DELTAS, left=TIME_LEFT)
 def _rank_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """Whole numbers in Δ, so that its rank is exact and no singular value is small by chance."""
+    """Whole numbers in Δ, so that no singular value is small by chance."""
     delta, _, flow = _matrix_flow_at(point, np.round(point["delta"]))
-    falls = bool(spectra.rank(flow, tolerance=1e-7) < _exact_rank(delta))
+    falls = bool(spectra.rank(flow, tolerance=1e-7) < np.linalg.matrix_rank(delta))
     return ClaimMeasurement(float(bool(formula(delta)) != falls), 0.0)
 
 
-def _exact_rank(matrix: Any) -> int:
-    """Rank by elimination with fractions."""
-    rows = [[Fraction(float(entry)) for entry in row] for row in matrix]
-    rank = 0
-    for column in range(matrix.shape[1]):
-        pivot = next((i for i in range(rank, len(rows)) if rows[i][column] != 0), None)
-        if pivot is None:
-            continue
-        rows[rank], rows[pivot] = rows[pivot], rows[rank]
-        for i in range(rank + 1, len(rows)):
-            factor = rows[i][column] / rows[rank][column]
-            rows[i] = [a - factor * b for a, b in zip(rows[i], rows[rank], strict=True)]
-        rank += 1
-    return rank
+@claim("talk-rank", lambda delta: False, _rank_at)
+def _rank(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Whether the matrix ODE has lost rank at 1 - t/t* = 1e-4."""
+    delta = _unequal_rows(rng)
+    falls = bool(spectra.rank(_matrix_flow(delta, [1e-4])[1][0]) < spectra.rank(delta))
+    return ClaimMeasurement(float(formula(delta) != falls), 0.0)
 
 
 def _at_the_end(delta: Any, length_of_winner: float) -> Any:
@@ -167,18 +153,6 @@ def _at_the_end(delta: Any, length_of_winner: float) -> Any:
     return np.array(sizes)[:, None] * delta / np.where(length > 0, length, 1)[:, None]
 
 
-def _late_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The stable rank with winners at 1e7 and the others at their limits, also with ties."""
-    cases = [
-        rng.normal(size=(4, 3)),
-        np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]),
-        np.array([[1.0, 0.0], [0.0, 0.999]]),
-        np.array([[3.0, 4.0], [5.0, 0.0], [1.0, 1.0]]),
-        np.array([[2.0, 1.0], [-2.0, -1.0], [0.0, 1.0]]),
-    ]
-    return largest_error(_late_limit_of(formula, delta) for delta in cases)
-
-
 def _late_limit_of(formula: Formula, delta: Any) -> ClaimMeasurement:
     return measured(abs(formula(delta) - spectra.stable_rank(_at_the_end(delta, 1e7))), 1e-9)
 
@@ -195,6 +169,23 @@ def _with_rival(point: Point) -> Any:
     return np.vstack([delta, share * np.roll(longest, 1)])
 
 
+@claim(
+    "talk-stable-rank",
+    linear.stable_rank_limit,
+    Search(_RIVALS, lambda formula, point: _late_limit_of(formula, _with_rival(point))),
+)
+def _late_limit(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The stable rank with winners at 1e7 and the others at their limits, also with ties."""
+    cases = [
+        rng.normal(size=(4, 3)),
+        np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]]),
+        np.array([[1.0, 0.0], [0.0, 0.999]]),
+        np.array([[3.0, 4.0], [5.0, 0.0], [1.0, 1.0]]),
+        np.array([[2.0, 1.0], [-2.0, -1.0], [0.0, 1.0]]),
+    ]
+    return largest_error(_late_limit_of(formula, delta) for delta in cases)
+
+
 def _stable_ranks(delta: Any, t: Any) -> tuple[Any, Any]:
     return (
         spectra.stable_rank(linear.weights_multi(delta, t)),
@@ -208,11 +199,8 @@ _TIED = np.array([[1.0, 0.0], [0.0, 1.0], [0.9, 0.0]])
 """Two longest rows: the stable rank of V rises to 2, and that of V̇ is the higher."""
 
 
-def _ranks_late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    return largest_error(_fall(formula, d, [1e-3, 1e-6]) for d in (_unequal_rows(rng), _SLOW))
-
-
-def _ranks_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("talk-gradient-rank")
+def _ranks_early(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Before it is late, and with two longest rows."""
     return smallest_error([_fall(formula, _SLOW, [0.1, 0.01]), _fall(formula, _TIED, [1e-3, 1e-6])])
 
@@ -267,55 +255,10 @@ def late_ranks(conditional: bool) -> Callable[[Formula, Point], ClaimMeasurement
     return measure
 
 
+@claim("talk-gradient-rank", _stable_ranks, Search(_LATE, late_ranks(True)))
+def _ranks_late(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    return largest_error(_fall(formula, d, [1e-3, 1e-6]) for d in (_unequal_rows(rng), _SLOW))
+
+
 RANKS_WITH_TIES = Search(_LATE, late_ranks(False))
 """The domain of talk-gradient-rank without its condition."""
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="talk-matrix",
-        title="K > 1: V̇ = diag(exp((V∘V)1/2)) Δ/A",
-        source="talk, more nodes",
-        method="against the full block with four nodes",
-        derived=_velocity,
-        measure=_block,
-        search=_block_at,
-    ),
-    Claim(
-        id="talk-nodes",
-        title="K > 1: each row of V keeps its direction and follows Theorem 2 at ‖Δ_l‖",
-        source="new",
-        method="closed form against the matrix ODE",
-        derived=linear.weights_multi,
-        measure=_rows,
-        search=_rows_at,
-    ),
-    Claim(
-        id="talk-rank",
-        title="V does not lose rank",
-        source="new",
-        method="singular values of the matrix ODE at 1 - t/t* = 1e-4",
-        derived=lambda delta: False,
-        measure=_rank,
-        search=_rank_at,
-    ),
-    Claim(
-        id="talk-stable-rank",
-        title="as t → t* the stable ranks of V and V̇ tend to that of the longest rows of Δ",
-        source="new",
-        method="winners at 1e7, the others at their limits in 30 digits; ties too",
-        derived=linear.stable_rank_limit,
-        measure=_late_limit,
-        search=Search(_RIVALS, lambda formula, point: _late_limit_of(formula, _with_rival(point))),
-    ),
-    Claim(
-        id="talk-gradient-rank",
-        title="near the end the stable rank of V falls, and that of V̇ is lower still",
-        source="talk, more nodes",
-        method="stable ranks along the matrix ODE and up to 1 - t/t* = 1e-6",
-        derived=_stable_ranks,
-        measure=_ranks_late,
-        condition="late, one row of Δ longer than all others, and rank Δ ≥ 2",
-        without=_ranks_early,
-        search=Search(_LATE, late_ranks(True)),
-    ),
-)

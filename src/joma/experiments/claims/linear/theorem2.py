@@ -8,11 +8,11 @@ import numpy as np
 from scipy import integrate
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, relative
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured, relative
 from joma.experiments.claims.reference.eqn3 import distance, log_own_time
 from joma.experiments.claims.reference.ode import follow, solve
-from joma.experiments.claims.search import Choice, Integer, Matrix, Point, Real, Vector, over
+from joma.experiments.claims.search import Choice, Integer, Matrix, Real, Vector
 from joma.theory import as_printed as printed
 from joma.theory import linear
 from joma.theory.block import Block, Samples, simulate
@@ -27,7 +27,7 @@ RATE = Real(0.03, 30, log=True, special=(1.0,))
 ANY_RATES: dict[str, Any] = {"eta_w": RATE, "eta_z": RATE, "tau": RATE}
 
 
-def one_node(rng: np.random.Generator) -> tuple[Samples, Any]:
+def one_node(rng: Generator) -> tuple[Samples, Any]:
     """Return samples for one hidden node, and their saliency Δ = E[g x]."""
     x = rng.dirichlet(np.ones(5), size=30)
     g = rng.normal(size=30) + np.linspace(0, 3, 30)
@@ -56,15 +56,6 @@ def _by_unit_rates(delta: Any, t: Any, v0: Any, z0: Any, normalizer: float, **ra
     return problem.scale * linear.weights(
         problem.delta, t, initial=start, log_offset=offset, normalizer=normalizer
     )
-
-
-def _block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    samples, delta = one_node(rng)
-    v0, z0 = 0.3 * rng.normal(size=5), 0.3 * rng.normal(size=5)
-    t = np.linspace(0, 1.0, 5)
-    block = Block(exp_attention(1.7), "linear", **RATES)
-    path = simulate(block, samples, t, initial=(v0[:, None], z0))
-    return measured(relative(formula(delta, t, v0, z0, 1.7, **RATES), path.v[..., 0]), 1e-9)
 
 
 @over(
@@ -100,14 +91,21 @@ def _block_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(ours - v) / size, 1e-5)
 
 
+@claim("eqn3", _by_unit_rates, _block_at)
+def _block(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    samples, delta = one_node(rng)
+    v0, z0 = 0.3 * rng.normal(size=5), 0.3 * rng.normal(size=5)
+    t = np.linspace(0, 1.0, 5)
+    block = Block(exp_attention(1.7), "linear", **RATES)
+    path = simulate(block, samples, t, initial=(v0[:, None], z0))
+    return measured(relative(formula(delta, t, v0, z0, 1.7, **RATES), path.v[..., 0]), 1e-9)
+
+
 # Theorem 2: the ratio that all tokens share, on the block and on the reduced softmax equation.
 
 
-def _ratio(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    return _spread_on_block(formula, *one_node(rng), np.zeros(5))
-
-
-def _ratio_from_any_start(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm2")
+def _ratio_from_any_start(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return _spread_on_block(formula, *one_node(rng), 0.2 * rng.normal(size=5))
 
 
@@ -135,16 +133,13 @@ def _ratio_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(_spread(formula(delta, _along(delta, point["left"]))), 1e-7)
 
 
-def _softmax(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The ratios on v̇ = Δ exp((v² - ‖v‖² b̄)/2), the reduced softmax flow with equal b̄."""
-    delta = rng.uniform(0.3, 1.5, 5)
-    flow = solve(
-        lambda v: delta * np.exp((v**2 - np.sum(v**2) / 5) / 2), np.zeros(5), np.array([0.6])
-    )
-    return measured(_spread(formula(delta, flow[0])), 1e-8)
+@claim("thm2", linear.conserved_ratio, _ratio_at, printed=printed.conserved_ratio)
+def _ratio(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    return _spread_on_block(formula, *one_node(rng), np.zeros(5))
 
 
-def _softmax_block(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm2-softmax")
+def _softmax_block(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """A softmax block whose A and b̄ do stay equal: every sample is one token, so v = Δt."""
     samples = Samples(np.eye(5), gradient=np.array([0.5, 0.8, 1.0, 1.2, 1.5]))
     path = simulate(Block("softmax", "linear"), samples, [0.0, 5.0])
@@ -157,6 +152,16 @@ def _softmax_at(formula: Formula, point: Point) -> ClaimMeasurement:
     delta = _moving(point["delta"])
     v = _along(delta, point["left"], point["share"] / delta.size)
     return measured(_spread(formula(delta, v)), 1e-7)
+
+
+@claim("thm2-softmax", linear.conserved_ratio, _softmax_at, printed=printed.conserved_ratio)
+def _softmax(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The ratios on v̇ = Δ exp((v² - ‖v‖² b̄)/2), the reduced softmax flow with equal b̄."""
+    delta = rng.uniform(0.3, 1.5, 5)
+    flow = solve(
+        lambda v: delta * np.exp((v**2 - np.sum(v**2) / 5) / 2), np.zeros(5), np.array([0.6])
+    )
+    return measured(_spread(formula(delta, flow[0])), 1e-8)
 
 
 # The closed form and the time of divergence, from any start.
@@ -181,26 +186,6 @@ def _tokens(point: Point) -> tuple[list[Any], dict[str, Any]]:
         offset = offset / 30 - start**2 / 2
     options = {"initial": start, "log_offset": offset, "normalizer": normalizer}
     return list(zip(delta, start, offset, normalizer, strict=True)), options
-
-
-def _near_blowup(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """How far the answer is from satisfying ∫ e^{-u²/2} du = Δ eᶜ t/A, in 40 digits."""
-    errors = []
-    with mpmath.workdps(40):
-        for left in (0.5, 1e-4, 1e-8):
-            for sign in (-1, 1):
-                delta, start, offset = sign * rng.uniform(0.3, 2), rng.normal(), rng.normal()
-                normalizer = rng.uniform(0.5, 3)
-                options = {"initial": start, "log_offset": offset, "normalizer": normalizer}
-                t = float(linear.blowup_time([delta], **options)[0] * (1 - left))
-                v = mpmath.mpf(float(formula([delta], t, **options)[0]))
-                steps = mpmath.linspace(mpmath.mpf(start), v, 12)
-                covered = mpmath.quad(lambda u: mpmath.exp(-(u**2) / 2), steps)
-                goal = mpmath.mpf(delta) * mpmath.mpf(t) / mpmath.mpf(normalizer)
-                goal *= mpmath.exp(mpmath.mpf(offset))
-                # One Newton step is the distance to the solution.
-                errors.append(float(abs((goal - covered) * mpmath.exp(v**2 / 2) / v)))
-    return measured(errors, 1e-9)
 
 
 @over(
@@ -229,19 +214,29 @@ def _closed_form_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(off / max(abs(v), 1e-6), 1e-11)
 
 
-def _time(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """∫ dv/v̇ from v(0) to infinity, by quadrature."""
-    delta, start, offset = rng.uniform(0.3, 2, 4), rng.normal(size=4), rng.normal(size=4)
-    delta = delta * rng.choice([-1, 1], 4)
-    ours = formula(delta, initial=start, log_offset=offset, normalizer=1.7)
+@claim("thm2-closed-form", linear.weights, _closed_form_at)
+def _near_blowup(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """How far the answer is from satisfying ∫ e^{-u²/2} du = Δ eᶜ t/A, in 40 digits."""
     errors = []
-    for d, v, c, time in zip(delta, start, offset, ours, strict=True):
-        way: Any = integrate.quad(lambda u: np.exp(-(u**2) / 2), v * np.sign(d), np.inf)
-        errors.append(abs(time / (1.7 * np.exp(-c) * way[0] / abs(d)) - 1))
-    return measured(errors, 1e-8)
+    with mpmath.workdps(40):
+        for left in (0.5, 1e-4, 1e-8):
+            for sign in (-1, 1):
+                delta, start, offset = sign * rng.uniform(0.3, 2), rng.normal(), rng.normal()
+                normalizer = rng.uniform(0.5, 3)
+                options = {"initial": start, "log_offset": offset, "normalizer": normalizer}
+                t = float(linear.blowup_time([delta], **options)[0] * (1 - left))
+                v = mpmath.mpf(float(formula([delta], t, **options)[0]))
+                steps = mpmath.linspace(mpmath.mpf(start), v, 12)
+                covered = mpmath.quad(lambda u: mpmath.exp(-(u**2) / 2), steps)
+                goal = mpmath.mpf(delta) * mpmath.mpf(t) / mpmath.mpf(normalizer)
+                goal *= mpmath.exp(mpmath.mpf(offset))
+                # One Newton step is the distance to the solution.
+                errors.append(float(abs((goal - covered) * mpmath.exp(v**2 / 2) / v)))
+    return measured(errors, 1e-9)
 
 
-def _time_without_constants(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("thm2-blowup")
+def _time_without_constants(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The time at which |v| = 6 where A grows as softmax's does, and where the gradient fades."""
     delta = np.array([rng.uniform(0.5, 1.5)])
     predicted = float(formula(delta)[0])
@@ -268,18 +263,20 @@ def _time_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1e-14)
 
 
+@claim("thm2-blowup", linear.blowup_time, _time_at)
+def _time(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """∫ dv/v̇ from v(0) to infinity, by quadrature."""
+    delta, start, offset = rng.uniform(0.3, 2, 4), rng.normal(size=4), rng.normal(size=4)
+    delta = delta * rng.choice([-1, 1], 4)
+    ours = formula(delta, initial=start, log_offset=offset, normalizer=1.7)
+    errors = []
+    for d, v, c, time in zip(delta, start, offset, ours, strict=True):
+        way: Any = integrate.quad(lambda u: np.exp(-(u**2) / 2), v * np.sign(d), np.inf)
+        errors.append(abs(time / (1.7 * np.exp(-c) * way[0] / abs(d)) - 1))
+    return measured(errors, 1e-8)
+
+
 # The winner, and the limits of the others.
-
-
-def _who_wins(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    return _first_to_six(formula, [(rng.normal(size=4), np.zeros(4)) for _ in range(20)])
-
-
-def _who_wins_from_any_start(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    cases = [(np.array([1.0, 0.8]), np.array([0.0, 0.6]))]
-    cases += [(np.array([-1.0, 0.9]), np.array([0.5, 0.5]))]
-    cases += [(rng.normal(size=4), 2 * rng.normal(size=4)) for _ in range(300)]
-    return _first_to_six(formula, cases)
 
 
 def _first_to_six(formula: Formula, cases: list[tuple[Any, Any]]) -> ClaimMeasurement:
@@ -318,11 +315,18 @@ def _winner_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(late if late > 0 else guide, rounding)
 
 
-def _losers(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    delta = np.array([1.5, *rng.uniform(-1.2, 1.2, 4)])
-    end = np.sqrt(np.pi / 2) / 1.5
-    at_end = solve(lambda v: delta[1:] * np.exp(v**2 / 2), np.zeros(4), [end])[0]
-    return measured(relative(formula(delta)[1:], at_end), 1e-8)
+@claim("thm2-own-time", linear.winner, _winner_at)
+@without("thm2-winner")
+def _who_wins_from_any_start(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    cases = [(np.array([1.0, 0.8]), np.array([0.0, 0.6]))]
+    cases += [(np.array([-1.0, 0.9]), np.array([0.5, 0.5]))]
+    cases += [(rng.normal(size=4), 2 * rng.normal(size=4)) for _ in range(300)]
+    return _first_to_six(formula, cases)
+
+
+@claim("thm2-winner", lambda delta, *, initial: np.argmax(np.abs(delta)), _winner_from_zero_at)
+def _who_wins(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    return _first_to_six(formula, [(rng.normal(size=4), np.zeros(4)) for _ in range(20)])
 
 
 @over(**_TOKENS)
@@ -354,6 +358,14 @@ def _losers_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1.0)
 
 
+@claim("thm2-losers", linear.limit, _losers_at)
+def _losers(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    delta = np.array([1.5, *rng.uniform(-1.2, 1.2, 4)])
+    end = np.sqrt(np.pi / 2) / 1.5
+    at_end = solve(lambda v: delta[1:] * np.exp(v**2 / 2), np.zeros(4), [end])[0]
+    return measured(relative(formula(delta)[1:], at_end), 1e-8)
+
+
 # Footnote 1: saliency.
 
 
@@ -361,14 +373,6 @@ def _discriminancy_times_frequency(g: Any, x: Any) -> Any:
     """E[g | token l] · P(l), with samples equally likely; 0 for a token that never occurs."""
     total = x.sum(axis=0)
     return (g @ (x / np.where(total > 0, total, 1.0))) * x.mean(axis=0)
-
-
-def _saliency(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The velocity with which the weights of a block leave zero."""
-    x = rng.dirichlet(np.ones(4), size=6)
-    g = rng.normal(size=6) + 1
-    path = simulate(Block("exp", "linear"), Samples(x, gradient=g), [0.0, 1e-5])
-    return measured(relative(formula(g, x), path.v[1, :, 0] / 1e-5), 1e-8)
 
 
 @over(
@@ -391,96 +395,10 @@ def _saliency_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(formula(g, x) - np.array(exact) / len(x)) / size, 1e-12)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn3",
-        title="attention integrated out: v̇ = Δ exp(v²/2 + c)/A is the block",
-        source="JoMA preprint, Eqns 3, 19-20",
-        method="closed form against the full block from any start, η_W = .7, η_Z = 1.3, τ = .8",
-        derived=_by_unit_rates,
-        measure=_block,
-        search=_block_at,
-    ),
-    Claim(
-        id="thm2",
-        title="erf(v_l/√2)/Δ_l is the same for all tokens",
-        source="JoMA preprint, Theorem 2 (Eqn 4)",
-        method="spread over tokens on the full block at 95% of the winner's time",
-        derived=linear.conserved_ratio,
-        printed=printed.conserved_ratio,
-        measure=_ratio,
-        condition="v(0) = 0",
-        without=_ratio_from_any_start,
-        search=_ratio_at,
-    ),
-    Claim(
-        id="thm2-closed-form",
-        title="v = √2 erfinv(erf(v₀/√2) + √(2/π) Δ eᶜ t/A)",
-        source="new",
-        method="defining integral in 40 digits at the same float t, down to 1 - t/t* = 1e-8",
-        derived=linear.weights,
-        measure=_near_blowup,
-        search=_closed_form_at,
-    ),
-    Claim(
-        id="thm2-blowup",
-        title="each token alone diverges at a finite time, from zero at A√(π/2)/|Δ|",
-        source="new",
-        method="quadrature of dv/v̇ to infinity",
-        derived=linear.blowup_time,
-        measure=_time,
-        condition="A constant, and Δ constant (Assumption 1)",
-        without=_time_without_constants,
-        search=_time_at,
-    ),
-    Claim(
-        id="thm2-winner",
-        title="the winner is argmax |Δ|",
-        source="JoMA preprint, Theorem 2 (remark)",
-        method="time to reach 6 by quadrature, 20 cases",
-        derived=lambda delta, *, initial: np.argmax(np.abs(delta)),
-        measure=_who_wins,
-        condition="v(0) = 0, c and A equal for all tokens",
-        without=_who_wins_from_any_start,
-        search=_winner_from_zero_at,
-    ),
-    Claim(
-        id="thm2-own-time",
-        title="from any start the winner has the smallest A e^{-c} erfc(±v₀/√2)/|Δ|",
-        source="new",
-        method="time to reach 6 by quadrature, 302 cases that do not start at zero",
-        derived=linear.winner,
-        measure=_who_wins_from_any_start,
-        search=_winner_at,
-    ),
-    Claim(
-        id="thm2-losers",
-        title="as t → t* the others converge, from zero to √2 erfinv(Δ_l/max|Δ|)",
-        source="JoMA preprint, Theorem 2 (remark)",
-        method="ODE up to the winner's time",
-        derived=linear.limit,
-        measure=_losers,
-        search=_losers_at,
-    ),
-    Claim(
-        id="thm2-softmax",
-        title="the reduced equation of softmax attention, b̄ frozen and equal, obeys Theorem 2",
-        source="JoMA preprint, Theorem 2 (remark)",
-        method="spread over tokens on the reduced flow; without: a block of one-token samples",
-        derived=linear.conserved_ratio,
-        printed=printed.conserved_ratio,
-        measure=_softmax,
-        condition="the reduced equation; a block that keeps A[i] and b̄ equal has v = Δt",
-        without=_softmax_block,
-        search=_softmax_at,
-    ),
-    Claim(
-        id="footnote1",
-        title="saliency Δ = discriminancy E[g | l] × frequency P(l)",
-        source="JoMA preprint, Section 3.1, footnote 1",
-        method="the velocity with which the weights of a block leave zero",
-        derived=_discriminancy_times_frequency,
-        measure=_saliency,
-        search=_saliency_at,
-    ),
-)
+@claim("footnote1", _discriminancy_times_frequency, _saliency_at)
+def _saliency(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The velocity with which the weights of a block leave zero."""
+    x = rng.dirichlet(np.ones(4), size=6)
+    g = rng.normal(size=6) + 1
+    path = simulate(Block("exp", "linear"), Samples(x, gradient=g), [0.0, 1e-5])
+    return measured(relative(formula(g, x), path.v[1, :, 0] / 1e-5), 1e-8)

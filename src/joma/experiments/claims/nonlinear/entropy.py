@@ -6,10 +6,10 @@ import mpmath
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim, Measure
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured, smallest_error
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured, smallest_error
 from joma.experiments.claims.reference.eqn6 import courses, flow, minimum, refuse_near_ties
-from joma.experiments.claims.search import Integer, Point, Real, Vector, over
+from joma.experiments.claims.search import Integer, Real, Vector
 from joma.theory import nonlinear
 
 _MIXED = ((3.0, 2.5, 0.5, 0.3), (2.0, 1.9, 1.0), (1.5, -1.0))
@@ -18,32 +18,8 @@ _FALLING = ((1.0, 0.9, 0.0), (1.2, 1.0, 0.0, 0.0), (2.0, 1.9, *[0.0] * 6))
 """A component that is neither zero nor the largest, and no rebound."""
 _ZEROS = ((2.5, 1.0, 0.0, -1.5), (2.778, 2.335, *[0.0] * 1000))
 """Zeros and a rebound: at the end, and between two falls."""
-
-
-def _entropy(cases: tuple[tuple[float, ...], ...], *, random: int = 0) -> Measure:
-    """Whether a formula is right on if and by how much entropy(softmax(v²)) falls and rises."""
-
-    def measure(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-        drawn = [tuple(rng.uniform(0.3, 3, size=5)) for _ in range(random)]
-        errors = []
-        for mu in (*cases, *drawn):
-            fate = formula(mu)
-            t = np.concatenate([[0.0], np.geomspace(1e-3, 30, 1000)])
-            size, place = np.unique(np.abs(mu), return_inverse=True)
-            path = flow(size, t, 1e-9, "LSODA")[:, place]
-            change = nonlinear.drop_and_rebound(nonlinear.attention_entropy(path))
-            seen = bool(change.drop > 1e-6), bool(change.rebound > 1e-6)
-            errors.append(float(tuple(fate[:2]) != seen))
-            if len(fate) > 2:
-                errors += [abs(fate.drop - change.drop), abs(fate.rebound - change.rebound)]
-        return measured(errors, 1e-3)
-
-    return measure
-
-
-def _entropy_of_others(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Equal components, a single one, zeros next to others."""
-    return smallest_error(_entropy((case,))(formula, rng) for case in (*_PURE, *_FALLING))
+_ALL = (*_MIXED, *_PURE, *_FALLING, *_ZEROS)
+_Targets = tuple[tuple[float, ...], ...]
 
 
 class _Path:
@@ -145,25 +121,28 @@ def _fate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return _fate_error(formula, mu, numbers=True)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="fig4-entropy",
-        title="attention entropy drops, then rebounds",
-        source="JoMA preprint, Fig. 4",
-        method="implicit integration for six targets",
-        derived=lambda mu: (True, True),
-        measure=_entropy(_MIXED, random=3),
-        condition="no μ is zero, and not all |μ| are equal",
-        without=_entropy_of_others,
-        search=_entropy_at,
-    ),
-    Claim(
-        id="fig4-fate",
-        title="it drops unless all |μ| are equal, and ends rising iff min_{μ≠0} μ² < Σ p_j μ_j²",
-        source="new",
-        method="drop and rebound by implicit integration for twelve targets",
-        derived=nonlinear.entropy_fate,
-        measure=_entropy((*_MIXED, *_PURE, *_FALLING, *_ZEROS), random=2),
-        search=_fate_at,
-    ),
-)
+@claim("fig4-entropy", lambda mu: (True, True), _entropy_at, cases=_MIXED, random=3)
+@claim("fig4-fate", nonlinear.entropy_fate, _fate_at, cases=_ALL, random=2)
+def _entropy(
+    formula: Formula, rng: Generator, *, cases: _Targets, random: int = 0
+) -> ClaimMeasurement:
+    """Whether a formula is right on if and by how much entropy(softmax(v²)) falls and rises."""
+    drawn = [tuple(rng.uniform(0.3, 3, size=5)) for _ in range(random)]
+    errors = []
+    for mu in (*cases, *drawn):
+        fate = formula(mu)
+        t = np.concatenate([[0.0], np.geomspace(1e-3, 30, 1000)])
+        size, place = np.unique(np.abs(mu), return_inverse=True)
+        path = flow(size, t, 1e-9, "LSODA")[:, place]
+        change = nonlinear.drop_and_rebound(nonlinear.attention_entropy(path))
+        seen = bool(change.drop > 1e-6), bool(change.rebound > 1e-6)
+        errors.append(float(tuple(fate[:2]) != seen))
+        if len(fate) > 2:
+            errors += [abs(fate.drop - change.drop), abs(fate.rebound - change.rebound)]
+    return measured(errors, 1e-3)
+
+
+@without("fig4-entropy")
+def _entropy_of_others(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Equal components, a single one, zeros next to others."""
+    return smallest_error(_entropy(formula, rng, cases=(one,)) for one in (*_PURE, *_FALLING))

@@ -8,11 +8,11 @@ from scipy import integrate
 from scipy.special import erf
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, difference, measured
 from joma.experiments.claims.reference.eqn6 import flow, slope_at, time_at, velocity
 from joma.experiments.claims.reference.ode import follow, integral
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Vector, over
+from joma.experiments.claims.search import Choice, Integer, Real, Vector
 from joma.theory import nonlinear
 
 _ANY_TIME: dict[str, Any] = {
@@ -39,17 +39,6 @@ def _inverted(y: float, mu: float) -> tuple[float, Any]:
     return t, exact
 
 
-def _weights(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    errors = []
-    with mpmath.workdps(30):
-        for mu in (*rng.uniform(-4, 4, size=2), 6.0):
-            for target in (0.3, 2.0, 8.0):
-                t, y = _inverted(target, mu)
-                reference = mpmath.mpf(mu) * (1 - mpmath.exp(-y))
-                errors.append(float(abs(formula([mu], t)[0] / reference - 1)))
-    return measured(errors, 1e-9)
-
-
 @over(**_ANY_TIME)
 def _weights_at(formula: Formula, point: Point) -> ClaimMeasurement:
     """V from the ln 1/δ that one Newton step in 30 digits finds next to the answer's."""
@@ -70,11 +59,16 @@ def _weights_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(float(change)), 1e-11)
 
 
-def _ode(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """All components at once, by an implicit solver of the ODE."""
-    mu = rng.uniform(-3, 3, size=6)
-    t = np.array([0.2, 1.0, 3.0])
-    return measured(difference(formula(mu, t), flow(mu, t)), 1e-7)
+@claim("eqn6", nonlinear.weights, _weights_at)
+def _weights(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    errors = []
+    with mpmath.workdps(30):
+        for mu in (*rng.uniform(-4, 4, size=2), 6.0):
+            for target in (0.3, 2.0, 8.0):
+                t, y = _inverted(target, mu)
+                reference = mpmath.mpf(mu) * (1 - mpmath.exp(-y))
+                errors.append(float(abs(formula([mu], t)[0] / reference - 1)))
+    return measured(errors, 1e-9)
 
 
 @over(mu=Vector(Real(-4, 4, special=(0.0,)), Integer(1, 8)), time=Real(1e-4, 50, log=True))
@@ -84,13 +78,16 @@ def _ode_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(difference(formula(mu, t), v), 1e-4)
 
 
-def _log_residual(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    cases = (0.0, *rng.uniform(0.5, 4, size=2), 6.0)
-    targets = (0.5, 10.0, 300 * np.log(10))
-    return measured([_log_error(formula, mu, y) for mu in cases for y in targets], 1e-10)
+@claim("eqn6-ode", nonlinear.weights, _ode_at)
+def _ode(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """All components at once, by an implicit solver of the ODE."""
+    mu = rng.uniform(-3, 3, size=6)
+    t = np.array([0.2, 1.0, 3.0])
+    return measured(difference(formula(mu, t), flow(mu, t)), 1e-7)
 
 
-def _log_residual_beyond(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("eqn6-log")
+def _log_residual_beyond(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Within the sudden growth at μ = 10, where a float's spacing of t is too coarse."""
     return measured(_log_error(formula, 10.0, 3.0), 1e-10)
 
@@ -114,14 +111,15 @@ def _log_residual_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(float(off)), 1e-11)
 
 
+@claim("eqn6-log", nonlinear.log_residual, _log_residual_at)
+def _log_residual(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    cases = (0.0, *rng.uniform(0.5, 4, size=2), 6.0)
+    targets = (0.5, 10.0, 300 * np.log(10))
+    return measured([_log_error(formula, mu, y) for mu in cases for y in targets], 1e-10)
+
+
 def _asymptote(mu: Any, t: Any) -> Any:
     return -np.exp(mu**2 / 2) * (t - nonlinear.residual_offset(mu))
-
-
-def _late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    with mpmath.workdps(30):
-        cases = [(mu, float(time_at(-60.0, mu))) for mu in rng.uniform(0.5, 3, size=3)]
-    return measured([abs(float(formula(mu, t)) / -60.0 - 1) for mu, t in cases], 1e-9)
 
 
 @over(size=Real(1e-6, 6), y=Real(2, 700, log=True))
@@ -136,21 +134,17 @@ def _late_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(float(formula(mu, t)) - exact), slack)
 
 
+@claim("eqn6-late", _asymptote, _late_at)
+def _late(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    with mpmath.workdps(30):
+        cases = [(mu, float(time_at(-60.0, mu))) for mu in rng.uniform(0.5, 3, size=3)]
+    return measured([abs(float(formula(mu, t)) / -60.0 - 1) for mu, t in cases], 1e-9)
+
+
 def _derivative(r: Any, mu: Any) -> Any:
     """Eqn 84: √(π/2) erf(rμ/√2) + (1-e^{-r²μ²/2})/μ - μF."""
     smooth = np.sqrt(np.pi / 2) * erf(r * mu / np.sqrt(2)) - np.expm1(-((r * mu) ** 2) / 2) / mu
     return smooth - mu * nonlinear.elapsed(r, mu)
-
-
-def _in_mu(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    errors = []
-    for r, mu in zip(rng.uniform(0.1, 0.99, 5), rng.uniform(0.3, 4, 5), strict=True):
-        ahead, back = (
-            integrate.quad(lambda x, m=m: np.exp(-(m**2) * x**2 / 2) / (1 - x), 0, r)[0]
-            for m in (mu + 1e-4, mu - 1e-4)
-        )
-        errors.append(abs(float(formula(r, mu)) - (ahead - back) / 2e-4))
-    return measured(errors, 1e-6)
 
 
 @over(size=Real(1e-3, 6, log=True), y=Real(1e-3, 30, log=True))
@@ -167,52 +161,13 @@ def _in_mu_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(float(formula(r, mu)) - exact), 1e-7 * max(1.0, abs(exact)))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn6",
-        title="v̇ = (μ-v)exp(v²/2) is solved by inverting t = F(v/μ, μ), to 1e-11 for |μ| ≤ 6",
-        source="JoMA preprint, Eqns 6, 79",
-        method="30 digits at the same float t, |μ| up to 6",
-        derived=nonlinear.weights,
-        measure=_weights,
-        search=_weights_at,
-    ),
-    Claim(
-        id="eqn6-ode",
-        title="the same against the differential equation itself",
-        source="JoMA preprint, Eqn 6",
-        method="implicit integration (Radau, 1e-10)",
-        derived=nonlinear.weights,
-        measure=_ode,
-        search=_ode_at,
-    ),
-    Claim(
-        id="eqn6-log",
-        title="ln δ stays exact to 1e-11 down to δ = 1e-300",
-        source="new",
-        method="30 digits at the same float t",
-        derived=nonlinear.log_residual,
-        measure=_log_residual,
-        condition="|μ| ≤ 6; beyond, ln δ is that of a time within rounding of t",
-        without=_log_residual_beyond,
-        search=_log_residual_at,
-    ),
-    Claim(
-        id="eqn6-late",
-        title="near convergence δ → exp(-e^{μ²/2}(t - R(μ)))",
-        source="new",
-        method="30 digits at ln δ = -60",
-        derived=_asymptote,
-        measure=_late,
-        search=_late_at,
-    ),
-    Claim(
-        id="eqn84",
-        title="∂F/∂μ = √(π/2) erf(rμ/√2) + (1-e^{-r²μ²/2})/μ - μF",
-        source="JoMA preprint, Eqns 81-84",
-        method="central differences of quadratures",
-        derived=_derivative,
-        measure=_in_mu,
-        search=_in_mu_at,
-    ),
-)
+@claim("eqn84", _derivative, _in_mu_at)
+def _in_mu(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    errors = []
+    for r, mu in zip(rng.uniform(0.1, 0.99, 5), rng.uniform(0.3, 4, 5), strict=True):
+        ahead, back = (
+            integrate.quad(lambda x, m=m: np.exp(-(m**2) * x**2 / 2) / (1 - x), 0, r)[0]
+            for m in (mu + 1e-4, mu - 1e-4)
+        )
+        errors.append(abs(float(formula(r, mu)) - (ahead - back) / 2e-4))
+    return measured(errors, 1e-6)

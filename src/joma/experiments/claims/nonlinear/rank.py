@@ -5,17 +5,16 @@ from typing import Any
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
-    Formula,
     difference,
     measured,
     smallest_error,
 )
 from joma.experiments.claims.reference import eqn6 as reference
 from joma.experiments.claims.reference.ode import follow
-from joma.experiments.claims.search import Integer, Matrix, Point, Real, Vector, over
+from joma.experiments.claims.search import Integer, Matrix, Real, Vector
 from joma.theory import nonlinear, spectra
 
 _ENTRY = Real(-3, 3, special=(0.0,))
@@ -25,15 +24,10 @@ _HEAVY = np.array([[2.0, 0.0], *[[0.0, 1.0]] * 12])
 _TIMES = np.concatenate([[1e-4], np.geomspace(1e-2, 30, 600)])
 
 
-def _targets(rng: np.random.Generator) -> Any:
+def _targets(rng: Generator) -> Any:
     """Rows of one salient and several weak targets for four nodes."""
     directions = np.linalg.qr(rng.normal(size=(4, 4)))[0]
     return directions * np.array([3.0, 1.4, 1.2, 1.0])[:, None]
-
-
-def _nodes(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    mu, t = _targets(rng), np.array([0.1, 0.6, 2.0])
-    return measured(difference(formula(mu, t), reference.flow(mu, t)), 1e-7)
 
 
 @over(mu=_ROWS, time=Real(1e-3, 30, log=True))
@@ -44,12 +38,10 @@ def _nodes_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(difference(formula(mu, t), v), 1e-4)
 
 
-def _rank(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Whether the rank of the matrix flow is ever below that of its targets."""
-    mu = _targets(rng)
-    path = reference.flow(mu, np.geomspace(1e-2, 30, 40), 1e-9, "LSODA")
-    drops = bool(np.any(spectra.rank(path) < spectra.rank(mu)))
-    return ClaimMeasurement(float(formula(mu) != drops), 0.0)
+@claim("eqn6-nodes", nonlinear.weights_multi, _nodes_at)
+def _nodes(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    mu, t = _targets(rng), np.array([0.1, 0.6, 2.0])
+    return measured(difference(formula(mu, t), reference.flow(mu, t)), 1e-7)
 
 
 @over(mu=Matrix(_ENTRY, Integer(1, 5), Integer(1, 3)), time=Real(1e-2, 30, log=True))
@@ -64,12 +56,17 @@ def _rank_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(float(bool(formula(mu)) != drops), 0.0)
 
 
-def _bounce(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The predicted fall and rise of the stable rank against the matrix flow's."""
-    return _bounce_of(formula, _targets(rng))
+@claim("sec4-rank", lambda mu: False, _rank_at)
+def _rank(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Whether the rank of the matrix flow is ever below that of its targets."""
+    mu = _targets(rng)
+    path = reference.flow(mu, np.geomspace(1e-2, 30, 40), 1e-9, "LSODA")
+    drops = bool(np.any(spectra.rank(path) < spectra.rank(mu)))
+    return ClaimMeasurement(float(formula(mu) != drops), 0.0)
 
 
-def _bounce_of_others(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("sec4-stable-rank")
+def _bounce_of_others(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """Rows of one length, and rows that are not orthogonal."""
     equal = np.linalg.qr(rng.normal(size=(4, 4)))[0] * 1.5
     return smallest_error(_bounce_of(formula, mu) for mu in (equal, _HEAVY))
@@ -115,19 +112,10 @@ def _bounce_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(errors, 1.0)
 
 
-def _turns(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """Ends, drop, rise and both signs against the matrix flow, for targets of every kind."""
-    errors = []
-    for mu in (_HEAVY, _targets(rng), np.diag([2.0, 1.0, 1.0]), rng.normal(size=(5, 3))):
-        path = spectra.stable_rank(reference.flow(mu, _TIMES, 1e-9, "LSODA"))
-        fate = formula(mu)
-        errors += [abs(path[0] - fate.ends), abs(path[-1] - fate.ends)]
-        errors += [abs(fate.ends - path.min() - fate.drop), abs(path.max() - fate.ends - fate.rise)]
-        moving = np.diff(path)[np.abs(np.diff(path)) > 1e-6]
-        if len(mu) != 5:  # of random rows, what is left at the end may be too little to be seen
-            signs = int(np.sign(moving[0])), int(np.sign(moving[-1]))
-            errors.append(float((fate.first, fate.last) != signs))
-    return measured(errors, 1e-3)
+@claim("sec4-stable-rank", nonlinear.stable_rank_fate, _bounce_at)
+def _bounce(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The predicted fall and rise of the stable rank against the matrix flow's."""
+    return _bounce_of(formula, _targets(rng))
 
 
 @over(mu=_ROWS, many=Integer(0, 100))
@@ -163,43 +151,17 @@ def turns_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(2.0 if wrong else guide, 1.0)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="eqn6-nodes",
-        title="K > 1: each row of V keeps its direction and follows Eqn 6 at ‖μ_l‖",
-        source="new",
-        method="closed form against implicit integration of the matrix equation",
-        derived=nonlinear.weights_multi,
-        measure=_nodes,
-        search=_nodes_at,
-    ),
-    Claim(
-        id="sec4-rank",
-        title="the rank of W does not drop",
-        source="new",
-        method="singular values along the matrix equation",
-        derived=lambda mu: False,
-        measure=_rank,
-        search=_rank_at,
-    ),
-    Claim(
-        id="sec4-stable-rank",
-        title="the stable rank of W drops and bounces back to that of its targets",
-        source="new",
-        method="closed form against the matrix equation",
-        derived=nonlinear.stable_rank_fate,
-        measure=_bounce,
-        condition="orthogonal rows, not all of one length",
-        without=_bounce_of_others,
-        search=_bounce_at,
-    ),
-    Claim(
-        id="sec4-rank-turns",
-        title="of any targets it starts and ends at theirs; first it falls iff Σu²ℓ² > Σℓ⁴/Σℓ²",
-        source="new",
-        method="closed form against the matrix equation for four kinds of targets",
-        derived=nonlinear.stable_rank_fate,
-        measure=_turns,
-        search=turns_at,
-    ),
-)
+@claim("sec4-rank-turns", nonlinear.stable_rank_fate, turns_at)
+def _turns(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """Ends, drop, rise and both signs against the matrix flow, for targets of every kind."""
+    errors = []
+    for mu in (_HEAVY, _targets(rng), np.diag([2.0, 1.0, 1.0]), rng.normal(size=(5, 3))):
+        path = spectra.stable_rank(reference.flow(mu, _TIMES, 1e-9, "LSODA"))
+        fate = formula(mu)
+        errors += [abs(path[0] - fate.ends), abs(path[-1] - fate.ends)]
+        errors += [abs(fate.ends - path.min() - fate.drop), abs(path.max() - fate.ends - fate.rise)]
+        moving = np.diff(path)[np.abs(np.diff(path)) > 1e-6]
+        if len(mu) != 5:  # of random rows, what is left at the end may be too little to be seen
+            signs = int(np.sign(moving[0])), int(np.sign(moving[-1]))
+            errors.append(float((fate.first, fate.last) != signs))
+    return measured(errors, 1e-3)

@@ -4,7 +4,7 @@ The reference of the claims about `joma.theory.block` and its laws. Everything i
 the embedding space, sample by sample, and shares no code with what it checks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.common.types import Array
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula
+from joma.experiments.claims.claim import Formula, Generator, Point, PointMeasure, Search
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference.ode import five_point
-from joma.experiments.claims.search import Choice, Integer, Parameter, Point, Real, Seed
+from joma.experiments.claims.search import Choice, Integer, Parameter, Real, Seed
 from joma.theory.block import Block, Samples, State, Trajectory
 
 SIGMA: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -90,7 +91,7 @@ class Setting:
 
     def speed(self, rate: "Rate") -> float:
         """Return how fast the largest weight and logit change, relative to w and to τ."""
-        weights = np.max(np.abs(rate.w)) / np.max(np.abs(self.w))
+        weights = np.max(np.abs(rate.w)) / max(float(np.max(np.abs(self.w))), 1e-300)
         return max(float(weights), float(np.max(np.abs(rate.z)) / self.block.tau))
 
     def logits(self) -> Array:
@@ -157,7 +158,7 @@ def draw_setting(
     )
 
 
-def _columns(embeddings: str, m: int, q: int, rng: np.random.Generator) -> Array:
+def _columns(embeddings: str, m: int, q: int, rng: Generator) -> Array:
     if embeddings == "orthonormal":
         return np.linalg.qr(rng.normal(size=(m + q + 1, m + q)))[0]
     if embeddings == "any":
@@ -189,19 +190,21 @@ def inputs(setting: Setting) -> Array:
 
 def outputs(setting: Setting) -> Array:
     """Return outputs h of every sample and node, shape (N, K)."""
-    return PHI[setting.block.phi.name.split("(")[0]][0](inputs(setting) @ setting.w)
+    return _activation(setting)[0](inputs(setting) @ setting.w)
 
 
 def slopes_of(setting: Setting) -> Array:
     """Return h′ of every sample and node, shape (N, K)."""
-    return PHI[setting.block.phi.name.split("(")[0]][1](inputs(setting) @ setting.w)
+    return _activation(setting)[1](inputs(setting) @ setting.w)
 
 
-def node_gradients(setting: Setting, b: Array, slopes: Array | None = None) -> tuple[Array, Array]:
+def _activation(setting: Setting) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    return PHI[setting.block.phi.name.split("(")[0]]
+
+
+def node_gradients(setting: Setting, slopes: Array | None = None) -> tuple[Array, Array]:
     """Return inputs f, shape (N, d), and the factors P g_k h′_k, shape (N, K)."""
-    m, samples = setting.samples.tokens, setting.samples
-    f = b @ setting.columns[:, :m].T + setting.columns[:, m:].T[setting.query]
-    value, slope = PHI[setting.block.phi.name.split("(")[0]]
+    samples, f, (value, slope) = setting.samples, inputs(setting), _activation(setting)
     pre = f @ setting.w
     if samples.gradient is not None:
         g = np.asarray(samples.gradient)
@@ -209,9 +212,8 @@ def node_gradients(setting: Setting, b: Array, slopes: Array | None = None) -> t
         h = value(pre)
         e = np.exp(h - np.max(h, axis=1, keepdims=True))
         g = np.eye(samples.nodes)[np.asarray(samples.labels)] - e / e.sum(axis=1, keepdims=True)
-    return f, np.asarray(samples.probability)[:, None] * g * (
-        slope(pre) if slopes is None else slopes
-    )
+    slopes = slope(pre) if slopes is None else slopes
+    return f, np.asarray(samples.probability)[:, None] * g * slopes
 
 
 def pull_sizes(setting: Setting, pull: Array) -> Array:
@@ -236,7 +238,7 @@ def rates(setting: Setting, slopes: Array | None = None) -> Rate:
     """Return Eqn 2, in w and sample by sample; with given h′ if there are."""
     block, x, m = setting.block, np.asarray(setting.samples.x), setting.samples.tokens
     b = attention_scores(setting)
-    f, pull = node_gradients(setting, b, slopes)
+    f, pull = node_gradients(setting, slopes)
     v = setting.columns[:, :m].T @ setting.w
     by_b = pull @ v.T  # U_Cᵀ g_f of every sample
     if block.sigma.name == "softmax":
@@ -257,7 +259,7 @@ def rates(setting: Setting, slopes: Array | None = None) -> Rate:
 def rate_sizes(setting: Setting) -> Array:
     """Sizes of the sums of which a token's law consists, η_Z Σ_k E|g_k h′_k b_l v_kl|, (M,)."""
     b, m = attention_scores(setting), setting.samples.tokens
-    pull = pull_sizes(setting, node_gradients(setting, b)[1])
+    pull = pull_sizes(setting, node_gradients(setting)[1])
     v = setting.columns[:, :m].T @ setting.w
     return setting.block.eta_z * np.einsum("nk,nl,lk->l", pull, np.abs(b), np.abs(v))
 
@@ -323,39 +325,21 @@ def trajectory(states: list[Setting], t: Array) -> Trajectory:
 def law_derivative(law: Callable[[Setting], Any], setting: Setting) -> tuple[Array, float]:
     """The rate of a quantity along the flow, and the time of the difference it was taken with."""
     rate = rates(setting)
-    speeds = [
-        np.max(np.abs(rate.w)) / max(float(np.max(np.abs(setting.w))), 1e-300),
-        np.max(np.abs(rate.z)) / setting.block.tau,
-    ]
-    h = 1e-3 / max(*speeds, 1e-30)
+    h = 1e-3 / max(setting.speed(rate), 1e-30)
     around = (np.asarray(law(setting.moved(rate, s * h))) for s in (-2, -1, 1, 2))
     return np.ravel(five_point(around, h)), h
 
 
-def conserved(law: Callable[[Setting], Any], setting: Setting, *, whole: bool) -> ClaimMeasurement:
-    """Return how fast a quantity moves, in units of the sums that must cancel in it.
-
-    Args:
-        law: The quantity of each token, or one for all.
-        setting: Where.
-        whole: Whether it is one for all tokens.
-    """
-    derivative, h = law_derivative(law, setting)
-    own = 1e-14 * np.ravel(np.abs(np.asarray(law(setting)))) / h
-    tolerance = law_sizes(setting, h, whole=whole) + own
-    return ClaimMeasurement(float(np.max(np.abs(derivative) / tolerance)), 1.0)
-
-
 def law_sizes(setting: Setting, h: float, *, whole: bool = False) -> Array:
-    """Return What counts as zero in the rate of a law: 1e-6 of its two sums, and rounding.
+    """Return what counts as zero in the rate of a law: 1e-6 of its two sums, and rounding.
 
     Args:
         setting: Where.
         h: The time of the difference by which the rate was taken.
         whole: Whether all tokens have one law.
     """
-    rate, sizes = rates(setting), rate_sizes(setting)
-    m, ratio = setting.samples.tokens, setting.block.eta_z / setting.block.eta_w
+    rate, sizes, block = rates(setting), rate_sizes(setting), setting.block
+    m, ratio = setting.samples.tokens, block.eta_z / block.eta_w
     v_rate = setting.columns[:, :m].T @ rate.w
     v = setting.columns[:, :m].T @ setting.w
     sizes = sizes + ratio * np.sum(np.abs(v * v_rate), axis=1)
@@ -364,58 +348,55 @@ def law_sizes(setting: Setting, h: float, *, whole: bool = False) -> Array:
     rounding = ratio * np.sum(np.abs(v), axis=1) * columns * np.max(np.abs(rate.w))
     if whole:
         sizes, rounding = np.array([sizes.sum()]), np.array([rounding.sum()])
-    return 1e-6 * sizes + 1e-13 * (rounding + _terms(setting) / h) + 1e-300
-
-
-def _terms(setting: Setting) -> float:
-    block = setting.block
-    v = setting.columns[:, : setting.samples.tokens].T @ setting.w
-    weights = block.eta_z / block.eta_w * float(np.sum(v**2))
     y = np.abs(setting.z / block.tau)
     largest = np.exp(np.minimum(y, 500)) if block.sigma.name == "sigmoid" else y**2
-    return weights + block.tau**2 * float(np.sum(largest + y))
+    terms = ratio * float(np.sum(v**2)) + block.tau**2 * float(np.sum(largest + y))
+    return 1e-6 * sizes + 1e-13 * (rounding + terms / h) + 1e-300
 
 
-def law_measure(
-    attentions: Sequence[str], *, embeddings: str = "orthonormal", **given: Any
-) -> Callable[[Formula, Point], ClaimMeasurement]:
-    """Measure a law formula(block, v, z) at one point.
+def law_search(first: str, *others: str, embeddings: str = "orthonormal", **given: Any) -> Search:
+    """Search for a block in which a law formula(block, v, z) moves.
 
     Args:
-        attentions: One of them is drawn as the parameter `attention` if there are several.
+        first: An attention.
+        others: More of them: then one is drawn as the parameter `attention`.
         embeddings: As in `draw_setting`.
         given: Values that the claim fixes; a callable takes the point's values.
     """
+    drawn = {"attention": Choice(first, *others)} if others else {}
 
-    def measure(formula: Formula, point: Point) -> ClaimMeasurement:
-        attention = point["attention"] if len(attentions) > 1 else attentions[0]
-        fixed = {
-            name: value(point.values) if callable(value) else value for name, value in given.items()
-        }
+    @over_blocks(*given, **drawn)
+    def search(formula: Formula, point: Point) -> ClaimMeasurement:
+        """How fast the quantity moves, in units of the sums that must cancel in it."""
+        attention = point["attention"] if drawn else first
+        fixed = {name: it(point.values) if callable(it) else it for name, it in given.items()}
         setting = draw_setting(point, attention, embeddings, **fixed)
 
         def law(at: Setting) -> Any:
             return formula(at.block, at.state.v[None], at.logits())
 
+        derivative, h = law_derivative(law, setting)
+        own = 1e-14 * np.ravel(np.abs(np.asarray(law(setting)))) / h
         whole = embeddings != "orthonormal" or attention == "softmax"
-        return conserved(law, setting, whole=whole)
+        return measured(np.abs(derivative) / (law_sizes(setting, h, whole=whole) + own), 1.0)
 
-    return measure
-
-
-def parameters(*left_out: str, **added: Parameter) -> dict[str, Parameter]:
-    """Return `PARAMETERS` without some and with others."""
-    return {**{name: one for name, one in PARAMETERS.items() if name not in left_out}, **added}
+    return search
 
 
-def random_samples(rng: np.random.Generator, *, queries: int = 1, nodes: int = 3) -> Samples:
+def over_blocks(*left_out: str, **added: Parameter) -> Callable[[PointMeasure], Search]:
+    """Turn a measure into a `Search` over `PARAMETERS`, without some and with others."""
+    kept = {name: it for name, it in PARAMETERS.items() if name not in left_out}
+    return lambda measure: Search({**kept, **added}, measure)
+
+
+def random_samples(rng: Generator, *, queries: int = 1, nodes: int = 3) -> Samples:
     """Return forty samples of six tokens, with random gradients for each node."""
     x = rng.dirichlet(np.ones(6), size=40)
     query = None if queries == 1 else rng.permutation(np.arange(40) % queries)
     return Samples(x, gradient=rng.normal(size=(40, nodes)), query=query)
 
 
-def random_start(samples: Samples, rng: np.random.Generator, logit: float = 0.0) -> State:
+def random_start(samples: Samples, rng: Generator, logit: float = 0.0) -> State:
     """Return a random state for the samples, its logits about a given value."""
     m, k, q = samples.tokens, samples.nodes, samples.queries
     return State(
@@ -425,7 +406,7 @@ def random_start(samples: Samples, rng: np.random.Generator, logit: float = 0.0)
     )
 
 
-def random_point(rng: np.random.Generator, **given: Any) -> Point:
+def random_point(rng: Generator, **given: Any) -> Point:
     """Return a block of moderate size at moderate rates, as a point of a search."""
     sizes = {"tokens": 5, "nodes": 3, "queries": 1, "samples": 9}
     data = {"weights": 0.5, "logits": 0.5, "absent": 0.2, "drive": "gradient"}

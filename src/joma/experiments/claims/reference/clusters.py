@@ -4,7 +4,7 @@ Nothing here uses the integrals of `joma.theory.marginals`: a density is known b
 to a constant, and its tails are summed by the exp-sinh rule.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,19 +13,12 @@ from scipy import optimize
 
 from joma.common.types import Array
 from joma.errors import JomaError
+from joma.experiments.claims.claim import Generator, Point
 from joma.experiments.claims.measurement import ClaimMeasurement
 from joma.experiments.claims.reference.ode import five_point, gauss
-from joma.experiments.claims.search import Choice, Integer, Point, Real
-from joma.theory.marginals import (
-    Ball,
-    Gaussian,
-    Laplace,
-    Logistic,
-    Marginal,
-    Scaled,
-    StudentT,
-    Uniform,
-)
+from joma.experiments.claims.search import Choice, Integer, Real
+from joma.theory import marginals
+from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Marginal, Scaled, StudentT
 
 FAMILIES: tuple[Marginal, ...] = (
     Gaussian(),
@@ -33,7 +26,7 @@ FAMILIES: tuple[Marginal, ...] = (
     StudentT(5),
     Laplace(),
     Logistic(),
-    Uniform(),
+    marginals.Uniform(),
     Ball(4),
 )
 """Isotropic shapes that the claims are tried on."""
@@ -354,7 +347,7 @@ def width_of(marginal: Marginal) -> float:
             return 1.0
 
 
-def draw(marginal: Marginal, n: int, size: int, rng: np.random.Generator) -> Array:
+def draw(marginal: Marginal, n: int, size: int, rng: Generator) -> Array:
     """Return points of n dimensions whose every projection has the given marginal."""
     normal = rng.normal(size=(size, n))
     match marginal:
@@ -402,20 +395,17 @@ def scene(point: Point, shortest: float) -> tuple[list[Marginal], Array, Array, 
     return shapes, np.resize(point["gradients"], len(means)), means, v, point["bias"]
 
 
+_SHAPES: dict[str, Callable[[Point], Marginal]] = {
+    "gaussian": lambda at: Gaussian(),
+    "student": lambda at: StudentT(at["df"]),
+    "laplace": lambda at: Laplace(),
+    "logistic": lambda at: Logistic(),
+    "ball": lambda at: Ball(at["n"]),
+    "spiked": lambda at: Spiked(at["share"], at["width"]),
+    "humps": lambda at: TwoHumps(at["center"], at["width"]),
+}
+
+
 def family_of(point: Point) -> Marginal:
     """Return the marginal that a point of a search names."""
-    match point["family"]:
-        case "gaussian":
-            return Gaussian()
-        case "student":
-            return StudentT(point["df"])
-        case "laplace":
-            return Laplace()
-        case "logistic":
-            return Logistic()
-        case "ball":
-            return Ball(point["n"])
-        case "spiked":
-            return Spiked(point["share"], point["width"])
-        case _:
-            return TwoHumps(point["center"], point["width"])
+    return _SHAPES[point["family"]](point)

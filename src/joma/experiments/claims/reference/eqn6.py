@@ -19,7 +19,8 @@ def velocity(v: Any, mu: Any) -> Any:
 def flow(mu: Any, t: Any, rtol: float = 1e-10, method: Any = "Radau") -> Any:
     """Return v(t) of Eqn 6 by implicit integration, shape (T, …)."""
     mu = np.asarray(mu, dtype=float)
-    return solve(lambda v: velocity(v, mu), np.zeros(mu.shape), t, method, rtol, 1e-2 * rtol)
+    options = {"method": method, "rtol": rtol, "atol": 1e-2 * rtol}
+    return solve(lambda v: velocity(v, mu), np.zeros(mu.shape), t, **options)
 
 
 def time_at(log_residual: Any, mu: float) -> Any:

@@ -1,12 +1,15 @@
 """Latent trees by enumeration of all assignments, and generation by generation."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from joma.common.types import Array
-from joma.experiments.claims.search import Integer, Point, Real, Seed, Simplex, Vector
+from joma.experiments.claims.claim import Formula, Point, Search
+from joma.experiments.claims.measurement import ClaimMeasurement
+from joma.experiments.claims.search import Integer, Real, Seed, Simplex, Vector
 from joma.theory import hblt
 
 
@@ -90,6 +93,11 @@ TREES: dict[str, Any] = {
     "draw": Seed(),
 }
 """Random trees, for `drawn_tree`."""
+
+
+def over_trees(measure: Callable[[Formula, hblt.Tree], ClaimMeasurement]) -> Search:
+    """Turn a measure in one tree into a `Search` over random ones."""
+    return Search(TREES, lambda formula, point: measure(formula, drawn_tree(point)))
 
 
 def first_pair(tree: hblt.Tree, height: int) -> tuple[int, int]:

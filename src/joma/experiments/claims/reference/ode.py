@@ -15,29 +15,23 @@ gauss = functools.cache(np.polynomial.legendre.leggauss)
 """Places in (-1, 1) and weights of Gauss's rule with a given number of nodes."""
 
 
-def solve(
-    right_side: Callable[[Any], Any],
-    start: Any,
-    t: Any,
-    method: Any = "DOP853",
-    rtol: float = 1e-12,
-    atol: float = 1e-13,
-) -> Any:
+def solve(right_side: Callable[[Any], Any], start: Any, t: Any, **options: Any) -> Any:
     """Return the states of an autonomous ODE at times t, shape (T, …), or at one time.
+
+    The options are those of SciPy's `solve_ivp`, to 12 digits unless they say otherwise.
 
     Raises:
         JomaError: The solver gives up, or the state becomes infinite.
     """
     start = np.asarray(start, dtype=float)
     one = np.ndim(t) == 0
+    given: dict[str, Any] = {"method": "DOP853", "rtol": 1e-12, "atol": 1e-13, **options}
     solution: Any = integrate.solve_ivp(
         lambda _, y: np.ravel(right_side(y.reshape(start.shape))),
         (0.0, t if one else t[-1]),
         start.ravel(),
-        method,
         t_eval=None if one else np.asarray(t),
-        rtol=rtol,
-        atol=atol,
+        **given,
     )
     if not solution.success or not np.all(np.isfinite(solution.y[:, -1])):
         raise JomaError("the reference solver gives up on this point")
@@ -59,7 +53,7 @@ def follow(right_side: Callable[[Any], Any], start: Any, t: float, rtol: float =
             raise JomaError("the reference solver takes too many steps at this point")
         return right_side(state)
 
-    return solve(rate, start, t, "LSODA", rtol, 1e-2 * rtol)
+    return solve(rate, start, t, method="LSODA", rtol=rtol, atol=1e-2 * rtol)
 
 
 def integral(

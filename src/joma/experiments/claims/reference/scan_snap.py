@@ -61,19 +61,16 @@ def integrate(
         now = np.exp(s)
         return np.asarray(rate((now - 1) / clock, state)) * (now / clock)
 
-    path, report = odeint(
-        in_log_time,
-        start,
-        np.concatenate([[0.0], log_time]),
-        tfirst=True,
-        rtol=rtol,
-        atol=1e-3 * rtol,
-        mxstep=100_000,
-        full_output=True,
-    )
+    s = np.concatenate([[0.0], log_time])
+    limits: dict[str, Any] = {"rtol": rtol, "atol": 1e-3 * rtol, "mxstep": 100_000}
+    path, report = odeint(in_log_time, start, s, tfirst=True, full_output=True, **limits)
     if report["message"] != "Integration successful.":
         raise RuntimeError(report["message"])
     return path[1:]
+
+
+def _clock(eta_y: float, eta_z: float) -> float:
+    return max(eta_y, sqrt(eta_y * eta_z))
 
 
 class Alike:
@@ -139,8 +136,7 @@ class Alike:
                 ]
             )
 
-        clock = max(eta_y, float(np.sqrt(eta_y * eta_z)))
-        path = integrate(rate, np.zeros(c + 2 * d + 1), t, clock, rtol)
+        path = integrate(rate, np.zeros(c + 2 * d + 1), t, _clock(eta_y, eta_z), rtol)
         path[:, c + d : c + 2 * d] /= scale
         return path
 
@@ -175,14 +171,11 @@ class Even:
         """Return the states at the times t."""
         # y is small where attention moves long before the decoder has learned: integrate it larger.
         scale = np.array([1.0, 1.0, max(1.0, sqrt(eta_z / eta_y)), 1.0])
-        path = integrate(
-            lambda _, state: scale * self.rate(state / scale, eta_y, eta_z),
-            np.zeros(4),
-            t,
-            max(eta_y, sqrt(eta_y * eta_z)),
-            rtol,
-        )
-        return path / scale
+
+        def rate(_: float, state: Array) -> Any:
+            return scale * self.rate(state / scale, eta_y, eta_z)
+
+        return integrate(rate, np.zeros(4), t, _clock(eta_y, eta_z), rtol) / scale
 
 
 class TwoClasses:
@@ -226,8 +219,7 @@ class TwoClasses:
                 own_w.append(eta_y * 2 * share * miss * sign * d)
             return [eta_z * z_rate, *own_z, eta_y * w_rate, *own_w]
 
-        clock = max(eta_y, sqrt(eta_y * eta_z))
-        return integrate(rate, np.zeros(6), t, clock, rtol)
+        return integrate(rate, np.zeros(6), t, _clock(eta_y, eta_z), rtol)
 
 
 def frozen(

@@ -7,8 +7,9 @@ import numpy as np
 
 from joma.common.types import Array
 from joma.errors import JomaError
+from joma.experiments.claims.claim import Generator, Point
 from joma.experiments.claims.reference.scan_snap import Alike, Even
-from joma.experiments.claims.search import Integer, Matrix, Point, Real, Seed, Simplex
+from joma.experiments.claims.search import Integer, Matrix, Real, Seed, Simplex
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
@@ -67,7 +68,7 @@ FALLING = ((PULLED_DOWN, 5.0, 1e4), (PULLED_DOWN, 100.0, 1e18), (UNEVEN, 0.02, 1
 
 
 def random_corpus(
-    rng: np.random.Generator,
+    rng: Generator,
     classes: int,
     common: int,
     distinct: int,
@@ -86,7 +87,7 @@ def random_corpus(
 
 
 def balanced_corpora(
-    rng: np.random.Generator, *sizes: tuple[int, int, int], spread: float = 0.2
+    rng: Generator, *sizes: tuple[int, int, int], spread: float = 0.2
 ) -> Iterator[Balanced]:
     """Yield balanced corpora of given sizes K, C, D, with a random mass on the common tokens."""
     for size in sizes:

@@ -8,10 +8,9 @@ from scipy import integrate
 
 from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
 from joma.experiments.claims.measurement import (
     ClaimMeasurement,
-    Formula,
     largest_error,
     measured,
     smallest_error,
@@ -19,7 +18,7 @@ from joma.experiments.claims.measurement import (
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.reference.scan_snap import Alike
 from joma.experiments.claims.scan_snap import corpora
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, over
+from joma.experiments.claims.search import Choice, Integer, Real, Seed, Simplex
 from joma.theory import scan_snap
 from joma.theory.scan_snap import ScanSnapCorpus
 
@@ -30,31 +29,8 @@ _UNLIKE = corpora.one_query(
 _DISTINCT = np.array([0.5, 0.3, 0.2])
 
 
-def _relative_gain(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    p = rng.dirichlet(np.full(5, 3.0))
-    distinct = np.arange(5) > 0
-    share, eta_z = 0.4, 1.3
-
-    def rate(t: float, state: Any) -> Any:
-        """The logits with g = γf on distinct tokens and 0 on the common one; r by the formula."""
-        z, gains = state[:5], state[5:]
-        f = p * np.exp(z - z.max())
-        f = f / np.linalg.norm(f)
-        gamma = 0.3 + t * np.exp(-0.2 * t)
-        g = gamma * f * distinct
-        z_rate = eta_z * share * f * (g - f * (f @ g))
-        factors = {"gamma": gamma, "overlap": f @ g / gamma}
-        gain_rate = formula(gains, f[1] ** 2, **factors, class_given_query=share, eta_z=eta_z)
-        return np.concatenate([z_rate, gain_rate])
-
-    start = np.concatenate([np.zeros(5), (p[1] / p[2:]) ** 2 - 1])
-    path: Any = integrate.solve_ivp(rate, (0, 20), start, "DOP853", rtol=1e-11, atol=1e-12)
-    c = p * np.exp(path.y[:5, -1])
-    gain = (c[1] / c[2:]) ** 2 - 1
-    return measured(np.abs(path.y[5:, -1] / gain - 1), 1e-8)
-
-
-def _relative_gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-relative-gain")
+def _relative_gain_full(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The formula's d ln r/dB, integrated over the B of the full flow."""
     corpus = corpora.random_corpus(rng, 3, 3, 3, mass=0.2)
     t = np.concatenate([[0.0], np.geomspace(0.01, 1e5, 300)])
@@ -100,16 +76,29 @@ def _relative_gain_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(ours - expected) / size, 1e-9)
 
 
-def _gain_bounds(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By how much ln χ leaves the bounds with g = γf imposed, misses the tangent or the slope."""
+@claim("scan-snap-relative-gain", scan_snap.relative_gain_rate, _relative_gain_at)
+def _relative_gain(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    p = rng.dirichlet(np.full(5, 3.0))
+    distinct = np.arange(5) > 0
+    share, eta_z = 0.4, 1.3
 
-    def points() -> Iterable[Point]:
-        for b in (0.1, 1.0, 10.0, 100.0):
-            values = {"classes": 2, "common": rng.dirichlet(np.full(3, 3.0)), "b": b}
-            mass = float(rng.uniform(0.2, 0.8))
-            yield Point({**values, "distinct": _DISTINCT, "mass": mass})
+    def rate(t: float, state: Any) -> Any:
+        """The logits with g = γf on distinct tokens and 0 on the common one; r by the formula."""
+        z, gains = state[:5], state[5:]
+        f = p * np.exp(z - z.max())
+        f = f / np.linalg.norm(f)
+        gamma = 0.3 + t * np.exp(-0.2 * t)
+        g = gamma * f * distinct
+        z_rate = eta_z * share * f * (g - f * (f @ g))
+        factors = {"gamma": gamma, "overlap": f @ g / gamma}
+        gain_rate = formula(gains, f[1] ** 2, **factors, class_given_query=share, eta_z=eta_z)
+        return np.concatenate([z_rate, gain_rate])
 
-    return largest_error(_gain_bounds_at(formula, point) for point in points())
+    start = np.concatenate([np.zeros(5), (p[1] / p[2:]) ** 2 - 1])
+    path: Any = integrate.solve_ivp(rate, (0, 20), start, "DOP853", rtol=1e-11, atol=1e-12)
+    c = p * np.exp(path.y[:5, -1])
+    gain = (c[1] / c[2:]) ** 2 - 1
+    return measured(np.abs(path.y[5:, -1] / gain - 1), 1e-8)
 
 
 @over(**corpora.ALIKE, b=Real(1e-4, 0.9e3, log=True))
@@ -166,17 +155,8 @@ def _gain_outside(formula: Formula, corpus: ScanSnapCorpus, eta_y: float, t: Any
     return worst
 
 
-def _gain_full(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    errors = []
-    t = np.concatenate([[0.0], np.geomspace(0.03, 1e5, 60)])
-    for classes, mass in ((3, 0.2), (4, 0.5)):
-        common = rng.dirichlet(np.full(2, 3.0))
-        corpus = Alike(classes, mass * common, (1 - mass) * _DISTINCT).corpus
-        errors += [_gain_outside(formula, corpus, eta_y, t) for eta_y in (0.2, 100.0)]
-    return measured(errors, 1e-6)
-
-
-def _gain_of_unlike(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-gain-full")
+def _gain_of_unlike(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return ClaimMeasurement(_gain_outside(formula, _UNLIKE, 0.17, [0.0, 1e2, 1e4]), 1e-6)
 
 
@@ -208,16 +188,33 @@ def _gain_full_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(worst, 1e-4)
 
 
-def _gain_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-gain-full", scan_snap.full_log_gain_bounds, _gain_full_at)
+@without("scan-snap-gain-bounds")
+def _gain_full(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    errors = []
+    t = np.concatenate([[0.0], np.geomspace(0.03, 1e5, 60)])
+    for classes, mass in ((3, 0.2), (4, 0.5)):
+        common = rng.dirichlet(np.full(2, 3.0))
+        corpus = Alike(classes, mass * common, (1 - mass) * _DISTINCT).corpus
+        errors += [_gain_outside(formula, corpus, eta_y, t) for eta_y in (0.2, 100.0)]
+    return measured(errors, 1e-6)
+
+
+@claim("scan-snap-gain-bounds", scan_snap.log_gain_bounds, _gain_bounds_at)
+def _gain_bounds(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """By how much ln χ leaves the bounds with g = γf imposed, misses the tangent or the slope."""
+
     def points() -> Iterable[Point]:
-        for mass in (0.2, 0.5, 0.8):
-            values = {"classes": 3, "common": rng.dirichlet(np.full(2, 3.0)), "mass": mass}
-            yield Point({**values, "distinct": _DISTINCT, "time": 20.0})
+        for b in (0.1, 1.0, 10.0, 100.0):
+            values = {"classes": 2, "common": rng.dirichlet(np.full(3, 3.0)), "b": b}
+            mass = float(rng.uniform(0.2, 0.8))
+            yield Point({**values, "distinct": _DISTINCT, "mass": mass})
 
-    return largest_error(_gain_early_at(formula, point) for point in points())
+    return largest_error(_gain_bounds_at(formula, point) for point in points())
 
 
-def _gain_at_equal_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-gain-early")
+def _gain_at_equal_rates(formula: Formula, rng: Generator) -> ClaimMeasurement:
     flow = Alike(3, np.array([0.2]), np.array([0.5, 0.3]))
     state = flow.path(np.array([20.0]), 1.0, 1.0)[0]
     b = float(state[-1])
@@ -249,6 +246,16 @@ def _gain_early_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(off / (1 + abs(bend)), 0.02)
 
 
+@claim("scan-snap-gain-early", scan_snap.early_log_gain, _gain_early_at)
+def _gain_early(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    def points() -> Iterable[Point]:
+        for mass in (0.2, 0.5, 0.8):
+            values = {"classes": 3, "common": rng.dirichlet(np.full(2, 3.0)), "mass": mass}
+            yield Point({**values, "distinct": _DISTINCT, "time": 20.0})
+
+    return largest_error(_gain_early_at(formula, point) for point in points())
+
+
 def _b_rises_on(
     formula: Formula, cases: Iterable[ScanSnapCorpus], eta_y: float, end: float
 ) -> ClaimMeasurement:
@@ -278,13 +285,8 @@ def _b_rises_on(
     return ClaimMeasurement(error + float(np.mean(np.concatenate(falls, axis=None))), 1e-6)
 
 
-def _b_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    distinct = np.array([0.3, 0.2])
-    cases = [Alike(k, 0.5 * rng.dirichlet(np.full(2, 3.0)), distinct).corpus for k in (2, 4)]
-    return largest_error(_b_rises_on(formula, cases, eta_y, 1e4) for eta_y in (0.1, 100.0))
-
-
-def _b_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-b-rises")
+def _b_falls(formula: Formula, rng: Generator) -> ClaimMeasurement:
     return smallest_error(
         _b_rises_on(formula, [one], eta_y, end) for one, eta_y, end in corpora.FALLING
     )
@@ -325,61 +327,8 @@ def _b_rises_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, 1e-11)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-relative-gain",
-        title="r(t) = r(0)χ(t), since dr/dt = 2η_Z P(n|m) γ(1−S) f_l² r",
-        source="talk, Scan&Snap Theorem 3: r(0)χ(t); dr/dt is ours",
-        method="the ODE of z with g = γf imposed",
-        derived=scan_snap.relative_gain_rate,
-        measure=_relative_gain,
-        condition="g = γf on the distinct tokens",
-        without=_relative_gain_full,
-        search=_relative_gain_at,
-    ),
-    Claim(
-        id="scan-snap-gain-bounds",
-        title="e^{2f²(0)B} ≤ χ ≤ e^{2B} for the dominant token: tangent at 0, slope at ∞",
-        source="talk, Scan&Snap Theorem 3",
-        method="the ODE of z with g imposed and B as the clock, B to 2000; without: η_Y = 100 η_Z",
-        derived=scan_snap.log_gain_bounds,
-        measure=_gain_bounds,
-        condition="g = γf on the distinct tokens, g = 0 on the common ones",
-        without=_gain_full,
-        search=_gain_bounds_at,
-    ),
-    Claim(
-        id="scan-snap-gain-full",
-        title="On the full flow 1 ≤ χ ≤ e^{2B} for the dominant token, at any rates",
-        source="new",
-        method="population ODE to t = 1e5, error in ln χ; bounds meet at B = 0",
-        derived=scan_snap.full_log_gain_bounds,
-        measure=_gain_full,
-        condition="classes that are alike",
-        without=_gain_of_unlike,
-        search=_gain_full_at,
-    ),
-    Claim(
-        id="scan-snap-gain-early",
-        title="On the full flow ln χ = 2f²(0)B(1 + cB), c in closed form, cB ∝ η_Z/η_Y",
-        source="new",
-        method="the flow of classes alike at B of about 1e-4: (ln χ/(2f²B) − 1)/B",
-        derived=scan_snap.early_log_gain,
-        measure=_gain_early,
-        condition="classes that are alike, η_Z ≪ η_Y",
-        without=_gain_at_equal_rates,
-        search=_gain_early_at,
-    ),
-    Claim(
-        id="scan-snap-b-rises",
-        title="B(0) = 0 and B rises: Ḃ_n Σf² is the sum of ż, over the distinct tokens of n",
-        source="talk, Scan&Snap Theorem 3; the sum is ours",
-        method="finite differences of E[log softmax] along the population ODE, η_Y/η_Z .1 and 100",
-        derived=scan_snap.b_rate,
-        measure=_b_rises,
-        condition="it rises for ever where classes are alike; else until a time that grows with"
-        " η_Y/η_Z",
-        without=_b_falls,
-        search=_b_rises_at,
-    ),
-)
+@claim("scan-snap-b-rises", scan_snap.b_rate, _b_rises_at)
+def _b_rises(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    distinct = np.array([0.3, 0.2])
+    cases = [Alike(k, 0.5 * rng.dirichlet(np.full(2, 3.0)), distinct).corpus for k in (2, 4)]
+    return largest_error(_b_rises_on(formula, cases, eta_y, 1e4) for eta_y in (0.1, 100.0))

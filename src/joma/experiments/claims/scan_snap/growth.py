@@ -1,38 +1,24 @@
 """Theorem 4: how B grows in the balanced case, while scanning and after snapping."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import integrate, special
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, difference, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, difference, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.scan_snap.corpora import balanced
-from joma.experiments.claims.search import Integer, Point, Real, over
+from joma.experiments.claims.search import Integer, Real
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
 
 
-def _random_rates(rng: np.random.Generator, largest_y: float, largest_z: float) -> dict[str, Any]:
+def _random_rates(rng: Generator, largest_y: float, largest_z: float) -> dict[str, Any]:
     eta_y = float(rng.uniform(0.5, largest_y))
     return {"eta_y": eta_y, "eta_z": float(rng.uniform(0.5, largest_z))}
-
-
-def _balanced_law(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    errors = []
-    t = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 20)])
-    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), (4, 5, 2)):
-        of = _random_rates(rng, 5, 5)
-        run = scan_snap.evolve(corpus.corpus, t, **of)
-        first = corpus.common
-        separation, decoder = run.z[:, 0, first] - run.z[:, 0, 0], run.y[:, first, 0]
-        law = formula(corpus, separation, decoder, **of)
-        errors.append(difference(law, law[0]))
-    return measured(errors, 1e-5)
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
@@ -50,14 +36,18 @@ def _balanced_law_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(end - start) / size, 1e-6)
 
 
-def _balanced_b(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@claim("scan-snap-balanced-law", Balanced.conserved, _balanced_law_at)
+def _balanced_law(formula: Formula, rng: Generator) -> ClaimMeasurement:
     errors = []
-    t = np.concatenate([[0.0], np.geomspace(0.1, 1e8, 25)])
-    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3)):
-        of = _random_rates(rng, 20, 2)
-        b = scan_snap.evolve(corpus.corpus, t, **of).b[:, 0]
-        errors.append(difference(formula(corpus, t, **of), b) / b[-1])
-    return measured(errors, 1e-7)
+    t = np.concatenate([[0.0], np.geomspace(0.1, 1e4, 20)])
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), (4, 5, 2)):
+        of = _random_rates(rng, 5, 5)
+        run = scan_snap.evolve(corpus.corpus, t, **of)
+        first = corpus.common
+        separation, decoder = run.z[:, 0, first] - run.z[:, 0, 0], run.y[:, first, 0]
+        law = formula(corpus, separation, decoder, **of)
+        errors.append(difference(law, law[0]))
+    return measured(errors, 1e-5)
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
@@ -69,22 +59,23 @@ def _balanced_b_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(abs(float(formula(corpus, t, **of)[0]) - b) / (b + 1e-6), 1e-5)
 
 
+@claim("scan-snap-balanced-b", Balanced.b_at, _balanced_b_at)
+def _balanced_b(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    errors = []
+    t = np.concatenate([[0.0], np.geomspace(0.1, 1e8, 25)])
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3)):
+        of = _random_rates(rng, 20, 2)
+        b = scan_snap.evolve(corpus.corpus, t, **of).b[:, 0]
+        errors.append(difference(formula(corpus, t, **of), b) / b[-1])
+    return measured(errors, 1e-7)
+
+
 def _steepest(corpus: Balanced, eta_z: float, end: float = 1e6) -> float:
     """The largest dB/d ln t on the full flow up to a time, η_Y = 1."""
     # Attention starts to move at η_Yη_Z t² ~ 1; from well before that on.
     t = np.geomspace(min(1e-2, 1e-2 / np.sqrt(eta_z)), end, 400)
     b = scan_snap.evolve(corpus.corpus, t, eta_y=1.0, eta_z=eta_z).b[:, 0]
     return float(np.max(np.diff(b) / np.diff(np.log(t))))
-
-
-def _scanning(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By how much the steepest dB/d ln t, over all rates, exceeds the formula."""
-    errors = [
-        _steepest(corpus, eta_z) / formula(corpus) - 1
-        for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (6, 3, 2))
-        for eta_z in (0.01, 1.0, 1e3, 1e6)
-    ]
-    return measured([0.0, *errors], 0.0)
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN)
@@ -96,13 +87,19 @@ def _scanning_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(slope / formula(corpus) - 1, 1e-5)
 
 
-def _scanning_limit(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    cases = corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (6, 3, 2))
-    errors = [abs(_steepest(one, 1e8, end=1.0) / formula(one) - 1) for one in cases]
-    return measured(errors, 0.005)
+@claim("scan-snap-scanning", lambda balanced: balanced.scanning_slope_limit, _scanning_at)
+def _scanning(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """By how much the steepest dB/d ln t, over all rates, exceeds the formula."""
+    errors = [
+        _steepest(corpus, eta_z) / formula(corpus) - 1
+        for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (6, 3, 2))
+        for eta_z in (0.01, 1.0, 1e3, 1e6)
+    ]
+    return measured([0.0, *errors], 0.0)
 
 
-def _scanning_at_equal_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-scanning-limit")
+def _scanning_at_equal_rates(formula: Formula, rng: Generator) -> ClaimMeasurement:
     (corpus,) = corpora.balanced_corpora(rng, (2, 1, 1))
     return measured(abs(_steepest(corpus, 1.0) / formula(corpus) - 1), 0.005)
 
@@ -125,6 +122,15 @@ def _scanning_limit_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(steepest / formula(corpus) - 1), 0.002)
 
 
+@claim(
+    "scan-snap-scanning-limit", lambda balanced: balanced.scanning_slope_limit, _scanning_limit_at
+)
+def _scanning_limit(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    cases = corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (6, 3, 2))
+    errors = [abs(_steepest(one, 1e8, end=1.0) / formula(one) - 1) for one in cases]
+    return measured(errors, 0.005)
+
+
 def _of(corpus: Balanced, eta_y: float) -> dict[str, float]:
     share = corpora.share_at_start(corpus.corpus)
     return {"classes": corpus.classes, "distinct_share": share, "eta_y": eta_y}
@@ -141,7 +147,17 @@ def _frozen_scores(point: Point, t: float) -> Array:
     return frozen(gram, np.full(classes, 1 / classes), np.array([t]), point["eta_y"])[0][0, 0]
 
 
-def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
+@over(**corpora.DECODER, margin=Real(1e-3, 30.0, log=True))
+def _margin_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """The distance of the margin at the predicted time, relative."""
+    wanted = point["margin"]
+    scores = _frozen_scores(point, float(formula(wanted, **_decoder(point))))
+    return measured(abs((scores[0] - scores[1]) / wanted - 1), 1e-6 / point["share"])
+
+
+@claim("scan-snap-margin", scan_snap.margin_time, _margin_at, eta_z=1e-06)
+@without("scan-snap-margin", eta_z=1.0)
+def _margin(formula: Formula, rng: Generator, *, eta_z: float) -> ClaimMeasurement:
     errors = []
     for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (4, 2, 3), (8, 3, 1)):
         eta_y = float(rng.uniform(0.5, 5))
@@ -153,15 +169,16 @@ def _margin(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> Clai
     return measured(errors, 1e-3)
 
 
-@over(**corpora.DECODER, margin=Real(1e-3, 30.0, log=True))
-def _margin_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """The distance of the margin at the predicted time, relative."""
-    wanted = point["margin"]
-    scores = _frozen_scores(point, float(formula(wanted, **_decoder(point))))
-    return measured(abs((scores[0] - scores[1]) / wanted - 1), 1e-6 / point["share"])
+@over(**corpora.DECODER)
+def _deciding_time_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """How far the right class's probability is from ½ at the predicted time."""
+    right = special.softmax(_frozen_scores(point, formula(**_decoder(point))))[0]
+    return measured(abs(right - 0.5), 1e-6 / point["share"])
 
 
-def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
+@claim("scan-snap-snapping-time", scan_snap.deciding_time, _deciding_time_at, eta_z=1e-06)
+@without("scan-snap-snapping-time", eta_z=10.0)
+def _deciding_time(formula: Formula, rng: Generator, *, eta_z: float) -> ClaimMeasurement:
     """How far the right class's probability is from ½ at the predicted time."""
     errors = []
     for corpus in corpora.balanced_corpora(rng, (3, 1, 1), (5, 4, 2), (12, 1, 1)):
@@ -171,28 +188,6 @@ def _deciding_time(formula: Formula, rng: np.random.Generator, *, eta_z: float) 
         right = float(np.exp(scan_snap.objective(corpus.corpus, run.z, run.y)[0]))
         errors.append(abs(right - 0.5))
     return measured(errors, 1e-4)
-
-
-@over(**corpora.DECODER)
-def _deciding_time_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """How far the right class's probability is from ½ at the predicted time."""
-    right = special.softmax(_frozen_scores(point, formula(**_decoder(point))))[0]
-    return measured(abs(right - 0.5), 1e-6 / point["share"])
-
-
-def _snapping_order(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """By how much F times the deciding time exceeds 0.61 t₀, or stays below 0.6098 t₀."""
-    largest = 0.0
-    for classes in (2, 3, 10, 29, 30, 31, 100, 30_000):
-        eta_y = float(rng.uniform(0.5, 5))
-        for more in (1, 5):
-            # The margin ln(K − 1), integrated: dΔ/dt = η_Y F/(e^Δ + K − 1), with F = 1.
-            decided = integrate.quad(
-                lambda margin, k=classes: np.exp(margin) + k - 1, 0.0, np.log(classes - 1)
-            )[0]
-            ratio = decided / eta_y / formula(classes, classes + more, eta_y)
-            largest = max(largest, float(ratio))
-    return ClaimMeasurement(max(largest - 0.61, 0.6098 - largest, 0.0), 1e-6)
 
 
 @over(
@@ -207,16 +202,20 @@ def _snapping_order_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(decided / (0.61 * formula(k, k + point["more"], point["eta_y"])) - 1, 1e-12)
 
 
-def _snapping(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The error of the growth of B between two late times, relative to it."""
-    errors = []
-    of: dict[str, Any] = {"eta_y": 2.0, "eta_z": 2.0}
-    start, *late = 1e10, 1e30, 1e100
-    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), spread=0.05):
-        b = scan_snap.evolve(corpus.corpus, [start, *late], **of, rtol=1e-8).b[:, 0]
-        ours = formula(np.array(late), corpus, anchor=(start, b[0]), **of)
-        errors += [np.max(np.abs(ours - b[1:]) / (b[1:] - b[0]))]
-    return measured(errors, 0.015)
+@claim("scan-snap-snapping-order", scan_snap.snapping_time, _snapping_order_at)
+def _snapping_order(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """By how much F times the deciding time exceeds 0.61 t₀, or stays below 0.6098 t₀."""
+    largest = 0.0
+    for classes in (2, 3, 10, 29, 30, 31, 100, 30_000):
+        eta_y = float(rng.uniform(0.5, 5))
+        for more in (1, 5):
+            # The margin ln(K − 1), integrated: dΔ/dt = η_Y F/(e^Δ + K − 1), with F = 1.
+            decided = integrate.quad(
+                lambda margin, k=classes: np.exp(margin) + k - 1, 0.0, np.log(classes - 1)
+            )[0]
+            ratio = decided / eta_y / formula(classes, classes + more, eta_y)
+            largest = max(largest, float(ratio))
+    return ClaimMeasurement(max(largest - 0.61, 0.6098 - largest, 0.0), 1e-6)
 
 
 @over(
@@ -242,85 +241,14 @@ def _snapping_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(error, slack + 2 * (1 + u0) / drive)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-balanced-law",
-        title="ζ + (e^{2ζ}−1)/(2u₀) − (η_Z/η_Y)(K/(K−1))(KD/C+1)y²/2 is conserved",
-        source="new",
-        method="drift on the population ODE; K equal classes, C common, D distinct tokens",
-        derived=Balanced.conserved,
-        measure=_balanced_law,
-        search=_balanced_law_at,
-    ),
-    Claim(
-        id="scan-snap-balanced-b",
-        title="B(t) at all times, from one scalar equation and Wright's ω",
-        source="new",
-        method="B on the population ODE to t = 1e8; K equal classes, all tokens of a kind alike",
-        derived=Balanced.b_at,
-        measure=_balanced_b,
-        search=_balanced_b_at,
-    ),
-    Claim(
-        id="scan-snap-scanning",
-        title="B = O(ln t) for K equal classes, all tokens of a kind alike: dB/d ln t stays below a"
-        " limit at all times and rates",
-        source="talk, Scan&Snap Theorem 4; the limit is ours",
-        method="steepest dB/d ln t on the population ODE to t = 1e6, η_Z/η_Y from .01 to 1e6",
-        derived=lambda balanced: balanced.scanning_slope_limit,
-        measure=_scanning,
-        search=_scanning_at,
-    ),
-    Claim(
-        id="scan-snap-scanning-limit",
-        title="The limit of dB/d ln t is sharp; K equal classes, all tokens of a kind alike",
-        source="new",
-        method="steepest dB/d ln t on the population ODE, η_Z/η_Y = 1e8",
-        derived=lambda balanced: balanced.scanning_slope_limit,
-        measure=_scanning_limit,
-        condition="η_Z ≫ η_Y",
-        without=_scanning_at_equal_rates,
-        search=_scanning_limit_at,
-    ),
-    Claim(
-        id="scan-snap-margin",
-        title="The decoder's margin Δ obeys e^Δ − 1 + (K−1)Δ = η_Y F t, for classes alike",
-        source="new",
-        method="scores on the population ODE, η_Z/η_Y = 1e-6; without: 1",
-        derived=scan_snap.margin_time,
-        measure=partial(_margin, eta_z=1e-6),
-        condition="attention stands still, η_Z ≪ η_Y; classes alike",
-        without=partial(_margin, eta_z=1.0),
-        search=_margin_at,
-    ),
-    Claim(
-        id="scan-snap-snapping-time",
-        title="The right class passes ½ at t = (K − 2 + (K−1) ln(K−1))/(F η_Y), for classes alike",
-        source="new",
-        method="probabilities on the population ODE, η_Z/η_Y = 1e-6; without: 10",
-        derived=scan_snap.deciding_time,
-        measure=partial(_deciding_time, eta_z=1e-6),
-        condition="attention stands still, η_Z ≪ η_Y; classes alike",
-        without=partial(_deciding_time, eta_z=10.0),
-        search=_deciding_time_at,
-    ),
-    Claim(
-        id="scan-snap-snapping-order",
-        title="Scanning ends by O(t₀), t₀ = 2K ln M/η_Y: F times that time is at most 0.61 t₀",
-        source="talk, Scan&Snap Theorem 4; the 0.61 is ours",
-        method="margin by quadrature, K from 2 to 30 000, M = K + 1 and K + 5; attained at K = 30",
-        derived=scan_snap.snapping_time,
-        measure=_snapping_order,
-        search=_snapping_order_at,
-    ),
-    Claim(
-        id="scan-snap-snapping",
-        title="After snapping B → ½s ln(C₀ + c ln²(η_Y t)) ~ s ln ln t, s = 1/(K/C + 1/D), for K"
-        " equal classes, all tokens of a kind alike",
-        source="talk, Scan&Snap Theorem 4 (order ln ln t)",
-        method="growth of B from t = 1e10 to 1e100 on the population ODE, C₀ fixed at 1e10",
-        derived=scan_snap.late_b,
-        measure=_snapping,
-        search=_snapping_at,
-    ),
-)
+@claim("scan-snap-snapping", scan_snap.late_b, _snapping_at)
+def _snapping(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The error of the growth of B between two late times, relative to it."""
+    errors = []
+    of: dict[str, Any] = {"eta_y": 2.0, "eta_z": 2.0}
+    start, *late = 1e10, 1e30, 1e100
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 2, 4), spread=0.05):
+        b = scan_snap.evolve(corpus.corpus, [start, *late], **of, rtol=1e-8).b[:, 0]
+        ours = formula(np.array(late), corpus, anchor=(start, b[0]), **of)
+        errors += [np.max(np.abs(ours - b[1:]) / (b[1:] - b[0]))]
+    return measured(errors, 0.015)

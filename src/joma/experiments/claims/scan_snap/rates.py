@@ -1,16 +1,15 @@
 """Theorem 4's remarks: what the learning rates change, and when attention becomes sparser."""
 
-from functools import partial
-
 import numpy as np
 
+from joma.common.types import Array
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference.scan_snap import frozen
 from joma.experiments.claims.scan_snap import corpora
 from joma.experiments.claims.scan_snap.corpora import balanced
-from joma.experiments.claims.search import Point, Real, over
+from joma.experiments.claims.search import Real
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced
 
@@ -18,14 +17,12 @@ _STEP = 0.05
 """Change of ln η_Y by which ∂B/∂ln η_Y is measured."""
 
 
-def _both_rates(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The relative error of B and z at larger rates."""
-    corpus = corpora.random_corpus(rng, 3, 3, 2, equal=False)
-    factor, t = float(rng.uniform(3, 10)), np.array([0.3, 3.0, 30.0])
-    fast = scan_snap.evolve(corpus, t, eta_y=2 * factor, eta_z=factor)
-    same = scan_snap.evolve(corpus, formula(t, factor), eta_y=2.0, eta_z=1.0)
-    of_z = np.max(np.abs(same.z - fast.z)) / np.max(np.abs(fast.z))
-    return measured([np.max(np.abs(same.b / fast.b - 1)), of_z], 1e-5)
+def _at_near_rates(
+    corpus: Balanced, t: Array, eta_y: float, eta_z: float, step: float = _STEP, rtol: float = 1e-10
+) -> list[scan_snap.ScanSnapTrajectory]:
+    """Two runs, with η_Y larger and smaller by a step of its logarithm."""
+    rates = (eta_y * np.exp(step), eta_y * np.exp(-step))
+    return [scan_snap.evolve(corpus.corpus, t, eta_y=y, eta_z=eta_z, rtol=rtol) for y in rates]
 
 
 @over(**corpora.BALANCED, **corpora.BALANCED_RUN, factor=Real(1e-3, 1e3, log=True))
@@ -37,22 +34,15 @@ def _both_rates_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.abs(fast - same) / (np.abs(fast) + 1e-4), 1e-4)
 
 
-def _densest(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The error of the separation at which the entropy is largest on the population ODE."""
-    worst = 0.0
-    for sizes in ((3, 1, 1), (2, 3, 2), (2, 8, 1)):
-        corpus = Balanced(*sizes, common_mass=0.9)
-        t = np.concatenate([[0.0], np.geomspace(1e-2, 1e4, 400)])
-        run = scan_snap.evolve(corpus.corpus, t, eta_y=1.0, eta_z=5.0)
-        separation = run.z[:, 0, corpus.common] - run.z[:, 0, 0]
-        entropy = run.entropy[:, 0]
-        at = int(np.argmax(entropy))
-        turn = formula(corpus)
-        spread = float(np.ptp(separation[max(at - 1, 0) : at + 2]))
-        worst = max(worst, abs(turn - float(separation[at])) - spread)
-        worst += float(np.any(np.diff(entropy[separation < turn]) <= 0))
-        worst += float(np.any(np.diff(entropy[separation > turn]) >= 0))
-    return ClaimMeasurement(max(worst, 0.0), 0.0)
+@claim("scan-snap-both-rates", scan_snap.rescaled_time, _both_rates_at)
+def _both_rates(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The relative error of B and z at larger rates."""
+    corpus = corpora.random_corpus(rng, 3, 3, 2, equal=False)
+    factor, t = float(rng.uniform(3, 10)), np.array([0.3, 3.0, 30.0])
+    fast = scan_snap.evolve(corpus, t, eta_y=2 * factor, eta_z=factor)
+    same = scan_snap.evolve(corpus, formula(t, factor), eta_y=2.0, eta_z=1.0)
+    of_z = np.max(np.abs(same.z - fast.z)) / np.max(np.abs(fast.z))
+    return measured([np.max(np.abs(same.b / fast.b - 1)), of_z], 1e-5)
 
 
 @over(**corpora.BALANCED, separation=Real(0.0, 12.0))
@@ -76,37 +66,35 @@ def _densest_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(float((change > 0) != (at < turn)), 0.0)
 
 
-def _decoder_rate(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The relative error of ∂B/∂ln η_Y at t = 1e250, plus 1 where the entropy does not agree."""
-    error = 0.0
-    narrow = Balanced(2, 1, 1, common_mass=float(rng.uniform(0.4, 0.6)))
-    t = np.array([1e250])
-    for corpus in (narrow, Balanced(2, 8, 1, common_mass=0.7)):
-        eta_y, eta_z = 2.0, 200.0
-        more, less = (
-            scan_snap.evolve(corpus.corpus, t, eta_y=eta_y * factor, eta_z=eta_z, rtol=1e-10)
-            for factor in (np.exp(_STEP), np.exp(-_STEP))
-        )
-        effect = formula(t, corpus, eta_y=eta_y, eta_z=eta_z)
-        change = (more.b - less.b)[:, 0] / (2 * _STEP)
-        error = max(error, float(np.max(np.abs(change / effect - 1))))
-        sparser = (less.entropy - more.entropy)[:, 0]
-        error += float(np.mean(np.sign(sparser) != np.sign(effect)))
-    return ClaimMeasurement(error, 2e-3)
+@claim("scan-snap-sparser", lambda balanced: balanced.densest, _densest_at)
+def _densest(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The error of the separation at which the entropy is largest on the population ODE."""
+    worst = 0.0
+    for sizes in ((3, 1, 1), (2, 3, 2), (2, 8, 1)):
+        corpus = Balanced(*sizes, common_mass=0.9)
+        t = np.concatenate([[0.0], np.geomspace(1e-2, 1e4, 400)])
+        run = scan_snap.evolve(corpus.corpus, t, eta_y=1.0, eta_z=5.0)
+        separation = run.z[:, 0, corpus.common] - run.z[:, 0, 0]
+        entropy = run.entropy[:, 0]
+        at = int(np.argmax(entropy))
+        turn = formula(corpus)
+        spread = float(np.ptp(separation[max(at - 1, 0) : at + 2]))
+        worst = max(worst, abs(turn - float(separation[at])) - spread)
+        worst += float(np.any(np.diff(entropy[separation < turn]) <= 0))
+        worst += float(np.any(np.diff(entropy[separation > turn]) >= 0))
+    return ClaimMeasurement(max(worst, 0.0), 0.0)
 
 
-def _decoder_rate_early(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-decoder-rate")
+def _decoder_rate_early(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """At t = 1e8 and η_Y = 100 η_Z, where attention is not yet on the distinct tokens.
 
     The formula refuses this time, so its value is taken at rates at which it is late.
     """
     corpus, t = Balanced(2, 8, 1, common_mass=0.7), np.array([1e8])
-    more, less = (
-        scan_snap.evolve(corpus.corpus, t, eta_y=100 * factor, eta_z=1.0, rtol=1e-9).b[:, 0]
-        for factor in (np.exp(_STEP), np.exp(-_STEP))
-    )
+    more, less = _at_near_rates(corpus, t, 100, 1.0, rtol=1e-9)
     effect = formula(t, corpus, eta_y=100.0, eta_z=1e6)
-    return measured(np.abs((more - less) / (2 * _STEP) / effect - 1), 2e-3)
+    return measured(np.abs((more.b - less.b)[:, 0] / (2 * _STEP) / effect - 1), 2e-3)
 
 
 @over(
@@ -132,21 +120,21 @@ def _decoder_rate_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(change / effect - 1), slack)
 
 
-def _turn(formula: Formula, rng: np.random.Generator, *, eta_z: float) -> ClaimMeasurement:
-    errors, step = [], 0.01
-    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 6, 1), (8, 3, 2), spread=0.1):
-        eta_y, share = float(rng.uniform(0.5, 5)), corpora.share_at_start(corpus.corpus)
-        turn = formula(classes=corpus.classes, distinct_share=share, eta_y=eta_y)
-        t = turn * np.linspace(0.8, 1.2, 41)
-        more, less = (
-            scan_snap.evolve(corpus.corpus, t, eta_y=rate, eta_z=eta_z * eta_y, rtol=1e-10).b[:, 0]
-            for rate in (eta_y * np.exp(step), eta_y * np.exp(-step))
-        )
-        change = more - less
-        # The change falls through zero; beyond the ends the turn is not even near.
-        found = float(np.interp(0.0, -change, t)) if change[0] > 0 > change[-1] else np.inf
-        errors.append(abs(found / turn - 1))
-    return measured(errors, 0.005)
+@claim("scan-snap-decoder-rate", scan_snap.late_decoder_rate_effect, _decoder_rate_at)
+def _decoder_rate(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The relative error of ∂B/∂ln η_Y at t = 1e250, plus 1 where the entropy does not agree."""
+    error = 0.0
+    narrow = Balanced(2, 1, 1, common_mass=float(rng.uniform(0.4, 0.6)))
+    t = np.array([1e250])
+    for corpus in (narrow, Balanced(2, 8, 1, common_mass=0.7)):
+        eta_y, eta_z = 2.0, 200.0
+        more, less = _at_near_rates(corpus, t, eta_y, eta_z)
+        effect = formula(t, corpus, eta_y=eta_y, eta_z=eta_z)
+        change = (more.b - less.b)[:, 0] / (2 * _STEP)
+        error = max(error, float(np.max(np.abs(change / effect - 1))))
+        sparser = (less.entropy - more.entropy)[:, 0]
+        error += float(np.mean(np.sign(sparser) != np.sign(effect)))
+    return ClaimMeasurement(error, 2e-3)
 
 
 @over(**corpora.DECODER)
@@ -163,47 +151,17 @@ def _turn_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(abs(float(t * b_rate[0, 0] / b[0, 0]) - 1), 1e-6 / share)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-both-rates",
-        title="Both rates larger by a factor is a rescaling of time; searched for K equal classes",
-        source="talk, Scan&Snap Theorem 4 (1)",
-        method="z and B on the population ODE at both rates, classes of unequal frequencies",
-        derived=scan_snap.rescaled_time,
-        measure=_both_rates,
-        search=_both_rates_at,
-    ),
-    Claim(
-        id="scan-snap-sparser",
-        title="For K equal classes, all tokens of a kind alike, attention becomes sparser from"
-        " ζ = ln(p_c/p_d) on, and denser before",
-        source="new",
-        method="entropy along the population ODE; K equal classes, all tokens of a kind alike",
-        derived=lambda balanced: balanced.densest,
-        measure=_densest,
-        search=_densest_at,
-    ),
-    Claim(
-        id="scan-snap-decoder-rate",
-        title="A larger η_Y at fixed η_Z: late B is smaller, by ½s per factor e, attention denser,"
-        " for K equal classes, all tokens of a kind alike",
-        source="talk, Scan&Snap Theorem 4 (2); the ½s is ours",
-        method="B and entropy at η_Y ± 5% on the population ODE, t = 1e250, η_Z = 100 η_Y",
-        derived=scan_snap.late_decoder_rate_effect,
-        measure=_decoder_rate,
-        condition="c ln²(η_Y t) far above C₀",
-        without=_decoder_rate_early,
-        search=_decoder_rate_at,
-    ),
-    Claim(
-        id="scan-snap-decoder-rate-turn",
-        title="Before Δ(t) = Δ_c(K), η_Y F t = e^Δ − 1 + (K−1)Δ, a larger η_Y is sparser instead",
-        source="new",
-        method="where ∂B/∂η_Y = 0 on the population ODE, η_Z/η_Y = 1e-4; without: 1",
-        derived=scan_snap.decoder_rate_turn,
-        measure=partial(_turn, eta_z=1e-4),
-        condition="attention has moved little, η_Z ≪ η_Y; classes alike",
-        without=partial(_turn, eta_z=1.0),
-        search=_turn_at,
-    ),
-)
+@claim("scan-snap-decoder-rate-turn", scan_snap.decoder_rate_turn, _turn_at, eta_z=0.0001)
+@without("scan-snap-decoder-rate-turn", eta_z=1.0)
+def _turn(formula: Formula, rng: Generator, *, eta_z: float) -> ClaimMeasurement:
+    errors = []
+    for corpus in corpora.balanced_corpora(rng, (2, 1, 1), (3, 6, 1), (8, 3, 2), spread=0.1):
+        eta_y, share = float(rng.uniform(0.5, 5)), corpora.share_at_start(corpus.corpus)
+        turn = formula(classes=corpus.classes, distinct_share=share, eta_y=eta_y)
+        t = turn * np.linspace(0.8, 1.2, 41)
+        more, less = _at_near_rates(corpus, t, eta_y, eta_z * eta_y, 0.01)
+        change = (more.b - less.b)[:, 0]
+        # The change falls through zero; beyond the ends the turn is not even near.
+        found = float(np.interp(0.0, -change, t)) if change[0] > 0 > change[-1] else np.inf
+        errors.append(abs(found / turn - 1))
+    return measured(errors, 0.005)

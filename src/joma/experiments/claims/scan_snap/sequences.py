@@ -1,18 +1,17 @@
 """Sequences of finite length: the bias of their gradient, and training on samples of them."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 from joma.common.types import Array
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import ClaimMeasurement, Formula, measured
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, measured
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap.corpora import balanced, one_query
-from joma.experiments.claims.search import Integer, Point, Real, Seed, over
+from joma.experiments.claims.search import Integer, Real, Seed
 from joma.theory import scan_snap
 from joma.theory.scan_snap import Balanced, ScanSnapCorpus
 
@@ -48,17 +47,6 @@ def _leading_bias(
     return lambda length: 4 * bias(2 * length) - bias(length)
 
 
-def _finite_length(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    corpus = one_query([[0.6, 0.4], [0.3, 0.7]], [0.4, 0.6])
-    z, y = 0.5 * rng.normal(size=(1, 2)), rng.normal(size=(2, 2))
-    parts = scan_snap.flow(corpus, z, y, eta_y=1.0, eta_z=1.0)
-    population = np.concatenate([part.ravel() for part in parts])
-    leading = _leading_bias(corpus, z, y, population, np.inf)
-    expected = leading(2000)
-    ours = formula(leading(500), 500, 2000)
-    return measured(np.linalg.norm(ours - expected) / np.linalg.norm(expected), 0.005)
-
-
 @over(
     first=Real(0.1, 0.9),
     second=Real(0.1, 0.9),
@@ -83,14 +71,16 @@ def _finite_length_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.linalg.norm(ours - expected) / size, 8e4 / length**2)
 
 
-def _sampled(formula: Formula, rng: np.random.Generator, *, length: int) -> ClaimMeasurement:
-    """The relative error of B, while scanning and long after t₀."""
-    corpus = Balanced(3, 2, 2)
-    rates: dict[str, Any] = {"eta_y": 0.1, "eta_z": 0.25}
-    run = scan_snap.train_on_samples(corpus.corpus, length, 800, 32, rng=rng, every=100, **rates)
-    at = np.searchsorted(run.t, [200, 500, 800])
-    b = run.b[at].mean(axis=1)
-    return measured(np.abs(formula(corpus, run.t[at], **rates) / b - 1), 0.006)
+@claim("scan-snap-finite-length", scan_snap.finite_length_bias, _finite_length_at)
+def _finite_length(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    corpus = one_query([[0.6, 0.4], [0.3, 0.7]], [0.4, 0.6])
+    z, y = 0.5 * rng.normal(size=(1, 2)), rng.normal(size=(2, 2))
+    parts = scan_snap.flow(corpus, z, y, eta_y=1.0, eta_z=1.0)
+    population = np.concatenate([part.ravel() for part in parts])
+    leading = _leading_bias(corpus, z, y, population, np.inf)
+    expected = leading(2000)
+    ours = formula(leading(500), 500, 2000)
+    return measured(np.linalg.norm(ours - expected) / np.linalg.norm(expected), 0.005)
 
 
 @over(
@@ -129,25 +119,13 @@ def sampled_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, float(4 * noise + allowed), float(noise))
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-finite-length",
-        title="Sequences of T tokens have the population's mean gradient up to O(1/T)",
-        source="new",
-        method="enumeration of all sequences of 500 to 4000 tokens, 1/T² extrapolated away",
-        derived=scan_snap.finite_length_bias,
-        measure=_finite_length,
-        search=_finite_length_at,
-    ),
-    Claim(
-        id="scan-snap-sampled",
-        title="Scanning and snapping on sampled sequences: B(t) is that of the balanced solution",
-        source="new",
-        method="stochastic gradient, 32 sequences of 2000 tokens a step, 800 steps; without: of 10",
-        derived=Balanced.b_at,
-        measure=partial(_sampled, length=2000),
-        condition="long sequences and small steps",
-        without=partial(_sampled, length=10),
-        search=sampled_at,
-    ),
-)
+@claim("scan-snap-sampled", Balanced.b_at, sampled_at, length=2000)
+@without("scan-snap-sampled", length=10)
+def _sampled(formula: Formula, rng: Generator, *, length: int) -> ClaimMeasurement:
+    """The relative error of B, while scanning and long after t₀."""
+    corpus = Balanced(3, 2, 2)
+    rates: dict[str, Any] = {"eta_y": 0.1, "eta_z": 0.25}
+    run = scan_snap.train_on_samples(corpus.corpus, length, 800, 32, rng=rng, every=100, **rates)
+    at = np.searchsorted(run.t, [200, 500, 800])
+    b = run.b[at].mean(axis=1)
+    return measured(np.abs(formula(corpus, run.t[at], **rates) / b - 1), 0.006)

@@ -5,17 +5,11 @@ from itertools import pairwise
 import numpy as np
 
 from joma.errors import JomaError
-from joma.experiments.claims.claim import Claim
-from joma.experiments.claims.measurement import (
-    ClaimMeasurement,
-    Formula,
-    difference,
-    measured,
-    relative,
-)
+from joma.experiments.claims.claim import Formula, Generator, Point, claim, over, without
+from joma.experiments.claims.measurement import ClaimMeasurement, difference, measured, relative
 from joma.experiments.claims.reference import scan_snap as reference
 from joma.experiments.claims.scan_snap import corpora
-from joma.experiments.claims.search import Choice, Integer, Point, Real, Seed, Simplex, Vector, over
+from joma.experiments.claims.search import Choice, Integer, Real, Seed, Simplex, Vector
 from joma.theory import scan_snap
 from joma.theory.scan_snap import ScanSnapCorpus
 
@@ -29,7 +23,19 @@ _FREQUENT_FALLS = corpora.one_query(
 """Its last two tokens are distinct; at η_Y = 5 η_Z the more frequent one ends lower."""
 
 
-def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@over(**corpora.ANY_CORPUS, **corpora.ANY_STATE)
+def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
+    """The distance to the log-likelihood's derivatives, relative to the largest g."""
+    corpus = corpora.any_corpus(point)
+    z, y = corpora.any_state(point, corpus)
+    z_rate, y_rate = formula(corpus, z, y, eta_y=0.7, eta_z=1.3)
+    by_z, by_y = reference.gradient(corpus, z, y)
+    error = difference(z_rate, 1.3 * by_z) / (1 + np.max(np.abs(y)))
+    return measured([error, difference(y_rate, 0.7 * by_y)], 1e-12)
+
+
+@claim("scan-snap-gradient", scan_snap.flow, _gradient_at)
+def _gradient(formula: Formula, rng: Generator) -> ClaimMeasurement:
     corpus = ScanSnapCorpus(
         rng.dirichlet(np.ones(5), size=4), np.array([0, 1, 0, 1]), rng.dirichlet(np.full(4, 3.0))
     )
@@ -50,39 +56,8 @@ def _gradient(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
     return measured(errors, 1e-7)
 
 
-@over(**corpora.ANY_CORPUS, **corpora.ANY_STATE)
-def _gradient_at(formula: Formula, point: Point) -> ClaimMeasurement:
-    """The distance to the log-likelihood's derivatives, relative to the largest g."""
-    corpus = corpora.any_corpus(point)
-    z, y = corpora.any_state(point, corpus)
-    z_rate, y_rate = formula(corpus, z, y, eta_y=0.7, eta_z=1.3)
-    by_z, by_y = reference.gradient(corpus, z, y)
-    error = difference(z_rate, 1.3 * by_z) / (1 + np.max(np.abs(y)))
-    return measured([error, difference(y_rate, 0.7 * by_y)], 1e-12)
-
-
-def _common_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The share of wrong signs, with one common token and with equally common ones."""
-    wrong = total = 0
-    one = np.zeros((3, 7))
-    one[:, 0] = rng.uniform(0.05, 0.95, 3)
-    for class_ in range(3):
-        own = slice(1 + 2 * class_, 3 + 2 * class_)
-        one[class_, own] = (1 - one[class_, 0]) * rng.dirichlet(np.ones(2))
-    single = corpora.one_query(one, rng.dirichlet(np.full(3, 4.0)))
-    for corpus in [single, *(corpora.random_corpus(rng, k, 3, 2, equal=False) for k in (2, 4))]:
-        fate = formula(corpus)[0, corpus.shared]
-        flow = scan_snap.evolve(corpus, [0.0, 1e3], eta_y=10.0, eta_z=1.0)
-        sampled = scan_snap.train_on_samples(
-            corpus, 200, 100, 64, eta_y=2.0, eta_z=1.0, rng=rng, every=100
-        )
-        for run in (flow, sampled):
-            wrong += int(np.sum((run.fate[0, corpus.shared] != fate) | (fate != -1)))
-            total += fate.size
-    return ClaimMeasurement(wrong / total, 0.0)
-
-
-def _in_between_rises(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-common-falls")
+def _in_between_rises(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """The share of common tokens that do not fall, of three of which two are unequal."""
     run = scan_snap.evolve(_IN_BETWEEN, [0.0, 1e3], eta_y=10.0, eta_z=1.0)
     return measured(np.mean(run.fate[0, _IN_BETWEEN.shared] != -1), 0.0)
@@ -121,6 +96,28 @@ def _common_falls_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return measured(np.max(of_shared[visible]) / np.max(np.abs(expected)), 0.0)
 
 
+@claim("scan-snap-common-falls", scan_snap.initial_fate, _common_falls_at)
+def _common_falls(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The share of wrong signs, with one common token and with equally common ones."""
+    wrong = total = 0
+    one = np.zeros((3, 7))
+    one[:, 0] = rng.uniform(0.05, 0.95, 3)
+    for class_ in range(3):
+        own = slice(1 + 2 * class_, 3 + 2 * class_)
+        one[class_, own] = (1 - one[class_, 0]) * rng.dirichlet(np.ones(2))
+    single = corpora.one_query(one, rng.dirichlet(np.full(3, 4.0)))
+    for corpus in [single, *(corpora.random_corpus(rng, k, 3, 2, equal=False) for k in (2, 4))]:
+        fate = formula(corpus)[0, corpus.shared]
+        flow = scan_snap.evolve(corpus, [0.0, 1e3], eta_y=10.0, eta_z=1.0)
+        sampled = scan_snap.train_on_samples(
+            corpus, 200, 100, 64, eta_y=2.0, eta_z=1.0, rng=rng, every=100
+        )
+        for run in (flow, sampled):
+            wrong += int(np.sum((run.fate[0, corpus.shared] != fate) | (fate != -1)))
+            total += fate.size
+    return ClaimMeasurement(wrong / total, 0.0)
+
+
 def _common_and_distinct(point: Point) -> ScanSnapCorpus:
     """One common token of any frequencies, or several that are equally common; unequal classes."""
     classes = point["classes"]
@@ -139,21 +136,8 @@ def _common_and_distinct(point: Point) -> ScanSnapCorpus:
     return ScanSnapCorpus(np.hstack([mass * common, (1 - mass) * own]), query, joint / joint.sum())
 
 
-def _distinct_rise(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    worst, half = 0.0, 0.05
-    drawn = (corpora.random_corpus(rng, classes, 2, 3, equal=False) for classes in (2, 3))
-    for corpus in (corpora.PULLED_DOWN, corpora.UNEVEN, *drawn):
-        pull = formula(corpus)[0, corpus.distinct]
-        run = scan_snap.evolve(corpus, [0.0, half, 2 * half], eta_y=2.0, eta_z=1.0)
-        z = run.z[:, 0][:, corpus.distinct]
-        # z = η_Yη_Z t²/2 · pull + O(t³): two times cancel the next order.
-        expected = 2 * z[1] / half**2 - z[2] / (2 * half) ** 2
-        worst = max(worst, float(np.max(np.abs(pull - expected) / expected)))
-        worst += float(np.mean(pull <= 0))
-    return ClaimMeasurement(worst, 0.01)
-
-
-def _distinct_falls(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-distinct-rise")
+def _distinct_falls(formula: Formula, rng: Generator) -> ClaimMeasurement:
     wrong = []
     for corpus, eta_y, end in corpora.FALLING:
         run = scan_snap.evolve(corpus, [0.0, end], eta_y=eta_y, eta_z=1.0)
@@ -175,24 +159,23 @@ def _distinct_rise_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, 1e-8)
 
 
-def _frequent_first(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
-    """The relative error of the ratio of two logits at a small time; on sequences their order."""
-    corpus = corpora.random_corpus(rng, 3, 2, 4)
-    early = scan_snap.evolve(corpus, [0.05], eta_y=3.0, eta_z=1.0).z[0, 0]
-    sampled = scan_snap.train_on_samples(
-        corpus, 400, 150, 128, eta_y=2.0, eta_z=1.0, rng=rng, every=150
-    )
-    last, error = sampled.z[-1, 0], 0.0
-    for class_ in range(corpus.classes):
-        for often, seldom in pairwise(corpus.distinct_of(class_)):
-            ratio = formula(corpus, class_, often, seldom)
-            error = max(error, abs(early[often] / early[seldom] / ratio - 1))
-            if ratio > 1.5:  # closer ones are decided by the draw of the sequences
-                error += float(last[often] <= last[seldom])
-    return ClaimMeasurement(error, 1e-4)
+@claim("scan-snap-distinct-rise", scan_snap.initial_pull, _distinct_rise_at)
+def _distinct_rise(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    worst, half = 0.0, 0.05
+    drawn = (corpora.random_corpus(rng, classes, 2, 3, equal=False) for classes in (2, 3))
+    for corpus in (corpora.PULLED_DOWN, corpora.UNEVEN, *drawn):
+        pull = formula(corpus)[0, corpus.distinct]
+        run = scan_snap.evolve(corpus, [0.0, half, 2 * half], eta_y=2.0, eta_z=1.0)
+        z = run.z[:, 0][:, corpus.distinct]
+        # z = η_Yη_Z t²/2 · pull + O(t³): two times cancel the next order.
+        expected = 2 * z[1] / half**2 - z[2] / (2 * half) ** 2
+        worst = max(worst, float(np.max(np.abs(pull - expected) / expected)))
+        worst += float(np.mean(pull <= 0))
+    return ClaimMeasurement(worst, 0.01)
 
 
-def _frequent_late(formula: Formula, rng: np.random.Generator) -> ClaimMeasurement:
+@without("scan-snap-frequent-first")
+def _frequent_late(formula: Formula, rng: Generator) -> ClaimMeasurement:
     """1 if the more frequent token is not the higher one late."""
     late = scan_snap.evolve(_FREQUENT_FALLS, [1e4], eta_y=5.0, eta_z=1.0).z[0, 0]
     return ClaimMeasurement(
@@ -222,47 +205,19 @@ def _frequent_first_at(formula: Formula, point: Point) -> ClaimMeasurement:
     return ClaimMeasurement(error, 1e-6)
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        id="scan-snap-gradient",
-        title="The flow of (z, Y) is gradient ascent on the next token's log-likelihood",
-        source="talk, Scan&Snap: reparameterization",
-        method="finite differences of E[log softmax], two queries; 1/P(m) is absorbed in η_Z",
-        derived=scan_snap.flow,
-        measure=_gradient,
-        search=_gradient_at,
-    ),
-    Claim(
-        id="scan-snap-common-falls",
-        title="Common tokens fall, if there is only one or all are equally common in all classes",
-        source="talk, Scan&Snap (a); the condition is ours",
-        method="fates on the population ODE and on sampled sequences",
-        derived=scan_snap.initial_fate,
-        measure=_common_falls,
-        condition="one common token, or all equally common in all classes",
-        without=_in_between_rises,
-        search=_common_falls_at,
-    ),
-    Claim(
-        id="scan-snap-distinct-rise",
-        title="Distinct tokens rise at first, by ½z̈(0)t², if their class shares a token",
-        source="talk, Scan&Snap (b); z̈(0) is ours",
-        method="z(t)/t² on the population ODE, extrapolated to t = 0",
-        derived=scan_snap.initial_pull,
-        measure=_distinct_rise,
-        condition="at first; how long they rise grows with η_Y/η_Z",
-        without=_distinct_falls,
-        search=_distinct_rise_at,
-    ),
-    Claim(
-        id="scan-snap-frequent-first",
-        title="Of the distinct tokens the more frequent rise faster, early as P(l|m,n)²: a TF-IDF",
-        source="talk, Scan&Snap (c); the square is ours",
-        method="ratios early on the population ODE, order on sampled sequences",
-        derived=scan_snap.rise_ratio,
-        measure=_frequent_first,
-        condition="early; when tokens fall later, the more frequent fall faster",
-        without=_frequent_late,
-        search=_frequent_first_at,
-    ),
-)
+@claim("scan-snap-frequent-first", scan_snap.rise_ratio, _frequent_first_at)
+def _frequent_first(formula: Formula, rng: Generator) -> ClaimMeasurement:
+    """The relative error of the ratio of two logits at a small time; on sequences their order."""
+    corpus = corpora.random_corpus(rng, 3, 2, 4)
+    early = scan_snap.evolve(corpus, [0.05], eta_y=3.0, eta_z=1.0).z[0, 0]
+    sampled = scan_snap.train_on_samples(
+        corpus, 400, 150, 128, eta_y=2.0, eta_z=1.0, rng=rng, every=150
+    )
+    last, error = sampled.z[-1, 0], 0.0
+    for class_ in range(corpus.classes):
+        for often, seldom in pairwise(corpus.distinct_of(class_)):
+            ratio = formula(corpus, class_, often, seldom)
+            error = max(error, abs(early[often] / early[seldom] / ratio - 1))
+            if ratio > 1.5:  # closer ones are decided by the draw of the sequences
+                error += float(last[often] <= last[seldom])
+    return ClaimMeasurement(error, 1e-4)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from errata_page import percent
 from joma.errors import JomaError
 from joma.report import figures
 
@@ -30,11 +31,6 @@ class ErratumRow:
     quantity: str
     relative_error: float
     follows: bool = False
-
-
-def percent(value: float) -> str:
-    """Return a relative error in percent, with one more digit below 10%."""
-    return f"{100 * value:.2g}%" if value < 0.1 else f"{100 * value:.0f}%"
 
 
 def draw_errata(documents: Mapping[str, Sequence[ErratumRow]], *, width: float = 11.0) -> Figure:
@@ -73,25 +69,10 @@ def draw_errata(documents: Mapping[str, Sequence[ErratumRow]], *, width: float =
 def _draw_row(ax: Axes, y: float, row: ErratumRow) -> None:
     color = figures.SKY if row.follows else figures.BLUE
     ax.plot([_LEFT, row.relative_error], [y, y], color=color, linewidth=2, zorder=2)
-    ax.plot(
-        row.relative_error,
-        y,
-        "o",
-        color=color,
-        markerfacecolor="white" if row.follows else color,
-        markeredgewidth=1.8,
-        markersize=7,
-        zorder=3,
-    )
-    ax.annotate(
-        percent(row.relative_error),
-        (row.relative_error, y),
-        xytext=(8, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9.5,
-        color=figures.BLACK,
-    )
+    dot = {"markerfacecolor": "white" if row.follows else color, "markeredgewidth": 1.8}
+    ax.plot(row.relative_error, y, "o", color=color, markersize=7, zorder=3, **dot)
+    text = {"va": "center", "fontsize": 9.5, "color": figures.BLACK}
+    figures.note(ax, percent(row.relative_error), (row.relative_error, y), (8, 0), **text)
     figures.row_text(ax, "left", y, row.label, 9.5)
     figures.row_text(ax, "right", y, row.quantity, 9, color=figures.GREY)
 
