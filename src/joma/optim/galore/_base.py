@@ -250,7 +250,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 self._refresh_if_due(parameter, group, gradient, side)
             taken = gradient.project(self._basis(parameter, group), side)
             if self.record_energy:
-                self._record_energy(parameter, group, gradient, taken, side)
+                self._record_energy(parameter, group, gradient, side, taken)
         state[_PARTIAL] = state[_PARTIAL] + taken if _PARTIAL in state else taken
 
     def _record_energy(
@@ -258,12 +258,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
         parameter: Tensor,
         group: dict[str, Any],
         gradient: Gradient,
-        taken: Tensor,
         side: Side,
+        taken: Tensor | None = None,
     ) -> None:
         """Add to the energies of the step: that of a gradient, and that of it in the subspace."""
         if gradient.share == "mean":  # other processes may record nothing: wait for none of them
-            gradient = Gradient(gradient.matrix)
+            gradient, taken = Gradient(gradient.matrix), None
+        if taken is None:
             taken = gradient.project(self._basis(parameter, group), side)
         inside = taken.float().square().sum()
         if side == "right":

@@ -156,6 +156,8 @@ class GaLoreAdamW(ProjectedOptimizer):
 
         side = self._side(parameter, group)
         self._refresh_if_due(parameter, group, Gradient(gradient), side)
+        if self.record_energy:
+            self._record_energy(parameter, group, Gradient(gradient), side)
         basis = state["basis"]
         if "exp_avg" not in state:
             rows, columns = parameter.shape
