@@ -28,6 +28,9 @@ def test_energy_is_that_of_the_gradient_of_the_step(side):
         share = float(inside.square().sum() / gradient.square().sum())
         assert matrix.energy == pytest.approx(share, rel=1e-5)
         assert matrix.captured != pytest.approx(share, rel=1e-3)  # of another gradient
+    optimizer.record_energy = False
+    train(model, optimizer, 1, first=4)
+    assert {one.energy for one in optimizer.projected} == {None}
 
 
 def test_energies_of_several_passes_are_added():

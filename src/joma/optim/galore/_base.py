@@ -32,8 +32,8 @@ class ProjectedMatrix:
         rank: The rank, or None where it is a share of energy that no gradient was seen for.
         captured: Share of ‖G‖² in the subspace when it was chosen last, or None before.
         refreshes: How often the subspace was chosen.
-        energy: Share of ‖G‖² in the subspace, of the gradients of the last step that was made with
-            `record_energy`; None before.
+        energy: Share of ‖G‖² in the subspace, of the gradients of the last step; None without
+            `record_energy`.
         angles: The largest and the mean principal angle between the last two subspaces, in degrees;
             None before the second, or without `record_angles`.
     """
@@ -198,6 +198,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
             self._update_together()
         self._move_prepared()
         self._moved.clear()
+        if not self.record_energy:
+            self._energies.clear()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
