@@ -449,6 +449,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self, parameter: Tensor, group: dict[str, Any], basis: Tensor, side: Side
     ) -> None:
         state = self.state[parameter]
+        basis = basis.contiguous()  # as a file gives it back: products round by the layout
         rows = parameter if side == "left" else None
         if group["projector_bits"] == 8:
             blocks = blockwise.encode(basis, "linear")
@@ -497,6 +498,21 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if any(_PARTIAL in state for state in self.state.values()):
             raise JomaError("the state can be saved after step(), not between its backward passes")
         return super().state_dict()
+
+    def _loaded(self, parameter: Tensor, key: str, value: Any) -> Any:
+        """Return a loaded value, distributed as the parameter is where it was saved whole."""
+        shard = _row_shard(parameter)
+        if shard is None or not isinstance(value, Tensor) or value is not local(value):
+            return value
+        group = self._group(parameter)
+        left = selection.is_projected(parameter, group) and self._side(parameter, group) == "left"
+        of_rows = key.startswith("basis") if left else key.startswith("exp_avg")
+        if not of_rows:
+            return value
+        mesh, dimension = shard
+        chunk = -(-parameter.shape[0] // mesh.size(dimension))
+        own = value[chunk * mesh.get_local_rank(dimension) :][:chunk]
+        return placed(own, parameter)
 
     def _check_state(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
         if not state:
