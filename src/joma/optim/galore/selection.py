@@ -39,6 +39,8 @@ class Candidate:
 
 def of_model(model: nn.Module) -> list[Candidate]:
     """Return the parameters of a model that want a gradient."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     matrices, outside = _roles(model)
     return [
         Candidate(
