@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 from safetensors.numpy import load_file
 
+from joma.errors import JomaError
 from joma.runs import Run
 from joma.train.language import Config, Processes, joined, series_folder, train
 from tests.train._language import STEPS, Stop, begin, logged, make, stop_after, write_text
@@ -45,6 +46,10 @@ def _together(place: Path, processes: Processes) -> None:
         )
         with contextlib.suppress(Stop):
             train(made, run, processes=processes, progress=stop_after(6))
+        train(made, run, processes=processes)
+    made = make(place / "text", optimizer={"name": "adamw-8bit"}, training={"sharding": "fsdp2"})
+    run = processes.first(lambda: Run.resume("train", made.sections(), out=place / "refused"))
+    with pytest.raises(JomaError, match="AdamW8bit takes whole parameters"):
         train(made, run, processes=processes)
 
 
@@ -115,3 +120,4 @@ def test_one_resumes_what_two_began(place: Path, monkeypatch: pytest.MonkeyPatch
 if __name__ == "__main__":
     with joined("cpu") as these:
         _together(Path(sys.argv[1]), these)
+    os._exit(0)  # threads of gloo may end after the interpreter, which aborts then
