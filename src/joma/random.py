@@ -9,14 +9,14 @@ counts on the device.
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from joma.errors import JomaError
 
-__all__ = ["integers", "normal", "uniform", "words"]
+__all__ = ["integers", "normal", "seed_tensor", "uniform", "words"]
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -25,6 +25,16 @@ _WORD = 0xFFFFFFFF
 # Counter blocks computed at once: on a CPU the temporaries stay in the cache, on a GPU a hundred
 # megabytes of them keep it busy.
 _BLOCKS_AT_ONCE = {"cpu": 2**15, "cuda": 2**21}
+
+
+def seed_tensor(seeds: Sequence[int], device: torch.device | str) -> Tensor:
+    """Return one seed for each member as the other functions take them, shape (E,)."""
+    if len(seeds) == 0:
+        raise JomaError("seeds must hold at least one seed, got none")
+    for seed in seeds:
+        if int(seed) != seed or not -(2**63) <= seed < 2**63:
+            raise JomaError(f"seeds must be whole, from -2**63 to 2**63 - 1, got {seed}")
+    return torch.tensor([int(seed) for seed in seeds], dtype=torch.int64, device=device)
 
 
 def words(seeds_E: Tensor, stream: str, step: int | Tensor, n: int) -> Tensor:

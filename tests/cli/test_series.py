@@ -308,14 +308,14 @@ class TestProbe:
     def test_revisions_of_a_hub_id(self, series, monkeypatch):
         from huggingface_hub.errors import RevisionNotFoundError
 
-        def downloaded(name: str, revision: str | None) -> Path:
-            folder = series / str(revision)
+        def found(name: str | Path, revision: str | None) -> tuple[Path, list[str]]:
+            folder = Path(name) if Path(name).is_dir() else series / str(revision)
             if folder.is_dir():
-                return folder
+                return folder, []
             cause = RevisionNotFoundError.__new__(RevisionNotFoundError)
             raise ValueError(f"{name} has no revision {revision!r}") from cause
 
-        monkeypatch.setattr("joma.models.hub._downloaded", downloaded)
+        monkeypatch.setattr("joma.models.hub._found", found)
         revisions = "step0,step100,step150,step300"
         result = run_joma("probe", "some/model", "--series", revisions, *FLAGS, "--json")
         assert result.exit_code == 1

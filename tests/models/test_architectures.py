@@ -238,7 +238,7 @@ def test_mistakes_are_reported():
 
 @pytest.fixture
 def own_maps(monkeypatch):
-    monkeypatch.setattr("joma.models.architectures._known._registered", [])
+    monkeypatch.setattr("joma.models.architectures._registered", [])
 
 
 class Block(nn.Module):

@@ -10,7 +10,8 @@ from torch import nn
 
 from joma.common.quiet import quietly
 from joma.models import WeightFiles, dummy_forward, find_stored_weights, find_weights
-from joma.models.discovery import Finder, tree_of
+from joma.models.discovery import tree_of
+from joma.models.discovery._finder import Finder
 from joma.probes.session import probe_weights
 
 transformers = pytest.importorskip("transformers")

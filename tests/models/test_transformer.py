@@ -270,7 +270,7 @@ def test_bad_configurations(changes, sentence):
 
 
 def test_bad_members():
-    with pytest.raises(ValueError, match="seeds must name at least one"):
+    with pytest.raises(ValueError, match="seeds must hold at least one"):
         make(seeds=())
     with pytest.raises(ValueError, match="one for each of the 3 members"):
         make(depths=(1, 2))
@@ -293,5 +293,5 @@ def test_a_token_of_nobody_is_refused(token):
 
 @pytest.mark.parametrize("seed", [1.5, 2**63])
 def test_seeds_are_whole_and_not_too_large(seed):
-    with pytest.raises(ValueError, match="seeds must be whole numbers of at most 64 bits"):
+    with pytest.raises(ValueError, match="seeds must be whole, from"):
         make(seeds=(0, seed))

@@ -150,6 +150,7 @@ def test_sgd_with_momentum_under_a_full_rotation_is_sgd():
         optimizer.state[parameter] = {
             "basis": basis,
             "captured": torch.tensor(1.0),
+            "reference": torch.tensor(1.0),
             "refreshes": torch.tensor(1),
             "age": torch.tensor(1),
             "step": torch.tensor(201),
@@ -329,6 +330,25 @@ def test_refreshes_are_staggered_and_counted():
     assert 3 <= sum(new) <= 6
 
 
+def test_refreshes_when_captured_energy_falls():
+    """The gradient keeps its directions, then turns away from them at step 30."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(32, 24))
+    optimizer = GaLoreAdamW([weight], 1e-3, rank=3, gap=20, refresh="energy", verbose=False)
+    early, late = torch.linalg.qr(torch.randn(24, 6))[0].mT.split(3)
+    counts = []
+    for step in range(260):
+        rows = early if step < 30 else late
+        weight.grad = torch.randn(32, 3) @ rows + 0.01 * torch.randn(32, 24)
+        optimizer.step()
+        counts.append(optimizer.projected[0].refreshes)
+    assert counts[29] == 1
+    assert counts[32] == 2
+    assert counts[225] == 2
+    assert counts[259] == 3  # ten gaps later
+    assert (optimizer.projected[0].captured or 0) > 0.9
+
+
 def test_rank_as_captured_energy():
     model = network()
     optimizer = make(model, rank=0.9)
@@ -404,6 +424,7 @@ def test_parameters_added_later():
         ({"gap": 0}, "gap must be a whole number from 1 on"),
         ({"side": "top"}, "side must be one of short, left, right, smallest"),
         ({"projection": "qr"}, "projection must be one of power, svd"),
+        ({"refresh": "often"}, "refresh must be one of gap, energy"),
         ({"moments": "lose"}, "moments must be one of keep, rotate"),
         ({"bits": 4}, "bits must be None or 8"),
         ({"betas": (1.0, 0.9)}, r"first of betas must lie in \[0, 1\)"),

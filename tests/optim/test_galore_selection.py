@@ -7,7 +7,7 @@ from torch import nn
 
 from joma.errors import JomaError
 from joma.optim import GaLoreAdamW
-from joma.optim.galore.subspace import Gradient, choose_side, orthonormal, power_basis
+from joma.optim.galore.subspace import GradientMatrix, choose_side, orthonormal, power_basis
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
@@ -153,9 +153,9 @@ def test_one_power_iteration_finds_the_subspace(name, side, start):
     matrix = (left * values) @ right.mT
     directions = left if side == "left" else right
     old = {"random": None, "old": directions[:, 4:28], "useless": directions[:, 48:72]}[start]
-    basis = power_basis(Gradient(matrix), side, 24, old, random)
+    basis = power_basis(GradientMatrix(matrix), side, 24, old, random)
     assert torch.allclose(basis.mT @ basis, torch.eye(24), atol=1e-5)
-    inside = Gradient(matrix).project(basis, side).square().sum() / matrix.square().sum()
+    inside = GradientMatrix(matrix).project(basis, side).square().sum() / matrix.square().sum()
     best = values[:24].square().sum() / values.square().sum()
     assert inside > 0.98 * best
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from joma.models.architectures import Part
+from joma.models.parts import Part
 from joma.probes.tap import AttentionCall, AttentionMap, watch_attention
 from tests.probes._watched import assert_entropies, entropy_of, sharpen
 

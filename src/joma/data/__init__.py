@@ -13,8 +13,7 @@ is trained and what is measured of it live elsewhere.
 """
 
 from joma.data._batch import Batch
-from joma.data._cache import cache_folder
-from joma.data.corpora import Corpus, corpus
+from joma.data.corpora import Corpus, cache_folder, corpus
 from joma.data.encoded import Encoded, encoded
 from joma.data.hblt import HBLT
 from joma.data.hierarchy import Joined, LatentHierarchy

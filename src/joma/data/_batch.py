@@ -1,6 +1,6 @@
-"""What the sources of data share: batches, seeds, and random choices without repetition."""
+"""What the sources of data share: batches, and random choices without repetition."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -61,16 +61,6 @@ class Batch:
             None if self.weights is None else self.weights.to(device),
             self.leading,
         )
-
-
-def seed_tensor(seeds: Sequence[int], device: torch.device | str) -> Tensor:
-    """Return one seed for each member, shape (E,)."""
-    if len(seeds) == 0:
-        raise JomaError("seeds must hold at least one seed, got none")
-    for seed in seeds:
-        if int(seed) != seed or not -(2**63) <= seed < 2**63:
-            raise JomaError(f"seeds must be whole, from -2**63 to 2**63 - 1, got {seed}")
-    return torch.tensor([int(seed) for seed in seeds], dtype=torch.int64, device=device)
 
 
 def distinct_sets(seed: int, stream: str, population: int, size: int, count: int) -> Tensor:

@@ -16,11 +16,13 @@ from typing import Any
 from joma.common import json_files
 from joma.common.files import replacing
 from joma.common.text import first_line
-from joma.data._cache import cache_folder
 from joma.errors import JomaError
 
 SPLITS = ("train", "valid", "test")
 """What a corpus may be split into."""
+
+CACHE = "JOMA_CACHE"
+"""The environment variable that moves the cache."""
 
 SHARED = "JOMA_SHARED"
 """The environment variable with the folder that has data/wikitext-2 in it."""
@@ -147,6 +149,19 @@ def corpus(source: str | Path) -> Corpus:
     if not files:
         raise JomaError(f"text {folder} has no train.txt, no valid.txt and no test.txt in it")
     return Corpus(name, files)
+
+
+def cache_folder() -> Path:
+    """Return the cache folder: JOMA_CACHE, else `joma` in the user's cache folder.
+
+    The user's cache folder is what XDG_CACHE_HOME names, or ~/.cache. Nothing is made here.
+    """
+    own = os.environ.get(CACHE)
+    if own:
+        return Path(own).expanduser()
+    users = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The standard says that a relative path there counts as none.
+    return (users if users.is_absolute() else Path("~/.cache").expanduser()) / "joma"
 
 
 def decoded(data: bytes, what: str) -> str:

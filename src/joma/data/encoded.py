@@ -11,8 +11,7 @@ import numpy as np
 
 from joma.common import json_files
 from joma.common.files import replacing
-from joma.data._cache import CACHE, cache_folder
-from joma.data.corpora import Corpus, decoded, pieces
+from joma.data.corpora import CACHE, Corpus, cache_folder, decoded, pieces
 from joma.data.tokenizing import TextTokenizer, digest_of
 from joma.errors import JomaError
 

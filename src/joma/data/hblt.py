@@ -8,7 +8,7 @@ from torch import Tensor
 
 from joma import random
 from joma.common.checks import check_at_least
-from joma.data._batch import Batch, seed_tensor, spread_codes
+from joma.data._batch import Batch, spread_codes
 from joma.errors import JomaError
 from joma.theory.hblt import Tree
 
@@ -45,7 +45,7 @@ class HBLT:
         seeds: Sequence[int] = (0,),
         device: torch.device | str = "cpu",
     ) -> None:
-        self.seeds_E = seed_tensor(seeds, device)
+        self.seeds_E = random.seed_tensor(seeds, device)
         self.trees = (tree,) * len(seeds) if isinstance(tree, Tree) else tuple(tree)
         _check_alike(self.trees, len(seeds))
         first = self.trees[0]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from joma import random
 from joma.common.checks import check_at_least
-from joma.data._batch import Batch, distinct_sets, seed_tensor
+from joma.data._batch import Batch, distinct_sets
 from joma.errors import JomaError
 
 
@@ -56,7 +56,7 @@ class LatentHierarchy:
         _check(classes, children, latents, tokens, length)
         self.classes, self.children, self.latents = classes, children, tuple(latents)
         self.tokens, self.length, self.vocabulary = tokens, length, tokens + 1
-        self.seeds_E = seed_tensor(seeds, device)
+        self.seeds_E = random.seed_tensor(seeds, device)
         sizes = (tokens, *latents, classes)
         sets = [_sets(seeds, level, *pair, children) for level, pair in enumerate(pairwise(sizes))]
         values = [torch.eye(classes, dtype=torch.bool).repeat(len(seeds), 1, 1)]

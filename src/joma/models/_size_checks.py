@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from joma.common.quiet import quietly
 from joma.errors import JomaError, printable
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def check_sizes(
     """
     if numbers is None:
         numbers = sum(map(math.prod, shapes.values()))
-    with torch.device("meta"), quietly(), bounded(_MODULES + _MODULES_PER_TENSOR * len(shapes)):
+    with torch.device("meta"), bounded(_MODULES + _MODULES_PER_TENSOR * len(shapes)):
         model = model_class(config)
     parameters = dict(model.named_parameters())
     converts = _converts(config)  # experts, for example, from a tensor each into one for all

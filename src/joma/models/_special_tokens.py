@@ -1,15 +1,12 @@
 """The special tokens that a model was trained to find around its text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from joma.errors import printable
-
-_SAMPLES = ("x", "the", "a b", "1", ".", "é")
-"""Texts of which at least one should give tokens, whatever the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -57,32 +54,3 @@ class SpecialTokens:
 
 
 NO_SPECIAL_TOKENS = SpecialTokens()
-
-
-def added_special_tokens(
-    encode: Callable[[str, bool], list[int]], name: Callable[[int], str]
-) -> SpecialTokens | None:
-    """Return what a tokenizer puts around a text, found by encoding one with and without.
-
-    Args:
-        encode: Takes a text and whether special tokens are added, and returns its tokens.
-        name: Returns the name of a token.
-
-    Returns:
-        The special tokens, or None where the tokenizer does more than put some around the text.
-    """
-    for sample in _SAMPLES:
-        plain, whole = encode(sample, False), encode(sample, True)
-        if whole == plain and plain:
-            return NO_SPECIAL_TOKENS
-        starts = [
-            start
-            for start in range(len(whole) - len(plain) + 1)
-            if whole[start : start + len(plain)] == plain
-        ]
-        if plain and len(starts) == 1:
-            before, after = whole[: starts[0]], whole[starts[0] + len(plain) :]
-            return SpecialTokens(
-                tuple(before), tuple(after), tuple(name(token) for token in [*before, *after])
-            )
-    return None

@@ -37,39 +37,20 @@ _MOST_LAYERS, _LONGEST_CONTEXT, _WIDEST = 2048, 1 << 30, 1 << 24
 
 
 @dataclass(frozen=True)
-class GgufTensor:
-    """A tensor that a GGUF file has.
-
-    Attributes:
-        shape: As llama.cpp writes it, the axis along which numbers lie next to each other first.
-        bytes: Its size in the file.
-    """
-
-    shape: tuple[int, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
-class GgufHeader:
+class GgufContents:
     """What a GGUF file says of itself.
 
     Attributes:
         values: Its entries that are single numbers or strings, by name.
-        lengths: How many elements its arrays have, by name.
-        tensors: Its tensors, by name.
+        shapes: The shapes of its tensors, by name, as llama.cpp writes them: the axis along which
+            numbers lie next to each other first.
     """
 
     values: Mapping[str, Scalar]
-    lengths: Mapping[str, int]
-    tensors: Mapping[str, GgufTensor]
-
-    @property
-    def elements(self) -> int:
-        """How many numbers all tensors have together."""
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+    shapes: Mapping[str, tuple[int, ...]]
 
 
-def read_header(path: Path) -> GgufHeader:
+def read_header(path: Path) -> GgufContents:
     """Return the header of a GGUF file.
 
     Raises:
@@ -118,7 +99,7 @@ class _Cursor:
         return shown.decode(errors="replace")
 
 
-def _header(cursor: _Cursor, sizes: Mapping[int, tuple[int, int]]) -> GgufHeader:
+def _header(cursor: _Cursor, sizes: Mapping[int, tuple[int, int]]) -> GgufContents:
     if cursor.take(4) != b"GGUF":
         raise JomaError("it does not begin with GGUF")
     version = cursor.number("I")
@@ -128,13 +109,11 @@ def _header(cursor: _Cursor, sizes: Mapping[int, tuple[int, int]]) -> GgufHeader
     if tensor_count > _MOST_TENSORS or entry_count > _MOST_ENTRIES:
         raise JomaError(f"it has {tensor_count} tensors and {entry_count} entries by its header")
     values: dict[str, Scalar] = {}
-    lengths: dict[str, int] = {}
     elements = 0
     for _ in range(entry_count):
         name, kind = cursor.string(), cursor.number("I")
         if kind == _ARRAY:
-            lengths[name] = _skipped_array(cursor, name)
-            elements += lengths[name]
+            elements += _skipped_array(cursor, name)
         elif kind == _STRING:
             values[name] = cursor.string()
         elif kind in _SCALARS:
@@ -144,7 +123,7 @@ def _header(cursor: _Cursor, sizes: Mapping[int, tuple[int, int]]) -> GgufHeader
         if elements > _MOST_ELEMENTS:
             raise JomaError(f"its arrays have more than {_MOST_ELEMENTS} elements")
     _check_values(values, tensor_count)
-    return GgufHeader(values, lengths, _tensors(cursor, tensor_count, sizes, values))
+    return GgufContents(values, _shapes(cursor, tensor_count, sizes, values))
 
 
 def _skipped_array(cursor: _Cursor, name: str) -> int:
@@ -179,14 +158,15 @@ def _check_values(values: Mapping[str, Scalar], tensors: int) -> None:
             raise JomaError(f"its {name} must be at most {most}, got {value:.6g}")
 
 
-def _tensors(
+def _shapes(
     cursor: _Cursor,
     count: int,
     sizes: Mapping[int, tuple[int, int]],
     values: Mapping[str, Scalar],
-) -> dict[str, GgufTensor]:
-    tensors: dict[str, GgufTensor] = {}
-    ends: list[tuple[str, int]] = []
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    ends: dict[str, int] = {}
+    total = 0
     for _ in range(count):
         name = cursor.string()
         axes = cursor.number("I")
@@ -196,27 +176,27 @@ def _tensors(
         kind, offset = cursor.number("I"), cursor.number("Q")
         if kind not in sizes:
             raise JomaError(f"{name} has the unknown type {kind}")
-        if name in tensors:
+        if name in shapes:
             raise JomaError(f"{name} is in it twice")
         block, size = sizes[kind]
         stored = math.prod(shape) // block * size
-        tensors[name] = GgufTensor(shape, stored)
-        ends.append((name, offset + stored))
+        shapes[name], ends[name] = shape, offset + stored
+        total += stored
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment > cursor.size:
         raise JomaError(f"its alignment must be a small number, got {alignment}")
     data = -(-cursor.at // alignment) * alignment
-    for name, end in ends:
+    for name, end in ends.items():
         if data + end > cursor.size:
             raise JomaError(
                 f"it has {cursor.size} bytes, and {name} should end at byte {data + end}"
             )
-    if data + sum(tensor.bytes for tensor in tensors.values()) > cursor.size:
+    if data + total > cursor.size:
         raise JomaError("its tensors lie over each other")
-    return tensors
+    return shapes
 
 
-def read_gguf(path: Path, header: GgufHeader) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
+def read_gguf(path: Path, header: GgufContents) -> tuple["PreTrainedConfig", dict[str, Tensor]]:
     """Return the configuration and weights of a GGUF file, under the names transformers gives them.
 
     Args:
@@ -243,7 +223,8 @@ def read_gguf(path: Path, header: GgufHeader) -> tuple["PreTrainedConfig", dict[
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         # Names are llama.cpp's: sizes alone can be compared before the numbers are read.
-        check_sizes(config, type(model), {}, str(path), numbers=header.elements)
+        numbers = sum(map(math.prod, header.shapes.values()))
+        check_sizes(config, type(model), {}, str(path), numbers=numbers)
         contents = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=_Named(model))
     config.architectures = [type(model).__name__]
     return config, contents["tensors"]

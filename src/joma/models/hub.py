@@ -29,11 +29,8 @@ def local_folder(source: str | Path, revision: str | None = None) -> Path:
     Raises:
         ValueError: neither a folder nor a hub id, or one that cannot be had.
     """
-    path = _folder(source, revision)
-    if path is not None:
-        return path
-    need_transformers(f"loading {source} from the Hugging Face hub")
-    return _downloaded(str(source), revision)
+    here, wanted = _found(source, revision)
+    return here if here is not None else _downloaded(str(source), revision, wanted)
 
 
 def folder_if_here(source: str | Path, revision: str | None = None) -> Path | None:
@@ -42,26 +39,7 @@ def folder_if_here(source: str | Path, revision: str | None = None) -> Path | No
     Raises:
         JomaError: Neither a folder nor a hub id, or the hub has no such model or revision.
     """
-    path = _folder(source, revision)
-    if path is not None:
-        return path
-    need_transformers(f"loading {source} from the Hugging Face hub")
-    return _asked(str(source), revision)[0]
-
-
-def _folder(source: str | Path, revision: str | None) -> Path | None:
-    """Return the folder that a source names, None for a hub id."""
-    path = Path(source)
-    if path.is_dir():
-        if revision is not None:
-            raise JomaError(f"revision goes with a hub id, got {revision!r} for the folder {path}")
-        return path
-    if path.exists() or not _HUB_ID.fullmatch(str(source)):
-        raise JomaError(
-            f"{printable(str(source))} is neither a folder nor a hub id such as "
-            "EleutherAI/pythia-70m"
-        )
-    return None
+    return _found(source, revision)[0]
 
 
 def is_tokenizer_file(name: str) -> bool:
@@ -69,20 +47,30 @@ def is_tokenizer_file(name: str) -> bool:
     return _TOKENIZER.fullmatch(name) is not None
 
 
-def _downloaded(name: str, revision: str | None) -> Path:
+def _downloaded(name: str, revision: str | None, wanted: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    here, wanted = _asked(name, revision)
-    if here is not None:
-        return here
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except Exception as error:  # the network broke, the disk is full
         return _downloaded_before(name, revision, error)
 
 
-def _asked(name: str, revision: str | None) -> tuple[Path | None, list[str]]:
-    """Ask the hub for the files to download; return an earlier download if it does not answer."""
+def _found(source: str | Path, revision: str | None) -> tuple[Path | None, list[str]]:
+    """Return the folder of a model, or None and the files of the hub to download.
+
+    Where the hub does not answer, an earlier download is its folder.
+    """
+    path, name = Path(source), str(source)
+    if path.is_dir():
+        if revision is not None:
+            raise JomaError(f"revision goes with a hub id, got {revision!r} for the folder {path}")
+        return path, []
+    if path.exists() or not _HUB_ID.fullmatch(name):
+        raise JomaError(
+            f"{printable(name)} is neither a folder nor a hub id such as EleutherAI/pythia-70m"
+        )
+    need_transformers(f"loading {source} from the Hugging Face hub")
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,

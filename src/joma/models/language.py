@@ -19,7 +19,7 @@ from torch.nn import functional
 from joma import random
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.models.layers import Embedding, LayerNorm, Linear
+from joma.models.layers import Embedding, LayerNorm, Linear, draw_uniform
 from joma.models.transformer import Watch, sinusoids
 
 FIRST_RANGE = 0.1
@@ -154,9 +154,9 @@ class LanguageBlock(nn.Module):
         for name, layer in self.named_children():
             if isinstance(layer, Linear | LayerNorm):
                 layer.draw(f"block.{name}", seeds_E)
-        together = self.queries_keys_values.weight
-        bound = math.sqrt(6 / (together.shape[1] + together.shape[2]))
-        draw_uniform(together, "block.queries_keys_values.weight", seeds_E, bound)
+        together = self.queries_keys_values
+        bound = math.sqrt(6 / sum(together.weight.shape[1:]))
+        together.draw("block.queries_keys_values", seeds_E, bound)
         for layer in (self.queries_keys_values, self.projection):
             bias_of(layer).zero_()
 
@@ -189,8 +189,7 @@ class LanguageModel(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        if not seeds:
-            raise JomaError("seeds must name at least one member, got none")
+        seeds_E = random.seed_tensor(seeds, device)
         self.config = config
         self.compute: torch.dtype | None = None
         self.seeds = tuple(int(seed) for seed in seeds)
@@ -203,7 +202,6 @@ class LanguageModel(nn.Module):
             self.output = Linear(members, config.width, config.columns)
         waves = sinusoids(config.length, config.width).to(device)
         self.register_buffer("sinusoids_TD", waves, persistent=False)
-        seeds_E = torch.tensor(self.seeds, dtype=torch.int64, device=device)
         self.register_buffer("seeds_E", seeds_E, persistent=False)
         self.to(dtype)
         self._draw()
@@ -233,7 +231,6 @@ class LanguageModel(nn.Module):
         watch: Watch | None = None,
     ) -> Tensor:
         """Return what the output layer reads, (E, B, T, width); arguments as of `forward`."""
-        self._check_length(tokens_BT)
         return self._states(self._embedded(tokens_BT), step, watch)
 
     def losses(
@@ -254,25 +251,24 @@ class LanguageModel(nn.Module):
             step: As of `forward`.
             watch: As of `forward`.
         """
-        return self._losses(self(tokens_BT, step=step, watch=watch), targets_BT, weights_BT)
+        states = self.states(tokens_BT, step=step, watch=watch)
+        return self._losses(states, targets_BT, weights_BT)
 
-    def _losses(self, logits: Tensor, targets_BT: Tensor, weights_BT: Tensor | None) -> Tensor:
+    def _losses(self, states: Tensor, targets_BT: Tensor, weights_BT: Tensor | None) -> Tensor:
+        """Return the cross-entropy of each member from what the output layer reads."""
         targets_EN = targets_BT.flatten().expand(len(self.seeds), -1)
         each_EN = functional.cross_entropy(
-            logits.flatten(0, 2), targets_EN.flatten(), reduction="none"
+            self._logits(states).flatten(0, 2), targets_EN.flatten(), reduction="none"
         ).view_as(targets_EN)
         if weights_BT is None:
             return each_EN.mean(-1)
         return (each_EN * weights_BT.flatten().to(each_EN.dtype)).sum(-1)
 
-    def _check_length(self, tokens_BT: Tensor) -> None:
-        """Raise JomaError for more tokens than there are positions."""
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        """Return the embeddings of tokens, (E, B, T, width); JomaError for too many of them."""
         length, most = tokens_BT.shape[-1], self.config.length
         if length > most:
             raise JomaError(f"tokens must have at most {most} positions, got {length}")
-
-    def _embedded(self, tokens_BT: Tensor) -> Tensor:
-        """Return the embeddings of tokens, (E, B, T, width)."""
         return self.embedding(tokens_BT.expand(len(self.seeds), *tokens_BT.shape))
 
     def _states(self, x: Tensor, step: int | Tensor | None, watch: Watch | None = None) -> Tensor:
@@ -315,9 +311,3 @@ def bias_of(linear: Linear) -> Tensor:
     """Return the bias of a layer that has one."""
     assert linear.bias is not None
     return linear.bias
-
-
-def draw_uniform(parameter: Tensor, stream: str, seeds_E: Tensor, bound: float) -> None:
-    """Fill a parameter (E, ...) uniformly on ± bound."""
-    drawn = random.uniform(seeds_E, stream, 0, parameter[0].numel(), dtype=parameter.dtype)
-    parameter.copy_(drawn.view(parameter.shape).mul_(2).sub_(1).mul_(bound))

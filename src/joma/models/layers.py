@@ -7,7 +7,6 @@ they depend neither on the neighbours nor on the device.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +48,11 @@ class Linear(nn.Module):
         return y.unflatten(1, x_ENI.shape[1:-1])
 
     @torch.no_grad()
-    def draw(self, name: str, seeds: Tensor) -> None:
-        """Draw torch's default for linear layers: U(−1/√in, 1/√in) for weight and bias."""
-        bound = 1 / math.sqrt(self.weight.shape[1])
+    def draw(self, name: str, seeds: Tensor, bound: float | None = None) -> None:
+        """Draw weight and bias uniformly on ± bound; by torch's default that is 1/√in."""
+        bound = 1 / math.sqrt(self.weight.shape[1]) if bound is None else bound
         for kind, parameter in self.named_parameters():
-            _fill(parameter, random.uniform, f"{name}.{kind}", seeds).mul_(2).sub_(1).mul_(bound)
+            draw_uniform(parameter, f"{name}.{kind}", seeds, bound)
 
 
 class Embedding(nn.Module):
@@ -89,7 +88,9 @@ class Embedding(nn.Module):
     @torch.no_grad()
     def draw(self, name: str, seeds: Tensor) -> None:
         """Draw torch's default for embeddings: N(0, 1)."""
-        _fill(self.weight, random.normal, f"{name}.weight", seeds)
+        each, kind = self.weight[0].numel(), self.weight.dtype
+        drawn = random.normal(seeds, f"{name}.weight", 0, each, dtype=kind)
+        self.weight.copy_(drawn.view_as(self.weight))
 
 
 class LayerNorm(nn.Module):
@@ -121,8 +122,7 @@ class LayerNorm(nn.Module):
         self.bias.fill_(0)
 
 
-def _fill(parameter: Tensor, draw: Callable[..., Tensor], stream: str, seeds: Tensor) -> Tensor:
-    """Fill a parameter with numbers that each member's seed and the stream's name decide."""
-    each = parameter[0].numel()
-    parameter.copy_(draw(seeds, stream, 0, each, dtype=parameter.dtype).view_as(parameter))
-    return parameter
+def draw_uniform(parameter: Tensor, stream: str, seeds_E: Tensor, bound: float) -> None:
+    """Fill a parameter (E, ...) uniformly on ± bound; seeds and the stream's name decide."""
+    drawn = random.uniform(seeds_E, stream, 0, parameter[0].numel(), dtype=parameter.dtype)
+    parameter.copy_(drawn.view(parameter.shape).mul_(2).sub_(1).mul_(bound))

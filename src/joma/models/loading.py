@@ -6,7 +6,8 @@ error, not a random number.
 
 import copy
 import re
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,15 @@ class Loaded:
         Raises:
             JomaError: It has none, as a model of images.
         """
-        return _vocabulary(self.model, self.source)
+        try:
+            embedding = self.model.get_input_embeddings()  # type: ignore[operator]
+        except (NotImplementedError, AttributeError):
+            embedding = None
+        if not isinstance(embedding, nn.Embedding):
+            raise JomaError(
+                f"{self.source} has no embeddings of tokens: it does not read text alone"
+            )
+        return embedding.num_embeddings
 
 
 def load(
@@ -209,7 +218,7 @@ def outlined(
     config, _ = _folder_headers(folder)
     model_class = class_of(config)
     config._attn_implementation = None  # not a checkpoint's to say
-    with _making(model_class, str(folder)), torch.device("meta"), quietly():
+    with _making(model_class, str(folder)), torch.device("meta"):
         model = model_class(config).eval().requires_grad_(False)
     own = tokenizers.from_folder(folder) if tokenizer is None else load_tokenizer(tokenizer)
     return Loaded(model, own, known_architecture(model), str(source), _context(config))
@@ -278,8 +287,11 @@ def _kind(path: Path) -> str:
     return "weights" if weights else "llama2c"
 
 
-def _making(model_class: Any, what: str) -> AbstractContextManager[None]:
-    return reading(lambda said: f"{what} cannot be made a {model_class.__name__} ({said})")
+@contextmanager
+def _making(model_class: Any, what: str) -> Iterator[None]:
+    message = f"{what} cannot be made a {model_class.__name__}"
+    with reading(lambda said: f"{message} ({said})"), quietly():
+        yield
 
 
 def _made(
@@ -289,33 +301,29 @@ def _made(
     model_class = class_of(config)
     # Which attention runs is not a checkpoint's to say: it may name code on the hub.
     config._attn_implementation = None
-    options: dict[str, Any] = {"dtype": dtype if dtype is not None else torch.float32}
-    with _making(model_class, what):
-        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        check_sizes(config, model_class, shapes, what, numbers=_different_numbers(weights))
-        model, info = _filled(model_class, config, weights, options)
-        if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
-            # An encoder saved without the layer that sums a sentence up is complete without it.
-            options["add_pooling_layer"] = False
-            model, info = _filled(model_class, config, weights, options)
-    _check_complete(info, model, what)
-    _check_finite(model, what)
-    return model.eval().requires_grad_(False)
 
-
-def _filled(
-    model_class: Any, config: "PreTrainedConfig", weights: dict[str, Tensor], options: dict
-) -> tuple["PreTrainedModel", dict[str, Any]]:
-    with quietly():
+    def filled(**options: Any) -> tuple["PreTrainedModel", dict[str, Any]]:
         # No path: the files have been read, by readers that execute nothing.
         return model_class.from_pretrained(
             None,
             config=config,
             state_dict=weights,
+            dtype=torch.float32 if dtype is None else dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             **options,
         )
+
+    with _making(model_class, what):
+        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+        check_sizes(config, model_class, shapes, what, numbers=_different_numbers(weights))
+        model, info = filled()
+        if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
+            # An encoder saved without the layer that sums a sentence up is complete without it.
+            model, info = filled(add_pooling_layer=False)
+    _check_complete(info, model, what)
+    _check_finite(model, what)
+    return model.eval().requires_grad_(False)
 
 
 def _different_numbers(weights: dict[str, Tensor]) -> int:
@@ -398,16 +406,6 @@ def _context(config: "PreTrainedConfig") -> int | None:
             if isinstance(limit, int) and limit > 0:
                 return limit
     return None
-
-
-def _vocabulary(model: nn.Module, source: str) -> int:
-    try:
-        embedding = model.get_input_embeddings()  # type: ignore[operator]
-    except (NotImplementedError, AttributeError):
-        embedding = None
-    if not isinstance(embedding, nn.Embedding):
-        raise JomaError(f"{source} has no embeddings of tokens: it does not read text alone")
-    return embedding.num_embeddings
 
 
 def _without_tokenizer(source: str) -> JomaError:

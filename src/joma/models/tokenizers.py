@@ -11,10 +11,13 @@ from typing import Any, Protocol, runtime_checkable
 from joma.common import json_files
 from joma.common.quiet import need_transformers, quietly, reading
 from joma.errors import JomaError, printable
-from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens, added_special_tokens
-from joma.models.gguf import GgufHeader, read_header
+from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
+from joma.models.gguf import GgufContents, read_header
 from joma.models.hub import is_tokenizer_file, local_folder
 from joma.models.llama2c import Llama2cTokenizer
+
+_SAMPLES = ("x", "the", "a b", "1", ".", "é")
+"""Texts of which at least one should give tokens, whatever the vocabulary."""
 
 _LARGEST_FILE = 2**28
 _MOST_TOKENS = 2**24
@@ -87,7 +90,27 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def _own(self) -> SpecialTokens:
-        return added_special_tokens(self._encoded, self.name) or NO_SPECIAL_TOKENS
+        """What the tokenizer puts around a text, found by encoding one with and without.
+
+        None are known where it does more than that.
+        """
+        for sample in _SAMPLES:
+            plain, whole = self._encoded(sample, False), self._encoded(sample, True)
+            if whole == plain and plain:
+                break
+            starts = [
+                start
+                for start in range(len(whole) - len(plain) + 1)
+                if whole[start : start + len(plain)] == plain
+            ]
+            if plain and len(starts) == 1:
+                return self.special(whole[: starts[0]], whole[starts[0] + len(plain) :])
+        return NO_SPECIAL_TOKENS
+
+    def special(self, before: Sequence[int], after: Sequence[int]) -> SpecialTokens:
+        """Return tokens before and after a text with their names."""
+        names = map(self.tokenizer.convert_ids_to_tokens, (*before, *after))
+        return SpecialTokens(tuple(before), tuple(after), tuple(map(str, names)))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text of any length."""
@@ -102,10 +125,6 @@ class HuggingFaceTokenizer:
             check_growth(self.tokenizer, text)
             with quietly():  # a warning that no model takes a text that long
                 return list(self.tokenizer.encode(text, add_special_tokens=special))
-
-    def name(self, token: int) -> str:
-        """Return the name of a token, such as "<bos>"."""
-        return str(self.tokenizer.convert_ids_to_tokens(token))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
@@ -139,12 +158,11 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
 
 def from_folder(folder: Path) -> Tokenizer | None:
     """Return the tokenizer of a folder in Hugging Face layout, None where it has none."""
-    # Without its files transformers makes an empty tokenizer up for some models.
-    if not any(is_tokenizer_file(path.name) for path in folder.iterdir()):
+    files = [path for path in folder.iterdir() if is_tokenizer_file(path.name)]
+    if not files:  # transformers makes an empty tokenizer up for some models
         return None
-    for path in folder.iterdir():
-        if is_tokenizer_file(path.name):
-            check_size(path)
+    for path in files:
+        check_size(path)
     settings = _settings(folder / "tokenizer_config.json")
     tokenizer = _wrapped(str(folder), str(folder))
     given = _special_by_settings(settings, HuggingFaceTokenizer(tokenizer))
@@ -202,12 +220,11 @@ def _special_by_settings(
         before = _ids(tokenizer.tokenizer.bos_token_id, tokenizer)
     if settings.get("add_eos_token") is True and not after:
         after = _ids(tokenizer.tokenizer.eos_token_id, tokenizer)
-    if (before, after) == (own.before, own.after):
-        return None
-    return SpecialTokens(before, after, tuple(map(tokenizer.name, (*before, *after))))
+    same = (before, after) == (own.before, own.after)
+    return None if same else tokenizer.special(before, after)
 
 
-def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
+def from_gguf(path: Path, header: GgufContents | None = None) -> Tokenizer:
     """Return the tokenizer inside a GGUF file, and the special tokens that the file tells of.
 
     Args:
@@ -216,12 +233,11 @@ def from_gguf(path: Path, header: GgufHeader | None = None) -> Tokenizer:
     """
     header = read_header(path) if header is None else header
     tokenizer = _wrapped(str(path), str(path.parent), gguf_file=path.name)
-    return HuggingFaceTokenizer(
-        tokenizer, _special_by_gguf(header, HuggingFaceTokenizer(tokenizer))
-    )
+    given = _special_by_gguf(header, HuggingFaceTokenizer(tokenizer))
+    return HuggingFaceTokenizer(tokenizer, given)
 
 
-def _special_by_gguf(header: GgufHeader, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
+def _special_by_gguf(header: GgufContents, tokenizer: HuggingFaceTokenizer) -> SpecialTokens | None:
     """Return the special tokens a GGUF file asks for; None where it leaves them to the tokenizer.
 
     transformers ignores these entries for some models. Where one is missing, what the tokenizer of
@@ -245,7 +261,7 @@ def _special_by_gguf(header: GgufHeader, tokenizer: HuggingFaceTokenizer) -> Spe
         after = next((end for end in ends if end), own.after)
     elif entries["add_eos_token"] is not None:
         after = ()
-    return SpecialTokens(before, after, tuple(map(tokenizer.name, (*before, *after))))
+    return tokenizer.special(before, after)
 
 
 def _ids(token: object, tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:

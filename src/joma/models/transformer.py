@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joma import random
 from joma.common.checks import check_one_of, whole_number
 from joma.errors import JomaError
 from joma.models.layers import Embedding, LayerNorm, Linear
@@ -124,13 +125,10 @@ class Transformer(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        if not seeds:
-            raise JomaError("seeds must name at least one member, got none")
+        seeds_E = random.seed_tensor(seeds, device)
         _check_depths(depths, len(seeds), config.layers)
         self.config = config
         self.compute: torch.dtype | None = None
-        if any(int(seed) != seed or not -(2**63) <= seed < 2**63 for seed in seeds):
-            raise JomaError(f"seeds must be whole numbers of at most 64 bits, got {list(seeds)}")
         self.seeds = tuple(int(seed) for seed in seeds)
         self.depths = None if depths is None else tuple(depths)
         members = len(self.seeds)
@@ -155,7 +153,9 @@ class Transformer(nn.Module):
             waves = sinusoids(config.length or 1, config.width).to(device)
             self.register_buffer("sinusoids_TD", waves, persistent=False)
         self.to(dtype)
-        self._draw(torch.tensor(self.seeds, dtype=torch.int64, device=device))
+        for name, module in self.named_modules():
+            if isinstance(module, Linear | Embedding | LayerNorm):
+                module.draw(name, seeds_E)
 
     def forward(
         self,
@@ -216,11 +216,6 @@ class Transformer(nn.Module):
         if self.position is not None:
             return x + self.position.weight[:, None, :length]
         return x + self.sinusoids_TD[:length]
-
-    def _draw(self, seeds: Tensor) -> None:
-        for name, module in self.named_modules():
-            if isinstance(module, Linear | Embedding | LayerNorm):
-                module.draw(name, seeds)
 
 
 class TransformerBlock(nn.Module):

@@ -22,29 +22,11 @@ axes. Where a paper's printed formula is wrong, the plain name holds the derived
 | galore | GaLore's convergence |
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-if TYPE_CHECKING:
-    from joma.theory import (
-        as_printed,
-        block,
-        cdag,
-        clusters,
-        embeddings,
-        functions,
-        galore,
-        hblt,
-        invariants,
-        linear,
-        marginals,
-        memory,
-        nonlinear,
-        posterior,
-        scan_snap,
-        spectra,
-        stationarity,
-    )
-
+# Modules are loaded by `__getattr__`.
+# pyright: reportUnsupportedDunderAll=false
 __all__ = [
     "as_printed",
     "block",
@@ -70,8 +52,6 @@ def __getattr__(name: str) -> Any:
     """Loads a module when it is first asked for: `joma.theory.linear` needs no other."""
     if name not in __all__:
         raise AttributeError(f"joma.theory has no module {name!r}; it has {', '.join(__all__)}")
-    from importlib import import_module
-
     return import_module(f"joma.theory.{name}")
 
 

@@ -17,8 +17,8 @@ Array = NDArray[np.float64]
 """What the theory room computes with."""
 
 
-def finite(name: str, value: ArrayLike) -> Array:
-    """Return `value` as a float64 array without NaN or infinity."""
+def finite(name: str, value: ArrayLike, expected: tuple[int | None, ...] | None = None) -> Array:
+    """Return `value` as a float64 array without NaN or infinity, of the shape expected if any."""
     try:
         given = np.asarray(value)
         if given.dtype.kind not in "biufO":
@@ -28,7 +28,8 @@ def finite(name: str, value: ArrayLike) -> Array:
         raise JomaError(f"{name} must be finite in float64, got {shown(value)}") from error
     except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors with a graph
         raise JomaError(f"{name} must be an array of real numbers, got {shown(value)}") from error
-    return _refuse(name, array, ~np.isfinite(array), "be finite")
+    _refuse(name, array, ~np.isfinite(array), "be finite")
+    return array if expected is None else shape(name, array, expected)
 
 
 def non_negative(name: str, value: ArrayLike) -> Array:

@@ -27,7 +27,17 @@ _GAUSS: tuple[Array, Array] = np.polynomial.legendre.leggauss(16)
 
 
 class Marginal(ABC):
-    """A symmetric density on the line: the projection of an isotropic distribution."""
+    """A symmetric density on the line: the projection of an isotropic distribution.
+
+    Attributes:
+        reach: How far out the marginal is known: the end of its support; inf for most.
+        noise: Relative rounding error of θ₁ and θ₂.
+        least_mass: The θ₁ below which neither is known to that error.
+    """
+
+    reach: float = np.inf
+    noise: float = 2e-14
+    least_mass: float = 1e-290
 
     @abstractmethod
     def pdf(self, u: ArrayLike) -> Array:
@@ -69,21 +79,6 @@ class Marginal(ABC):
         total = self.mean_residual(s) * self.theta1(s)
         return self.noise * terms / np.where(total > 0, total, np.inf)
 
-    @property
-    def reach(self) -> float:
-        """How far out the marginal is known: the end of its support; inf for most."""
-        return np.inf
-
-    @property
-    def noise(self) -> float:
-        """Relative rounding error of θ₁ and θ₂."""
-        return 2e-14
-
-    @property
-    def least_mass(self) -> float:
-        """The θ₁ below which neither is known to that error."""
-        return 1e-290
-
 
 class LightTailed(Marginal):
     """Families whose tails are integrated from the density's own fall, at any depth.
@@ -91,6 +86,9 @@ class LightTailed(Marginal):
     A subclass says in `_tail` what `integrate_tail` needs. Its θ₁ and mean residual life are then
     known to about 1e-14 also where θ₁ is far below the smallest float.
     """
+
+    noise = 2e-13  # that of the density: rounding of a logarithm of up to -700
+    least_mass = 0.0
 
     @abstractmethod
     def log_pdf(self, u: ArrayLike) -> Array:
@@ -152,15 +150,6 @@ class LightTailed(Marginal):
     def mean_residual_error(self, s: ArrayLike) -> Array:
         return np.full(np.shape(s), 2e-14)
 
-    @property
-    def noise(self) -> float:
-        # That of the density: rounding of a logarithm of up to -700.
-        return 2e-13
-
-    @property
-    def least_mass(self) -> float:
-        return 0.0
-
     def _inside(self, s: Array) -> NDArray[np.bool_]:
         return s > -self.reach
 
@@ -215,6 +204,9 @@ class Density(Marginal):
             but naming them makes it exact there.
     """
 
+    noise = 1e-11
+    least_mass = 1e-25
+
     def __init__(self, pdf: Callable[[Any], Any], breaks: Sequence[float] = ()) -> None:
         if not callable(pdf):
             raise JomaError(f"pdf must be a function of u, got {pdf!r}")
@@ -224,6 +216,7 @@ class Density(Marginal):
         # halved until its integrals settle.
         near, far = np.geomspace(2.0**-30, 2.0**12, 169), 2.0 ** np.arange(12.5, 100.5)
         self._edges = self._refined(np.unique(np.concatenate([[0.0], near, far, given])))
+        self.reach = float(self._edges[-1])
         panels = _gauss(self._edges[:-1], self._edges[1:])
         p = self.pdf(panels.nodes)
         moments = np.stack([panels.integrate(p), panels.integrate(p * panels.nodes)])
@@ -250,18 +243,6 @@ class Density(Marginal):
 
     def theta2(self, s: ArrayLike) -> Array:
         return self._tail(np.abs(np.asarray(s, dtype=np.float64)), 1)
-
-    @property
-    def reach(self) -> float:
-        return float(self._edges[-1])
-
-    @property
-    def noise(self) -> float:
-        return 1e-11
-
-    @property
-    def least_mass(self) -> float:
-        return 1e-25
 
     def _refined(self, edges: Array) -> Array:
         """Edges between which sixteen nodes integrate p and u p, found by halving."""

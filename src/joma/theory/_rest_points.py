@@ -12,7 +12,7 @@ from joma.errors import JomaError
 from joma.theory import _checks
 from joma.theory._checks import Array
 from joma.theory._marginal import Marginal
-from joma.theory._tail_order import tail_limit
+from joma.theory.marginals import Ball, Gaussian, Laplace, Logistic, Scaled, StudentT
 
 _SUBSTANTIAL_MASS = 0.05  # of the positive cluster on the active side
 FAR = 1e6  # how many times the largest length the search for rest points goes out
@@ -62,9 +62,8 @@ def critical_points(
     Returns:
         The points found, by increasing s₋; empty where none exist.
     """
-    marginal = _checks.instance("marginal", marginal, Marginal)
+    marginal, other = two_shapes(marginal, negative)
     distance = _checks.positive_scalar("distance", distance)
-    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
 
     def gap(s: float) -> float:
         """Log ratio of the mean residual lives; relative, so that heavy tails keep their sign."""
@@ -120,8 +119,7 @@ def fixed_bias_ratio(
         distance: D = ‖x̄₊ - x̄₋‖ > 0; v points from the negative cluster to the positive one.
         negative: shape of the negative cluster where it differs.
     """
-    marginal = _checks.instance("marginal", marginal, Marginal)
-    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
+    marginal, other = two_shapes(marginal, negative)
     s, distance = _checks.scalar("s_minus", s_minus), _checks.positive_scalar("distance", distance)
     if abs(s) >= other.reach:
         raise JomaError(
@@ -145,6 +143,13 @@ def fixed_bias_ratio(
         raise JomaError(f"s_minus must lie where the tails of both clusters are known, got {s}")
     with np.errstate(over="ignore"):
         return float(np.exp(log_ratio))
+
+
+def two_shapes(marginal: Marginal, negative: Marginal | None) -> tuple[Marginal, Marginal]:
+    """Return the shapes of the positive and of the negative cluster."""
+    marginal = _checks.instance("marginal", marginal, Marginal)
+    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
+    return marginal, other
 
 
 def _check_ends(positive: Marginal, negative: Marginal, distance: float, gaps: Array) -> None:
@@ -240,3 +245,85 @@ def _log_theta2(marginal: Marginal, s: float) -> float:
     x = abs(s)
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(marginal.log_theta1(-x) + np.log(marginal.mean_residual(-x) + x))
+
+
+class TailLimit(NamedTuple):
+    """The end of F₊(s+D)/F₋(s) at which both clusters leave the active side.
+
+    Attributes:
+        ratio: its limit there, from 0 to inf.
+        rises: +1 if the ratio rises towards that end, -1 if it falls, 0 if that is not known.
+    """
+
+    ratio: float
+    rises: int
+
+
+def tail_limit(positive: Marginal, negative: Marginal, distance: float) -> TailLimit | None:
+    """Return the limit for two named families, scaled or not; None for any other marginal.
+
+    With x = -s, F falls like x^{1-df} for Student's t, like e^{-x/w} for the Laplace and logistic
+    distributions of width w, and like e^{-x²/2w²} for the Gaussian. The ball ends at its radius.
+    """
+    plus, w_plus = _unscaled(positive)
+    minus, w_minus = _unscaled(negative)
+    ranks = _rank(plus), _rank(minus)
+    if 0 in ranks:
+        return None
+    if ranks[0] != ranks[1]:
+        return _of_sign(ranks[0] - ranks[1])
+    if isinstance(plus, StudentT) and isinstance(minus, StudentT):
+        if plus.df != minus.df:
+            return _of_sign(minus.df - plus.df)
+        with np.errstate(over="ignore"):
+            limit = float(np.exp(plus.df * (np.log(w_plus) - np.log(w_minus))))
+        return TailLimit(limit, -1)  # like 1 + (df-1) D/x
+    if isinstance(plus, Ball) and isinstance(minus, Ball):
+        beyond = w_plus + distance - w_minus
+        if beyond != 0 or plus.n != minus.n:
+            return _of_sign(beyond if beyond != 0 else minus.n - plus.n)
+        return TailLimit(float((w_minus / w_plus) ** ((plus.n + 1) / 2)), 0)
+    if w_plus != w_minus:
+        return _of_sign(w_plus - w_minus)
+    if isinstance(plus, Gaussian):
+        return TailLimit(np.inf, 1)
+    # F is w e^{-x/w} (1 - e^{-x/w}/2 + …) for the logistic distribution, half of w e^{-x/w} for
+    # the Laplace distribution.
+    factor = (1.0 if isinstance(plus, Logistic) else 0.5) / (
+        1.0 if isinstance(minus, Logistic) else 0.5
+    )
+    with np.errstate(over="ignore"):
+        limit = float(factor * np.exp(distance / w_plus))
+    return TailLimit(limit, _rise_of_exponential_tails(plus, minus))
+
+
+def _rise_of_exponential_tails(plus: Marginal, minus: Marginal) -> int:
+    if isinstance(plus, Logistic):
+        return 1
+    return -1 if isinstance(minus, Logistic) else 0
+
+
+def _of_sign(difference: float) -> TailLimit:
+    return TailLimit(np.inf, 1) if difference > 0 else TailLimit(0.0, -1)
+
+
+def _unscaled(marginal: Marginal) -> tuple[Marginal, float]:
+    width = 1.0
+    while isinstance(marginal, Scaled):
+        marginal, width = marginal.marginal, width * marginal.width
+    return marginal, width
+
+
+def _rank(marginal: Marginal) -> int:
+    """The heavier the tail the larger; 0 for a marginal that is not of a named family."""
+    match marginal:
+        case StudentT():
+            return 4
+        case Laplace() | Logistic():
+            return 3
+        case Gaussian():
+            return 2
+        case Ball():
+            return 1
+        case _:
+            return 0

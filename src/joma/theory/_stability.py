@@ -22,8 +22,9 @@ from joma.theory._rest_points import (
     known_part,
     log_life_ratio,
     search_grid,
+    tail_limit,
+    two_shapes,
 )
-from joma.theory._tail_order import tail_limit
 
 Marginals = Marginal | list[Marginal] | tuple[Marginal, ...]
 """The shape of all clusters, or one shape for each."""
@@ -46,9 +47,8 @@ def is_stable(
         point: a critical point of these clusters.
         negative: shape of the negative cluster where it differs.
     """
-    marginal = _checks.instance("marginal", marginal, Marginal)
+    marginal, other = two_shapes(marginal, negative)
     point = _checks.instance("point", point, CriticalPoint)
-    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
     if point.s_plus <= point.s_minus:
         return False
     hazards = other.inverse_hazard(point.s_minus), marginal.inverse_hazard(point.s_plus)
@@ -187,7 +187,7 @@ def resting_gradients(
         clusters; of all such gradients those whose smallest force is largest.
     """
     node = _node(marginal, means, v, bias)
-    signs = _checks.shape("signs", _checks.finite("signs", signs), node.distances.shape)
+    signs = _checks.finite("signs", signs, node.distances.shape)
     if not np.all(np.abs(signs) == 1):
         raise JomaError(f"signs must be +1 or -1, got {_checks.shown(signs.tolist())}")
     pairs = list(zip(node.shapes, node.distances, strict=True))
@@ -255,6 +255,19 @@ def phase(
     return Phase(best, at, bool(ratio < best))
 
 
+def distances(means: ArrayLike, v: ArrayLike, bias: float) -> Array:
+    """Lemma 2: s_j = (v·x̄_j + ξ)/‖v‖, the signed distance of each cluster from the hyperplane."""
+    v = _checks.finite("v", v, (None,))
+    means = _checks.at_least_1d("means", means)
+    bias = _checks.scalar("bias", bias)
+    if means.shape[-1] != v.size:
+        raise JomaError(f"means must have the {v.size} components of v, got {means.shape[-1]}")
+    length = float(_checks.norm(v))
+    if length == 0:
+        raise JomaError("v must not be zero: it has no direction")
+    return means @ (v / length) + bias / length
+
+
 class _Node(NamedTuple):
     shapes: list[Marginal]
     gradients: Array
@@ -271,17 +284,13 @@ def _node(
     bias: float,
     gradients: ArrayLike | None = None,
 ) -> _Node:
-    v = _checks.shape("v", _checks.finite("v", v), (None,))
-    means = _checks.shape("means", _checks.finite("means", means), (None, v.size))
-    bias = _checks.scalar("bias", bias)
+    v = _checks.finite("v", v, (None,))
+    means = _checks.finite("means", means, (None, v.size))
     a = np.ones(len(means))
     if gradients is not None:
-        a = _checks.shape("gradients", _checks.finite("gradients", gradients), (len(means),))
-    length = float(_checks.norm(v))
-    if length == 0:
-        raise JomaError("v must not be zero: it has no direction")
-    distances = means @ (v / length) + bias / length
-    return _Node(each(marginal, len(means)), a, means, v / length, length, distances)
+        a = _checks.finite("gradients", gradients, (len(means),))
+    away, length = distances(means, v, bias), float(_checks.norm(v))
+    return _Node(each(marginal, len(means)), a, means, v / length, length, away)
 
 
 def each(marginal: Marginals, count: int) -> list[Marginal]:
@@ -308,8 +317,7 @@ def _two_clusters(
     length: float,
 ) -> tuple[float, float, float]:
     """Σ a_j θ₂(s_j), Σ a_j p(s_j) at a critical point of two clusters, and the checked length."""
-    marginal = _checks.instance("marginal", marginal, Marginal)
-    other = marginal if negative is None else _checks.instance("negative", negative, Marginal)
+    marginal, other = two_shapes(marginal, negative)
     point = _checks.instance("point", point, CriticalPoint)
     a_plus = _checks.positive_scalar("positive_gradient", positive_gradient)
     length = _checks.positive_scalar("length", length)

@@ -123,6 +123,16 @@ class Trajectory:
     start: State
 
 
+def check_setting(block: Block, samples: Samples, state: State) -> None:
+    """Raise JomaError for arguments that are not of these types."""
+    for name, value, kind in (
+        ("block", block, Block),
+        ("samples", samples, Samples),
+        ("state", state, State),
+    ):
+        _checks.instance(name, value, kind)
+
+
 def velocity(
     block: Block, samples: Samples, state: State, *, switches: Array | None = None
 ) -> State:
@@ -136,9 +146,7 @@ def velocity(
         state: where.
         switches: h′ of every sample and node, shape (N, K), if it is not to follow the state.
     """
-    block = _checks.instance("block", block, Block)
-    samples = _checks.instance("samples", samples, Samples)
-    state = _checks.instance("state", state, State)
+    check_setting(block, samples, state)
     query, x = sample_queries(samples), np.asarray(samples.x)
     logits = state.z[query]
     pull = node_gradients(block, samples, state, switches)
@@ -154,9 +162,7 @@ def velocity(
 
 def objective(block: Block, samples: Samples, state: State) -> float:
     """Eqn 9: E[Σ_k g_k h_k], or the mean log-likelihood of the labels; training ascends it."""
-    block = _checks.instance("block", block, Block)
-    samples = _checks.instance("samples", samples, Samples)
-    state = _checks.instance("state", state, State)
+    check_setting(block, samples, state)
     h = block.phi.value(preactivations(block, samples, state))
     share = np.asarray(samples.probability)
     if samples.gradient is not None:

@@ -20,6 +20,7 @@ from joma.theory._stability import (
     Jacobian,
     Marginals,
     Phase,
+    distances,
     each,
     eigenvalues,
     full_jacobian,
@@ -103,7 +104,7 @@ def expectations(
         raise JomaError("v must not be zero in the subspace of x: it has no direction there")
     direction = seen / length[..., None]
     s = np.sum(v / length[..., None] * mean, axis=-1) + bias / length
-    below, above = _checks.shape("slopes", _checks.finite("slopes", slopes), (2,)).tolist()
+    below, above = _checks.finite("slopes", slopes, (2,)).tolist()
     activity = below + (above - below) * marginal.theta1(s)
     spread = (above - below) * marginal.theta2(s)
     moment = activity[..., None] * mean + spread[..., None] * direction
@@ -130,7 +131,7 @@ def velocity(
         bias: its implicit bias ξ.
     """
     a = _checks.shape("gradients", _checks.at_least_1d("gradients", gradients), (None,))
-    means = _checks.shape("means", _checks.finite("means", means), (a.size, None))
+    means = _checks.finite("means", means, (a.size, None))
     shapes = each(marginal, a.size)
     seen = [expectations(one, v, mean, bias) for one, mean in zip(shapes, means, strict=True)]
     moments = np.stack([one.moment for one in seen])
@@ -157,25 +158,12 @@ def potential(
     return length * balance(marginal, gradients, s)
 
 
-def distances(means: ArrayLike, v: ArrayLike, bias: float) -> Array:
-    """Lemma 2: s_j = (v·x̄_j + ξ)/‖v‖, the signed distance of each cluster from the hyperplane."""
-    v = _checks.shape("v", _checks.finite("v", v), (None,))
-    means = _checks.at_least_1d("means", means)
-    bias = _checks.scalar("bias", bias)
-    if means.shape[-1] != v.size:
-        raise JomaError(f"means must have the {v.size} components of v, got {means.shape[-1]}")
-    length = float(_checks.norm(v))
-    if length == 0:
-        raise JomaError("v must not be zero: it has no direction")
-    return means @ (v / length) + bias / length
-
-
 def radial_velocity(
     marginal: Marginals, gradients: ArrayLike, means: ArrayLike, v: ArrayLike, bias: float
 ) -> float:
     """Eqn 53 (corrected): v·v̇ = ‖v‖ Σ a_j F(s_j) - ξ ξ̇."""
     s = np.atleast_1d(distances(means, v, bias))
-    a = _checks.shape("gradients", _checks.finite("gradients", gradients), s.shape)
+    a = _checks.finite("gradients", gradients, s.shape)
     shares = [float(one.theta1(at)) for one, at in zip(each(marginal, s.size), s, strict=True)]
     return potential(marginal, a, means, v, bias) - bias * float(a @ np.array(shares))
 
@@ -216,7 +204,7 @@ def homogeneous_slopes(
     """Lemma 5 (Eqn 61, corrected): dθ₁/ds = (c₊-c₋) p(s), dθ₂/ds = -(c₊-c₋) s p(s)."""
     marginal = _checks.instance("marginal", marginal, Marginal)
     s = _checks.finite("s", s)
-    below, above = _checks.shape("slopes", _checks.finite("slopes", slopes), (2,))
+    below, above = _checks.finite("slopes", slopes, (2,))
     jump = float(above - below)
     return jump * marginal.pdf(s), -jump * s * marginal.pdf(s)
 
@@ -244,14 +232,14 @@ def curve_slope(marginal: Marginal, s: ArrayLike) -> Array:
 def balance(marginal: Marginals, gradients: ArrayLike, s: ArrayLike) -> float:
     """Lemma 4 (Eqns 54-55): Σ a_j F(s_j), which vanishes at every critical point."""
     s = _checks.shape("s", _checks.at_least_1d("s", s), (None,))
-    gradients = _checks.shape("gradients", _checks.finite("gradients", gradients), s.shape)
+    gradients = _checks.finite("gradients", gradients, s.shape)
     shapes = each(marginal, s.size)
     integrals = [float(one.first_integral(at)) for one, at in zip(shapes, s, strict=True)]
     return float(gradients @ np.array(integrals))
 
 
 def _project(v: Array, basis: ArrayLike) -> Array:
-    columns = _checks.shape("basis", _checks.finite("basis", basis), (v.shape[-1], None))
+    columns = _checks.finite("basis", basis, (v.shape[-1], None))
     if not np.allclose(columns.T @ columns, np.eye(columns.shape[1]), atol=1e-8):
         raise JomaError("basis must have orthonormal columns")
     return (v @ columns) @ columns.T

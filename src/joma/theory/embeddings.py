@@ -25,13 +25,13 @@ def weight(
         query: u_m, shape (d,).
         bias: ξ(t) - ξ(0), shape (K,).
     """
-    initial = _checks.shape("initial", _checks.finite("initial", initial), (None, None))
+    initial = _checks.finite("initial", initial, (None, None))
     d, k = initial.shape
-    tokens = _checks.shape("tokens", _checks.finite("tokens", tokens), (d, None))
+    tokens = _checks.finite("tokens", tokens, (d, None))
     change = _checks.finite("v_change", v_change)
     change = _checks.shape("v_change", change, (tokens.shape[1], k))
-    query = _checks.shape("query", _checks.finite("query", query), (d,))
-    bias = _checks.shape("bias", _checks.finite("bias", bias), (k,))
+    query = _checks.finite("query", query, (d,))
+    bias = _checks.finite("bias", bias, (k,))
     return initial + tokens @ change + np.outer(query, bias)
 
 
@@ -50,9 +50,9 @@ def superposed(patterns: ArrayLike, queries: ArrayLike, biases: ArrayLike) -> Ar
         queries: u_m, shape (patterns, d).
         biases: ξ_m, shape (patterns,).
     """
-    patterns = _checks.shape("patterns", _checks.finite("patterns", patterns), (None, None))
-    queries = _checks.shape("queries", _checks.finite("queries", queries), patterns.shape)
-    biases = _checks.shape("biases", _checks.finite("biases", biases), (len(patterns),))
+    patterns = _checks.finite("patterns", patterns, (None, None))
+    queries = _checks.finite("queries", queries, patterns.shape)
+    biases = _checks.finite("biases", biases, (len(patterns),))
     return np.sum(patterns + biases[:, None] * queries, axis=0)
 
 
@@ -78,13 +78,7 @@ def dimension_for(epsilon: ArrayLike, tokens: ArrayLike) -> Array:
     Returns:
         The dimension, to be rounded up.
     """
-    epsilon = _checks.positive("epsilon", epsilon)
-    if np.any(epsilon >= 1):
-        raise JomaError(f"epsilon must be below 1, got {np.max(epsilon):g}")
-    count = _checks.finite("tokens", tokens)
-    if np.any(count < 2):
-        raise JomaError(f"tokens must be at least 2, got {np.min(count):g}")
-    _checks.together(epsilon=epsilon.shape, tokens=count.shape)
+    epsilon, count = _overlap_and_count(epsilon, tokens)
     return 8 * np.log(count) / epsilon**2
 
 
@@ -99,12 +93,7 @@ def expected_overlaps(epsilon: ArrayLike, tokens: ArrayLike, dimension: ArrayLik
         tokens: M, at least 2.
         dimension: d, a whole number from 2.
     """
-    epsilon = _checks.positive("epsilon", epsilon)
-    if np.any(epsilon >= 1):
-        raise JomaError(f"epsilon must be below 1, got {np.max(epsilon):g}")
-    count = _checks.finite("tokens", tokens)
-    if np.any(count < 2):
-        raise JomaError(f"tokens must be at least 2, got {np.min(count):g}")
+    epsilon, count = _overlap_and_count(epsilon, tokens)
     d = _checks.finite("dimension", dimension)
     if np.any((d < 2) | (d != np.round(d))):
         raise JomaError(f"dimension must be whole numbers from 2, got {dimension!r}")
@@ -113,9 +102,19 @@ def expected_overlaps(epsilon: ArrayLike, tokens: ArrayLike, dimension: ArrayLik
     return count * (count - 1) / 2 * above
 
 
+def _overlap_and_count(epsilon: ArrayLike, tokens: ArrayLike) -> tuple[Array, Array]:
+    epsilon, count = _checks.positive("epsilon", epsilon), _checks.finite("tokens", tokens)
+    if np.any(epsilon >= 1):
+        raise JomaError(f"epsilon must be below 1, got {np.max(epsilon):g}")
+    if np.any(count < 2):
+        raise JomaError(f"tokens must be at least 2, got {np.min(count):g}")
+    _checks.together(epsilon=epsilon.shape, tokens=count.shape)
+    return epsilon, count
+
+
 def coherence(columns: ArrayLike) -> float:
     """Section 7: ε = max |u_l·u_l′| over pairs of different columns."""
-    columns = _checks.shape("columns", _checks.finite("columns", columns), (None, None))
+    columns = _checks.finite("columns", columns, (None, None))
     if columns.shape[1] < 2:
         raise JomaError(f"columns must be two at least, got {columns.shape[1]}")
     gram = np.abs(columns.T @ columns)

@@ -46,7 +46,7 @@ class ReversibleGradient:
     c: Array
 
     def __post_init__(self) -> None:
-        a = checks.shape("a", checks.finite("a", self.a), (None, None, None))
+        a = checks.finite("a", self.a, (None, None, None))
         terms, m, n = a.shape
         checks.shape("b", _semidefinite("b", self.b), (terms, m, m))
         checks.shape("c", _semidefinite("c", self.c), (terms, n, n))
@@ -69,14 +69,14 @@ def project(g: ArrayLike, p: ArrayLike, q: ArrayLike) -> Array:
     gradient = checks.finite("g", g)
     if gradient.ndim < 2:
         raise JomaError(f"g must have at least two axes, got shape {gradient.shape}")
-    left = checks.shape("p", checks.finite("p", p), (gradient.shape[-2], None))
-    right = checks.shape("q", checks.finite("q", q), (gradient.shape[-1], None))
+    left = checks.finite("p", p, (gradient.shape[-2], None))
+    right = checks.finite("q", q, (gradient.shape[-1], None))
     return left.T @ gradient @ right
 
 
 def svd_projection(g: ArrayLike, rank: int) -> tuple[Array, Array]:
     """GaLore's choice of P and Q: the leading singular vectors of the gradient."""
-    gradient = checks.shape("g", checks.finite("g", g), (None, None))
+    gradient = checks.finite("g", g, (None, None))
     r = checks.whole("rank", rank, 1)
     if r > min(gradient.shape):
         raise JomaError(f"rank must be ≤ {min(gradient.shape)}, got {r}")
@@ -144,20 +144,13 @@ def varying_rate(
         norm_b: largest ‖B_i‖ on the path, (N,).
         norm_c: largest ‖C_i‖ on the path, (N,).
     """
-    given = {
-        "lipschitz_a": lipschitz_a,
-        "lipschitz_b": lipschitz_b,
-        "lipschitz_c": lipschitz_c,
-        "radius": radius,
-        "norm_b": norm_b,
-        "norm_c": norm_c,
-    }
-    sizes = {name: checks.non_negative(name, value) for name, value in given.items()}
+    sizes = {"lipschitz_a": lipschitz_a, "lipschitz_b": lipschitz_b, "lipschitz_c": lipschitz_c}
+    sizes |= {"radius": radius, "norm_b": norm_b, "norm_c": norm_c}
+    l_a, l_b, l_c, d, b, c = checked = [checks.non_negative(*one) for one in sizes.items()]
     least = checks.finite("kappa", kappa)
-    checks.together(kappa=least.shape, **{name: size.shape for name, size in sizes.items()})
-    change_b = sizes["lipschitz_b"] * sizes["norm_c"]
-    change_c = sizes["lipschitz_c"] * sizes["norm_b"]
-    return float(np.sum(least - sizes["lipschitz_a"] - sizes["radius"] * (change_b + change_c)))
+    shapes = {name: size.shape for name, size in zip(sizes, checked, strict=True)}
+    checks.together(kappa=least.shape, **shapes)
+    return float(np.sum(least - l_a - d * (l_b * c + l_c * b)))
 
 
 def stalled_gradient(
@@ -173,7 +166,7 @@ def stalled_gradient(
     """
     problem = checks.instance("problem", problem, ReversibleGradient)
     left, right = checks.finite("p", p), checks.finite("q", q)
-    start = checks.shape("w0", checks.finite("w0", w0), problem.a.shape[1:])
+    start = checks.finite("w0", w0, problem.a.shape[1:])
     b, c = _projected(problem.b, problem.c, left, right)
     remaining = project(problem.gradient(start), left, right)
     least, largest = _spectrum(b, c)
@@ -311,7 +304,7 @@ def descend(
     eta = checks.positive_scalar("step", step)
     count = checks.whole("steps", steps, 0)
     every = None if refresh is None else checks.whole("refresh", refresh, 1)
-    weights = checks.shape("w0", checks.finite("w0", w0), (None, None))
+    weights = checks.finite("w0", w0, (None, None))
     r = checks.whole("rank", rank, 1)
     path = np.empty((count + 1, *weights.shape))
     projected_norm, gradient_norm = np.empty(count + 1), np.empty(count + 1)
@@ -356,8 +349,8 @@ def _projected(b: ArrayLike, c: ArrayLike, p: ArrayLike, q: ArrayLike) -> tuple[
     inner_b, inner_c = _semidefinite("b", b), _semidefinite("c", c)
     if inner_b.shape[0] != inner_c.shape[0]:
         raise JomaError(f"c must have the {inner_b.shape[0]} terms of b, got {inner_c.shape[0]}")
-    left = checks.shape("p", checks.finite("p", p), (inner_b.shape[-1], None))
-    right = checks.shape("q", checks.finite("q", q), (inner_c.shape[-1], None))
+    left = checks.finite("p", p, (inner_b.shape[-1], None))
+    right = checks.finite("q", q, (inner_c.shape[-1], None))
     for name, matrix in (("p", left), ("q", right)):
         if matrix.shape[1] == 0:
             raise JomaError(f"{name} must have at least one column, got shape {matrix.shape}")

@@ -231,8 +231,8 @@ class Tree:
             class_probs: p₀, shape (C,).
             child_off_probs: P[y=0|k] of the top latents, shape (top latents, C); (C,) for one.
         """
-        levels = int(one("depth", _checks.integers("depth", depth, 1)))
-        children = int(one("branching", _checks.integers("branching", branching, 1)))
+        levels = _checks.whole("depth", depth, 1)
+        children = _checks.whole("branching", branching, 1)
         rho = float(one("rho", _checks.within("rho", rho, -1, 1)))
         class_probs, off = _checks.class_arguments(class_probs, child_off_probs)
         off = np.atleast_2d(off)
@@ -267,7 +267,7 @@ class Tree:
             The class labels, shape (n,), and one array of 0 and 1 for each level from the top
             latents to the leaves, shape (n, nodes of the level).
         """
-        n = int(one("n", _checks.integers("n", n, 1)))
+        n = _checks.whole("n", n, 1)
         rng = generator(rng)
         labels = rng.choice(self.class_probs.size, size=n, p=self.class_probs)
         value = rng.random((n, self.sizes[0])) >= self.child_off_probs.T[labels]

@@ -61,9 +61,8 @@ def conserved_pointwise(block: Block, v: ArrayLike, z: ArrayLike) -> Array:
         v: shape (T, M, K).
         z: shape (T, M) for one query or (T, queries, M).
     """
-    if _checks.instance("block", block, Block).sigma.normalized:
-        raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
-    v = _checks.shape("v", _checks.finite("v", v), (None, None, None))
+    _check_pointwise(block)
+    v = _checks.finite("v", v, (None, None, None))
     attention, weights = _terms(block, v, _logits_of("z", z, v))
     return attention - weights
 
@@ -92,9 +91,8 @@ def conserved_total(
         ValueError: Also where groups or queries are not orthogonal to tokens, or where v is no
             projection of weights on the tokens.
     """
-    if _checks.instance("block", block, Block).sigma.normalized:
-        raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
-    v = _checks.shape("v", _checks.finite("v", v), (None, None, None))
+    _check_pointwise(block)
+    v = _checks.finite("v", v, (None, None, None))
     z = _logits_of("z", z, v)
     z = z[:, None] if z.ndim == 2 else z
     queries, m = z.shape[1:]
@@ -127,8 +125,7 @@ def token_law_rate(block: Block, samples: Samples, state: State) -> Array:
     Returns:
         The rate of Σ_m τ² H(z_ml/τ) - (η_Z/2η_W) Σ_k v_kl² for each token l, shape (M,).
     """
-    if _checks.instance("block", block, Block).sigma.normalized:
-        raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
+    _check_pointwise(block)
     samples = _checks.instance("samples", samples, Samples)
     state = _checks.instance("state", state, State)
     if block.embeddings is None:
@@ -176,9 +173,7 @@ def softmax_logit_parts(block: Block, v: ArrayLike, mean_scores: ArrayLike) -> t
     v = _checks.at_least_1d("v", v)
     if v.ndim < 2:
         raise JomaError(f"v must have the shape (…, M, K), got {v.shape}")
-    mean_scores = _checks.shape(
-        "mean_scores", _checks.finite("mean_scores", mean_scores), (v.shape[-2],)
-    )
+    mean_scores = _checks.finite("mean_scores", mean_scores, (v.shape[-2],))
     block = _checks.instance("block", block, Block)
     factor = block.eta_z / (2 * block.eta_w * block.tau)
     own = np.sum(v**2, axis=-1)
@@ -197,7 +192,7 @@ def descent_drift(v: ArrayLike, block: Block | None = None) -> Array:
     Returns:
         The change of Σ_m τ z_m - (η_Z/2η_W) Σ_k v_k² from the first to the last step, shape (M,).
     """
-    v = _checks.shape("v", _checks.finite("v", v), (None, None, None))
+    v = _checks.finite("v", v, (None, None, None))
     block = Block() if block is None else _checks.instance("block", block, Block)
     factor = block.eta_z / (2 * block.eta_w)
     return -factor * np.sum(np.diff(v, axis=0) ** 2, axis=(0, 2))
@@ -219,6 +214,11 @@ def correlation(a: ArrayLike, b: ArrayLike, *, centered: bool = False) -> Array:
         right = right - np.mean(right, axis=-1, keepdims=True)
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
     return np.sum(left * right, axis=-1) / np.where(lengths > 0, lengths, np.nan)
+
+
+def _check_pointwise(block: Block) -> None:
+    if _checks.instance("block", block, Block).sigma.normalized:
+        raise JomaError("block must have a pointwise attention; softmax conserves the sum of z")
 
 
 def _logits_of(name: str, value: ArrayLike, v: Array) -> Array:

@@ -72,6 +72,8 @@ class StudentT(LightTailed):
         df = _checks.positive_scalar("df", self.df)
         if df <= 1:
             raise JomaError(f"df must be > 1, or the cluster has no mean; got {df}")
+        if df < _HEAVY:
+            object.__setattr__(self, "least_mass", Marginal.least_mass)
 
     def log_pdf(self, u: ArrayLike) -> Array:  # noqa: D102
         u = np.asarray(u, dtype=np.float64)
@@ -100,10 +102,6 @@ class StudentT(LightTailed):
         return Marginal.mean_residual_error(self, s)
 
     @property
-    def least_mass(self) -> float:  # noqa: D102
-        return 0.0 if self.df >= _HEAVY else 1e-290
-
-    @property
     def _core(self) -> float:
         return 1.0
 
@@ -120,6 +118,8 @@ class StudentT(LightTailed):
 @dataclass(frozen=True)
 class Laplace(Marginal):
     """The double exponential density e^{-|u|}/2."""
+
+    least_mass = 0.0
 
     def pdf(self, u: ArrayLike) -> Array:  # noqa: D102
         return np.exp(-np.abs(np.asarray(u, dtype=np.float64))) / 2
@@ -152,14 +152,12 @@ class Laplace(Marginal):
     def mean_residual_error(self, s: ArrayLike) -> Array:  # noqa: D102
         return np.full(np.shape(s), self.noise)
 
-    @property
-    def least_mass(self) -> float:  # noqa: D102
-        return 0.0
-
 
 @dataclass(frozen=True)
 class Logistic(Marginal):
     """The logistic density e^{-u}/(1 + e^{-u})²."""
+
+    least_mass = 0.0
 
     def pdf(self, u: ArrayLike) -> Array:  # noqa: D102
         return _special.expit(u) * _special.expit(-np.asarray(u, dtype=np.float64))
@@ -188,20 +186,16 @@ class Logistic(Marginal):
     def mean_residual_error(self, s: ArrayLike) -> Array:  # noqa: D102
         return np.full(np.shape(s), self.noise)
 
-    @property
-    def least_mass(self) -> float:  # noqa: D102
-        return 0.0
-
 
 @dataclass(frozen=True)
 class Ball(LightTailed):
     """Uniform in the unit ball of `n` dimensions: p(u) ∝ (1 - u²)^{(n-1)/2} (Eqns 33-36)."""
 
     n: int
+    reach = 1.0
 
     def __post_init__(self) -> None:
-        if _checks.integers("n", self.n, 1).ndim != 0:
-            raise JomaError(f"n must be one whole number, got {self.n!r}")
+        _checks.whole("n", self.n, 1)
 
     def log_pdf(self, u: ArrayLike) -> Array:  # noqa: D102
         u = np.abs(np.asarray(u, dtype=np.float64))
@@ -239,10 +233,6 @@ class Ball(LightTailed):
         return super().log_theta1(s) if self.n > 1 else Marginal.log_theta1(self, s)
 
     @property
-    def reach(self) -> float:  # noqa: D102
-        return 1.0
-
-    @property
     def _core(self) -> float:
         return 1 / np.sqrt(self.n)
 
@@ -265,6 +255,9 @@ class Scaled(Marginal):
     def __post_init__(self) -> None:
         _checks.instance("marginal", self.marginal, Marginal)
         _checks.positive_scalar("width", self.width)
+        object.__setattr__(self, "reach", self.width * self.marginal.reach)
+        object.__setattr__(self, "noise", self.marginal.noise)
+        object.__setattr__(self, "least_mass", self.marginal.least_mass)
 
     def pdf(self, u: ArrayLike) -> Array:  # noqa: D102
         return self.marginal.pdf(np.asarray(u, dtype=np.float64) / self.width) / self.width
@@ -292,18 +285,6 @@ class Scaled(Marginal):
 
     def mean_residual_error(self, s: ArrayLike) -> Array:  # noqa: D102
         return self.marginal.mean_residual_error(np.asarray(s, dtype=np.float64) / self.width)
-
-    @property
-    def reach(self) -> float:  # noqa: D102
-        return self.width * self.marginal.reach
-
-    @property
-    def noise(self) -> float:  # noqa: D102
-        return self.marginal.noise
-
-    @property
-    def least_mass(self) -> float:  # noqa: D102
-        return self.marginal.least_mass
 
 
 def _log_square(x: Array) -> Array:

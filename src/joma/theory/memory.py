@@ -42,8 +42,8 @@ def logits(block: Block, samples: Samples, v: ArrayLike, initial: ArrayLike) -> 
         ValueError: Also where the path is too coarse for the rule.
     """
     samples = _check_setting(block, samples)
-    v = _checks.shape("v", _checks.finite("v", v), (None, samples.tokens, None))
-    start = _checks.shape("initial", _checks.finite("initial", initial), (samples.tokens,))
+    v = _checks.finite("v", v, (None, samples.tokens, None))
+    start = _checks.finite("initial", initial, (samples.tokens,))
     factor = block.eta_z / (block.eta_w * block.tau)
     path = [start]
     own = factor / 2 * np.sum((v[1:] - v[:-1]) * (v[1:] + v[:-1]), axis=-1)

@@ -14,6 +14,7 @@ from joma.theory.block import (
     Samples,
     State,
     Trajectory,
+    check_setting,
     preactivations,
     sample_queries,
     velocity,
@@ -22,9 +23,7 @@ from joma.theory.block import (
 
 def gradient_means(block: Block, samples: Samples, state: State) -> Array:
     """Assumption 1: E[g_k x_l], shape (M, K)."""
-    block = _checks.instance("block", block, Block)
-    samples = _checks.instance("samples", samples, Samples)
-    state = _checks.instance("state", state, State)
+    check_setting(block, samples, state)
     x, share = np.asarray(samples.x), np.asarray(samples.probability)[:, None]
     if samples.gradient is not None:
         return x.T @ (share * np.asarray(samples.gradient))
@@ -62,22 +61,16 @@ def rate(block: Block, samples: Samples, state: State) -> Array:
     Returns:
         Shape (M, K).
     """
-    block = _checks.instance("block", block, Block)
-    samples = _checks.instance("samples", samples, Samples)
-    state = _checks.instance("state", state, State)
+    check_setting(block, samples, state)
     if samples.gradient is not None:
         return np.zeros((samples.tokens, samples.nodes))
     x, query = np.asarray(samples.x), sample_queries(samples)
     moving = velocity(block, samples, state)
     pre = preactivations(block, samples, state)
     b = block.scores(x, state.z[query])
-    b_rate = _scores_rate(block, x, state.z[query], moving.z[query])
+    # The Jacobian ∂b/∂z is symmetric.
+    b_rate = block.pull_back(x, state.z[query], moving.z[query])
     h_rate = block.phi.derivative(pre) * (b @ moving.v + b_rate @ state.v + moving.bias[query])
     p = _special.softmax(block.phi.value(pre))
     p_rate = p * (h_rate - np.sum(p * h_rate, axis=1, keepdims=True))
     return -x.T @ (np.asarray(samples.probability)[:, None] * p_rate)
-
-
-def _scores_rate(block: Block, x: Array, z: Array, z_rate: Array) -> Array:
-    """(∂b/∂z) ż, sample by sample; the Jacobian is symmetric."""
-    return block.pull_back(x, z, z_rate)

@@ -91,29 +91,23 @@ class Architecture:
 
     def head_counts(self, model_or_config: nn.Module | Config) -> tuple[int, int]:
         """Return how many heads the queries and the keys have."""
-        config = config_of(model_or_config)
-        heads, own = _number(self.heads, config), self.key_value_heads
-        if own is None or (isinstance(own, str) and config_entry(config, own) is None):
+        heads, own = _number(self.heads, model_or_config), self.key_value_heads
+        if own is None or (isinstance(own, str) and config_entry(model_or_config, own) is None):
             return heads, heads
-        return heads, _number(own, config)
+        return heads, _number(own, model_or_config)
 
 
-def config_of(model_or_config: nn.Module | Config) -> Config:
-    """Return a model's configuration, None where it has none; a configuration as it is."""
-    if isinstance(model_or_config, nn.Module):
-        return getattr(model_or_config, "config", None)
-    return model_or_config
-
-
-def config_entry(config: Config, attribute: str) -> Any:
-    """Return an entry of a configuration, None where it has none."""
+def config_entry(config: nn.Module | Config, attribute: str) -> Any:
+    """Return an entry of a configuration, or of a model's; None where there is none."""
+    if isinstance(config, nn.Module):
+        config = getattr(config, "config", None)
     if isinstance(config, Mapping):
         return config.get(attribute)
     return getattr(config, attribute, None)
 
 
-def _number(attribute: str | int, config: Config) -> int:
-    number = attribute if isinstance(attribute, int) else config_entry(config, attribute)
+def _number(attribute: str | int, model_or_config: nn.Module | Config) -> int:
+    number = attribute if isinstance(attribute, int) else config_entry(model_or_config, attribute)
     if not isinstance(number, int) or number < 1:
         raise JomaError(f"the configuration's {attribute} must be a number of heads, got {number}")
     return number
@@ -138,20 +132,29 @@ def load_map(path: str | Path) -> Architecture:
         JomaError: In one sentence, what is wrong with the file.
     """
     path = Path(path)
-    contents = _contents(path)
+    return _architecture({"name": path.stem, "model_types": [], **_contents(path)}, str(path))
+
+
+def known_maps() -> tuple[Architecture, ...]:
+    """Return the maps that come with the package."""
+    maps = _contents(Path(__file__).with_name("known.toml"))
+    return tuple(_architecture({"name": name, **entries}, name) for name, entries in maps.items())
+
+
+def _architecture(entries: Mapping[str, Any], what: str) -> Architecture:
     fields = dataclasses.fields(Architecture)
-    _check_entries(contents, [it.name for it in fields], str(path))
-    entries = {"name": path.stem, "model_types": [], "prefixes": [""], **contents}
+    _check_entries(entries, [it.name for it in fields], what)
+    entries = {"prefixes": [""], **entries}
     needed = [it.name for it in fields if it.default is dataclasses.MISSING]
     if missing := [name for name in needed if name not in entries]:
-        raise JomaError(f"{path} must have {', '.join(missing)}")
+        raise JomaError(f"{what} must have {', '.join(missing)}")
     made: dict[str, Any] = {
-        name: _field(name, value, f"{path}: {name}") for name, value in entries.items()
+        name: _field(name, value, f"{what}: {name}") for name, value in entries.items()
     }
     try:
         return Architecture(**made)
     except JomaError as error:
-        raise JomaError(f"{path}: {error}") from error
+        raise JomaError(f"{what}: {error}") from error
 
 
 def _contents(path: Path) -> Mapping[str, Any]:

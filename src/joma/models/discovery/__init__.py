@@ -4,14 +4,11 @@ Names and shapes say what a matrix is; one forward pass, where one is given, dec
 open. `find_weights` reads a model, `find_stored_weights` the names and shapes in files.
 """
 
-from joma.models.discovery._dummy import dummy_forward
-from joma.models.discovery._finder import Finder
 from joma.models.discovery._projections import reader_path
 from joma.models.discovery._stored import find_stored_weights, tree_of
-from joma.models.discovery._tracing import Tracing, find_weights
+from joma.models.discovery._tracing import Tracing, dummy_forward, find_weights
 
 __all__ = [
-    "Finder",
     "Tracing",
     "dummy_forward",
     "find_stored_weights",

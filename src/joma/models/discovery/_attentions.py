@@ -1,23 +1,91 @@
 """Finding the modules that compute attention, and which matrices make queries, keys and values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from joma.models.architectures import config_entry
-from joma.models.discovery import _names
-from joma.models.discovery._projections import (
-    Projection,
-    child_projection,
-    parameter_projection,
-)
+from joma.models.discovery._projections import Child, Projection, parameter_projection
 from joma.models.parts import Rows
 
-ConfigOf = Callable[[str], Any]
-"""Returns the configuration of the part of a model at a path."""
+Near = Mapping[str, Child]
+"""The parts of a module and the parts of those, as `children` gives them."""
 
+# The names by which models call their projections; a new family adds a line here at most.
+
+_SEPARATE = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("q", "k", "v"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("wq", "wk", "wv"),
+    ("linear_q", "linear_k", "linear_v"),
+    ("to_q", "to_k", "to_v"),
+    ("w_q", "w_k", "w_v"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q_linear", "k_linear", "v_linear"),
+    ("fc_q", "fc_k", "fc_v"),
+)
+"""Queries, keys and values made by modules of their own."""
+
+_FUSED = (
+    "query_key_value",
+    "qkv_proj",
+    "c_attn",
+    "wqkv",
+    "qkv",
+    "in_proj",
+    "to_qkv",
+    "w_qkv",
+    "qkv_linear",
+    "c_qkv",
+)
+"""Queries, keys and values made by one module."""
+
+_FUSED_KEY_VALUE = ("kv_proj", "kv", "key_value", "to_kv", "c_attn", "wkv", "linear_kv")
+"""Keys and values made by one module, where the queries have another."""
+
+_LONE_QUERY = ("q_attn", "q_proj", "query", "q", "to_q", "wq", "q_lin")
+"""The queries' module where keys and values are made by one."""
+
+_OUTPUT = (
+    "o_proj",
+    "out_proj",
+    "o",
+    "out_lin",
+    "wo",
+    "dense",
+    "c_proj",
+    "linear_out",
+    "to_out.0",
+    "to_out",
+    "out",
+    "proj",
+    "output",
+    "w_o",
+    "out_linear",
+    "fc_o",
+    "projection",
+)
+"""The matrix after attention."""
+
+_OUTPUT_NEXT_TO_ATTENTION = ("output.dense", "output", "o_proj", "out_proj")
+"""The same, in the parent of the module that holds queries and keys (BERT)."""
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
+
+_HEAD_WIDTH = (
+    "head_dim",
+    "attention_head_size",
+    "key_value_proj_dim",
+    "head_size",
+    "d_kv",
+    "depth",
+    "dim_head",
+)
+"""Attributes of attention modules and configurations."""
 
 _ROLES = ("query", "key", "value")
 _ALTERNATING = ("query_key_value",)
@@ -112,28 +180,29 @@ class FoundAttention:
 
 
 def attention_at(
-    module: nn.Module, path: str, parent: nn.Module | None, config_of: ConfigOf
+    module: nn.Module, path: str, near: Near, above: Near, config: Any
 ) -> FoundAttention | None:
     """Return the attention a module computes with matrices it holds; None where it holds none.
 
     Args:
         module: may be an attention.
         path: where it is in the model.
-        parent: the module that holds it.
-        config_of: gives the configuration of this part of the model.
+        near: the parts of the module.
+        above: the parts of the module that holds it.
+        config: the configuration of this part of the model.
     """
     if isinstance(module, nn.MultiheadAttention):
         found = _of_torch(module, path)
     else:
         found = (
-            _latent(module, path, config_of)
-            or _separate(module, path, config_of)
-            or _fused(module, path, config_of)
+            _latent(module, path, near, config)
+            or _separate(module, path, near, config)
+            or _fused(module, path, near, config)
         )
     if found is None:
         return None
     if "output" not in found.parts:
-        output = _output(module, path, parent, found)
+        output = _output(near, above, found)
         if output is not None:
             found.parts["output"] = (output, None)
     only_query = {"query", "output"} >= found.parts.keys()
@@ -142,38 +211,29 @@ def attention_at(
     return found
 
 
-def _separate(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
-    for names in _names.SEPARATE:
-        made = [child_projection(module, path, name) for name in names]
+def _projection(near: Near, name: str) -> Projection | None:
+    return near[name].projection if name in near else None
+
+
+def _separate(module: nn.Module, path: str, near: Near, config: Any) -> FoundAttention | None:
+    both = next(
+        (it for name in _FUSED_KEY_VALUE if (it := _projection(near, name)) and it.out % 2 == 0),
+        None,
+    )
+    for names in _SEPARATE:
+        made = [_projection(near, name) for name in names]
         # Some models use the keys as values.
         parts: Parts = {role: (it, None) for role, it in zip(_ROLES, made, strict=True) if it}
-        if "query" not in parts:
-            continue
-        if len(parts) == 1 and (both := _key_value(module, path)) is not None:
-            parts |= _halves(both)
-        return _with_heads(FoundAttention(path, parts), module, config_of(path))
-    return _lone_query(module, path, config_of)
-
-
-def _lone_query(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
-    """Return attention whose keys and values are made by one module (GPT-2's cross-attention)."""
-    both = _key_value(module, path)
-    if both is None:
+        if "query" in parts:
+            if len(parts) == 1 and both is not None:
+                parts |= _halves(both)
+            return _with_heads(FoundAttention(path, parts), module, config)
+    # Keys and values are made by one module (GPT-2's cross-attention).
+    query = next((it for name in _LONE_QUERY if (it := _projection(near, name))), None)
+    if both is None or query is None:
         return None
-    for name in _names.LONE_QUERY:
-        query = child_projection(module, path, name)
-        if query is not None:
-            found = FoundAttention(path, {"query": (query, None), **_halves(both)})
-            return _with_heads(found, module, config_of(path))
-    return None
-
-
-def _key_value(module: nn.Module, path: str) -> Projection | None:
-    for name in _names.FUSED_KEY_VALUE:
-        both = child_projection(module, path, name)
-        if both is not None and both.out % 2 == 0:
-            return both
-    return None
+    found = FoundAttention(path, {"query": (query, None), **_halves(both)})
+    return _with_heads(found, module, config)
 
 
 def _halves(both: Projection) -> Parts:
@@ -183,35 +243,35 @@ def _halves(both: Projection) -> Parts:
     return {"key": (both, key), "value": (both, value)}
 
 
-def _fused(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
-    for name in _names.FUSED:
-        whole = child_projection(module, path, name)
-        if whole is None or any(part.startswith("conv") for part in module._modules):
-            continue  # a convolution's or state space model's in_proj
-        if whole.why_not:
-            return FoundAttention(path, {"query": (whole, None)}, notes={whole.path: whole.why_not})
-        config = config_of(path)
-        heads, width = head_count(module, config), head_width(module, config)
-        if heads and not width and whole.out % (3 * heads) == 0:
-            width = whole.out // (3 * heads)
-        ways = []
-        if heads and width:
-            class_name = _class_name(module, config)
-            ways = layouts(whole.out, heads, width, name=name, class_name=class_name)
-        known = bool(ways)
-        if not known:
-            if whole.out != 3 * whole.inputs:
-                return None
-            if name in _ALTERNATING:
-                why = "it is fused by head, and the number of heads is unknown"
-                return FoundAttention(path, {}, notes={whole.path: why})
-            ways = layouts(whole.out, 1, whole.inputs, name=name)
-        found = FoundAttention(path, {}, ways=ways)
-        read_as(found, ways[0], whole)
-        if not known:
-            found.heads = found.key_heads = None
-        return found
-    return None
+def _fused(module: nn.Module, path: str, near: Near, config: Any) -> FoundAttention | None:
+    if any(part.startswith("conv") for part in module._modules):
+        return None  # a convolution's or state space model's in_proj
+    name = next((name for name in _FUSED if _projection(near, name) is not None), "")
+    whole = _projection(near, name)
+    if whole is None:
+        return None
+    if whole.why_not:
+        return FoundAttention(path, {"query": (whole, None)}, notes={whole.path: whole.why_not})
+    heads, width = head_count(module, config), head_width(module, config)
+    if heads and not width and whole.out % (3 * heads) == 0:
+        width = whole.out // (3 * heads)
+    ways = []
+    if heads and width:
+        class_name = _class_name(module, config)
+        ways = layouts(whole.out, heads, width, name=name, class_name=class_name)
+    known = bool(ways)
+    if not known:
+        if whole.out != 3 * whole.inputs:
+            return None
+        if name in _ALTERNATING:
+            why = "it is fused by head, and the number of heads is unknown"
+            return FoundAttention(path, {}, notes={whole.path: why})
+        ways = layouts(whole.out, 1, whole.inputs, name=name)
+    found = FoundAttention(path, {}, ways=ways)
+    read_as(found, ways[0], whole)
+    if not known:
+        found.heads = found.key_heads = None
+    return found
 
 
 def read_as(found: FoundAttention, way: Layout, whole: Projection) -> None:
@@ -220,13 +280,11 @@ def read_as(found: FoundAttention, way: Layout, whole: Projection) -> None:
     found.heads, found.key_heads = way.heads, way.key_heads
 
 
-def _latent(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention | None:
+def _latent(module: nn.Module, path: str, near: Near, config: Any) -> FoundAttention | None:
     """Return latent attention, whose keys and values are made from one compressed vector."""
-    both = child_projection(module, path, "kv_b_proj")
-    if both is None:
-        return None
-    query = child_projection(module, path, "q_b_proj") or child_projection(module, path, "q_proj")
-    if query is None:
+    both = _projection(near, "kv_b_proj")
+    query = _projection(near, "q_b_proj") or _projection(near, "q_proj")
+    if both is None or query is None:
         return None
     parts: Parts = {"query": (query, None)}
     notes = {
@@ -234,7 +292,6 @@ def _latent(module: nn.Module, path: str, config_of: ConfigOf) -> FoundAttention
         for name in ("q_a_proj", "kv_a_proj_with_mqa")
         if name in module._modules
     }
-    config = config_of(path)
     own = _number(module, "qk_nope_head_dim") or _number(config, "qk_nope_head_dim")
     values = _number(module, "v_head_dim") or _number(config, "v_head_dim")
     heads = head_count(module, config)
@@ -265,19 +322,12 @@ def _of_torch(module: nn.MultiheadAttention, path: str) -> FoundAttention:
     return FoundAttention(path, parts, module.num_heads, module.num_heads)
 
 
-def _output(
-    module: nn.Module, path: str, parent: nn.Module | None, found: FoundAttention
-) -> Projection | None:
+def _output(near: Near, above: Near, found: FoundAttention) -> Projection | None:
     taken = {projection.name for projection, _ in found.parts.values()}
-    inside = [(module, path, name) for name in _names.OUTPUT]
-    if parent is not None:
-        above = path.rpartition(".")[0]
-        inside += [(parent, above, name) for name in _names.OUTPUT_NEXT_TO_ATTENTION]
-    for holder, where, name in inside:
-        output = child_projection(holder, where, name)
-        if output is not None and output.name not in taken and _fits(output, found):
-            return output
-    return None
+    inside = [_projection(near, name) for name in _OUTPUT]
+    inside += [_projection(above, name) for name in _OUTPUT_NEXT_TO_ATTENTION]
+    fits = (it for it in inside if it and it.name not in taken and _fits(it, found))
+    return next(fits, None)
 
 
 def _fits(output: Projection, found: FoundAttention) -> bool:
@@ -322,12 +372,12 @@ def _with_heads(found: FoundAttention, module: nn.Module, config: Any) -> FoundA
 
 def head_count(module: nn.Module, config: Any) -> int | None:
     """Return how many heads the queries have, by the module or its configuration."""
-    return _first(module, _names.HEADS) or _first(config, _names.HEADS)
+    return _first(module, _HEADS) or _first(config, _HEADS)
 
 
 def head_width(module: nn.Module, config: Any) -> int | None:
     """Return how many rows of the queries' matrix one head has."""
-    width = _first(module, _names.HEAD_WIDTH) or _first(config, _names.HEAD_WIDTH[:-2])
+    width = _first(module, _HEAD_WIDTH) or _first(config, _HEAD_WIDTH[:-2])
     if width:
         return width
     heads = head_count(module, config)

@@ -8,106 +8,100 @@ left out and named in `Found.missing`; nothing raises for it.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from joma.models.architectures import (
-    ROLES,
-    config_entry,
-)
+from joma.models.architectures import ROLES, config_entry
 from joma.models.discovery._attentions import FoundAttention, attention_at
-from joma.models.discovery._mlps import FoundMlp, experts_at, mlp_at
-from joma.models.discovery._projections import Projection, projection_of, reader_path
-from joma.models.parts import AttentionPart, BlockPart, Found, Mlp, Rows, Weight
+from joma.models.discovery._mlps import FoundMlp, mlp_at
+from joma.models.discovery._projections import Projection, children, projection_of, reader_path
+from joma.models.parts import AttentionPart, BlockPart, Found, Mlp, Place, Rows, Weight
 
 _PARTS_OF_CONFIGS = ("text_config", "language_config", "llm_config", "decoder", "vision_config")
 
 _NOT_TOKENS = re.compile(r"pos|type|segment|relative|per_layer|bias|lang|speaker", re.IGNORECASE)
 
 
-@dataclass(eq=False)
 class Finder:
     """Reads one module tree.
+
+    Args:
+        model: The model.
 
     Attributes:
         attentions: those found, with the ways their fused matrices may be read.
         mlps: those found.
     """
 
-    model: nn.Module
-    attentions: list[FoundAttention] = field(default_factory=list)
-    mlps: list[FoundMlp] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._adapted = _adapted_stacks(self.model)
-        self._modules = {path: it for path, it in self.model.named_modules() if not _unused(path)}
-        unused = _not_in_use(self._modules)
-        self._modules = {
-            path: it
-            for path, it in self._modules.items()
-            if not any(path == one or path.startswith(one + ".") for one in unused)
-        }
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.attentions: list[FoundAttention] = []
+        self.mlps: list[FoundMlp] = []
+        self._modules = _in_use(model)
+        self._shown = {path: reader_path(path) for path in self._modules}
+        near = {path: children(module, path) for path, module in self._modules.items()}
+        configs: dict[str, Any] = {}
         taken: set[str] = set()
         for path, module in self._modules.items():
-            parent = self._modules.get(path.rpartition(".")[0]) if path else None
-            attention = attention_at(module, path, parent, self.config_of)
-            names = set() if attention is None else _names_of(attention)
-            if attention is not None and not names & taken:
+            parent = path.rpartition(".")[0]
+            own = vars(module).get("config")
+            configs[path] = configs.get(parent) if own is None else _of_text(own)
+            above = near[parent] if path else {}
+            attention = attention_at(module, path, near[path], above, configs[path])
+            if attention is not None and not (names := _names_of(attention)) & taken:
                 self.attentions.append(attention)
                 taken |= names
         for path, module in self._modules.items():
-            mlp = mlp_at(module, path, taken) or experts_at(module, path)
-            names = set() if mlp is None else _names_of(mlp)
-            if mlp is not None and not names & taken:
+            mlp = mlp_at(module, path, near[path], taken)
+            if mlp is not None and not (names := _names_of(mlp)) & taken:
                 self.mlps.append(mlp)
                 taken |= names
-        self._numbers = _Blocks(self._modules, self.attentions, self.mlps)
-
-    def config_of(self, path: str) -> Any:
-        """Return the configuration of the part of the model at a path, None without one."""
-        while True:
-            module = self._modules.get(path)
-            config = None if module is None else vars(module).get("config")
-            if config is not None or not path:
-                break
-            path = path.rpartition(".")[0]
-        if config_entry(config, "hidden_size") is None and config is not None:
-            inside = (config_entry(config, name) for name in _PARTS_OF_CONFIGS)
-            known = (it for it in inside if it is not None and not isinstance(it, str))
-            config = next(known, config)
-        return config
+        self._numbers = _Blocks(self._modules, self._shown, self.attentions, self.mlps)
 
     def found(self) -> Found:
         """Return what was found."""
-        missing = dict(self._adapted)
-        attentions = tuple(self._attention(it, missing) for it in self.attentions)
-        mlps = tuple(one for it in self.mlps for one in self._experts(it, missing))
-        embeddings = embeddings_of(self.model, self._modules, missing)
+        missing = _adapted_stacks(self.model)
+        attentions = [self._attention(it, missing) for it in self.attentions]
+        mlps = [one for it in self.mlps for one in self._experts(it, missing)]
         found = Found(
-            embeddings,
-            tuple(it for it in attentions if it.weights),
-            tuple(it for it in mlps if it.weights),
+            embeddings_of(self.model, self._modules, missing),
+            tuple(it for it in attentions if it is not None),
+            tuple(it for it in mlps if it is not None),
             self._numbers.blocks,
         )
-        present = {weight.role for weight in found.weights}
+        weights = found.weights
+        present = {weight.role for weight in weights}
         for role in ROLES:
             if role not in present and not (role == "mlp_up" and "mlp_lower" in present):
                 missing[role] = (
                     f"no part of {type(self.model).__name__} was recognised as its {role}"
                 )
-        return replace(found, missing=missing, unrecognised=self._unrecognised(found))
+        used = {name for weight in weights for name in weight.names}
+        inside = tuple(f"{path}." for path in self._numbers.paths if path)
+        unrecognised = tuple(
+            name
+            for name, parameter in self.model.named_parameters()
+            if name not in used
+            and not name.endswith("bias")
+            and name.startswith(inside)
+            and not is_lazy(parameter)
+            and parameter.ndim > 1
+        )
+        return replace(found, missing=missing, unrecognised=unrecognised)
 
-    def _attention(self, found: FoundAttention, missing: dict[str, str]) -> AttentionPart:
+    def _attention(self, found: FoundAttention, missing: dict[str, str]) -> AttentionPart | None:
         layer = self._numbers.layer_of(found.path)
         missing |= found.notes
         made: dict[str, Any] = {
             role: _weight(role, layer, *part, missing) for role, part in found.parts.items()
         }
+        if not any(made.values()):
+            return None
         return AttentionPart(
-            reader_path(found.path),
+            self._shown[found.path],
             layer,
             **made,
             heads=found.heads,
@@ -116,34 +110,31 @@ class Finder:
             checked=found.checked,
         )
 
-    def _experts(self, found: FoundMlp, missing: dict[str, str]) -> list[Mlp]:
+    def _experts(self, found: FoundMlp, missing: dict[str, str]) -> list[Mlp | None]:
         layer = self._numbers.layer_of(found.path)
-        path = reader_path(found.path)
+        path = self._shown[found.path]
 
-        def one(module: str, expert: int | None) -> Mlp:
+        def one(module: str, expert: int | None) -> Mlp | None:
             stacked = found.experts is not None
             made: dict[str, Any] = {
                 role.removeprefix("mlp_"): _weight(role, layer, *part, missing, expert, stacked)
                 for role, part in found.parts.items()
             }
+            if not any(made.values()):
+                return None
             return Mlp(module, layer, **made, expert=expert, down_path=found.down_path)
 
         if found.experts is None:
             return [one(path, _expert_number(found.path))]
         return [one(f"{path}[{expert}]", expert) for expert in range(found.experts)]
 
-    def _unrecognised(self, found: Found) -> tuple[str, ...]:
-        used = {name for weight in found.weights for name in weight.names}
-        inside = tuple(block.module + "." for block in found.blocks if block.module)
-        return tuple(
-            name
-            for name, parameter in self.model.named_parameters()
-            if name not in used
-            and not name.endswith("bias")
-            and reader_path(name).startswith(inside)
-            and not is_lazy(parameter)
-            and parameter.ndim > 1
-        )
+
+def _of_text(config: Any) -> Any:
+    """Return the part of a configuration that describes blocks; the whole without such a part."""
+    if config_entry(config, "hidden_size") is not None:
+        return config
+    inside = (config_entry(config, name) for name in _PARTS_OF_CONFIGS)
+    return next((it for it in inside if it is not None and not isinstance(it, str)), config)
 
 
 class _Blocks:
@@ -152,6 +143,7 @@ class _Blocks:
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
+        shown: Mapping[str, str],
         attentions: Iterable[FoundAttention],
         mlps: Iterable[FoundMlp],
     ) -> None:
@@ -180,12 +172,13 @@ class _Blocks:
         self._order: dict[str, int] = {}
         if all(_number(path) is None for path in found):
             self._order = {path: at for at, path in enumerate(it for it in modules if it in found)}
-        self.blocks = tuple(
-            BlockPart(reader_path(path), self._number(path))
+        self.paths = [
+            path
             for path, module in modules.items()
             if (path in found or (path.rpartition(".")[0] in lists and _is_numbered(path)))
             and not isinstance(module, nn.Identity)
-        )
+        ]
+        self.blocks = tuple(BlockPart(shown[path], self._number(path)) for path in self.paths)
 
     def layer_of(self, path: str) -> int | None:
         """Return the number of the block a part is in."""
@@ -238,19 +231,26 @@ def _weight(
     expert: int | None = None,
     stacked: bool = False,
 ) -> Weight | None:
+    """Return the weight that is a matrix, some rows of it, or one of a stack of matrices."""
     if projection.why_not:
-        missing[projection.path] = projection.why_not
+        missing[projection.path or projection.name] = projection.why_not
         return None
-    return projection.weight(role, layer, rows, expert, stacked=stacked)
+    module = (projection.path or projection.name) + (f"[{expert}]" if stacked else "")
+    return Weight(
+        role,
+        layer,
+        module if rows is None else f"{module}[{role}]",
+        projection.name,
+        Place(projection.name, rows, projection.transposed),
+        expert=expert,
+        updates=projection.updates,
+        path=projection.computed,
+        stored=projection.stored,
+    )
 
 
 def _names_of(found: FoundAttention | FoundMlp) -> set[str]:
     return {projection.name for projection, _ in found.parts.values()}
-
-
-def _unused(path: str) -> bool:
-    inside = path.split(".")
-    return "base_layer" in inside or "lora_A" in inside or "lora_B" in inside
 
 
 def _adapted_stacks(model: nn.Module) -> dict[str, str]:
@@ -263,8 +263,13 @@ def _adapted_stacks(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _not_in_use(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Return paths of what peft keeps next to the copies it trains, and of inactive copies."""
+def _in_use(model: nn.Module) -> dict[str, nn.Module]:
+    """Return modules by path, without what peft keeps next to the copies it trains."""
+    modules = {
+        path: module
+        for path, module in model.named_modules()
+        if not {"base_layer", "lora_A", "lora_B"} & set(path.split("."))
+    }
     unused: set[str] = set()
     for path, module in modules.items():
         copies = module._modules.get("modules_to_save")
@@ -276,7 +281,7 @@ def _not_in_use(modules: Mapping[str, nn.Module]) -> set[str]:
         unused |= {f"{path}.modules_to_save.{name}" for name in copies if name not in used}
         if any(name in copies for name in used):
             unused.add(f"{path}.original_module")
-    return unused
+    return {path: it for path, it in modules.items() if not unused & set(_above(path))}
 
 
 def embeddings_of(
@@ -293,32 +298,25 @@ def embeddings_of(
         missing: Gets an entry for an embedding that cannot be measured.
     """
     paths = {id(module): path for path, module in reversed(list(modules.items()))}
-    chosen: dict[str, Projection] = {}
-    for module in modules.values():
-        named = _named_by(module)
-        path = None if named is None else paths.get(id(named))
-        if named is not None and path is not None and not _NOT_TOKENS.search(_last(path)):
-            _add(chosen, named, path)
-    if not chosen:
-        sizes = {
-            path: module.num_embeddings
-            for path, module in modules.items()
-            if isinstance(module, nn.Embedding) and not _NOT_TOKENS.search(_last(path))
-        }
-        if sizes:
-            largest = max(sizes, key=lambda path: sizes[path])
-            _add(chosen, modules[largest], largest)
-    found, seen = [], set()
-    for projection in chosen.values():
-        if projection.why_not:
-            missing[projection.path or projection.name] = projection.why_not
-            continue
-        parameter = id(_parameter(model, projection.name))
-        if parameter in seen:
-            continue  # tied: two towers share the table
-        seen.add(parameter)
-        found.append(projection.weight("embedding", None))
-    return tuple(found)
+    tables = {
+        path: module
+        for path, module in modules.items()
+        if isinstance(module, nn.Embedding) and not _NOT_TOKENS.search(_last(path))
+    }
+    named = [_named_by(module) for module in modules.values()]
+    places = [(it, paths[id(it)]) for it in named if it is not None and id(it) in paths]
+    places = [(it, path) for it, path in places if not _NOT_TOKENS.search(_last(path))]
+    chosen = [made for place in places if (made := projection_of(*place)) is not None]
+    if not chosen and tables:
+        largest = max(tables, key=lambda path: tables[path].num_embeddings)
+        made = projection_of(tables[largest], largest)
+        chosen = [] if made is None else [made]
+    found: dict[object, Weight] = {}
+    for projection in chosen:
+        weight = _weight("embedding", None, projection, None, missing)
+        if weight is not None:
+            found.setdefault(_parameter(model, weight.name), weight)  # two towers may share one
+    return tuple(found.values())
 
 
 def _named_by(module: nn.Module) -> nn.Module | None:
@@ -330,23 +328,16 @@ def _named_by(module: nn.Module) -> nn.Module | None:
         named = get(module)
     except Exception:  # a model without one says so in different ways
         return None
-    return named if isinstance(named, nn.Module) and _is_table(named) else None
-
-
-def _is_table(module: nn.Module) -> bool:
-    inside = module._modules.get("base_layer", module._modules.get("original_module", module))
-    return isinstance(inside, nn.Embedding)
-
-
-def _add(chosen: dict[str, Projection], module: nn.Module, path: str) -> None:
-    projection = projection_of(module, path)
-    if projection is not None:
-        chosen.setdefault(projection.name, projection)
+    if not isinstance(named, nn.Module):
+        return None
+    inside = named._modules.get("base_layer", named._modules.get("original_module", named))
+    return named if isinstance(inside, nn.Embedding) else None
 
 
 def _parameter(model: nn.Module, name: str) -> object:
+    """Return what tells parameters apart."""
     try:
-        return model.get_parameter(name)
+        return id(model.get_parameter(name))
     except AttributeError:
         return name
 

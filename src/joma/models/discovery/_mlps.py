@@ -5,16 +5,60 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from joma.models.discovery import _names
-from joma.models.discovery._projections import (
-    Projection,
-    child,
-    child_projection,
-    join,
-    reader_path,
-    unreadable,
-)
+from joma.models.discovery._projections import Child, Projection, join, reader_path, unreadable
 from joma.models.parts import Rows
+
+# The names by which models call the matrices of an MLP.
+
+_GATED = (
+    ("gate_proj", "up_proj", "down_proj"),
+    ("w1", "w3", "w2"),
+    ("w1", "w2", "w3"),
+    ("w1", "v1", "w2"),
+    ("wi_0", "wi_1", "wo"),
+    ("gate", "up", "down"),
+    ("gate_linear", "up_linear", "down_linear"),
+    ("linear_1", "linear_v", "linear_2"),
+    ("fc1_g", "fc1_x", "fc2"),
+)
+"""The gate, its partner and the second matrix of a gated MLP."""
+
+_PLAIN = (
+    ("gate_up_proj", "down_proj"),
+    ("up_proj", "down_proj"),
+    ("fc1", "fc2"),
+    ("c_fc", "c_proj"),
+    ("fc_in", "fc_out"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+    ("lin1", "lin2"),
+    ("wi", "wo"),
+    ("intermediate_dense", "output_dense"),
+    ("intermediate.dense", "output.dense"),
+    ("ffn", "ffn_output"),
+    ("linear1", "linear2"),
+    ("linear_1", "linear_2"),
+    ("layer_1", "layer_2"),
+    ("input_linear", "output_linear"),
+    ("linear_in", "linear_out"),
+    ("weights_in", "weights_out"),
+    ("w_in", "w_out"),
+    ("w12", "w3"),
+    ("w1", "w2"),
+    ("up", "down"),
+    ("fc", "proj"),
+    ("0", "1"),
+    ("0", "2"),
+    ("0", "3"),
+)
+"""The two matrices of an MLP; the first may hold a gate and its partner, one after the other."""
+
+_EXPERTS = (
+    ("gate_up_proj", "down_proj"),
+    ("up_proj", "down_proj"),
+    ("input_linear", "output_linear"),
+    ("w1", "w2"),
+)
+"""The same as stacks of matrices, (experts, …, …)."""
 
 
 @dataclass(frozen=True)
@@ -34,44 +78,46 @@ class FoundMlp:
     experts: int | None = None
 
 
-def mlp_at(module: nn.Module, path: str, taken: set[str]) -> FoundMlp | None:
-    """Return the MLP a module holds; None where it holds none.
+def mlp_at(
+    module: nn.Module, path: str, near: Mapping[str, Child], taken: set[str]
+) -> FoundMlp | None:
+    """Return the MLP a module holds, or its experts as stacks of matrices; None where it has none.
 
     Args:
         module: may be an MLP, or a block that holds an MLP's matrices itself.
         path: where it is in the model.
+        near: its parts.
         taken: names of parameters that have a role already.
     """
-    for names in _names.GATED:
-        made = [child_projection(module, path, name) for name in names]
-        lower, up, down = made
-        if lower is None or up is None or down is None:
-            continue
-        if {it.name for it in (lower, up, down)} & taken:
-            continue
-        odd = lower.why_not or up.why_not or down.why_not
-        same = (lower.out, lower.inputs) == (up.out, up.inputs)
-        if odd or (same and _closes(lower, down)):
-            parts = {"mlp_lower": (lower, None), "mlp_up": (up, None), "mlp_down": (down, None)}
-            return FoundMlp(path, parts, _path(module, path, names[2]))
-    for names in _names.PLAIN:
+    for names in (*_GATED, *_PLAIN):
         if names[0].isdigit() and not isinstance(module, nn.Sequential):
             continue
-        lower, down = (child_projection(module, path, name) for name in names)
-        if lower is None or down is None or {lower.name, down.name} & taken:
+        made = [near[name].projection for name in names if name in near]
+        found = [it for it in made if it is not None]
+        if len(found) < len(names) or {it.name for it in found} & taken:
             continue
-        parts = _plain(lower, down)
+        parts = _gated(*found) if len(found) == 3 else _plain(*found)
         if parts is not None:
-            return FoundMlp(path, parts, _path(module, path, names[1]))
-    return None
+            return FoundMlp(path, parts, near[names[-1]].path)
+    return _experts(module, path, near)
 
 
-def experts_at(module: nn.Module, path: str) -> FoundMlp | None:
-    """Return the experts a module holds as stacks of matrices; None where it holds none."""
+Parts = dict[str, tuple[Projection, Rows | None]]
+
+
+def _gated(lower: Projection, up: Projection, down: Projection) -> Parts | None:
+    odd = lower.why_not or up.why_not or down.why_not
+    same = (lower.out, lower.inputs) == (up.out, up.inputs)
+    if not odd and not (same and _closes(lower, down)):
+        return None
+    return {"mlp_lower": (lower, None), "mlp_up": (up, None), "mlp_down": (down, None)}
+
+
+def _experts(module: nn.Module, path: str, near: Mapping[str, Child]) -> FoundMlp | None:
     if "attention" in path or "attn" in path:
         return None  # experts of attention's own projections (JetMoE)
-    for names in _names.EXPERTS:
-        lower, down = (_stack(module, path, name) for name in names)
+    for names in _EXPERTS:
+        lower, down = (_stack(module, path, near, name) for name in names)
         if lower is None or down is None:
             continue
         for stack in (lower, down):
@@ -81,20 +127,17 @@ def experts_at(module: nn.Module, path: str) -> FoundMlp | None:
         number = lower[1].shape[0]
         if down[1].shape[0] != number:
             continue
-        for transposed in (False, True):
+        known = getattr(module, "is_transposed", None)
+        for transposed in (known,) if isinstance(known, bool) else (False, True):
             first, last = _slice(*lower, transposed), _slice(*down, transposed)
-            known = getattr(module, "is_transposed", None)
-            if isinstance(known, bool) and known != transposed:
-                continue
-            parts = _plain(first, last, getattr(module, "is_concatenated", True) is not False)
+            joined = getattr(module, "is_concatenated", True) is not False
+            parts = _plain(first, last, concatenated=joined)
             if parts is not None:
                 return FoundMlp(path, parts, experts=number)
     return None
 
 
-def _plain(
-    lower: Projection, down: Projection, concatenated: bool = True
-) -> dict[str, tuple[Projection, Rows | None]] | None:
+def _plain(lower: Projection, down: Projection, *, concatenated: bool = True) -> Parts | None:
     """Return roles of two matrices; the first may hold a gate and its partner."""
     if lower.why_not or down.why_not or _closes(lower, down):
         return {"mlp_lower": (lower, None), "mlp_down": (down, None)}
@@ -111,15 +154,13 @@ def _closes(lower: Projection, down: Projection) -> bool:
     return lower.out == down.inputs and lower.inputs == down.out
 
 
-def _stack(module: nn.Module, path: str, name: str) -> tuple[str, Tensor] | None:
+def _stack(
+    module: nn.Module, path: str, near: Mapping[str, Child], name: str
+) -> tuple[str, Tensor] | None:
     """Return a stack of matrices: a parameter of the module, or the weight of a part of it."""
-    own = module._parameters.get(name)
-    where = join(path, name)
-    if own is None:
-        inside = child(module, path, name)
-        if inside is None:
-            return None
-        own, where = inside[0]._parameters.get("weight"), join(inside[1], "weight")
+    own, where = module._parameters.get(name), join(path, name)
+    if own is None and name in near:
+        own, where = near[name].module._parameters.get("weight"), join(near[name].path, "weight")
     if own is None or (not unreadable(own) and own.ndim != 3):
         return None
     return where, own
@@ -130,8 +171,3 @@ def _slice(name: str, stack: Tensor, transposed: bool) -> Projection:
     if transposed:
         out, inputs = inputs, out
     return Projection(reader_path(name.removesuffix(".weight")), name, out, inputs, transposed)
-
-
-def _path(module: nn.Module, path: str, name: str) -> str | None:
-    inside = child(module, path, name)
-    return None if inside is None else inside[1]

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from joma.models.parts import LowRank, Place, Rows, Weight
+from joma.models.parts import LowRank
 
 READABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The types of numbers whose singular values can be computed."""
@@ -45,29 +45,6 @@ class Projection:
     why_not: str = ""
     holder: str = ""
 
-    def weight(
-        self,
-        role: str,
-        layer: int | None,
-        rows: Rows | None = None,
-        expert: int | None = None,
-        *,
-        stacked: bool = False,
-    ) -> Weight:
-        """Return the weight that is this matrix, some rows of it, or one of a stack of matrices."""
-        module = (self.path or self.name) + (f"[{expert}]" if stacked else "")
-        return Weight(
-            role,
-            layer,
-            module if rows is None else f"{module}[{role}]",
-            self.name,
-            Place(self.name, rows, self.transposed),
-            expert=expert,
-            updates=self.updates,
-            path=self.computed,
-            stored=self.stored,
-        )
-
 
 def reader_path(path: str) -> str:
     """Return a path without the wrappers of checkpointing, compilation and sharding."""
@@ -79,25 +56,38 @@ def join(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-def child(module: nn.Module, path: str, relative: str) -> tuple[nn.Module, str] | None:
-    """Return the module at a relative path in lower case, and its full path; None without one.
+class Child(NamedTuple):
+    """A module inside of another, wrappers taken off.
+
+    Attributes:
+        module: the module.
+        path: its full path.
+        projection: how it stores its matrix; None where it holds none.
+    """
+
+    module: nn.Module
+    path: str
+    projection: Projection | None
+
+
+def children(module: nn.Module, path: str) -> dict[str, Child]:
+    """Return the parts of a module and the parts of those, by their relative paths in lower case.
 
     Wrappers on the way are passed.
     """
-    for part in relative.split("."):
-        module, path = unwrapped(module, path)
-        name = next((name for name in module._modules if name.lower() == part), None)
-        inside = None if name is None else module._modules[name]
-        if name is None or inside is None:
-            return None
-        module, path = inside, join(path, name)
-    return unwrapped(module, path)
+    found: dict[str, Child] = {}
 
+    def add(holder: nn.Module, where: str, before: str = "") -> None:
+        for name, inside in holder._modules.items():
+            key = before + name.lower()
+            if inside is not None and key not in found:
+                own, full = unwrapped(inside, join(where, name))
+                found[key] = Child(own, full, projection_of(own, full))
+                if not before:
+                    add(own, full, f"{key}.")
 
-def child_projection(module: nn.Module, path: str, relative: str) -> Projection | None:
-    """Return the matrix of the module at a relative path in lower case."""
-    inside = child(module, path, relative)
-    return None if inside is None else projection_of(*inside)
+    add(*unwrapped(module, path))
+    return found
 
 
 def unwrapped(module: nn.Module, path: str) -> tuple[nn.Module, str]:

@@ -47,8 +47,7 @@ def find_stored_weights(files: WeightFiles, *, architecture: Architecture | None
         architecture = registered_for(config)
     if architecture is not None:
         return found_by_map(files.names, architecture, config)
-    by_model = _by_model(files, config)
-    return by_model if by_model is not None else _by_names(files, config)
+    return _by_model(files, config) or Finder(tree_of(files.tensors, config)).found()
 
 
 def _by_model(files: WeightFiles, config: Any) -> Found | None:
@@ -64,10 +63,6 @@ def _by_model(files: WeightFiles, config: Any) -> Found | None:
     if any(stored.get(name) != own[name] for it in found.weights for name in it.names):
         return None
     return found
-
-
-def _by_names(files: WeightFiles, config: Any) -> Found:
-    return Finder(tree_of(files.tensors, config)).found()
 
 
 def model_without_numbers(config: Mapping[str, Any], tensors: int) -> nn.Module | None:

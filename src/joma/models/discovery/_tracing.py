@@ -7,6 +7,7 @@ a normalisation.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from joma.models.architectures import Architecture, found_by_map, registered_for
+from joma.models.architectures import Architecture, config_entry, found_by_map, registered_for
 from joma.models.discovery._attentions import FoundAttention, layouts, read_as
 from joma.models.discovery._finder import Finder
 from joma.models.discovery._projections import Projection
@@ -29,6 +30,8 @@ normalisation with trained weights turns them a little. Unrelated vectors have a
 _CLEARLY = 0.2
 """By how much the best way to read a fused matrix must surpass the next."""
 _MOST_PRODUCTS = 8
+_TOKENS = 7
+_PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder")
 
 _PRODUCTS = {
     torch.matmul,
@@ -290,3 +293,79 @@ class _Products(TorchFunctionMode):
             if len(tensors) > 1 and tensors[0].ndim > 2 and tensors[1].ndim > 2:
                 self._see(tensors[0], tensors[1])
         return func(*args, **kwargs)
+
+
+def dummy_forward(model: nn.Module, *, numbers: bool = True) -> Callable[[], object] | None:
+    """Return a function that runs a Hugging Face model on a small input; None without one.
+
+    The model runs in evaluation mode without gradients and is left as it was, the global random
+    numbers too. The input has seven tokens, one image or one sound, as the model takes them.
+
+    Args:
+        model: the model; for one that is not of transformers None is returned.
+        numbers: False to run a model on the meta device as well, which computes shapes alone.
+    """
+    config = getattr(model, "config", None)
+    first = next(model.parameters(), None)
+    if config is None or first is None or _entry(config, "model_type") is None:
+        return None
+    if first.is_meta and numbers:
+        return None
+    inputs = _inputs(model, config, first)
+    if not inputs:
+        return None
+
+    def run() -> object:
+        with torch.no_grad(), _as_it_was(model):
+            return model(**inputs)
+
+    return run
+
+
+@contextlib.contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Put the model in evaluation mode; restore every part and the random numbers at the end."""
+    training = [module for module in model.modules() if module.training]
+    devices = list({it.device.index for it in model.parameters() if it.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            model.eval()
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def _inputs(model: nn.Module, config: Any, like: Tensor) -> dict[str, Any]:
+    get_base: Any = getattr(model, "get_base_model", None)  # peft passes any argument on
+    taken = inspect.signature((model if get_base is None else get_base()).forward).parameters
+    inputs: dict[str, Any] = {}
+
+    def noise(*shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        return drawn.to(like.device, like.dtype)
+
+    if vocabulary := _entry(config, "vocab_size"):
+        low = min(5, vocabulary - 1)  # most special tokens are before
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(low, vocabulary, (1, _TOKENS), generator=generator).to(like.device)
+        inputs = {name: tokens for name in ("input_ids", "decoder_input_ids") if name in taken}
+    if "pixel_values" in taken and (size := _entry(config, "image_size")):
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        inputs["pixel_values"] = noise(1, _entry(config, "num_channels") or 3, height, width)
+    if "input_features" in taken and (bins := _entry(config, "num_mel_bins")):
+        length = 2 * (_entry(config, "max_source_positions") or 64)
+        inputs["input_features"] = noise(1, bins, length)
+    if "input_values" in taken:
+        inputs["input_values"] = noise(1, 4000)
+    if inputs and "use_cache" in taken:
+        inputs["use_cache"] = False
+    return inputs
+
+
+def _entry(config: Any, name: str) -> Any:
+    """Return an entry of a configuration, or of one of its parts."""
+    inside = (config_entry(config, part) for part in _PARTS)
+    parts = (it for it in inside if it is not None and not isinstance(it, str))
+    entries = (config_entry(it, name) for it in (config, *parts))
+    return next((it for it in entries if it is not None), None)

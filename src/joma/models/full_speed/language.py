@@ -37,12 +37,11 @@ class FastLanguageModel(LanguageModel):
             step: Step of the training, as of `forward`.
             fetch: Function that returns the embeddings, in place of the table.
         """
-        self._check_length(tokens_BT)
         x = self._embedded(tokens_BT) if fetch is None else fetch(tokens_BT)
         fuses = self._fuses(x)
         x = self._states(x, step)
         if not fuses:
-            losses_E = self._losses(self._logits(x), targets_BT, weights_BT)
+            losses_E = self._losses(x, targets_BT, weights_BT)
             losses_E.sum().backward()  # each member's gradient is that of its own loss
             return losses_E.detach()
         from joma.models.full_speed import _language_kernels as kernels
@@ -88,7 +87,6 @@ class FastLanguageModel(LanguageModel):
             if name == "attention":
                 rows_LEBT.append(torch.special.entr(x.double()).sum(-1).mean(2))  # over heads
 
-        self._check_length(tokens_BT)
         x = self._embedded(tokens_BT)
         if self._fits(x):
             from joma.models.full_speed import _language_kernels as kernels
@@ -102,8 +100,7 @@ class FastLanguageModel(LanguageModel):
                 self.config.vocabulary,
             )
         else:
-            logits = self._logits(self._states(x, None, watch))
-            losses_E = self._losses(logits, targets_BT, weights_BT)
+            losses_E = self._losses(self._states(x, None, watch), targets_BT, weights_BT)
         weights = weights_BT.double()
         return losses_E, torch.stack([(rows * weights).sum((1, 2)) for rows in rows_LEBT])
 

@@ -38,23 +38,13 @@ class Misplaced:
     """Checkpoints out of place, by their numbers in the series.
 
     Attributes:
+        order: the numbers of all checkpoints with these where they belong.
         moved: those that fit better elsewhere, in their order.
-        after: the one they fit behind, None at the beginning.
-        before: the one they fit in front of, None at the end.
+        gain: how much shorter the way is in that order.
         share: what is left of their excess there.
         exchanged: `moved` are two that stand in each other's place.
+        at_an_end: whether an end of the series is concerned.
     """
-
-    moved: tuple[int, ...]
-    after: int | None
-    before: int | None
-    share: float
-    exchanged: bool = False
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A new order and what it is worth."""
 
     order: tuple[int, ...]
     moved: tuple[int, ...]
@@ -62,6 +52,18 @@ class _Change:
     share: float
     exchanged: bool
     at_an_end: bool
+
+    @property
+    def after(self) -> int | None:
+        """The one they fit behind, None at the beginning."""
+        first = min(self.order.index(number) for number in self.moved)
+        return self.order[first - 1] if first else None
+
+    @property
+    def before(self) -> int | None:
+        """The one they fit in front of, None at the end."""
+        last = max(self.order.index(number) for number in self.moved)
+        return self.order[last + 1] if last + 1 < len(self.order) else None
 
 
 def misplaced(distances_NN: NDArray[np.float64]) -> list[Misplaced]:
@@ -74,13 +76,13 @@ def misplaced(distances_NN: NDArray[np.float64]) -> list[Misplaced]:
     order, found = tuple(range(count)), []
     seen = {order}
     while (change := _best(distances_NN, order)) is not None and change.order not in seen:
-        found.append(_described(change))
+        found.append(change)
         order = change.order
         seen.add(order)
     return found
 
 
-def _best(distances_NN: NDArray[np.float64], order: tuple[int, ...]) -> _Change | None:
+def _best(distances_NN: NDArray[np.float64], order: tuple[int, ...]) -> Misplaced | None:
     """Return the change that shortens the way most; of equal ones, that of fewest checkpoints."""
     n = len(order)
     if n < 3:
@@ -105,7 +107,7 @@ def _best(distances_NN: NDArray[np.float64], order: tuple[int, ...]) -> _Change 
     return best
 
 
-def _moving(way: NDArray[np.float64], order: tuple[int, ...], size: int) -> list[_Change]:
+def _moving(way: NDArray[np.float64], order: tuple[int, ...], size: int) -> list[Misplaced]:
     """Return the best new places, inside and at the ends, for `size` checkpoints in a row."""
     n = len(order)
     first = np.arange(n - size + 1)
@@ -127,9 +129,9 @@ def _moving(way: NDArray[np.float64], order: tuple[int, ...], size: int) -> list
             moved = passed
         both = len(passed) == len(moved)
         changes.append(
-            _Change(
+            Misplaced(
                 new,
-                (*moved, *passed) if both else moved,
+                tuple(sorted((*moved, *passed) if both else moved)),
                 gain,
                 share,
                 both and size == 1,
@@ -139,7 +141,7 @@ def _moving(way: NDArray[np.float64], order: tuple[int, ...], size: int) -> list
     return changes
 
 
-def _exchanging(way: NDArray[np.float64], order: tuple[int, ...]) -> list[_Change]:
+def _exchanging(way: NDArray[np.float64], order: tuple[int, ...]) -> list[Misplaced]:
     """Return the best exchanges, inside and at the ends, of two that are not neighbours."""
     n = len(order)
     i, j = np.triu_indices(n, 2)
@@ -152,8 +154,8 @@ def _exchanging(way: NDArray[np.float64], order: tuple[int, ...]) -> list[_Chang
         a, b = int(i[k]), int(j[k])
         new = list(order)
         new[a], new[b] = new[b], new[a]
-        moved = (order[a], order[b])
-        changes.append(_Change(tuple(new), moved, gain, share, True, bool(at_an_end[k])))
+        moved = tuple(sorted((order[a], order[b])))
+        changes.append(Misplaced(tuple(new), moved, gain, share, True, bool(at_an_end[k])))
     return changes
 
 
@@ -176,12 +178,3 @@ def _picked(
             best = np.unravel_index(np.argmax(np.where(some, gain, -np.inf)), gain.shape)
             share = float(max(there[best], 0.0) / own[best])
             yield tuple(int(k) for k in best), float(gain[best]), share
-
-
-def _described(change: _Change) -> Misplaced:
-    places = sorted(change.order.index(number) for number in change.moved)
-    first, last = places[0], places[-1]
-    after = change.order[first - 1] if first else None
-    before = change.order[last + 1] if last + 1 < len(change.order) else None
-    moved = tuple(sorted(change.moved))
-    return Misplaced(moved, after, before, change.share, change.exchanged)

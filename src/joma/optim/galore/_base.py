@@ -14,11 +14,15 @@ from joma.common.checks import check_one_of, whole_number
 from joma.errors import JomaError
 from joma.optim import blockwise
 from joma.optim.galore import selection, subspace
-from joma.optim.galore.subspace import Gradient, Side
+from joma.optim.galore.subspace import GradientMatrix, Side
 from joma.optim.moments import TypedStateOptimizer, local
 
 _PARTIAL = "grad_of_step"
 """Key of the accumulated gradient of the step under way, in the state of a parameter."""
+REFRESHES = ("gap", "energy")
+CHECKS, FALLEN, LONGEST = 10, 0.9, 10
+"""With refresh="energy": how often in a gap the captured energy is measured, below which share of
+what it was after the last choice the subspace is chosen anew, and after how many gaps anyway."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class ProjectedMatrix:
         shape: (m, n).
         side: Where the basis stands: "left" for R = PᵀG, "right" for R = GP.
         rank: The rank, or None where it is a share of energy that no gradient was seen for.
-        captured: Share of ‖G‖² in the subspace when it was chosen last, or None before.
+        captured: Share of ‖G‖² in the subspace when it was measured last, or None before.
         refreshes: How often the subspace was chosen.
         energy: Share of ‖G‖² in the subspace, of the gradients of the last step; None without
             `record_energy`.
@@ -259,13 +263,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self,
         parameter: Tensor,
         group: dict[str, Any],
-        gradient: Gradient,
+        gradient: GradientMatrix,
         side: Side,
         taken: Tensor | None = None,
     ) -> None:
         """Add to the energies of the step: that of a gradient, and that of it in the subspace."""
         if gradient.share == "mean":  # other processes may record nothing: wait for none of them
-            gradient, taken = Gradient(gradient.matrix), None
+            gradient, taken = GradientMatrix(gradient.matrix), None
         if taken is None:
             taken = gradient.project(self._basis(parameter, group), side)
         inside = taken.float().square().sum()
@@ -277,7 +281,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
             inside, everything = before[0] + inside, before[1] + everything
         self._energies[parameter] = inside, everything
 
-    def _gradient(self, parameter: Tensor) -> Gradient:
+    def _gradient(self, parameter: Tensor) -> GradientMatrix:
         grad = parameter.grad
         assert grad is not None
         placed = _row_shard(parameter)
@@ -286,10 +290,10 @@ class ProjectedOptimizer(TypedStateOptimizer):
             group = mesh.get_group(dimension)
             chunk = -(-parameter.shape[0] // mesh.size(dimension))
             first = min(chunk * mesh.get_local_rank(dimension), parameter.shape[0])
-            return Gradient(local(grad), "rows", group, first, parameter.shape[0])
+            return GradientMatrix(local(grad), "rows", group, first, parameter.shape[0])
         if self._group_of_processes is not None:
-            return Gradient(grad, "mean", self._group_of_processes)
-        return Gradient(grad)
+            return GradientMatrix(grad, "mean", self._group_of_processes)
+        return GradientMatrix(grad)
 
     def _update_together(self) -> None:
         """Move all parameters after the norm of the whole gradient is known."""
@@ -331,9 +335,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self._count(state)
         weights = local(parameter)
         kept = 1 - group["lr"] * group["weight_decay"]
-        if selection.is_projected(
-            parameter, group
-        ):  # decays after the step, as in the paper's code
+        if selection.is_projected(parameter, group):
+            # The weights decay after the step, as in the code of the paper.
             side, basis = self._side(parameter, group), self._basis(parameter, group)
             change = self._change(parameter, group, gradient, side)
             left, right = (basis, change) if side == "left" else (change, basis.mT)
@@ -367,26 +370,43 @@ class ProjectedOptimizer(TypedStateOptimizer):
         """
         raise NotImplementedError
 
-    def _is_due(self, parameter: Tensor, group: dict[str, Any]) -> bool:
-        """Return whether the subspace is chosen anew for the step that begins."""
+    def _refresh_if_due(
+        self, parameter: Tensor, group: dict[str, Any], gradient: GradientMatrix, side: Side
+    ) -> None:
+        """Choose the subspace from a gradient, if this is the step to do so."""
         state = self.state[parameter]
         if "basis" not in state:
-            return True
-        gap, step = group["gap"], int(state["step"])
+            self._refresh(parameter, group, gradient, side)
+            return
+        gap, age = group["gap"], int(state["age"])
         offset = 0
         if group["stagger"]:
             offset = self._numbers[parameter][0] * gap // len(self._numbers)
-        return (step + offset) % gap == 0
+        if group["refresh"] == "gap":
+            if (int(state["step"]) + offset) % gap == 0:
+                self._refresh(parameter, group, gradient, side)
+            return
+        if age == 1:
+            state["reference"] = state["captured"] = self._captured(parameter, group, gradient)
+        elif (age + offset) % max(gap // CHECKS, 1) == 0:
+            state["captured"] = self._captured(parameter, group, gradient)
+            fell = not state["captured"] >= FALLEN * state["reference"]
+            if fell or age >= LONGEST * gap:
+                self._refresh(parameter, group, gradient, side)
 
-    def _refresh_if_due(
-        self, parameter: Tensor, group: dict[str, Any], gradient: Gradient, side: Side
-    ) -> None:
-        """Choose the subspace from a gradient, if this is the step to do so."""
-        if self._is_due(parameter, group):
-            self._refresh(parameter, group, gradient, side)
+    def _captured(
+        self, parameter: Tensor, group: dict[str, Any], gradient: GradientMatrix
+    ) -> Tensor:
+        """Return the share of ‖G‖² in the subspace, as a number on the CPU."""
+        side = self._side(parameter, group)
+        inside = gradient.project(self._basis(parameter, group), side).square().sum()
+        if side == "right":
+            inside = gradient.sum_of_rows(inside)
+        energy = gradient.energy()
+        return torch.where(energy > 0, inside / energy, 0.0).cpu()
 
     def _refresh(
-        self, parameter: Tensor, group: dict[str, Any], gradient: Gradient, side: Side
+        self, parameter: Tensor, group: dict[str, Any], gradient: GradientMatrix, side: Side
     ) -> None:
         """Choose the subspace from a gradient."""
         state = self.state[parameter]
@@ -425,15 +445,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
             self._turn(parameter, group, overlap, side)
             if self.record_angles:
                 state["angles"] = _angles(overlap)
-        inside = gradient.project(stored, side).square().sum()
-        if side == "right":
-            inside = gradient.sum_of_rows(inside)
-        state["captured"] = (inside / energy if energy else inside).cpu()
+        state["captured"] = self._captured(parameter, group, gradient)
+        state["reference"] = state["captured"]
         state["refreshes"] = torch.tensor(refreshes + (energy > 0))
         state["age"] = torch.tensor(0)
 
     @staticmethod
-    def _overlap(new: Tensor, old: Tensor, gradient: Gradient, side: Side) -> Tensor:
+    def _overlap(new: Tensor, old: Tensor, gradient: GradientMatrix, side: Side) -> Tensor:
         product = new.float().mT @ old.float()
         return gradient.sum_of_rows(product) if side == "left" else product
 
@@ -550,6 +568,7 @@ def _check_group(group: dict[str, Any]) -> None:
     whole_number("gap", group["gap"], 1)
     check_one_of("side", group["side"], subspace.SIDES)
     check_one_of("projection", group["projection"], subspace.PROJECTIONS)
+    check_one_of("refresh", group["refresh"], REFRESHES)
     for name in ("bits", "projector_bits"):
         if group[name] not in (None, 8):
             raise JomaError(f"{name} must be None or 8, got {group[name]!r}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from joma.common.checks import check_one_of
 from joma.optim.galore import selection
 from joma.optim.galore._base import ProjectedOptimizer, is_accumulating, placed
-from joma.optim.galore.subspace import Gradient, Side
+from joma.optim.galore.subspace import GradientMatrix, Side
 from joma.optim.moments import (
     SMALL,
     adam_change,
@@ -50,6 +50,10 @@ class GaLoreAdamW(ProjectedOptimizer):
             matrix's rank follows at its first gradient. A matrix whose shorter side is not longer
             than the rank is not projected.
         gap: Steps between two choices of the subspace.
+        refresh: "gap" chooses it every `gap` steps. "energy" measures the share of ‖G‖² that it
+            captures ten times in a gap and chooses it anew once that has fallen to 90% of what it
+            was after the last choice, and after ten gaps at the latest: often early in a training
+            and rarely late.
         scale: Factor of the update of projected matrices, α in the paper.
         projection: "power" is one block power iteration from the old basis, "svd" the singular
             value decomposition.
@@ -86,6 +90,7 @@ class GaLoreAdamW(ProjectedOptimizer):
         *,
         rank: int | float | None = None,
         gap: int = 200,
+        refresh: Literal["gap", "energy"] = "gap",
         scale: float = 1.0,
         projection: Literal["power", "svd"] = "power",
         side: Literal["short", "left", "right", "smallest"] = "short",
@@ -110,6 +115,7 @@ class GaLoreAdamW(ProjectedOptimizer):
             "lr": lr,
             "rank": rank,
             "gap": gap,
+            "refresh": refresh,
             "scale": scale,
             "projection": projection,
             "side": side,
@@ -155,9 +161,9 @@ class GaLoreAdamW(ProjectedOptimizer):
         from joma.optim.galore import _step_kernels as kernels
 
         side = self._side(parameter, group)
-        self._refresh_if_due(parameter, group, Gradient(gradient), side)
+        self._refresh_if_due(parameter, group, GradientMatrix(gradient), side)
         if self.record_energy:
-            self._record_energy(parameter, group, Gradient(gradient), side)
+            self._record_energy(parameter, group, GradientMatrix(gradient), side)
         basis = state["basis"]
         if "exp_avg" not in state:
             rows, columns = parameter.shape

@@ -50,7 +50,7 @@ def choose_side(
 
 
 @dataclass
-class Gradient:
+class GradientMatrix:
     """A gradient matrix, of which a process may have a part only.
 
     Attributes:
@@ -126,7 +126,7 @@ class Gradient:
 
 
 def power_basis(
-    gradient: Gradient, side: Side, rank: int, old: Tensor | None, random: torch.Generator
+    gradient: GradientMatrix, side: Side, rank: int, old: Tensor | None, random: torch.Generator
 ) -> Tensor:
     """Return an orthonormal basis after one block power iteration, from an old basis if any.
 
@@ -151,14 +151,16 @@ def power_basis(
     return orthonormal(gradient.times(half), gradient)
 
 
-def random_columns(gradient: Gradient, side: Side, rank: int, random: torch.Generator) -> Tensor:
+def random_columns(
+    gradient: GradientMatrix, side: Side, rank: int, random: torch.Generator
+) -> Tensor:
     """Return Gaussian columns of the length of a basis, with the rows that this process has."""
     length = gradient.shape[side == "right"]
     columns = torch.randn(length, rank, generator=random, device=gradient.matrix.device)
     return gradient.own_rows(columns) if side == "left" else columns
 
 
-def svd_basis(gradient: Gradient, side: Side, rank: int) -> Tensor:
+def svd_basis(gradient: GradientMatrix, side: Side, rank: int) -> Tensor:
     """Return the leading singular directions, by the singular value decomposition of all of G."""
     left, _, right = torch.linalg.svd(gradient.whole(), full_matrices=False)
     if side == "right":
@@ -166,7 +168,7 @@ def svd_basis(gradient: Gradient, side: Side, rank: int) -> Tensor:
     return gradient.own_rows(left[:, :rank]).contiguous()
 
 
-def energy_rank(gradient: Gradient, share: float) -> int:
+def energy_rank(gradient: GradientMatrix, share: float) -> int:
     """Return the smallest rank whose best subspace has a share of ‖G‖²."""
     squares = torch.linalg.svdvals(gradient.whole()).double().square()
     if not squares.sum() > 0:
@@ -175,7 +177,7 @@ def energy_rank(gradient: Gradient, share: float) -> int:
     return int(reached.float().argmax()) + 1
 
 
-def orthonormal(columns: Tensor, rows_of: Gradient | None = None) -> Tensor:
+def orthonormal(columns: Tensor, rows_of: GradientMatrix | None = None) -> Tensor:
     """Return orthonormal columns with the span of those given, by Cholesky-QR in float64.
 
     The first of three passes adds a shift to the Gram matrix, so that it can be factorised whatever

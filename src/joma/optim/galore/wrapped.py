@@ -39,6 +39,10 @@ class GaLore(ProjectedOptimizer):
         lr: Learning rate.
         rank: Rank, or a share of energy.
         gap: Steps between two choices of the subspace.
+        refresh: "gap" chooses it every `gap` steps. "energy" measures the share of ‖G‖² that it
+            captures ten times in a gap and chooses it anew once that has fallen to 90% of what it
+            was after the last choice, and after ten gaps at the latest: often early in a training
+            and rarely late.
         scale: Factor of the update of projected matrices.
         projection: "power" or "svd".
         side: "short", "left", "right" or "smallest".
@@ -67,6 +71,7 @@ class GaLore(ProjectedOptimizer):
         *,
         rank: int | float | None = None,
         gap: int = 200,
+        refresh: Literal["gap", "energy"] = "gap",
         scale: float = 1.0,
         projection: Literal["power", "svd"] = "power",
         side: Literal["short", "left", "right", "smallest"] = "short",
@@ -95,6 +100,7 @@ class GaLore(ProjectedOptimizer):
             "lr": lr,
             "rank": rank,
             "gap": gap,
+            "refresh": refresh,
             "scale": scale,
             "projection": projection,
             "side": side,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.models.architectures import Part
+from joma.models.parts import Part
 from joma.probes.tap.stack import Tap
 
 _LAYER = "{layer}"

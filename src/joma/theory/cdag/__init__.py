@@ -217,12 +217,12 @@ def _two_values(
     nonlinearity: Activation,
 ) -> tuple[Array, Array, Array, Array]:
     weights = checks.at_least_1d("w", w)
-    plus = checks.shape("x_plus", checks.finite("x_plus", x_plus), weights.shape)
-    minus = checks.shape("x_minus", checks.finite("x_minus", x_minus), weights.shape)
+    plus = checks.finite("x_plus", x_plus, weights.shape)
+    minus = checks.finite("x_minus", x_minus, weights.shape)
     z = checks.at_least_1d("z_alpha", z_alpha)
     if np.any((z != 0) & (z != 1)):
         raise JomaError("z_alpha must be 0 or 1 on every sample")
-    gradient = checks.shape("g", checks.finite("g", g), z.shape)
+    gradient = checks.finite("g", g, z.shape)
     nonlinearity = checks.instance("nonlinearity", nonlinearity, Activation)
     rise = nonlinearity.derivative(weights @ plus) * plus
     fall = nonlinearity.derivative(weights @ minus) * minus
@@ -270,7 +270,7 @@ def edge_correlations(
     activations = checks.instance("activations", activations, Activations)
     gradients = checks.instance("gradients", gradients, Gradients)
     samples = activations.values.shape[0]
-    z = checks.shape("latents", checks.finite("latents", latents), (None, samples))
+    z = checks.finite("latents", latents, (None, samples))
     length = np.linalg.norm(z, axis=1, keepdims=True)
     if np.any(length == 0):
         raise JomaError("latents must not vanish on the whole dataset")

@@ -72,7 +72,7 @@ class CDAG:
     def __post_init__(self) -> None:
         checks.integers("inputs", self.inputs, 1)
         n = self.nodes
-        weights = checks.shape("weights", checks.finite("weights", self.weights), (n, n))
+        weights = checks.finite("weights", self.weights, (n, n))
         for name, mask in (("trained", self.trained), ("residual", self.residual)):
             if mask.shape != (n, n) or mask.dtype != np.bool_:
                 raise JomaError(f"{name} must be a boolean array of shape ({n}, {n})")
@@ -150,7 +150,7 @@ class CDAG:
 
     def forward(self, x: ArrayLike) -> Activations:
         """Eqn 1: every node's activation and slope on the inputs x (N, inputs)."""
-        x = checks.shape("x", checks.finite("x", x), (None, self.inputs))
+        x = checks.finite("x", x, (None, self.inputs))
         values = np.zeros((x.shape[0], self.nodes))
         slopes = np.ones_like(values)
         values[:, : self.inputs] = x
@@ -195,7 +195,7 @@ class CDAG:
             steps: number of full-batch steps.
         """
         rate = checks.positive_scalar("step", step)
-        x = checks.shape("x", checks.finite("x", x), (None, self.inputs))
+        x = checks.finite("x", x, (None, self.inputs))
         outputs = self.outputs
         network = self
         for _ in range(checks.whole("steps", steps, 0)):

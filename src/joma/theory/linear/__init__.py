@@ -131,7 +131,7 @@ def weights_multi(delta: ArrayLike, t: ArrayLike, *, normalizer: float = 1.0) ->
     Returns:
         V(t), shape (M, K) or (T, M, K).
     """
-    delta = _checks.shape("delta", _checks.finite("delta", delta), (None, None))
+    delta = _checks.finite("delta", delta, (None, None))
     length = _extended_norm(delta)
     zero = np.zeros(())
     tokens = _Tokens(length, zero, zero, _checks.positive("normalizer", normalizer))
@@ -160,7 +160,7 @@ def stable_rank_limit(delta: ArrayLike) -> float:
     Args:
         delta: Δ, shape (M, K). Rows whose lengths agree to 1e-15 count as equally long.
     """
-    delta = _checks.shape("delta", _checks.finite("delta", delta), (None, None))
+    delta = _checks.finite("delta", delta, (None, None))
     length = _extended_norm(delta)
     longest = np.max(length, initial=0.0)
     if longest == 0:

@@ -163,7 +163,7 @@ def weights_multi(mu: ArrayLike, t: ArrayLike) -> Array:
     Returns:
         V(t), shape (M, K) or (T, M, K).
     """
-    mu = _checks.shape("mu", _checks.finite("mu", mu), (None, None))
+    mu = _checks.finite("mu", mu, (None, None))
     length = _checks.norm(mu)
     share = -np.expm1(log_residual(length, t))
     return share[..., None] * mu

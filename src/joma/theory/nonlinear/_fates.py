@@ -59,7 +59,7 @@ def entropy_fate(mu: ArrayLike, *, scale: float = 1.0) -> Fate:
         mu: Targets μ, shape (M,), |μ| ≤ 37. Sizes that agree to 1e-14 count as equal.
         scale: Factor of v² in softmax(scale · v²); scale · μ² is at most 10⁶.
     """
-    mu = _checks.not_empty("mu", _checks.shape("mu", _checks.finite("mu", mu), (None,)))
+    mu = _checks.not_empty("mu", _checks.finite("mu", mu, (None,)))
     _checks.within("mu", mu, -_LARGEST_MU, _LARGEST_MU)
     scale = _checks.positive_scalar("scale", scale)
     if scale * float(np.max(mu**2)) > _LARGEST_LOGIT:
@@ -253,7 +253,7 @@ def stable_rank_fate(mu: ArrayLike) -> RankFate:
         mu: Targets M, shape (tokens, hidden nodes), with rows no longer than 37. Lengths that agree
             to 1e-14 count as equal.
     """
-    mu = _checks.shape("mu", _checks.finite("mu", mu), (None, None))
+    mu = _checks.finite("mu", mu, (None, None))
     length = _checks.within("length of the rows of mu", _checks.norm(mu), 0.0, _LARGEST_MU)
     mu, length = mu[length > 0], length[length > 0]
     if mu.size == 0:

@@ -62,28 +62,6 @@ def fit(
     Raises:
         JomaError: An argument is not as described.
     """
-    model = _model(t, v, entropy, components, multiplicity, scale, largest, spans, noise)
-    inside = _checks.scalar("level", level)
-    if not 0 < inside < 1:
-        raise JomaError(f"level must lie between 0 and 1, got {inside:g}")
-    generator = _checks.generator(rng)
-    count = _DRAWS_OF_WEIGHTS if model.of_weights else _DRAWS_OF_ENTROPY
-    draws, run = sample_posterior(model, count, generator)
-    size = estimate(model.draw_noise(draws.squares, generator), inside)
-    return summarize(model, draws, run, inside, size)
-
-
-def _model(
-    t: ArrayLike,
-    v: ArrayLike | None,
-    entropy: ArrayLike | None,
-    components: tuple[int, int],
-    multiplicity: bool,
-    scale: float,
-    largest: float,
-    spans: tuple[float, float],
-    noise: float | None,
-) -> CurveModel:
     when = _checks.shape("t", _checks.non_negative("t", t), (None,))
     if when.size < 4:
         raise JomaError(f"t must hold at least 4 times, got {when.size}")
@@ -100,7 +78,7 @@ def _model(
         raise JomaError(f"spans must be (least, most), got ({lasts[0]:g}, {lasts[1]:g})")
     known = None if noise is None else _checks.positive_scalar("noise", noise)
     if v is not None:
-        data = _checks.shape("v", _checks.finite("v", v), (when.size, None))
+        data = _checks.finite("v", v, (when.size, None))
         if data.shape[1] == 0:
             raise JomaError("v must have at least one column, got none")
         _check_reach(data, top)
@@ -109,13 +87,13 @@ def _model(
             raise JomaError("multiplicity must be False for v, whose columns are the components")
     else:
         assert entropy is not None
-        data = _checks.shape("entropy", _checks.finite("entropy", entropy), (when.size,))
+        data = _checks.finite("entropy", entropy, (when.size,))
         if when.size < _FEWEST_ENTROPIES:
             raise JomaError(
                 f"entropy must hold at least {_FEWEST_ENTROPIES} measurements, got {when.size}; "
                 "fewer do not determine μ, and intervals from them are not reliable"
             )
-        bounds = _checks.shape("components", _checks.finite("components", components), (2,))
+        bounds = _checks.finite("components", components, (2,))
         few, most = (_checks.whole("components", number, 2) for number in bounds)
         if most < few:
             raise JomaError(f"components must be (fewest, most), got ({few}, {most})")
@@ -125,7 +103,15 @@ def _model(
     if not np.any(data):
         raise JomaError(f"{'entropy' if v is None else 'v'} must not be zero throughout")
     between = (float(lasts[0]), float(lasts[1]))
-    return CurveModel(when, data, sharpness, top, between, groups, bool(multiplicity), known)
+    model = CurveModel(when, data, sharpness, top, between, groups, bool(multiplicity), known)
+    inside = _checks.scalar("level", level)
+    if not 0 < inside < 1:
+        raise JomaError(f"level must lie between 0 and 1, got {inside:g}")
+    generator = _checks.generator(rng)
+    count = _DRAWS_OF_WEIGHTS if model.of_weights else _DRAWS_OF_ENTROPY
+    draws, run = sample_posterior(model, count, generator)
+    size = estimate(model.draw_noise(draws.squares, generator), inside)
+    return summarize(model, draws, run, inside, size)
 
 
 def _check_reach(v: Array, largest: float) -> None:

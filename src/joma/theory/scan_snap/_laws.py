@@ -106,7 +106,7 @@ def growth_factor(f_squared: ArrayLike, b: ArrayLike) -> Array:
         b: B_n at the same times, shape (T,).
     """
     square = _checks.shape("f_squared", _checks.within("f_squared", f_squared, 0, 1), (None,))
-    b = _checks.shape("b", _checks.finite("b", b), square.shape)
+    b = _checks.finite("b", b, square.shape)
     path: Array = np.asarray(cumulative_trapezoid(square, b, initial=0), dtype=np.float64)
     return np.exp(2 * path)
 

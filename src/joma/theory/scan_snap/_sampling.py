@@ -17,7 +17,7 @@ def sample_sequences(
     Returns:
         The class of each sequence, shape (batch,), and its token frequencies, (batch, tokens).
     """
-    length, batch = _count("length", length), _count("batch", batch)
+    length, batch = _checks.whole("length", length, 1), _checks.whole("batch", batch, 1)
     return _sample(corpus, length, batch, _checks.generator(rng))
 
 
@@ -47,8 +47,8 @@ def sample_gradient(
         raise JomaError(f"classes must be one axis of numbers below {corpus.classes}")
     x = _checks.non_negative("frequencies", frequencies)
     x = _checks.shape("frequencies", x, (classes.size, corpus.tokens))
-    z = _checks.shape("z", _checks.finite("z", z), (corpus.queries, corpus.tokens))
-    y = _checks.shape("y", _checks.finite("y", y), (corpus.tokens, corpus.classes))
+    z = _checks.finite("z", z, (corpus.queries, corpus.tokens))
+    y = _checks.finite("y", y, (corpus.tokens, corpus.classes))
     mean = np.full(classes.size, 1 / classes.size)
     if weight is not None:
         mean = _checks.shape("weight", _checks.non_negative("weight", weight), (classes.size,))
@@ -66,7 +66,11 @@ def finite_length_bias(bias: ArrayLike, length: int, other: int) -> Array:
     Returns:
         The difference at `other`.
     """
-    return _checks.finite("bias", bias) * _count("length", length) / _count("other", other)
+    return (
+        _checks.finite("bias", bias)
+        * _checks.whole("length", length, 1)
+        / _checks.whole("other", other, 1)
+    )
 
 
 def train_on_samples(
@@ -95,8 +99,8 @@ def train_on_samples(
     Returns:
         The trajectory, with B_n accumulated from the population rates at the visited states.
     """
-    length, batch = _count("length", length), _count("batch", batch)
-    steps, every = _count("steps", steps), _count("every", every)
+    length, batch = _checks.whole("length", length, 1), _checks.whole("batch", batch, 1)
+    steps, every = _checks.whole("steps", steps, 1), _checks.whole("every", every, 1)
     eta_y = _checks.positive_scalar("eta_y", eta_y)
     eta_z = _checks.positive_scalar("eta_z", eta_z)
     rng = _checks.generator(rng)
@@ -140,10 +144,3 @@ def _gradient(
     pull = f * (g - f * np.sum(f * g, axis=1, keepdims=True))
     of_query = corpus.of_query[classes] / corpus.query_probability
     return (of_query * weight[:, None]).T @ pull, (f * weight[:, None]).T @ residual
-
-
-def _count(name: str, value: int) -> int:
-    array = _checks.integers(name, value, 1)
-    if array.ndim:
-        raise JomaError(f"{name} must be one whole number, got shape {array.shape}")
-    return int(array)

@@ -47,6 +47,7 @@ class TwoHumps(Marginal):
 
     center: float
     width: float
+    least_mass = 1e-12  # below it θ₂ + sθ₁ cancels too far
 
     def pdf(self, u: Any) -> Array:
         """Return p(u)."""
@@ -65,11 +66,6 @@ class TwoHumps(Marginal):
         normal = Gaussian()
         spread = self.width * (normal.pdf(low) + normal.pdf(high))
         return (spread + self.center * (normal.theta1(high) - normal.theta1(low))) / 2
-
-    @property
-    def least_mass(self) -> float:
-        """The θ₁ below which θ₂ + sθ₁ cancels too far."""
-        return 1e-12
 
     def _places(self, s: Any) -> tuple[Array, Array]:
         s = np.asarray(s, dtype=np.float64)
@@ -100,11 +96,6 @@ class Spiked(Marginal):
         s = np.asarray(s, dtype=np.float64)
         narrow = self.width * Gaussian().theta2(s / self.width)
         return self.share * narrow + (1 - self.share) * Gaussian().theta2(s)
-
-    @property
-    def least_mass(self) -> float:
-        """The θ₁ below which θ₂ + sθ₁ cancels too far."""
-        return 1e-12
 
 
 def log_shape(marginal: Marginal, u: Array, gap: Array | None = None) -> Array:
