@@ -2,7 +2,7 @@
 
 For scores s of one query and its weights p = softmax(s), the entropy −Σ p ln p is
 log-sum-exp − Σ p·s: both are sums over the keys that can be added up block by block, as flash
-attention does, so that T × S numbers are never held at once. Low entropy is attention on few
+attention does, so that T × S numbers are never in memory at once. Low entropy is attention on few
 tokens; JoMA (Fig. 6, 7) sees it fall and bounce back in training.
 
 All is computed without gradients, in float32 whatever the model's precision (float64 for float64).

@@ -55,7 +55,7 @@ def gradient_rank(
 
     Nothing of the model is changed: its `.grad` fields, buffers (running means of a batch norm)
     and modes are as before, and so is the state of the random generators that the loss may draw
-    dropout from. The gradients of all the parameters asked for are held at once.
+    dropout from. The gradients of all the parameters asked for are in memory at once.
 
     Args:
         model: whose parameters.

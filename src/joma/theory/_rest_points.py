@@ -106,7 +106,7 @@ def critical_points(
 def fixed_bias_ratio(
     marginal: Marginal, s_minus: float, distance: float, *, negative: Marginal | None = None
 ) -> float:
-    """Theorem 3 (new) for x̄₋ = 0: the a₋/a₊ at which v rests while ξ is held fixed.
+    """Theorem 3 (new) for x̄₋ = 0: the a₋/a₊ at which v rests at fixed ξ.
 
     v̇ = 0 alone asks for a₊ (D θ₁(s₊) + θ₂(s₊)) = a₋ θ₂(s₋). One positive ratio meets it if the
     hyperplane cuts the negative cluster and the positive one is not all inactive: always for

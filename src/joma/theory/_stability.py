@@ -57,7 +57,7 @@ def is_stable(
 
 
 class Jacobian(NamedTuple):
-    """Eigenvalues of ∂v̇/∂v at a critical point, bias held fixed."""
+    """Eigenvalues of ∂v̇/∂v at a critical point, at fixed bias."""
 
     transverse: float
     longitudinal: float

@@ -18,7 +18,7 @@ from joma.probes._checks import computable
 
 _METHODS = ("auto", "lanczos", "exact")
 _LOCK = threading.RLock()
-"""Held because float32 settings and the buffers of captured graphs belong to the whole process."""
+"""Float32 settings and the buffers of captured graphs belong to the whole process."""
 _CHUNK = 1 << 20
 """Entries of a half-precision matrix widened at a time on a CPU."""
 _PIECE = 1024
