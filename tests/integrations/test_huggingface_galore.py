@@ -64,7 +64,10 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "llama", "gpt2"])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_neox", "gpt2")]
+
+
+@pytest.mark.parametrize("kind", ["llama", *SLOW])
 def test_one_line_projects_what_the_model_itself_would(tmp_path: Path, kind: str) -> None:
     trainer = trainer_of(tmp_path, GALORE, kind=kind)
     model = trainer.model
@@ -87,7 +90,7 @@ def test_one_line_projects_what_the_model_itself_would(tmp_path: Path, kind: str
     assert rates == pytest.approx([1e-2 * (STEPS - step) / STEPS for step in range(STEPS)])
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.02])
+@pytest.mark.parametrize("clip", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
 def test_passes_of_a_step_are_those_of_accumulate(tmp_path: Path, clip: float) -> None:
     """Ten batches make two steps of four and one of two; a loop by hand does the same."""
     trainer = trainer_of(

@@ -76,7 +76,7 @@ def fit(
     return trainer
 
 
-@pytest.mark.parametrize("clip", [None, 0.02])
+@pytest.mark.parametrize("clip", [pytest.param(None, marks=pytest.mark.slow), 0.02])
 def test_passes_of_a_step_are_those_of_accumulate(tmp_path: Path, clip: float | None) -> None:
     """Ten batches make two steps of four and one of two; a loop by hand does the same."""
     module = Module(per_layer=True)

@@ -40,7 +40,7 @@ def optimizer_of(model: Any, *, named: bool = True, **settings: Any) -> GaLoreAd
     return GaLoreAdamW(parameters, 1e-2, rank=4, gap=3, stagger=False, verbose=False, **settings)
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("per_layer", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_energy_angles_and_refreshes_are_logged(tmp_path: Path, per_layer: bool) -> None:
     model = encoder()
     optimizer = optimizer_of(model, named=False, per_layer=per_layer)
