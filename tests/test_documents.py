@@ -6,6 +6,7 @@ import inspect
 import pkgutil
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from joma.experiments.claims import CLAIMS, errata
 from joma.experiments.claims.errata import ERRATA
 from joma.experiments.cooccurrence import figure as cooccurrence
 from joma.train.findings import KINDS
+from joma.train.language import Config
 from joma.train.monitor import METRICS
 
 ROOT = Path(__file__).parent.parent
@@ -93,6 +95,24 @@ def test_the_examples_of_watching_a_training_run(tmp_path, monkeypatch, capsys):
     for folder in ("runs/mine", "runs/lightning", "out/monitor"):
         assert (tmp_path / folder / "findings.json").is_file()
     assert list((tmp_path / "runs" / "board").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")  # of the trainers, which are other people's
+def test_the_examples_of_training_with_galore_run(tmp_path, monkeypatch, capsys):
+    for package in ("accelerate", "lightning"):
+        pytest.importorskip(package, reason=f"the page's examples need {package}")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "galore.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(examples) == 8
+    exec(compile("\n".join(examples), "docs/galore.md", "exec"), {"__name__": "page"})
+    said = capsys.readouterr()
+    assert "model.layers.0.self_attn.q_proj.weight (32, 32) right 8 1" in said.out
+    sentence = re.search(r"says `(GaLore projects.*?)`", " ".join(page.split()))
+    assert sentence is not None
+    assert sentence[1] in said.err
+    (settings,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    Config.of({"model": {"type": "llama"}, **tomllib.loads(settings)})
 
 
 def test_the_page_of_the_monitor_names_what_it_measures_and_finds():

@@ -68,6 +68,51 @@ def test_the_first_group_that_matches_decides():
     assert found["model.embed_tokens.weight"].rank == 5
 
 
+def decay_groups(model, *, named):
+    """Groups as trainers make them: matrices decay, the rest does not."""
+    entries = list(model.named_parameters())
+    chosen = [
+        [one if named else one[1] for one in entries if (one[1].ndim == 2) == matrix]
+        for matrix in (True, False)
+    ]
+    return [{"params": chosen[0], "weight_decay": 0.1}, {"params": chosen[1], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_groups_without_a_rank_take_that_of_the_optimizer(tied, named):
+    model = llama(tie_word_embeddings=tied)
+    made = GaLoreAdamW(decay_groups(model, named=named), rank=8, verbose=False)
+    assert {one.name: one for one in made.projected} == projected(model)
+    decay = {
+        id(one): group["weight_decay"] for group in made.param_groups for one in group["params"]
+    }
+    assert decay == {id(one): 0.1 if one.ndim == 2 else 0.0 for one in model.parameters()}
+
+
+def test_parameters_without_names_are_known_by_their_model():
+    model = llama()
+    assert projected(model.parameters()).keys() == projected(model).keys()
+    found = projected(model.parameters(), groups=[{"match": "mlp", "rank": 4}])
+    assert {one.rank for name, one in found.items() if "mlp" in name} == {4}
+
+
+def test_of_parameters_that_no_model_has_every_matrix_is_projected():
+    loose = [nn.Parameter(torch.zeros(32, 16)), nn.Parameter(torch.zeros(32))]
+    assert list(projected(loose)) == ["parameter 0"]
+    assert list(projected([{"params": loose, "weight_decay": 0.1}])) == ["parameter 0"]
+
+
+def test_groups_with_a_rank_decide_alone():
+    model = llama()
+    groups = decay_groups(model.model.layers[0], named=True)
+    groups += [{"params": [("head", model.lm_head.weight)], "rank": 8}]
+    assert list(projected(groups)) == ["head"]
+    groups[2].pop("rank")
+    with pytest.raises(JomaError, match="no rank was given"):
+        projected(groups, rank=None)
+
+
 def test_frozen_parameters_are_left_out():
     model = llama()
     model.model.layers[0].requires_grad_(False)

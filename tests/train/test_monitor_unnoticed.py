@@ -91,6 +91,8 @@ def test_losses_are_the_same_to_the_bit_with_the_monitor_on_and_off(
     assert steps == [1, 2, 4, 8, 12]
     assert all(0 < entropy <= 1.67 for entropy in entropies)
     for name in METRICS:
+        if name.startswith("projection_"):  # of optimizers that project gradients
+            continue
         known = name if name != "gradient_energy" else "gradient_energy_8"
         if name != "update_stable_rank":  # which needs two of the rarer looks
             assert of_run(run, known)[0], name

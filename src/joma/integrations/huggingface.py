@@ -1,4 +1,4 @@
-"""The monitor in Hugging Face's Trainer."""
+"""The monitor, and per-layer updates, in Hugging Face's Trainer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from joma.errors import how_to_install
+from joma.integrations._passes import Passes
 from joma.integrations._watch import Watch
 from joma.train.monitor import Monitor
 
@@ -126,6 +127,83 @@ class MonitorCallback(TrainerCallback):
             self._losses.append(loss.detach().mean())
 
     def _leave(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+class PerLayerCallback(TrainerCallback):
+    """Lets a Trainer accumulate and clip gradients with an optimizer that has `per_layer`.
+
+        trainer = Trainer(
+            model,
+            arguments,
+            optimizer_cls_and_kwargs=(GaLoreAdamW, {"rank": 128, "per_layer": True}),
+            callbacks=[PerLayerCallback()],
+            …
+        )
+
+    The last of `gradient_accumulation_steps` backward passes moves the parameters. Since gradients
+    are gone when the Trainer would clip them, `max_grad_norm` becomes the optimizer's `clip_norm`
+    unless it has one. Optimizers without `per_layer` need no callback; it changes nothing for them.
+    """
+
+    def __init__(self) -> None:
+        self._passes: Passes | None = None
+        self._hook: RemovableHandle | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attach to the model and the optimizer.
+
+        Raises:
+            JomaError: Gradients are scaled or averaged after the optimizer has used them.
+        """
+        self._leave()
+        self._passes = Passes(
+            [kwargs.get("optimizer")],
+            clip=args.max_grad_norm,
+            setting="max_grad_norm",
+            scaled=args.fp16,
+            processes=args.world_size,
+        )
+        if self._passes.are_marked:
+            # The Trainer may compile the model around it.
+            hook: Callable[..., None] = torch.compiler.disable(self._begin_pass)  # type: ignore[assignment]
+            self._hook = kwargs["model"].register_forward_pre_hook(hook)
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End a backward pass that was not the last of its step."""
+        self._end_pass()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End the last backward pass of a step."""
+        self._end_pass()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Detach from the model."""
+        self._leave()
+
+    def _begin_pass(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._passes is not None and model.training and torch.is_grad_enabled():
+            from accelerate.state import GradientState
+
+            # The Trainer says here, before each forward pass, whether a step follows it.
+            self._passes.begin(last=GradientState().sync_gradients)
+
+    def _end_pass(self) -> None:
+        if self._passes is not None:
+            self._passes.end()
+
+    def _leave(self) -> None:
+        self._end_pass()
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

@@ -1,4 +1,4 @@
-"""The monitor in Lightning's Trainer."""
+"""The monitor, and per-layer updates, in Lightning's Trainer."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError, how_to_install
+from joma.integrations._passes import Passes
 from joma.integrations._watch import Watch
 from joma.runs import Run, is_run
 from joma.train.monitor import Monitor
@@ -129,6 +130,82 @@ class MonitorCallback(Callback):
     ) -> None:
         """Writes what there is of a training that broke off."""
         self._watch.end()
+
+
+class PerLayerCallback(Callback):
+    """Lets a Lightning Trainer accumulate and clip with an optimizer that has `per_layer`.
+
+        trainer = Trainer(accumulate_grad_batches=4, callbacks=[PerLayerCallback()], …)
+
+    The last of `accumulate_grad_batches` backward passes moves the parameters. Since gradients are
+    gone when the Trainer would clip them, `gradient_clip_val` becomes the optimizer's `clip_norm`
+    unless it has one. With manual optimization, use `optimizer.accumulate` in `training_step`.
+    Optimizers without `per_layer` need no callback; it changes nothing for them.
+    """
+
+    def __init__(self) -> None:
+        self._passes: Passes | None = None
+
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Attach to the optimizers.
+
+        Raises:
+            JomaError: Gradients are scaled, clipped by value, or averaged after the optimizer has
+                used them.
+        """
+        clip = trainer.gradient_clip_val
+        passes = Passes(
+            trainer.optimizers,
+            clip=clip,
+            setting="gradient_clip_val",
+            scaled=getattr(trainer.precision_plugin, "scaler", None) is not None,
+            processes=trainer.world_size,
+        )
+        if passes.are_marked and clip and trainer.gradient_clip_algorithm == "value":
+            raise JomaError(
+                'gradient_clip_algorithm must be "norm" with per_layer, which leaves no gradients '
+                'whose values could be clipped, got "value"'
+            )
+        self._passes = passes if pl_module.automatic_optimization else None
+
+    def on_train_batch_start(
+        self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
+    ) -> None:
+        """Begin a pass; the last one of an epoch ends a step, too."""
+        done = batch_idx + 1
+        last = (
+            done % trainer.accumulate_grad_batches == 0
+            or done == trainer.num_training_batches
+            or trainer.is_last_batch
+        )
+        if self._passes is not None:
+            self._passes.begin(last=last)
+
+    def on_train_batch_end(
+        self,
+        trainer: "Trainer",
+        pl_module: "LightningModule",
+        outputs: Tensor | Mapping[str, Any] | None,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """End a pass."""
+        self._end()
+
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Detach from the optimizers."""
+        self._end()
+        self._passes = None
+
+    def on_exception(
+        self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException
+    ) -> None:
+        """End the pass of a training that broke off."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._passes is not None:
+            self._passes.end()
 
 
 def _watched(whole: nn.Module, name: str | None) -> nn.Module:

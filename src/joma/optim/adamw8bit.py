@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
-from joma.optim.moments import SMALL, TypedStateOptimizer, adamw_step, check_betas
+from joma.optim.moments import SMALL, TypedStateOptimizer, adamw_step, check_betas, local
 
 
 class AdamW8bit(TypedStateOptimizer):
@@ -58,6 +58,8 @@ class AdamW8bit(TypedStateOptimizer):
     def _move(self, parameter: Tensor, group: dict[str, Any], number: int) -> None:
         if parameter.grad is None or parameter.grad.is_sparse:
             raise JomaError("AdamW8bit needs dense gradients; build embeddings with sparse=False")
+        if parameter is not local(parameter):
+            raise JomaError("AdamW8bit takes whole parameters; GaLoreAdamW takes those of FSDP2")
         state = self.state[parameter]
         dtype = None if parameter.numel() >= SMALL else torch.float32
         seed = (self.seed + int(state.get("moment_step", 0))) * 1_000_003 + number

@@ -182,8 +182,13 @@ class TypedStateOptimizer(torch.optim.Optimizer):
         for number, parameter in zip(given, own, strict=True):
             if number in states:
                 self.state[parameter] = {
-                    key: _on_device(value, parameter) for key, value in states[number].items()
+                    key: self._loaded(parameter, key, _on_device(value, parameter))
+                    for key, value in states[number].items()
                 }
+
+    def _loaded(self, parameter: Tensor, key: str, value: Any) -> Any:
+        """Return a loaded value of a parameter's state as this process has it."""
+        return value
 
     def _check_state(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
         """Raise JomaError for a state that does not fit a parameter."""

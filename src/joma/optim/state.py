@@ -62,6 +62,8 @@ def split_state(
             return {kind: [split(part, (*path, at)) for at, part in enumerate(value)]}
         if value is None or isinstance(value, bool | int | float | str):
             return value
+        if isinstance(value, torch.dtype):
+            return {"torch": str(value).removeprefix("torch.")}
         raise JomaError(
             f"the state of {type(optimizer).__name__} must be tensors, numbers, texts, lists and "
             f"mappings, got {type(value).__name__} at {'.'.join(map(str, path))}"
@@ -108,6 +110,8 @@ def load_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], structure: A
         if "dict" in value:
             return {key: join(part) for key, part in value["dict"]}
         ((kind, parts),) = value.items()
+        if kind == "torch":
+            return getattr(torch, parts)
         return [join(part) for part in parts] if kind == "list" else tuple(map(join, parts))
 
     try:

@@ -36,6 +36,10 @@ class ProjectedMatrix:
         rank: The rank, or None where it is a share of energy that no gradient was seen for.
         captured: Share of ‖G‖² in the subspace when it was measured last, or None before.
         refreshes: How often the subspace was chosen.
+        energy: Share of ‖G‖² in the subspace, of the gradients of the last step; None without
+            `record_energy`.
+        angles: The largest and the mean principal angle between the last two subspaces, in degrees;
+            None before the second, or without `record_angles`.
     """
 
     name: str
@@ -44,6 +48,8 @@ class ProjectedMatrix:
     rank: int | None
     captured: float | None
     refreshes: int
+    energy: float | None = None
+    angles: tuple[float, float] | None = None
 
 
 class ProjectedOptimizer(TypedStateOptimizer):
@@ -61,6 +67,11 @@ class ProjectedOptimizer(TypedStateOptimizer):
         clip: Of which gradient: "global" or "matrix".
         seed: Chooses the random start of the power iteration.
         verbose: Whether to say how many matrices are projected.
+
+    Attributes:
+        record_energy: Whether steps record the share of each gradient's energy in its subspace,
+            that of the process's own gradient under DistributedDataParallel.
+        record_angles: Whether refreshes record the principal angles to the subspace before.
     """
 
     def __init__(
@@ -82,6 +93,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self._group_of_processes = _take_over_synchronisation(parameters)
         self._last, self._moved, self._hooks = True, set[Tensor](), list[Any]()
         self._numbers: dict[Tensor, tuple[int, int]] = {}
+        self.record_energy = self.record_angles = False
+        self._energies: dict[Tensor, tuple[Tensor, Tensor]] = {}
         super().__init__(selection.parameter_groups(parameters, groups, defaults), defaults)
         if verbose and not (dist.is_initialized() and dist.get_rank()):
             print(self.summary(), file=sys.stderr)
@@ -104,17 +117,26 @@ class ProjectedOptimizer(TypedStateOptimizer):
     @property
     def projected(self) -> list[ProjectedMatrix]:
         """The matrices that are projected, with side and rank."""
-        found = []
+        return [one for _, one in self.subspaces()]
+
+    def subspaces(self) -> Iterator[tuple[Tensor, ProjectedMatrix]]:
+        """Yield the parameters that are projected, each with what `projected` says of it."""
         for group in self.param_groups:
             for name, parameter in zip(self._names(group), group["params"], strict=True):
                 if not selection.is_projected(parameter, group):
                     continue
                 state = self.state.get(parameter, {})
                 rank = None if isinstance(group["rank"], float) else group["rank"]
-                captured = None
+                captured = energy = angles = None
                 if "basis" in state:
                     rank, captured = state["basis"].shape[1], float(state["captured"])
-                found.append(
+                if "angles" in state:
+                    angles = tuple(state["angles"].tolist())
+                if parameter in self._energies:
+                    inside, everything = self._energies[parameter]
+                    energy = float(inside / everything)
+                yield (
+                    parameter,
                     ProjectedMatrix(
                         name,
                         (parameter.shape[0], parameter.shape[1]),
@@ -122,9 +144,10 @@ class ProjectedOptimizer(TypedStateOptimizer):
                         rank,
                         captured,
                         int(state.get("refreshes", 0)),
-                    )
+                        energy,
+                        angles,
+                    ),
                 )
-        return found
 
     def summary(self) -> str:
         """Return one sentence: how many matrices are projected, and how many parameters are not."""
@@ -179,6 +202,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
             self._update_together()
         self._move_prepared()
         self._moved.clear()
+        if not self.record_energy:
+            self._energies.clear()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -230,7 +255,31 @@ class ProjectedOptimizer(TypedStateOptimizer):
             if _PARTIAL not in state:
                 self._refresh_if_due(parameter, group, gradient, side)
             taken = gradient.project(self._basis(parameter, group), side)
+            if self.record_energy:
+                self._record_energy(parameter, group, gradient, side, taken)
         state[_PARTIAL] = state[_PARTIAL] + taken if _PARTIAL in state else taken
+
+    def _record_energy(
+        self,
+        parameter: Tensor,
+        group: dict[str, Any],
+        gradient: GradientMatrix,
+        side: Side,
+        taken: Tensor | None = None,
+    ) -> None:
+        """Add to the energies of the step: that of a gradient, and that of it in the subspace."""
+        if gradient.share == "mean":  # other processes may record nothing: wait for none of them
+            gradient, taken = GradientMatrix(gradient.matrix), None
+        if taken is None:
+            taken = gradient.project(self._basis(parameter, group), side)
+        inside = taken.float().square().sum()
+        if side == "right":
+            inside = gradient.sum_of_rows(inside)
+        everything = gradient.energy()
+        if _PARTIAL in self.state[parameter] and parameter in self._energies:
+            before = self._energies[parameter]
+            inside, everything = before[0] + inside, before[1] + everything
+        self._energies[parameter] = inside, everything
 
     def _gradient(self, parameter: Tensor) -> GradientMatrix:
         grad = parameter.grad
@@ -401,7 +450,10 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self._store_basis(parameter, group, basis, side)
         stored = self._basis(parameter, group)
         if old is not None:
-            self._turn(parameter, group, self._overlap(stored, old, gradient, side), side)
+            overlap = self._overlap(stored, old, gradient, side)
+            self._turn(parameter, group, overlap, side)
+            if self.record_angles:
+                state["angles"] = _angles(overlap)
         state["captured"] = self._captured(parameter, group, gradient)
         state["reference"] = state["captured"]
         state["refreshes"] = torch.tensor(refreshes + (energy > 0))
@@ -424,6 +476,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self, parameter: Tensor, group: dict[str, Any], basis: Tensor, side: Side
     ) -> None:
         state = self.state[parameter]
+        basis = basis.contiguous()  # as a file gives it back: products round by the layout
         rows = parameter if side == "left" else None
         if group["projector_bits"] == 8:
             blocks = blockwise.encode(basis, "linear")
@@ -472,6 +525,21 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if any(_PARTIAL in state for state in self.state.values()):
             raise JomaError("the state can be saved after step(), not between its backward passes")
         return super().state_dict()
+
+    def _loaded(self, parameter: Tensor, key: str, value: Any) -> Any:
+        """Return a loaded value, distributed as the parameter is where it was saved whole."""
+        shard = _row_shard(parameter)
+        if shard is None or not isinstance(value, Tensor) or value is not local(value):
+            return value
+        group = self._group(parameter)
+        left = selection.is_projected(parameter, group) and self._side(parameter, group) == "left"
+        of_rows = key.startswith("basis") if left else key.startswith("exp_avg")
+        if not of_rows:
+            return value
+        mesh, dimension = shard
+        chunk = -(-parameter.shape[0] // mesh.size(dimension))
+        own = value[chunk * mesh.get_local_rank(dimension) :][:chunk]
+        return placed(own, parameter)
 
     def _check_state(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
         if not state:
@@ -563,6 +631,16 @@ def placed(part: Tensor, rows_of: Tensor | None) -> Tensor:
         shape=shape,
         stride=stride,
     )
+
+
+def _angles(overlap: Tensor) -> Tensor:
+    """Return the largest and the mean principal angle of two subspaces, in degrees.
+
+    The singular values of P'ᵀP are the cosines of the angles.
+    """
+    cosines = torch.linalg.svdvals(overlap.double()).clamp(max=1.0)
+    angles = torch.rad2deg(torch.arccos(cosines))
+    return torch.stack([angles.amax(), angles.mean()]).float().cpu()
 
 
 def _nearest_rotation(overlap: Tensor) -> Tensor:

@@ -44,8 +44,9 @@ class GaLoreAdamW(ProjectedOptimizer):
 
     Args:
         parameters: A model: its linear layers are projected, without the output layer and tied
-            weights. Or parameters, with names or without, or parameter groups as torch has them, of
-            which those with a "rank" are projected.
+            weights. Or parameters, with names or without, or parameter groups as torch has them: if
+            some have a "rank", those are projected, else all matrices but embeddings, the output
+            layer and tied weights, as far as names or a model in memory tell them.
         lr: Learning rate η.
         rank: Rank r, or a share of the gradient's energy ‖G‖² as a number below 1, from which each
             matrix's rank follows at its first gradient. A matrix whose shorter side is not longer
@@ -163,6 +164,8 @@ class GaLoreAdamW(ProjectedOptimizer):
 
         side = self._side(parameter, group)
         self._refresh_if_due(parameter, group, GradientMatrix(gradient), side)
+        if self.record_energy:
+            self._record_energy(parameter, group, GradientMatrix(gradient), side)
         basis = state["basis"]
         (rows, columns), rank = parameter.shape, basis.shape[1]
         like = gradient[:1, :1].expand((rank, columns) if side == "left" else (rows, rank))

@@ -1,11 +1,11 @@
 """Which parameters are projected, and with which settings."""
 
+import gc
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError
@@ -39,6 +39,55 @@ class Candidate:
 
 def of_model(model: nn.Module) -> list[Candidate]:
     """Return the parameters of a model that want a gradient."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    matrices, outside = _roles(model)
+    return [
+        Candidate(
+            name,
+            parameter,
+            id(parameter) in matrices - outside and not _OUTSIDE.search(name),
+        )
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def of_parameters(parameters: Sequence[Any]) -> list[Candidate]:
+    """Return parameters, or pairs of names and parameters, as candidates.
+
+    Names of those without are found in the model that they belong to, as are embeddings, the output
+    layer and tied weights; all other matrices may be projected.
+
+    Raises:
+        JomaError: One is no tensor.
+    """
+    found = [one if isinstance(one, tuple) else ("", one) for one in parameters]
+    for _, parameter in found:
+        if not isinstance(parameter, Tensor):
+            raise JomaError(f"parameters must be tensors, got {type(parameter).__name__}")
+    outside: set[int] = set()
+    if not all(name for name, _ in found):
+        model = _model_of([parameter for _, parameter in found])
+        if model is not None:
+            outside = _roles(model)[1]
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            found = [(name or names[id(parameter)], parameter) for name, parameter in found]
+    return [
+        Candidate(
+            name,
+            parameter,
+            parameter.ndim == 2 and id(parameter) not in outside and not _OUTSIDE.search(name),
+        )
+        for name, parameter in found
+    ]
+
+
+def _roles(model: nn.Module) -> tuple[set[int], set[int]]:
+    """Return which parameters are matrices of layers, and which are not to be projected, by id.
+
+    The latter are embeddings, the output layer and what several modules share.
+    """
     matrices: set[int] = set()
     outside: set[int] = set()
     owners: dict[int, int] = {}
@@ -54,16 +103,27 @@ def of_model(model: nn.Module) -> list[Candidate]:
         elif isinstance(module, nn.MultiheadAttention):
             for part in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
                 matrices.add(id(getattr(module, part)))
-    tied = {one for one, count in owners.items() if count > 1}
-    return [
-        Candidate(
-            name,
-            parameter,
-            id(parameter) in matrices - outside - tied and not _OUTSIDE.search(name),
-        )
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
+    return matrices, outside | {one for one, count in owners.items() if count > 1}
+
+
+def _model_of(parameters: Sequence[Tensor]) -> nn.Module | None:
+    """Return the smallest model in memory that has all of these parameters, if there is one.
+
+    Trainers pass parameters without names; torch has no way from a parameter to its module but
+    through the objects that Python's garbage collector knows.
+    """
+    wanted = {id(parameter) for parameter in parameters}
+    found: list[tuple[int, int, nn.Module]] = []
+    for one in gc.get_objects():
+        if not issubclass(type(one), nn.Module) or "_modules" not in vars(one):
+            continue
+        try:
+            own = {id(parameter) for parameter in one.parameters()}
+            if wanted <= own:
+                found.append((len(own), -len(list(one.modules())), one))
+        except Exception:  # a module of somebody else that is not built to the end
+            continue
+    return min(found, key=lambda entry: entry[:2])[2] if found else None
 
 
 def _output_layer(model: nn.Module) -> nn.Module | None:
@@ -78,9 +138,11 @@ def parameter_groups(
     """Return parameter groups as torch has them, each with a rank; None where nothing is projected.
 
     Args:
-        parameters: A model; or parameters, with names or without; or parameter groups. Those of a
-            model, or with names, are sorted into groups here; of those without names every matrix
-            is projected. In groups of the user, those with the entry "rank" are.
+        parameters: A model; or parameters, with names or without; or parameter groups. All are
+            sorted into groups here, unless a group of the user has the entry "rank": then those
+            that have it are projected. Without a model, names decide; where they are not given,
+            those of the model in memory that has the parameters; where there is none, every matrix
+            is projected.
         groups: Settings for the parameters whose name matches "match", a regular expression; the
             first group that matches decides. Its "rank" may be None.
         defaults: All settings by name.
@@ -94,12 +156,13 @@ def parameter_groups(
             raise JomaError("groups must be empty where parameter groups are passed")
         for one in given:
             _check_settings(one, {"params", *defaults, "param_names"})
-        made = [{"rank": None, **one} for one in given]
+        if any("rank" in one for one in given):
+            made = [{"rank": None, **one} for one in given]
+        else:
+            made = _split(given, defaults["rank"])
         _check_some(made)
         return made
-    candidates = (
-        of_model(parameters) if isinstance(parameters, nn.Module) else list(map(_candidate, given))
-    )
+    candidates = of_model(parameters) if isinstance(parameters, nn.Module) else of_parameters(given)
     if not candidates:
         raise JomaError("there are no parameters that want a gradient")
     patterns = []
@@ -136,11 +199,32 @@ def is_projected(parameter: Tensor, group: Mapping[str, Any]) -> bool:
     return min(parameter.shape) > (1 if isinstance(rank, float) else rank)
 
 
-def _candidate(one: Any) -> Candidate:
-    name, parameter = one if isinstance(one, tuple) else ("", one)
-    if not isinstance(parameter, Tensor):
-        raise JomaError(f"parameters must be tensors, got {type(parameter).__name__}")
-    return Candidate(name, parameter, parameter.ndim == 2 and not _OUTSIDE.search(name))
+def _split(groups: Sequence[Mapping[str, Any]], rank: Any) -> list[dict[str, Any]]:
+    """Return groups of the user, each split into matrices to be projected and the rest."""
+    several = [_entries(group) for group in groups]
+    candidates = iter(of_parameters([one for entries in several for one in entries]))
+    made: list[dict[str, Any]] = []
+    for group, entries in zip(groups, several, strict=True):
+        own = [next(candidates) for _ in entries]
+        settings = {key: one for key, one in group.items() if key != "param_names"}
+        for projected in (True, False):
+            members = [
+                (one.name, one.parameter) if one.name else one.parameter
+                for one in own
+                if one.is_matrix == projected
+            ]
+            if members:
+                made.append({**settings, "params": members, "rank": rank if projected else None})
+    return made
+
+
+def _entries(group: Mapping[str, Any]) -> list[Any]:
+    """Return the parameters of a group, with their names where they are known."""
+    entries = group["params"]
+    entries = [entries] if isinstance(entries, Tensor) else list(entries)
+    if "param_names" in group:
+        return list(zip(group["param_names"], entries, strict=True))
+    return entries
 
 
 def _check_settings(group: Mapping[str, Any], known: set[str]) -> None:
@@ -153,8 +237,7 @@ def _check_some(groups: Sequence[Mapping[str, Any]]) -> None:
     """Raise JomaError unless some matrix is projected."""
     wanted: list[Tensor] = []
     for group in groups:
-        entries = group["params"]
-        entries = [entries] if isinstance(entries, torch.Tensor) else list(entries)
+        entries = _entries({"params": group["params"]})
         plain = [one[1] if isinstance(one, tuple) else one for one in entries]
         if any(is_projected(one, group) for one in plain):
             return

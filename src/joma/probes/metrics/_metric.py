@@ -15,6 +15,7 @@ Needs = Literal[
     "gradients",
     "updates",
     "theorem1",
+    "projection",
 ]
 """What a metric is measured of, which decides how its `measure` is called.
 
@@ -28,6 +29,8 @@ Needs = Literal[
   where a quick measurement is not possible.
 - "gradients": `measure(found)` takes `GradientRank` and returns estimates by the name that they are
   recorded under.
+- "projection": a matrix that a GaLore optimizer projects. `measure(matrix)` takes what its
+  `subspaces` yields of it, and returns a number or None.
 - "norms", "step", "updates", "theorem1": of a training alone; `joma.train.monitor` measures them.
 """
 

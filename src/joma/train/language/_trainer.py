@@ -2,7 +2,9 @@
 
 import difflib
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +61,22 @@ class Trainer:
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._module = spread(self.model, processes, config.training.sharding)
         self._called: Any = torch.compile(self._module) if config.training.compile else self._module
-        self.optimizer = _make_optimizer(self.model, config)
+        self.optimizer = _make_optimizer(self.model, self._module, config)
 
     def backward(self, step: int) -> Tensor:
-        """Compute the gradients of a step; return its loss on this process's part of the batch."""
+        """Compute the gradients of a step; return its loss on this process's part of the batch.
+
+        An optimizer with `per_layer` moves the weights here.
+        """
+        rate = self.config.optimizer.learning_rate_at(step, self.config.training.steps)
+        for group in getattr(self.optimizer, "param_groups", ()):
+            group["lr"] = rate
+        accumulate = getattr(self.optimizer, "accumulate", lambda *, last: nullcontext())
         pieces = self._pieces(self.feed.at(step))
         losses = []
         for number, piece in enumerate(pieces):
-            with summing(self._module, last=number == len(pieces) - 1):
+            last = number == len(pieces) - 1
+            with summing(self._module, last=last), accumulate(last=last):
                 torch.manual_seed(self._dropout_seed(step, number))
                 loss = self._loss(self._called, piece)
                 (loss / len(pieces)).backward()
@@ -74,15 +84,12 @@ class Trainer:
         return torch.stack(losses).mean()
 
     def update(self, step: int) -> float:
-        """Move the weights by their gradients; return the learning rate."""
+        """Move the weights by the gradients of a step; return the learning rate."""
         settings = self.config.optimizer
-        if settings.clip:
+        if settings.clip and not hasattr(self.optimizer, "clip_norm"):
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
-        rate = settings.learning_rate_at(step, self.config.training.steps)
-        for group in getattr(self.optimizer, "param_groups", ()):
-            group["lr"] = rate
         self.optimizer.step()
-        return rate
+        return settings.learning_rate_at(step, self.config.training.steps)
 
     def held_out(self, count: int) -> Tensor:
         """Return windows to measure the model on, the same at all times: (count, window)."""
@@ -227,21 +234,33 @@ def _check_same(text: Text, processes: Processes) -> None:
         )
 
 
-def _make_optimizer(model: nn.Module, config: Config) -> Optimizer:
-    """Return the optimizer; matrices decay, biases and the gains of norms do not."""
+def _make_optimizer(model: nn.Module, module: nn.Module, config: Config) -> Optimizer:
+    """Return the optimizer; matrices decay, biases and the gains of norms do not.
+
+    Args:
+        model: The model.
+        module: The model, or what averages its gradients over the processes.
+        config: What is trained, and how.
+    """
     section = config.optimizer
     known, settings = registry.defaults(section.name), section.given()
     parameters = list(model.parameters())
-    groups: list[dict[str, Any]] = [{"params": parameters}]
-    if "weight_decay" in known:
-        groups = [
+    given: Any = [{"params": parameters}]
+    if "per_layer" in known:  # it chooses matrices, accumulates, averages and clips by itself
+        given = module
+        settings["groups"] = _decay_groups(model, settings.get("groups", ()))
+        settings.setdefault("clip_norm", section.clip or None)
+        if isinstance(settings.get("state_dtype"), str):
+            settings["state_dtype"] = _dtype(settings["state_dtype"])
+    elif "weight_decay" in known:
+        given = [
             {"params": [one for one in parameters if one.ndim >= 2]},
             {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
         ]
+        given = [group for group in given if group["params"]]
     if "fused" in known and not settings.keys() & {"fused", "foreach", "differentiable"}:
         settings["fused"] = True
-    groups = [group for group in groups if group["params"]]
-    optimizer = registry.make(section.name, groups, section.learning_rate, **settings)
+    optimizer = registry.make(section.name, given, section.learning_rate, **settings)
     if not hasattr(optimizer, "param_groups") and (
         section.warmup or section.schedule != "constant"
     ):
@@ -250,6 +269,44 @@ def _make_optimizer(model: nn.Module, config: Config) -> Optimizer:
             f"parameter groups whose learning rate could change, got {section.schedule}"
         )
     return optimizer
+
+
+def _decay_groups(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return groups by regular expression in which biases and the gains of norms do not decay.
+
+    Args:
+        model: The model.
+        groups: The groups of the user, of which the first that matches a name decides.
+
+    Raises:
+        JomaError: A group has no regular expression.
+    """
+    try:
+        patterns = [re.compile(group["match"]) for group in groups]
+    except (KeyError, TypeError, re.error) as error:
+        raise JomaError(
+            f"each of optimizer.groups must have a regular expression as match ({error!r})"
+        ) from error
+    matched: dict[int, list[tuple[str, bool]]] = {at: [] for at in range(len(groups) + 1)}
+    for name, parameter in model.named_parameters():
+        at = next((at for at, one in enumerate(patterns) if one.search(name)), len(groups))
+        matched[at].append((name, parameter.ndim < 2))
+    made: list[dict[str, Any]] = []
+    for at, group in enumerate([*groups, {}]):
+        flat = [name for name, is_flat in matched[at] if is_flat]
+        if flat and "weight_decay" not in group:
+            exact = rf"^({'|'.join(map(re.escape, flat))})$"
+            made.append({**group, "match": exact, "weight_decay": 0.0})
+        if group and (len(flat) < len(matched[at]) or not flat or "weight_decay" in group):
+            made.append(dict(group))
+    return made
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise JomaError(f"optimizer.state_dtype must be a type of torch, as bfloat16, got {name!r}")
+    return found
 
 
 def _make_config(model: ModelSection, vocabulary: int, window: int) -> Any:

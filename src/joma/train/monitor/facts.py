@@ -164,8 +164,7 @@ class OptimizerView:
         Args:
             model: The model, whose parameters `optimized` will be asked for.
         """
-        optimizers = [one for one in (known() for known in self._optimizers) if one is not None]
-        groups = [group for one in optimizers for group in one.param_groups if group["params"]]
+        groups = [group for one in self._living() for group in one.param_groups if group["params"]]
         self.learning_rate = _largest(groups, "lr")
         self.weight_decay = _largest(groups, "weight_decay")
         ids = frozenset(id(parameter) for group in groups for parameter in group["params"])
@@ -179,6 +178,34 @@ class OptimizerView:
             parameter: A parameter of the model, the object itself.
         """
         return None if self._optimized is None else id(parameter) in self._optimized
+
+    def record(self, *, energy: bool, angles: bool = True) -> None:
+        """Let optimizers that project gradients record what `subspaces` yields.
+
+        Args:
+            energy: Whether the next step records the energy of gradients in their subspaces.
+            angles: Whether subspaces record by how much they turn.
+        """
+        for one in self._projecting():
+            one.record_energy, one.record_angles = energy, angles
+
+    def subspaces(self) -> Iterator[tuple[Tensor, Any]]:
+        """Yield the parameters whose gradients are projected, each with what is known of that."""
+        for one in self._projecting():
+            yield from one.subspaces()
+
+    def _living(self) -> list[Any]:
+        return [one for one in (known() for known in self._optimizers) if one is not None]
+
+    def _projecting(self) -> list[Any]:
+        """Return the optimizers that project gradients, out of the wrappers of trainers."""
+        found = []
+        for one in self._living():
+            while not hasattr(one, "subspaces") and hasattr(one, "optimizer"):
+                one = one.optimizer
+            if hasattr(one, "subspaces"):
+                found.append(one)
+        return found
 
 
 def _several(optimizer: Any) -> list[Any]:

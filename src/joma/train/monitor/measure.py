@@ -20,7 +20,14 @@ from joma.train.monitor.faults import Faults
 from joma.train.monitor.forward import ForwardPasses, watching_activity
 from joma.train.monitor.inputs import MeasurementInputs
 from joma.train.monitor.options import Options
-from joma.train.monitor.parts import MonitoredMatrix, Parts, Tensors, parts_of
+from joma.train.monitor.parts import (
+    MonitoredMatrix,
+    Parts,
+    Tensors,
+    layer_in,
+    parts_of,
+    plain,
+)
 from joma.train.monitor.ranks import Updates, batches, gradient_rows, scores_rows
 from joma.train.monitor.record import Row
 from joma.train.monitor.undisturbed import undisturbed
@@ -243,6 +250,31 @@ class Measurements:
             self.updates.mark(self.tensors, self._parts.matrices)
         return _finite(rows)
 
+    @property
+    def wants_subspaces(self) -> bool:
+        """Whether a metric of the subspaces of gradients is measured."""
+        return bool(self._of("projection"))
+
+    def subspaces(self, found: Iterable[tuple[Tensor, Any]]) -> list[Row]:
+        """Return what is measured of subspaces that an optimizer projects gradients to.
+
+        Args:
+            found: The parameters, each with what the optimizer knows of its subspace.
+        """
+        names = {id(one): plain(name) for name, one in self.tensors.parameters.items()}
+        rows: list[Row] = []
+        for parameter, matrix in found:
+            name = names.get(id(parameter))
+            if name is None:
+                continue
+            for metric in self._of("projection"):
+                assert metric.measure is not None, "of a projection"
+                value = metric.measure(matrix)
+                if value is not None:
+                    module = name.removesuffix(".weight")
+                    rows.append(Row(metric.name, value, module, layer_in(name)))
+        return _finite(rows) if self._processes.first else []
+
     def expensive(self, *, stepped: bool) -> list[Row]:
         """Return effective ranks, overlap, and what gradients and updates show.
 
@@ -402,7 +434,8 @@ class Measurements:
             gradient = whole(matrix.read(gradient))
             rows += self._measured("gradient", [matrix], lambda _, it=gradient: (it,), measure)
         if missed and not some and learns:
-            self._faults.note("gradient", "no .grad is there: call step() before zero_grad()")
+            why = "no .grad is there: call step() before zero_grad(); per_layer leaves none"
+            self._faults.note("gradient", why)
         return rows
 
 

@@ -182,6 +182,7 @@ class Monitor:
             self._inputs = Inputs(model, inner, given, processes, faults)
             stack.callback(self._inputs.close)
             self._stack = stack.pop_all()
+        self._record_subspaces()
         # A monitor that is forgotten unlocks the folder and leaves the model alone.
         weakref.finalize(self, self._stack.close)
 
@@ -237,6 +238,7 @@ class Monitor:
             self._faults.step = self._step
             if self._processes.measures:
                 self._guarded(lambda: self._made_step(loss, learning_rate))
+                self._record_subspaces()
             elif self._options.stop_on:
                 self._guarded(lambda: self._check_finite(self._losses.kept(loss)))
             if not self._options.stop_on:
@@ -355,6 +357,7 @@ class Monitor:
             self._measurements.prepare(inner)
             self._measurements.load(state)
         self._measurements.release()
+        self._record_subspaces()
 
     def close(self) -> None:
         """Write what is left and the findings; nothing is watched from then on."""
@@ -362,6 +365,7 @@ class Monitor:
             if self._closed:
                 return
             self._closed = True
+            self._guarded(lambda: self._optimizer.record(energy=False, angles=False))
             self._budget.stop()
             try:
                 if self._processes.first:
@@ -452,6 +456,7 @@ class Monitor:
                 rows += self._guarded(lambda: self._forward(inner), "the forward pass") or []
                 rows += self._guarded(measurements.weights, "reading weights") or []
                 rows += self._guarded(lambda: measurements.facts(inner), "norms of weights") or []
+                rows += self._guarded(self._subspaces, "reading subspaces") or []
                 self._moved_at = self._step
                 if expensive:
                     middle = self._synchronised()
@@ -476,6 +481,17 @@ class Monitor:
         rows, taken = self._measurements.forward(inner, batches)
         self._inputs.batches = (taken,)
         return rows
+
+    def _subspaces(self) -> list[Row]:
+        if not self._measurements.wants_subspaces:
+            return []
+        return self._measurements.subspaces(self._optimizer.subspaces())
+
+    def _record_subspaces(self) -> None:
+        """Let the optimizer record what the next measurement reads, if it comes after a step."""
+        if self._measurements.wants_subspaces and self._processes.measures:
+            due = min(self._budget.due) <= self._step + 1
+            self._guarded(lambda: self._optimizer.record(energy=due), "reading subspaces")
 
     def _expensive(self) -> list[Row]:
         if self._begun and not self._measurements.updates.known:
