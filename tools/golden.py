@@ -1199,6 +1199,11 @@ class Renames:
                 return new.replace("*", middle, 1).removeprefix(f"{part}:")
         return key
 
+    def changed(self, part: str, key: str) -> bool:
+        """Whether the parameters of a public name changed on purpose."""
+        names = self.sections.get("changed", {}).get("names", {})
+        return part == "surface" and key.removeprefix("name/") in names
+
     def removed(self, part: str, key: str) -> str | None:
         """Why a key is gone; None where no reason is given."""
         removed = self.sections.get("removed", {})
@@ -1238,7 +1243,7 @@ class Comparison:
 
     Attributes:
         differences: key, value before, value after, and their relative difference.
-        counts: equal, renamed, removed, bounded, reworded, extended and new values.
+        counts: equal, renamed, removed, changed, bounded, reworded, extended and new values.
     """
 
     differences: list[tuple[str, str, str, float | None]] = field(default_factory=list)
@@ -1281,6 +1286,9 @@ def compare_part(part: str, before: Values, after: Values, renames: Renames) -> 
         if new in after:
             met.add(new)
             result.counts["renamed"] += new != old
+            if leaf != after[new] and renames.changed(part, old):
+                result.counts["changed"] += 1
+                continue
             _compare_leaf(
                 result, f"{old} → {new}" if new != old else old, leaf, after[new], renames, bounds
             )

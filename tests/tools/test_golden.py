@@ -225,3 +225,12 @@ def test_size_of_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert size.repeated == {"Thing": ["pkg.high.third", "pkg.low._inner"]}
     assert golden.main(["size", "--tree", str(tmp_path)]) == 0
     assert "modules with exactly one importer: 3 (38%)" in capsys.readouterr().out
+
+
+def test_parameters_that_changed_on_purpose_are_accepted_by_name_only():
+    before = {"name/joma:f": ["x"], "name/joma:g": ["x"]}
+    after = {"name/joma:f": ["y"], "name/joma:g": ["y"]}
+    renames = golden.Renames({"changed": {"names": {"joma:f": "y is what it is"}}})
+    found = golden.compare_part("surface", before, after, renames)
+    assert found.counts["changed"] == 1
+    assert [key for key, *_ in found.differences] == ["name/joma:g"]

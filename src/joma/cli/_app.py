@@ -6,6 +6,7 @@ import typer
 
 from joma.cli._demo import demo
 from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._memory import memory
 from joma.cli._probe import probe
 from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
@@ -45,6 +46,11 @@ for command, short_help, example in (
         train,
         "Train a language model and watch it learn.",
         "train tiny --out first --set training.steps=100",
+    ),
+    (
+        memory,
+        "Print what training a model takes of a GPU's memory.",
+        "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing",
     ),
     (demo, "All of it, in about a minute.", "demo --out tour"),
 ):

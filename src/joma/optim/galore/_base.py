@@ -425,7 +425,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         exact = group["projection"] == "svd"
         if isinstance(rank, float):
             rank, exact = subspace.energy_rank(gradient, rank), True
-        random = torch.Generator(device=gradient.matrix.device)
+        device = gradient.matrix.device
+        random = torch.Generator(device="cpu" if device.type == "meta" else device)
         number = self._numbers[parameter][0]
         random.manual_seed((self.seed * 1_000_003 + number) * 1_000_003 + refreshes)
         if energy == 0:

@@ -221,7 +221,10 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     """Return a product in float32, of numbers in the type of the gradient."""
     if left.dtype == torch.float32 and right.dtype == torch.float32:
         return left @ right
-    if left.is_cuda:
+    if left.is_cuda or left.is_meta:
         low = left.dtype if left.dtype != torch.float32 else right.dtype
-        return torch.mm(left.to(low), right.to(low), out_dtype=torch.float32)
+        left, right = left.to(low), right.to(low)
+        if left.is_meta:  # not every version of torch has this product there
+            return left.new_empty(left.shape[0], right.shape[1], dtype=torch.float32)
+        return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()

@@ -1,0 +1,230 @@
+"""What optimizers keep of each parameter, and what they need while it moves.
+
+AdamW in eight bits and GaLore make two steps on parameters of the same shapes on the meta device:
+what they store is counted, not written down a second time.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from joma.optim import AdamW8bit, GaLoreAdamW
+from joma.optim.galore import selection, subspace
+from joma.optim.moments import store_moments
+from joma.train.memory._live import LiveMemory
+
+OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lora", "galore-adamw")
+Side = Literal["short", "left", "right", "smallest"]
+_TILE = 256
+"""Columns of which GaLore's kernels pad wide matrices to multiples."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an optimizer takes of memory for a parameter, in bytes.
+
+    Attributes:
+        states: What it keeps from step to step, without bases.
+        projectors: Bases of subspaces.
+        waiting: The gradient as it waits for the norm of all gradients, where that differs from
+            the gradient itself; None where it waits as it is.
+        workspace: What it needs while the parameter moves.
+        buffer: What kernels of the GPU keep for it from step to step.
+        is_projected: Whether its gradient is projected.
+    """
+
+    states: int
+    projectors: int = 0
+    waiting: int | None = None
+    workspace: int = 0
+    buffer: int = 0
+    is_projected: bool = False
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Settings of GaLore, as `GaLoreAdamW` has them.
+
+    Attributes:
+        rank: Rank of the subspaces.
+        side: Side of the bases.
+        bits: 8 for moments in eight bits.
+        projector_bits: 8 for bases in eight bits.
+        per_layer: Whether parameters move during the backward pass.
+    """
+
+    rank: int
+    side: Side = "short"
+    bits: Literal[8] | None = None
+    projector_bits: Literal[8] | None = None
+    per_layer: bool = False
+
+
+def parameter_costs(
+    model: nn.Module, optimizer: str, projection: Projection, *, clip: bool = False
+) -> dict[Tensor, Cost]:
+    """Return what an optimizer takes for each parameter of a model that wants a gradient.
+
+    Args:
+        model: The model; for "lora" with LoRA in it.
+        optimizer: One of `OPTIMIZERS`.
+        projection: Settings of GaLore.
+        clip: Whether the norm of the whole gradient is clipped.
+
+    Raises:
+        JomaError: GaLore projects nothing, or a setting is out of range.
+    """
+    trained = [one for one in model.parameters() if one.requires_grad]
+    if optimizer in ("adamw", "lora"):  # the fused update of torch needs no workspace
+        return {one: Cost(2 * one.nbytes) for one in trained}
+    if optimizer == "sgd":
+        return {one: Cost(one.nbytes) for one in trained}
+    if optimizer == "adamw-8bit":
+        return _by_kind(trained, [False] * len(trained), _adamw_8bit)
+    defaults = {"rank": projection.rank}
+    groups = selection.parameter_groups(model, (), defaults)
+    members = [
+        (entry[1], selection.is_projected(entry[1], group))
+        for group in groups
+        for entry in group["params"]
+    ]
+
+    def galore(samples: _Samples) -> torch.optim.Optimizer:
+        return GaLoreAdamW(
+            [{"params": [one], "rank": projection.rank if on else None} for one, on in samples],
+            rank=projection.rank,
+            gap=1,  # each step chooses the subspaces anew, as some steps of a training do
+            refresh="gap",
+            side=projection.side,
+            bits=projection.bits,
+            projector_bits=projection.projector_bits,
+            verbose=False,
+        )
+
+    costs = _by_kind([one for one, _ in members], [on for _, on in members], galore)
+    return costs if clip else _with_kernels(costs, projection)
+
+
+def _with_kernels(costs: Mapping[Tensor, Cost], projection: Projection) -> dict[Tensor, Cost]:
+    """Return costs where kernels of the GPU move the projected matrices of type bfloat16.
+
+    Choosing a subspace remains in torch operations. Kernels keep buffers, which matrices of one
+    shape share where each moves by itself.
+    """
+    found = dict(costs)
+    refresh: dict[torch.Size, int] = {}
+    for parameter, cost in costs.items():
+        shape = parameter.shape
+        if not cost.is_projected or parameter.dtype != torch.bfloat16 or projection.projector_bits:
+            continue
+        is_first = shape not in refresh
+        side = _side(parameter, projection)
+        if is_first:
+            refresh[shape] = max(
+                _refresh_workspace(parameter, projection.rank, side),
+                _first_moments_workspace(parameter, projection, side),
+            )
+        buffer = 0
+        if is_first or not projection.per_layer:
+            buffer = _kernel_buffers((shape[0], shape[1]), projection.rank, side)
+        found[parameter] = replace(cost, workspace=refresh[shape], buffer=buffer)
+    return found
+
+
+def _side(parameter: Tensor, projection: Projection) -> subspace.Side:
+    return subspace.choose_side(
+        projection.side,
+        (parameter.shape[0], parameter.shape[1]),
+        moment_bytes=2 * (1 if projection.bits else parameter.element_size()),
+        projector_bytes=1 if projection.projector_bits else parameter.element_size(),
+    )
+
+
+def _kernel_buffers(shape: tuple[int, int], rank: int, side: subspace.Side) -> int:
+    """Return bytes that GaLore's kernels keep for a matrix: its update and a padded gradient."""
+    rows, columns = shape
+    if side == "right":
+        return 2 * rows * rank
+    padded = math.ceil(columns / _TILE) * _TILE
+    if rank % _TILE or rows % 64 or padded == columns:
+        return 2 * rank * columns
+    return 2 * rank * padded + 2 * rows * padded
+
+
+def _refresh_workspace(parameter: Tensor, rank: int, side: subspace.Side) -> int:
+    """Return bytes that choosing a subspace needs."""
+    gradient = torch.empty_like(parameter, device="meta", requires_grad=False)
+    length = parameter.shape[side == "right"]
+    old = torch.empty(length, rank, dtype=parameter.dtype, device="meta")
+    whole, live = subspace.GradientMatrix(gradient), LiveMemory()
+    with torch.no_grad(), live:
+        live.know([gradient, old])
+        whole.energy()
+        basis = subspace.power_basis(whole, side, rank, old, torch.Generator())
+        whole.project(basis.to(parameter.dtype), side)
+    return live.peak()
+
+
+def _first_moments_workspace(parameter: Tensor, projection: Projection, side: subspace.Side) -> int:
+    """Return bytes that making the first moments of a matrix needs, before its first step."""
+    shape = list(parameter.shape)
+    shape[side == "right"] = projection.rank
+    state: dict[str, Any] = {}
+    live = LiveMemory()
+    with live:
+        empty = torch.zeros(shape, device="meta")
+        store_moments(state, (empty, empty), None if projection.bits else parameter.dtype)
+    return live.peak() - sum(one.nbytes for one in state.values())
+
+
+_Samples = Sequence[tuple[Tensor, bool]]
+"""Parameters, and whether each is projected."""
+
+
+def _adamw_8bit(samples: _Samples) -> torch.optim.Optimizer:
+    return AdamW8bit([one for one, _ in samples])
+
+
+def _by_kind(
+    parameters: Sequence[Tensor],
+    projected: Sequence[bool],
+    make: Callable[[_Samples], torch.optim.Optimizer],
+) -> dict[Tensor, Cost]:
+    """Return the costs of parameters, each found on one of its shape, type and treatment."""
+    kinds = {
+        parameter: (tuple(parameter.shape), parameter.dtype, on)
+        for parameter, on in zip(parameters, projected, strict=True)
+    }
+    samples = {
+        kind: nn.Parameter(torch.empty(kind[0], dtype=kind[1], device="meta"))
+        for kind in dict.fromkeys(kinds.values())
+    }
+    optimizer = make([(sample, kind[2]) for kind, sample in samples.items()])
+    costs = {kind: _cost(optimizer, sample, kind[2]) for kind, sample in samples.items()}
+    return {parameter: costs[kind] for parameter, kind in kinds.items()}
+
+
+def _cost(optimizer: torch.optim.Optimizer, sample: Tensor, projected: bool) -> Cost:
+    live = LiveMemory()
+    sample.grad = torch.empty_like(sample)
+    with live:
+        live.know([sample, sample.grad])
+        for _ in range(2):
+            optimizer.step()
+    sample.grad = None
+    states = projectors = 0
+    waiting = None
+    for name, value in optimizer.state[sample].items():
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            continue
+        if name.startswith("basis"):
+            projectors += value.nbytes
+        else:
+            states += value.nbytes
+        if name == "exp_avg" and projected:
+            waiting = 4 * value.numel()
+    return Cost(states, projectors, waiting, live.peak() - states - projectors, 0, projected)

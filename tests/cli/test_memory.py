@@ -1,0 +1,99 @@
+"""`joma memory`: what it prints, its JSON, and what it refuses."""
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers", reason="needs transformers")
+
+from joma.cli import _memory
+from joma.models.blank import PRESETS
+from joma.train.memory import OPTIMIZERS, PARTS
+from tests.cli._command import joma, sentence
+
+SMALL = ("--batch", "2", "--window", "64", "--rank", "24")
+
+
+@pytest.fixture
+def llama(tmp_path):
+    from transformers import LlamaConfig
+
+    LlamaConfig(
+        hidden_size=96,
+        intermediate_size=272,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=1000,
+        tie_word_embeddings=False,
+    ).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def answer(*arguments):
+    result = joma("memory", *arguments, "--json")
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_the_names_in_the_help_are_those_that_are_known():
+    assert tuple(PRESETS) == _memory.PRESETS
+    assert OPTIMIZERS == _memory.OPTIMIZERS
+
+
+def test_json(llama):
+    found = answer(llama, *SMALL, "--optimizer", "galore-adamw", "--bits", "8", "--per-layer")
+    assert list(found)[:2] == ["total_gib", "parts"]
+    assert list(found["parts"]) == list(PARTS)
+    assert sum(found["parts"].values()) == pytest.approx(found["total_gib"])
+    assert found["fits"] is None
+    assert found["card_gib"] is None
+    assert found["projected"] == 14
+    assert list(found["optimizers"]) == list(OPTIMIZERS)
+    for name, one in found["optimizers"].items():
+        assert one["optimizer"] == name
+        assert one["total_gib"] == max(one["peaks_gib"].values())
+    assert found["optimizers"]["adamw"]["states_less_than_adamw"] == 0
+    assert found["states_less_than_adamw"] > 0.3
+
+
+def test_the_optimizer_that_is_asked_for_is_the_answer(llama):
+    found = answer(llama, *SMALL, "--optimizer", "sgd", "--card", "24")
+    assert found["total_gib"] == found["optimizers"]["sgd"]["total_gib"]
+    assert found["optimizer"] == "sgd"
+    assert found["fits"] is True
+    assert found["card_gib"] == 24
+
+
+def test_settings_change_what_they_name(llama):
+    parts = answer(llama, *SMALL)["parts"]
+    eight = answer(llama, *SMALL, "--bits", "8", "--projector-bits", "8")["parts"]
+    assert eight["states"] < 0.6 * parts["states"]
+    assert eight["projectors"] < 0.6 * parts["projectors"]
+    larger = answer(llama, *SMALL, "--dtype", "fp32", "--batch", "4")["parts"]
+    assert larger["weights"] == pytest.approx(2 * parts["weights"], rel=1e-3)
+    assert larger["logits"] == pytest.approx(2 * parts["logits"], rel=1e-3)
+
+
+def test_the_table_says_what_fits(llama):
+    result = joma("memory", llama, *SMALL, "--card", "rtx-4090")
+    assert result.exit_code == 0
+    for words in (*PARTS, *OPTIMIZERS, "total", "fits 24 GiB", "14 matrices projected"):
+        assert words in result.stdout
+    assert "galore-adamw fits: 0." in result.stdout
+    too_small = joma("memory", llama, *SMALL, "--card", "0.01", "--optimizer", "lora")
+    assert "lora does not fit: 0." in too_small.stdout
+
+
+def test_what_is_refused(llama, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        (["no such model"], "neither a folder nor a hub id"),
+        ([str(tmp_path / "empty")], "has no config.json"),
+        ([llama, "--rank", "96"], "the rank must be below the shorter side of a matrix"),
+        ([llama, "--card", "voodoo"], "card must be a number of GiB or one of rtx-3060"),
+        ([llama, "--optimizer", "lion"], "adamw, adamw-8bit, sgd, lora, galore-adamw"),
+        ([llama, "--bits", "4"], "8, 16 or 32"),
+        ([llama, "--bits", "32"], "--bits must be 8 or 16 with --dtype bf16, got 32"),
+        ([llama, "--window", "4096"], "window must be at most 2048"),
+    ):
+        assert words in sentence(joma("memory", *arguments))
