@@ -23,15 +23,15 @@ def main() -> None:
     parser.add_argument("--cell", choices=[cell.name for cell in CELLS], default=CELLS[0].name)
     options = parser.parse_args()
     cell = next(cell for cell in CELLS if cell.name == options.cell)
-    looks = (0, options.steps // 2, options.steps)
-    print("| weight decay | | " + " | ".join(f"step {step:,}" for step in looks) + " |")
-    print("|---" * (2 + len(looks)) + "|")
+    measured_at = (0, options.steps // 2, options.steps)
+    print("| weight decay | | " + " | ".join(f"step {step:,}" for step in measured_at) + " |")
+    print("|---" * (2 + len(measured_at)) + "|")
     for decay in (1e-4, 0.0):
         size = replace(SIZES["small"], seeds=options.seeds, steps=options.steps, weight_decay=decay)
         with tempfile.TemporaryDirectory() as folder:
             run = Run.create("decay", {}, out=Path(folder) / "run")
             work = Table1Networks(run, [cell], size, Request())
-            for step in looks:
+            for step in measured_at:
                 while work.ensemble.step < step:
                     work.ensemble.advance(min(50, step - work.ensemble.step))
                     work.ensemble.losses()
@@ -40,7 +40,7 @@ def main() -> None:
             log = run.metrics.read()
         for name in ("ncorr", "shuffled_classes"):
             entries = []
-            for step in looks:
+            for step in measured_at:
                 rows = (log["name"] == name) & (log["step"] == step) & (log["layer"] == 1)
                 values = log["value"][rows]
                 entries.append(f"{values.mean():.3f} ± {values.std(ddof=1):.3f}")

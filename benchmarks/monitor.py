@@ -25,7 +25,7 @@ from joma import Monitor
 from joma.train.language import PRESETS
 
 EVERY = 100
-"""Steps between looks, as a monitor has it unless told otherwise."""
+"""Steps between measurements, the default of a monitor."""
 
 
 def make(device: str) -> tuple[nn.Module, Tensor]:
@@ -60,7 +60,7 @@ def train(device: str, steps: int, *, watched: bool) -> dict[str, Any]:
             loss.backward()
             optimizer.step()
             if monitor is not None:
-                if step < 2 or (step + 1) % EVERY < 2:  # where looks are
+                if step < 2 or (step + 1) % EVERY < 2:  # where it measures
                     synchronize(device)
                 before = time.perf_counter()
                 monitor.step(loss)
@@ -90,7 +90,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument("--steps", type=int, default=2000)
-    arguments.add_argument("--plain", type=int, help="steps without a monitor; --steps unless told")
+    arguments.add_argument("--plain", type=int, help="steps without a monitor; default: --steps")
     arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
     short = min(given.plain or given.steps, given.steps)
@@ -101,7 +101,7 @@ def main() -> None:
     least = min(plain["seconds"], again["seconds"]) / short
     inside = watched["inside"]
     usual = statistics.median(inside)
-    looks = [(step + 1, seconds) for step, seconds in enumerate(inside) if seconds > 20 * usual]
+    measured = [(step + 1, seconds) for step, seconds in enumerate(inside) if seconds > 20 * usual]
     outside = watched["seconds"] - sum(inside)
     result = {
         "device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu",
@@ -111,14 +111,14 @@ def main() -> None:
         "plain, the other time": max(plain["seconds"], again["seconds"]) / least / short - 1,
         "overhead by the clock": watched["seconds"] / given.steps / least - 1,
         "overhead inside step": sum(inside) / outside,
-        "without the first look": (sum(inside) - inside[0]) / outside,
-        "looks": len(looks),
-        "first look s": inside[0],
-        "median look s": statistics.median(seconds for _, seconds in looks),
-        "us of a step without a look": usual * 1e6,
+        "without the first measurement": (sum(inside) - inside[0]) / outside,
+        "measurements": len(measured),
+        "first measurement s": inside[0],
+        "median measurement s": statistics.median(seconds for _, seconds in measured),
+        "us of a step without a measurement": usual * 1e6,
         "same losses": plain["losses"] == watched["losses"][:short],
         "same losses without, twice": plain["losses"] == again["losses"],
-        "looks at": " ".join(f"{step}: {seconds:.3f} s" for step, seconds in looks),
+        "measured at": " ".join(f"{step}: {seconds:.3f} s" for step, seconds in measured),
     }
     if given.json:
         print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Eqn 6 fitted to the first part of measured curves, and held against the steps it did not see.
+"""Eqn 6 fitted to the first part of measured curves, and compared with the steps it did not see.
 
     python -m benchmarks.prediction train            # makes the curves of `joma train`
     python -m benchmarks.prediction fit [--source fig4] [--source fig6] [--source train]
@@ -135,16 +135,16 @@ def judge(curve: Curve, part: float) -> dict[str, object]:
         found = nonlinear.fit(
             t, entropy=curve.entropy[:seen], components=(2, 4), multiplicity=True, scale=curve.scale
         )
-        row |= _held_against("entropy", found, later, truth)
+        row |= _compared_with("entropy", found, later, truth)
     except JomaError as error:  # too few measurements
         row["entropy_refused"] = str(error)
     if curve.v is not None:
         found = nonlinear.fit(t, v=curve.v[:seen], scale=curve.scale)
-        row |= _held_against("v", found, later, truth)
+        row |= _compared_with("v", found, later, truth)
     return row
 
 
-def _held_against(
+def _compared_with(
     kind: str, found: nonlinear.Eqn6Fit, later: Array, truth: Array
 ) -> dict[str, object]:
     row: dict[str, object] = {f"{kind}_misfit": found.misfit}

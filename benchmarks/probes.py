@@ -1,4 +1,4 @@
-"""Attention entropy and stable rank on a GPU, each beside its peers, timed in one run.
+"""Attention entropy and stable rank on a GPU, each next to its peers, timed in one run.
 
     python -m benchmarks.probes [--device cuda|cpu] [--spectra 1000] [--json]
 
@@ -6,8 +6,8 @@ Attention: 16 heads of 64, bfloat16, causal; the peers are one `scaled_dot_produ
 forward, which makes no entropy, and the softmax written out, which makes all of it. Stable rank:
 4096 × 11008 float32 with σ_i ∝ i^−½ and Gaussian; the peers are `torch.linalg.svdvals` and thirty
 power iterations. Times are medians; those of attention by device events, behind enough work that
-the device never waits for a launch, and beside them those of a call; those of spectra by the wall
-clock from call to number. Then the bound is held against random and adversarial spectra, which
+the device never waits for a launch, and next to them those of a call; those of spectra by the wall
+clock from call to number. Then the bound is tested on random and adversarial spectra, which
 is all there is to see on a CPU.
 """
 
@@ -181,8 +181,8 @@ def _by_svd(matrix: Tensor) -> float:
     return float(values.square().sum() / values[0] ** 2)
 
 
-def held(count: int, device: str) -> list[dict[str, Any]]:
-    """How often a bound held, each spectrum with a start of its own."""
+def bounds(count: int, device: str) -> list[dict[str, Any]]:
+    """How often a bound is met, each spectrum with a start of its own."""
     side = 1024 if device == "cuda" else 512
     place = torch.arange(side, dtype=torch.float64)
     dice = torch.Generator().manual_seed(1)
@@ -224,7 +224,7 @@ def main() -> None:
     parts: dict[str, Callable[[], list[dict[str, Any]]]] = {}
     if given.device == "cuda":
         parts = {"attention": attention, "stable rank": spectra}
-    parts["bounds"] = lambda: held(given.spectra, given.device)
+    parts["bounds"] = lambda: bounds(given.spectra, given.device)
     name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     result: dict[str, Any] = {"device": name, "torch": torch.__version__}
     if not given.json:

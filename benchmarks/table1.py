@@ -4,7 +4,7 @@
 
 Both sides run here, one after the other, and do the same work: the three-layer network on its
 cell's data, Adam, batches of 128. The plain loop (`benchmarks.plain`) is written for this: float32,
-one network, sequences of 30 tokens, data made sample by sample. Beside the time stands the floor:
+one network, sequences of 30 tokens, data made sample by sample. Next to the time stands the floor:
 the operations and bytes that the ensemble's step cannot do without, over the device's rates.
 """
 
@@ -73,13 +73,13 @@ def ours(group: str, size: Table1Size, device: str, steps: int) -> dict[str, Any
         start = time.perf_counter()
         work.measure(0)
         _wait(device)
-        look = time.perf_counter() - start
+        measurement = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else math.nan
     return {
         "group": group,
         "networks": work.ensemble.members,
         "step_ms": 1e3 * step,
-        "look_s": look,
+        "measurement_s": measurement,
         "peak_gib": peak,
         **floor(work),
     }
@@ -118,12 +118,13 @@ def main() -> None:
         print(json.dumps({"device": name, "torch": torch.__version__, "groups": rows}))
         return
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {name}")
-    print("| group | networks | rows | step | floor | a look | plain, one network | ratio | peak |")
+    columns = "group | networks | rows | step | floor | measurement | plain, one network"
+    print(f"| {columns} | ratio | peak |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         print(
             f"| {row['group']} | {row['networks']} | {row['rows']:,} | {row['step_ms']:.2f} ms "
-            f"| {row['floor_ms']:.2f} ms | {row['look_s']:.2f} s | {row['plain_ms']:.2f} ms "
+            f"| {row['floor_ms']:.2f} ms | {row['measurement_s']:.2f} s | {row['plain_ms']:.2f} ms "
             f"| {row['ratio']:.1f}× | {row['peak_gib']:.1f} GiB |"
         )
     total = {

@@ -133,7 +133,7 @@ def _plain(one: Any) -> Leaf:
 def flatten(value: Any, key: str, into: Values) -> None:
     """Puts a value into a flat table.
 
-    Objects and dataclasses become one key for each entry; objects of a list are told apart by
+    Objects and dataclasses become one key for each entry; objects of a list are distinguished by
     their names where they have some. An object with a value and the bound on its error is one leaf.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -670,8 +670,8 @@ def same_within(parts: Mapping[str, Values]) -> list[str]:
             if part not in parts or other not in parts:
                 continue
             for key, leaf in parts[part].items():
-                told = key.startswith(start) and "/checkpoints/" not in key
-                if told and parts[other].get(key) != leaf:
+                compared = key.startswith(start) and "/checkpoints/" not in key
+                if compared and parts[other].get(key) != leaf:
                     different.append(f"{part}: {key}")
     return different
 

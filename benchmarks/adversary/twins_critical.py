@@ -186,7 +186,7 @@ TWINS = (
         "ξ/‖v‖ is cut off at 100",
     ),
     Twin("thm3-eigenvalues", _without_one, "s₋² in place of 1 + s₋² beyond 25"),
-    Twin("thm3-stability", _rises_ahead, "at widths within 15% only the slope at s₊ is looked at"),
+    Twin("thm3-stability", _rises_ahead, "at widths within 15% only the slope at s₊ is checked"),
     Twin(
         "thm3-stability",
         lambda marginal, point, negative=None: True,

@@ -57,9 +57,9 @@ def train(case: Case, device: str = "cpu") -> tuple[dict[str, NDArray[Any]], dic
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer = _optimizer(case, [one for one in trained if one not in what.left_out])
     with tempfile.TemporaryDirectory() as folder:
-        held = {name: tensor[:16] for name, tensor in validation.inputs.items()}
+        inputs = {name: tensor[:16] for name, tensor in validation.inputs.items()}
         monitor = Monitor(
-            model, optimizer, run=Path(folder) / "run", every=EVERY, budget=None, inputs=held
+            model, optimizer, run=Path(folder) / "run", every=EVERY, budget=None, inputs=inputs
         )
         for step in range(1, case.steps + 1):
             rate = case.rate * _schedule(case, step) * what.rate(step)

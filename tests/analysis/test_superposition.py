@@ -135,7 +135,7 @@ def test_both_groups_must_be_strong():
     assert float(best_pairs(similarity, values, 4, 0.3).score) == pytest.approx(0.9)
 
 
-def test_a_third_unrelated_group_is_told_and_a_related_one_is_not():
+def test_a_third_unrelated_group_is_reported_and_a_related_one_is_not():
     values = torch.ones(12, dtype=torch.float64)
     for similarity, count in ((blocks(4, 4, 4), 3), (blocks(6, 6), 2)):
         pair = best_pairs(similarity.unsqueeze(0), values.unsqueeze(0), 4, 0.5).groups[0]
@@ -239,10 +239,10 @@ def test_contexts_and_rows_are_those_of_the_whole_model(kind: str, monkeypatch):
         down = module_at(model, loaded.known_architecture.mlp_down, layer)
         assert not down._forward_pre_hooks  # nothing of the observation is left
 
-        def look(_, inputs, layer=layer):
+        def keep(_, inputs, layer=layer):
             hidden[layer] = inputs[0].view(40, 14, -1)
 
-        down.register_forward_pre_hook(look)
+        down.register_forward_pre_hook(keep)
     attentions = model(input_ids=windows, output_attentions=True).attentions
     for of in seen:
         assert of.rows.shape[1] == 14

@@ -34,7 +34,7 @@ def make_model(folder: Path, *, tokenizer: bool = True, seed: int = 0) -> Path:
 
 
 def make_series(folder: Path, steps: Iterable[int]) -> Path:
-    """Checkpoints of a walk through weights, which is what a training is to who looks at them."""
+    """Checkpoints of a walk through weights, as a training leaves them."""
     model, generator = _model(0), torch.Generator().manual_seed(1)
     for step in steps:
         model.save_pretrained(folder / f"step{step}")

@@ -19,10 +19,10 @@ def test_tables_lines_and_json_are_escaped(capsys):
     _show.put(table)
     _show.say(f"model.{ESCAPES}: \udcff")
     _show.as_json({f"key{ESCAPES}": f"{ESCAPES}\udcff"})
-    told = capsys.readouterr().out
-    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(told)
-    assert told.count("\\x1b") == 6
-    written = json.loads(told[told.index("{") :])
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(printed)
+    assert printed.count("\\x1b") == 6
+    written = json.loads(printed[printed.index("{") :])
     assert written == {f"key{ESCAPES}": f"{ESCAPES}\udcff"}
 
 
@@ -91,7 +91,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(tmp_path):
     tiny("llama").save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    for change, told in (
+    for change, message in (
         ({"intermediate_size": 41}, "should have"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers above"),
         ({"model_type": "nobody"}, "transformers knows"),
@@ -101,4 +101,4 @@ def test_a_dry_run_refuses_what_the_run_refuses(tmp_path):
         for more in (["--dry-run"], []):
             ended = CliRunner().invoke(app, ["probe", str(folder), *more])
             assert ended.exit_code == 2
-            assert told in ended.stderr
+            assert message in ended.stderr

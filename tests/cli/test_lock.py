@@ -1,4 +1,4 @@
-"""Two processes on one run folder: the first keeps it, the second is told so."""
+"""Two processes on one run folder: the first keeps it, the second gets an error."""
 
 import contextlib
 import os
@@ -34,12 +34,12 @@ except ValueError as error:
 import sys
 from joma.runs import Run
 with Run.open(sys.argv[1]).locked():
-    print("held", flush=True)
+    print("locked", flush=True)
     sys.stdin.read()
 """
 
     @pytest.fixture
-    def held_by_another(self) -> Iterator[Callable[[Path], None]]:
+    def locked_by_another(self) -> Iterator[Callable[[Path], None]]:
         with contextlib.ExitStack() as processes:
 
             def hold(folder: Path) -> None:
@@ -53,7 +53,7 @@ with Run.open(sys.argv[1]).locked():
                 )
                 processes.callback(process.kill)  # before it is waited for
                 assert process.stdout is not None
-                assert process.stdout.readline() == "held\n"
+                assert process.stdout.readline() == "locked\n"
 
             yield hold
 
@@ -68,21 +68,21 @@ with Run.open(sys.argv[1]).locked():
     @pytest.mark.parametrize(
         "line", ["reproduce table1 --out here", "reproduce fig2 --out here", "demo --out here"]
     )
-    def test_the_second_gets_one_sentence_and_changes_nothing(self, held_by_another, line: str):
+    def test_the_second_gets_one_sentence_and_changes_nothing(self, locked_by_another, line: str):
         name = line.split()[1] if "reproduce" in line else "demo"
         arguments = [*line.split(), *(["--jobs", "1"] if name == "demo" else [])]
         assert joma(*arguments).exit_code in (0, 1)
         Run.open("here").write_json("outcome", {"status": "running"})
         before = {path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()}
-        held_by_another(Path("here"))
-        told = sentence(joma(*arguments))
-        assert told.startswith("joma: run folder here is in use by another process")
+        locked_by_another(Path("here"))
+        message = sentence(joma(*arguments))
+        assert message.startswith("joma: run folder here is in use by another process")
         assert before == {
             path: path.read_bytes() for path in Path("here").rglob("*") if path.is_file()
         }
 
     @pytest.mark.parametrize("resumable", [True, False])
-    def test_a_run_is_held_while_it_works(self, few_experiments, resumable: bool):
+    def test_a_run_is_locked_while_it_works(self, few_experiments, resumable: bool):
         answers: list[str] = []
 
         def work(run: Run, _: Request) -> Outcome:

@@ -179,12 +179,14 @@ class TestShortTexts:
 
     def test_longer_windows_are_refused(self, model: str):
         Path("short.txt").write_text("the cat runs and then sleeps")
-        told = sentence(joma("probe", model, "--text", "short.txt", "--window", "32"))
-        assert told == ("joma: --window must be at most 6, as many tokens as the text has, got 32")
+        message = sentence(joma("probe", model, "--text", "short.txt", "--window", "32"))
+        assert message == (
+            "joma: --window must be at most 6, as many tokens as the text has, got 32"
+        )
 
     def test_longer_than_the_model_takes(self, model: str):
-        told = sentence(joma("probe", model, "--window", "65"))
-        assert f"--window must be at most {CONTEXT}, the longest that model takes" in told
+        message = sentence(joma("probe", model, "--window", "65"))
+        assert f"--window must be at most {CONTEXT}, the longest that model takes" in message
 
     def test_one_token(self, model: str):
         Path("one.txt").write_text("cat")
@@ -205,16 +207,16 @@ HOW = pytest.mark.parametrize("how", [*_MEASURED, *([*it, "--dry-run"] for it in
 
 class TestDamage:
     def refused(self, *arguments: str) -> str:
-        told = sentence(joma("probe", *arguments))
+        message = sentence(joma("probe", *arguments))
         assert not Path("runs").exists()  # nothing was measured
-        return told
+        return message
 
     @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
     def test_another_models_tokenizer(self, model: str, plan: list[str]):
         make_tokenizer(Path("other"), above=500)
-        told = self.refused(model, "--text", "text.txt", "--tokenizer", "other", *plan)
-        assert "the tokenizer is not that of model" in told
-        assert f"embeddings for {len(WORDS) + 1}" in told
+        message = self.refused(model, "--text", "text.txt", "--tokenizer", "other", *plan)
+        assert "the tokenizer is not that of model" in message
+        assert f"embeddings for {len(WORDS) + 1}" in message
 
     @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
     def test_no_tokenizer(self, model: str, plan: list[str]):
@@ -226,8 +228,8 @@ class TestDamage:
     def test_a_pickle_that_wants_to_run_is_not_run(self, model: str, how: list[str]):
         Path(model, "model.safetensors").unlink()
         Path(model, "pytorch_model.bin").write_bytes(pickle.dumps(_Poison()))
-        told = self.refused(model, *how)
-        assert "pytorch_model.bin" in told
+        message = self.refused(model, *how)
+        assert "pytorch_model.bin" in message
         assert not Path("it-ran").exists()
 
     @HOW
@@ -250,7 +252,7 @@ class TestDamage:
         assert "finite" in said or "NaN" in said
 
     @pytest.mark.parametrize(
-        ("line", "told"),
+        ("line", "message"),
         [
             ("", "say what to measure"),
             ("nowhere/at/all", "nowhere/at/all is neither a folder nor a hub id"),
@@ -266,12 +268,12 @@ class TestDamage:
             ("model --out model", "--out model has other things in it"),
         ],
     )
-    def test_bad_input(self, model: str, line: str, told: str):
-        assert told in self.refused(*line.split())
-        assert told in self.refused(*line.split(), "--dry-run")
+    def test_bad_input(self, model: str, line: str, message: str):
+        assert message in self.refused(*line.split())
+        assert message in self.refused(*line.split(), "--dry-run")
 
     @pytest.mark.parametrize(
-        ("line", "told"),
+        ("line", "message"),
         [
             ("--low-memory --text text.txt", "--text has no effect with --low-memory"),
             ("--low-memory --text embedded", "--text has no effect with --low-memory"),
@@ -285,10 +287,10 @@ class TestDamage:
             ("--schedule pythia --jobs 2", "--schedule and --jobs have no effect without --series"),
         ],
     )
-    def test_options_that_change_nothing_are_told(self, model: str, line: str, told: str):
+    def test_options_that_change_nothing_are_reported(self, model: str, line: str, message: str):
         result = joma("probe", model, "--dry-run", *line.split())
         assert result.exit_code == 0
-        assert told in result.stderr
+        assert message in result.stderr
 
 
 MAP = """
@@ -319,8 +321,8 @@ class TestOtherModels:
 
     @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
     def test_no_attention(self, mamba: str, plan: list[str]):
-        told = sentence(joma("probe", mamba, "--text", "text.txt", *plan))
-        assert "mamba models cannot be watched: such a model has no softmax attention" in told
+        message = sentence(joma("probe", mamba, "--text", "text.txt", *plan))
+        assert "mamba models cannot be watched: such a model has no softmax attention" in message
 
     @pytest.mark.parametrize("plan", [[], ["--dry-run"]])
     @pytest.mark.parametrize("how", [["--metrics", "mlp_dead"], ["--metrics", "mlp_inactive"]])
@@ -344,8 +346,8 @@ class TestOtherModels:
     def test_a_map_of_another_model(self, model: str):
         Path("map.toml").write_text(MAP)
         for plan in ([], ["--dry-run"]):
-            told = sentence(joma("probe", model, "--low-memory", "--map", "map.toml", *plan))
-            assert "no parameter is named as the map of map has it" in told
+            message = sentence(joma("probe", model, "--low-memory", "--map", "map.toml", *plan))
+            assert "no parameter is named as the map of map has it" in message
 
     def test_a_family_without_a_map(self, model: str):
         """Experts one by one, in the table from the smallest to the largest."""

@@ -113,8 +113,8 @@ class TestReproduce:
     def test_an_earlier_run_is_kept(self, few_experiments):
         joma("reproduce", "fig2", "--out", "here")
         before = contents(Path("here"))
-        told = sentence(joma("reproduce", "fig2", "--out", "here"))
-        assert told == (
+        message = sentence(joma("reproduce", "fig2", "--out", "here"))
+        assert message == (
             "joma: --out here holds an earlier fig2 run, which is kept; give another folder, such "
             "as here-2"
         )

@@ -85,7 +85,7 @@ class TestVerify:
         assert not Path("runs").exists()
 
     @pytest.mark.parametrize(
-        ("damage", "bad", "told"),
+        ("damage", "bad", "message"),
         [
             (lambda it: exchange(it, 100, 300), [100, 300], "stand in each other's place"),
             (lambda it: copy(it, 500, over=100), [100], "Steps 100 and 500 are byte-identical."),
@@ -94,11 +94,11 @@ class TestVerify:
             (lambda it: cut_short(it, 200), [200], "Step 200 cannot be read"),
         ],
     )
-    def test_damaged_ones(self, series, damage, bad: list[int], told: str):
+    def test_damaged_ones(self, series, damage, bad: list[int], message: str):
         damage(series)
         result = run_joma("series", "verify", "training")
         assert result.exit_code == 1
-        assert told in result.stdout
+        assert message in result.stdout
         result = run_joma("series", "verify", "training", "--json")
         assert result.exit_code == 1
         assert json.loads(result.stdout)["bad_steps"] == bad
@@ -116,15 +116,15 @@ class TestVerify:
         assert "Step 77 is missing: there is no folder training/step77." in result.stdout
 
     @pytest.mark.parametrize(
-        ("names", "told"),
+        ("names", "message"),
         [
             (["nowhere"], "nowhere is no folder"),
             (["a@step1", "b@step2"], "several series must be folders"),
             (["training/step0"], "holds one checkpoint"),
         ],
     )
-    def test_what_is_none(self, series, names: list[str], told: str):
-        assert told in sentence(run_joma("series", "verify", *names))
+    def test_what_is_none(self, series, names: list[str], message: str):
+        assert message in sentence(run_joma("series", "verify", *names))
 
 
 class TestProbe:
@@ -156,8 +156,8 @@ class TestProbe:
         assert len(measured) == len(STEPS)
         before = Run.open("here").metrics.read()["value"].tolist()
         assert "6 of them done" in probe("--dry-run").stdout
-        told = sentence(probe("--seed", "1"))
-        assert "--out here holds a probe-series run with other settings" in told
+        message = sentence(probe("--seed", "1"))
+        assert "--out here holds a probe-series run with other settings" in message
         assert probe().exit_code == 0
         assert len(measured) == len(STEPS)
         assert Run.open("here").metrics.read()["value"].tolist() == before
@@ -271,9 +271,9 @@ class TestProbe:
 
     def test_a_tokenizer_that_is_none_of_theirs(self, series):
         make_tokenizer(Path("other"), above=500)
-        told = sentence(probe("--tokenizer", "other"))
-        assert "nothing of training could be measured" in told
-        assert "the tokenizer is not that of training/step0" in told
+        message = sentence(probe("--tokenizer", "other"))
+        assert "nothing of training could be measured" in message
+        assert "the tokenizer is not that of training/step0" in message
 
     def test_weights_alone(self, series):
         result = run_joma("probe", "--series", "training", "--low-memory", "--out", "here")
@@ -292,11 +292,11 @@ class TestProbe:
 
     def test_bad_input(self, series):
         make_model(Path("model"))
-        told = sentence(run_joma("probe", "model", "--series", "step0,step1"))
-        assert "MODEL must be a hub id" in told
+        message = sentence(run_joma("probe", "model", "--series", "step0,step1"))
+        assert "MODEL must be a hub id" in message
         assert "holds one checkpoint" in sentence(run_joma("probe", "--series", "model"))
 
-    def test_options_that_change_nothing_are_told(self, series):
+    def test_options_that_change_nothing_are_reported(self, series):
         result = probe("--low-memory", "--dry-run")
         assert result.exit_code == 0
         assert "--text, --window and --windows have no effect with --low-memory" in result.stderr

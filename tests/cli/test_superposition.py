@@ -67,7 +67,7 @@ def text(tmp_path_factory) -> str:
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """Pictures take most of the time; one test looks for them."""
+    """Pictures take most of the time; one test checks them."""
     monkeypatch.setattr("joma.report.figures.save", lambda *args, **options: [])
 
 

@@ -196,7 +196,7 @@ def test_how_often_checkpoints_are_saved_may_change():
     assert result.exit_code == 0, result.stderr
 
 
-def test_a_full_disk_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch):
     advance = _training._Session.advance
 
     def full(session: Any, steps: int) -> None:
@@ -237,7 +237,7 @@ def test_the_presets_of_the_help_are_those_there_are():
     assert "Example: joma train tiny" in result.stdout
 
 
-def test_findings_and_warnings_are_told(monkeypatch: pytest.MonkeyPatch):
+def test_findings_and_warnings_are_printed(monkeypatch: pytest.MonkeyPatch):
     stopped: str | None
 
     def train(config: Any, run: Run, **options: Any) -> Trained:

@@ -35,7 +35,7 @@ def curves(
     seeds: int = 3,
     start: float = 2.5,
 ) -> Curves:
-    """Entropy that falls from `start` to `low` at the third look and ends at `end`."""
+    """Entropy that falls from `start` to `low` at the third measurement and ends at `end`."""
     steps = FULL.published_steps
     fall = np.interp(steps, [0, 2000, 20_000, 58_000], [start, low, end, end])
     entropy = np.tile(fall[None, :, None], (depth, 1, seeds)) + 0.01 * np.arange(seeds)
@@ -69,12 +69,12 @@ def write_reference(folder: Path, recorded: dict[Key, Curves]) -> Path:
         ["layers,lr,seed,step,val_loss"],
     )
     for (depth, rate), own in recorded.items():
-        for look, step in enumerate(own.steps):
+        for row, step in enumerate(own.steps):
             for seed in range(own.seeds):
                 place = f"{depth},{rate},{seed},{step}"
-                loss.append(f"{place},{own.loss[look, seed]}")
+                loss.append(f"{place},{own.loss[row, seed]}")
                 entropy += [
-                    f"{place},{layer},{own.entropy[layer, look, seed]}" for layer in range(depth)
+                    f"{place},{layer},{own.entropy[layer, row, seed]}" for layer in range(depth)
                 ]
     (folder / _reference.ENTROPY).write_text("\n".join(entropy) + "\n")
     (folder / _reference.LOSS).write_text("\n".join(loss) + "\n")

@@ -62,7 +62,7 @@ def planted() -> Loaded:
     slow = WIDTH - 1  # turned least by the positions
     block.self_attn.q_proj.weight[slow, :TOKENS] = 1.0
     block.self_attn.k_proj.weight[slow, :SALIENT] = 1.0
-    for token in range(TOKENS):  # what is attended to stands beside the token itself
+    for token in range(TOKENS):  # what is attended to stands next to the token itself
         block.self_attn.v_proj.weight[TOKENS + token, token] = 1.0
     block.self_attn.o_proj.weight.copy_(torch.eye(WIDTH))
     for node in range(NODES):

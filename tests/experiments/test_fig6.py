@@ -163,7 +163,7 @@ def test_recorded_curves_are_read_before_anything_is_trained(tmp_path, smallest)
     assert not (run.path / "groups").exists()
 
 
-def test_recorded_curves_are_not_held_against_a_smaller_size(tmp_path, smallest):
+def test_recorded_curves_are_not_compared_with_a_smaller_size(tmp_path, smallest):
     run = Run.create("fig8", {}, out=tmp_path / "fig8")
     folder = write_reference(tmp_path / "r", rates())
     outcome = fig8.EXPERIMENT.reproduce(

@@ -1,4 +1,4 @@
-"""Each theory figure is made, with its data beside it, and its verdict follows from the data."""
+"""Each theory figure is made, with its data next to it, and its verdict follows from the data."""
 
 import dataclasses
 

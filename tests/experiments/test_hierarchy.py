@@ -268,7 +268,7 @@ class TestVerdict:
             found = judge(results(lowest), comparable=False)
             assert found.verdict is Verdict.NOT_COMPARABLE
 
-    def test_what_is_not_told_apart_is_open(self):
+    def test_what_is_not_distinguished_is_open(self):
         for lowest in (TOGETHER, STILL):
             assert judge(results(lowest), comparable=True).verdict is Verdict.INCOMPLETE
         assert judge(results(HIGH_FIRST), comparable=True).verdict is Verdict.DIFFERS
@@ -299,7 +299,7 @@ class TestVerdict:
         assert "train group class-3" in found.finding
         assert len(found.paragraphs) == 4
 
-    def test_the_flat_control_is_held_against_the_tree(self):
+    def test_the_flat_control_is_compared_with_the_tree(self):
         text = "\n".join(judge(results(TOGETHER), comparable=True).paragraphs)
         assert "H = 1 gets 0.55 times as much as H = 2 on the tree" in text
         assert "1.00 times (0) on the flat one" in text
@@ -329,7 +329,7 @@ class TestRun:
         ]
         assert [row["P[l|m]"] for row in rows[:3]] == ["0.82", "0.67", "0.20"]
 
-    def test_untrained_networks_look_at_all_heights_alike(self, run: Run):
+    def test_untrained_networks_attend_to_all_heights_alike(self, run: Run):
         table = run.read_table("heights")
         untrained = table["step"] == 0
         assert np.abs(table["ratio"][untrained] - 1).max() < 0.2

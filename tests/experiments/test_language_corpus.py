@@ -1,4 +1,4 @@
-"""Fig. 6 with another text than its scale's: what is trained, what it is held against, its time."""
+"""Fig. 6 with another text than its scale's: what is trained and compared, its time."""
 
 import dataclasses
 import os
@@ -77,7 +77,7 @@ class TestSize:
 
 
 class TestVerdict:
-    def test_wikitext_103_is_held_against_its_own_numbers(self):
+    def test_wikitext_103_is_compared_with_its_own_numbers(self):
         outcome = _summary.judge_depths(depths(WIKITEXT_103), LARGE)
         assert outcome.agrees, outcome.finding
         assert outcome.finding.startswith("on WikiText-103 best validation loss 5.047, 4.912, ")
@@ -153,7 +153,7 @@ class TestTexts:
             _train.load(sized("tiny", str(texts)))
 
     @pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103"])
-    def test_a_missing_text_is_said_with_where_it_was_looked_for(self, tmp_path, monkeypatch, name):
+    def test_a_missing_text_is_reported_with_the_places_searched(self, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("JOMA_SHARED", str(tmp_path / "shared"))
         places = rf"JOMA_SHARED .*/shared'.*data/{name} .*cache/corpora/{name}; or .*{NAMED[name]}"

@@ -1,4 +1,4 @@
-"""Fig. 6 and 8: counted steps, windows of the text, training on them and looking at them."""
+"""Fig. 6 and 8: counted steps, windows of the text, training and measuring on them."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 class TestSetting:
-    def test_wikitext_2_has_the_known_epochs_and_looks(self):
+    def test_wikitext_2_has_the_known_epochs_and_measurements(self):
         assert (FULL.windows_per_epoch, FULL.updates_per_epoch) == (2928, 2929)
         assert len(FULL.published_steps) == 59
         assert FULL.published_steps[-1] == 58_000
@@ -76,18 +76,18 @@ class TestSetting:
 class TestWindows:
     @settings(max_examples=40, deadline=None)
     @given(streams=st.integers(1, 4), words=st.integers(2, 200))
-    def test_all_words_but_the_first_are_foretold_once(self, streams: int, words: int):
+    def test_all_words_but_the_first_are_predicted_once(self, streams: int, words: int):
         text = torch.arange(streams * words).view(streams, words)
         windows = Windows(text)
-        foretold = []
+        predicted = []
         for step in range(windows.count):
             tokens, targets, weights = windows.at(torch.tensor(step))
             inside = weights > 0
             assert float(weights.sum()) == pytest.approx(1)
             assert len(torch.unique(weights[inside])) == 1
             assert torch.equal(targets[inside], tokens[inside] + 1)
-            foretold.append(targets[inside])
-        found = torch.cat(foretold).sort().values
+            predicted.append(targets[inside])
+        found = torch.cat(predicted).sort().values
         assert torch.equal(found, text[:, 1:].flatten().sort().values)
 
     def test_epochs_follow_each_other(self):
@@ -163,7 +163,7 @@ class TestLanguageNetworks:
             assert float(own) == pytest.approx(float(expected), rel=1e-5)
 
     @pytest.mark.parametrize("at_once", [1, 10**9])
-    def test_looks_against_a_plain_loop(self, work, at_once: int):
+    def test_measurements_against_a_plain_loop(self, work, at_once: int):
         work.numbers = at_once
         work.ensemble.advance(3)
         work.measure(3)

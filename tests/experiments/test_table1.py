@@ -106,7 +106,7 @@ def test_a_network_is_measured_as_by_hand(run: Run):
         if name == "hidden":
             nodes[layer] = x.amax(2)
 
-    tokens = torch.cat([batch.tokens, batch.tokens])  # the other cell's members are not looked at
+    tokens = torch.cat([batch.tokens, batch.tokens])  # the other cell's members are not read
     with torch.no_grad():
         work.ensemble.model(tokens, watch=watch)
     expected = np.zeros((2, 2))

@@ -137,8 +137,8 @@ def test_a_trainer_does_not_notice_and_everything_is_seen(
 
 
 def test_a_training_that_goes_on_is_watched_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    held = {"input_ids": Sequences().tokens[:3]}
-    options: dict[str, Any] = {"every": 2, "budget": None, "inputs": held}
+    inputs = {"input_ids": Sequences().tokens[:3]}
+    options: dict[str, Any] = {"every": 2, "budget": None, "inputs": inputs}
     often: dict[str, Any] = {"kind": "llama", "save_strategy": "steps", "save_steps": 3}
     straight = train(tmp_path / "straight", [MonitorCallback(**options)], kind="llama")
     stopped = MonitorCallback(**options)
@@ -155,7 +155,7 @@ def test_a_training_that_goes_on_is_watched_as_if_it_had_not_stopped(tmp_path: P
         assert expected[0][-1] == STEPS
 
 
-def test_a_loss_that_the_trainer_hides_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_the_trainer_hides_is_reported(tmp_path: Path) -> None:
     watching = MonitorCallback(every=1, metrics=["attention_entropy"])
     losses, _, _ = train(tmp_path, [watching], learning_rate=1e30, max_grad_norm=0.0)
     assert np.isfinite(losses).all()  # logging_nan_inf_filter

@@ -164,7 +164,7 @@ def test_a_training_that_goes_on_is_watched_from_its_step_in_its_folder(
     assert of_run(run, "attention_entropy", layer=0, head=-1)[0] == [0, 1, 2, 4]
 
 
-def test_steps_made_by_hand_are_told(tmp_path: Path) -> None:
+def test_steps_made_by_hand_are_reported(tmp_path: Path) -> None:
     watching = MonitorCallback(every=1, budget=None, run=tmp_path / "run")
     module = ByHand()
     fit(tmp_path, [watching], module=module, accumulate_grad_batches=1)
@@ -219,7 +219,7 @@ def test_what_is_watched_can_be_chosen(tmp_path: Path) -> None:
         fit(tmp_path, [MonitorCallback(module="net")])
 
 
-def test_a_whole_module_that_ddp_calls_needs_inputs_to_look_at() -> None:
+def test_a_whole_module_that_ddp_calls_needs_inputs_to_measure() -> None:
     module = Module()
     module.more = nn.Linear(2, 2)
     trainer: Any = SimpleNamespace(global_step=0, model=nn.Identity(), is_global_zero=True)

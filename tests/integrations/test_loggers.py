@@ -1,4 +1,4 @@
-"""Dashboards told of every look."""
+"""Dashboards that get every measurement."""
 
 import math
 import sys
@@ -19,18 +19,18 @@ def test_an_event_file_says_what_the_run_folder_says(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     board = loggers.tensorboard(tmp_path / "board")
-    assert not (tmp_path / "board").exists()  # before the first look
+    assert not (tmp_path / "board").exists()  # before the first measurement
     model = encoder()
     with joma.Monitor(
         model, every=2, run=tmp_path / "run", budget=None, loggers=[board]
     ) as monitor:
-        train(model, 5, told=monitor.step)
-        [events] = (tmp_path / "board").iterdir()  # not closed yet: every look is flushed
-        told: dict[str, list[tuple[int, float]]] = {}
+        train(model, 5, after_step=monitor.step)
+        [events] = (tmp_path / "board").iterdir()  # not closed yet: each measurement is flushed
+        logged: dict[str, list[tuple[int, float]]] = {}
         for event in EventFileLoader(str(events)).Load():
             for value in event.summary.value:
                 number = value.tensor.float_val[0]
-                told.setdefault(value.tag, []).append((event.step, number))
+                logged.setdefault(value.tag, []).append((event.step, number))
     board.close()
     assert monitor.run is not None
     for name, where in {
@@ -40,14 +40,15 @@ def test_an_event_file_says_what_the_run_folder_says(tmp_path: Path) -> None:
         "gradient_norm/layer0/encoder.layers.0.linear1": {"module": "encoder.layers.0.linear1"},
     }.items():
         steps, values = of_run(monitor.run, name.split("/")[0], **where)
-        looks = zip(steps, values, strict=True)
-        at = [(step, value) for step, value in looks if step in (1, 2, 4)]  # losses have all steps
-        assert told[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in at]
-        assert told[name]
+        measured = zip(steps, values, strict=True)
+        # losses have all steps
+        at = [(step, value) for step, value in measured if step in (1, 2, 4)]
+        assert logged[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in at]
+        assert logged[name]
 
 
 class Account:
-    """A run of a dashboard that notes what it is told."""
+    """A run of a dashboard that notes what it is given."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[dict[str, float], int | None]] = []

@@ -111,7 +111,7 @@ def test_pytorch_files_load_and_payloads_do_not(tmp_path, folder):
 
 
 def test_files_next_to_the_weights_are_not_unpickled(tmp_path, folder):
-    """Layouts that transformers knows and that hold pickles: they are not looked at."""
+    """Layouts that transformers knows and that hold pickles: they are not opened."""
     poison = pickle.dumps(Trap(tmp_path / "caught"))
     for name in (".metadata", "__0_0.distcp", "training_args.bin", "adapter_model.bin"):
         (folder / name).write_bytes(poison)

@@ -181,7 +181,7 @@ def test_lowest_number_of_a_mask_hides_like_minus_infinity(dtype: torch.dtype):
     low = torch.zeros(12, 12, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
     found = attention_statistics(q, k, causal=False, mask=low, first=3, last=4, received=True)
     close(found, materialised(q, k, causal=False, mask=~hidden), 1e-6)
-    # softmax of the sum would spread row 3 over all keys; nobody asked it to look anywhere
+    # softmax of the sum would spread row 3 over all keys; the mask allows it none
     assert found.logsumexp[:, 3].isneginf().all()
     assert not found.entropy[:, 3].any()
 
@@ -239,7 +239,7 @@ def test_what_is_not_a_number_is_not_hidden():
     assert entropy.isnan().tolist() == [False, False, True, False, False, False]
 
 
-BESIDE: dict[str, dict[str, Any]] = {
+MASKS: dict[str, dict[str, Any]] = {
     "causal": {},
     "window": {"window": 4},
     "bidirectional window": {"causal": False, "window": 4},
@@ -250,7 +250,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.usefixtures("any_blocks")
-@pytest.mark.parametrize("sight", BESIDE.values(), ids=BESIDE.keys())
+@pytest.mark.parametrize("sight", MASKS.values(), ids=MASKS.keys())
 @pytest.mark.parametrize("bad", [math.nan, INF, -INF, 1e35])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_bad_key_reaches_only_rows_that_see_it(

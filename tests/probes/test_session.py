@@ -425,10 +425,10 @@ class TestFilesAndSettings:
     def test_batches_and_repeats(self, name: str):
         model = built(name)
         metrics = ("attention_entropy", "mlp_inactive", "residual_overlap")
-        looks = [probe(model, windows(), metrics=metrics, batch=batch) for batch in (1, 3, 3)]
-        assert looks[1] == looks[2]
-        assert [it.value for it in looks[0]] == pytest.approx(
-            [it.value for it in looks[1]], abs=1e-5
+        measured = [probe(model, windows(), metrics=metrics, batch=batch) for batch in (1, 3, 3)]
+        assert measured[1] == measured[2]
+        assert [it.value for it in measured[0]] == pytest.approx(
+            [it.value for it in measured[1]], abs=1e-5
         )
 
 
@@ -450,11 +450,11 @@ class TestWhatIsAsked:
         assert [it.metric for it in found] == ["embedding_overlap", "stable_rank", "stable_rank"]
 
     def test_progress(self):
-        told: list[tuple[str, int, int]] = []
-        probe(built("Llama"), windows(), batch=1, progress=lambda *words: told.append(words))
-        assert [done for what, done, _ in told if what == "read the text"] == [0, 1, 2]
-        assert sum("weigh" in what for what, _, _ in told) == 1 + 7 * LAYERS
-        assert all(done < total for _, done, total in told)
+        reported: list[tuple[str, int, int]] = []
+        probe(built("Llama"), windows(), batch=1, progress=lambda *words: reported.append(words))
+        assert [done for what, done, _ in reported if what == "read the text"] == [0, 1, 2]
+        assert sum("weigh" in what for what, _, _ in reported) == 1 + 7 * LAYERS
+        assert all(done < total for _, done, total in reported)
 
     def test_a_sample_of_the_tokens(self):
         model = built("Llama")
@@ -466,7 +466,7 @@ class TestWhatIsAsked:
         assert [it.value for it in some] == pytest.approx([it.value for it in every], abs=0.1)
 
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "message"),
         [
             ({"metrics": ["entropy"]}, "metrics must be among attention_entropy"),
             ({"metrics": "attention_entropy"}, "metrics must be a list"),
@@ -476,8 +476,8 @@ class TestWhatIsAsked:
             ({"roles": ["gate"]}, "roles must be among"),
         ],
     )
-    def test_bad_arguments(self, options, told: str):
-        with pytest.raises(ValueError, match=told):
+    def test_bad_arguments(self, options, message: str):
+        with pytest.raises(ValueError, match=message):
             probe(built("Llama"), windows()[:1], **options)
 
     @pytest.mark.parametrize("given", [[], [[]], [[1, 2], [3]], [1, 2], [[0.5]]])

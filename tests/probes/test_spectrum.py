@@ -1,6 +1,6 @@
 """Spectra against LAPACK's singular values, and their bounds against spectra made to break them.
 
-The random start is Gaussian, which looks the same from every orthonormal basis: a diagonal matrix
+The random start is Gaussian, which is the same in every orthonormal basis: a diagonal matrix
 is as hard as any other with its singular values, and needs no reference.
 """
 

@@ -244,18 +244,18 @@ class Mixing(nn.Module):
 
 
 def test_attention_that_cannot_be_seen_is_refused_in_one_sentence():
-    told = "attention of layers.1 is computed by a {} in a way of its own: say where"
+    message = "attention of layers.1 is computed by a {} in a way of its own: say where"
     model = encoder(norm_first=False, nested=False).train()  # in training nothing is fused
     layer: Any = model.layers[1]
     inner, layer.self_attn = layer.self_attn, Mixing()
     with (
-        pytest.raises(ValueError, match=told.format("Mixing")),
+        pytest.raises(ValueError, match=message.format("Mixing")),
         watch_attention(model, lambda call: None),
     ):
         raise AssertionError
     layer.self_attn = Wrapped(inner, called=False)
     with (
-        pytest.raises(ValueError, match=told.format("Wrapped")),
+        pytest.raises(ValueError, match=message.format("Wrapped")),
         watch_attention(model, lambda call: None),
     ):
         model(torch.zeros(2, 7, 32))

@@ -25,7 +25,7 @@ with Run.open(sys.argv[1]).locked():
         print(os.getpid(), flush=True)
         time.sleep(600)
     if "fork" not in sys.argv:
-        print("held", flush=True)
+        print("locked", flush=True)
     time.sleep(600)
 """
 

@@ -47,7 +47,7 @@ class TestWeights:
         assert found.not_identified == {}
         np.testing.assert_allclose(found.predict(TIMES[25:]).median, V[25:], atol=0.03)
 
-    def test_components_are_told_apart_and_ordered(self):
+    def test_components_are_distinguished_and_ordered(self):
         found = nonlinear.fit(TIMES[:25], v=noisy(V[:25], 0.01))
         assert found.order == (0, 2, 1)
         assert found.order_probability > 0.99

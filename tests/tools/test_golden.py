@@ -72,7 +72,7 @@ def test_equal_recordings_are_equal(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "train: equal" in out
 
 
-def test_a_changed_bit_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_bit_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = "tiny/run/metrics/loss&member=0"
     near = float(np.nextafter(4.25, 5.0))
     code, out = _compare(
@@ -82,7 +82,9 @@ def test_a_changed_bit_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"{key} at step 1: 4.25 before, {near!r} after, relative difference 2.09e-16" in out
 
 
-def test_a_missing_step_or_part_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_step_or_part_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     key = "tiny/run/metrics/loss&member=0"
     code, out = _compare(tmp_path, capsys, _changed("train", **{key: _series("loss", [5.5, 4.25])}))
     assert code == 1
@@ -105,7 +107,7 @@ def test_a_renamed_metric_needs_the_table(
     assert "1 renamed" in out
 
 
-def test_a_lost_name_is_told_unless_listed(
+def test_a_lost_name_is_reported_unless_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = {"name/joma.runs:Run": None, "name/joma.runs:Run.open": None}

@@ -64,7 +64,7 @@ def train(
     model: nn.Module,
     steps: int,
     *,
-    told: Callable[[Tensor], object] = lambda loss: None,
+    after_step: Callable[[Tensor], object] = lambda loss: None,
     call: Callable[[nn.Module, Tensor], Tensor] | None = None,
     accumulate: int = 1,
     rate: float = 1e-3,
@@ -83,7 +83,7 @@ def train(
             (loss / accumulate).backward()
             total = total + loss.detach() / accumulate
         optimizer.step()
-        told(total)
+        after_step(total)
         optimizer.zero_grad()
         losses.append(float(total))
     return losses, {k: v.clone() for k, v in model.state_dict().items()}, torch.rand(3)

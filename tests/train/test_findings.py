@@ -331,7 +331,7 @@ def test_a_layer_that_no_step_moves_is_not_in_the_optimizer() -> None:
     assert found_in(layers_of(**still, **left_out, **norms), "not_optimized") == [
         ("layers.1.b", 1, "warning")
     ]
-    # A second optimizer holds it that the monitor was not told of: it moves.
+    # A second optimizer holds it that the monitor was not given: it moves.
     assert found_in(layers_of(**left_out), "not_optimized") == []
     one = layers_of(update_relative__layers_2_b=0.0, optimized__layers_2_b=0.0)
     assert found_in(one, "not_optimized") == [("layers.2.b", 2, "warning")]

@@ -106,13 +106,13 @@ def test_archive_holds_the_same_files(trained: Path, tmp_path: Path) -> None:
 
 
 def test_judging_counts_each_half_and_names_what_was_not_trained(trained: Path) -> None:
-    choose, held = (judge_half(trained, half) for half in ("choose", "held out"))
+    choose, held_out = (judge_half(trained, half) for half in ("choose", "held out"))
     assert choose["unclear"] == ["healthy-000-llama-best"]  # 24 steps are too few to learn
-    assert held["false_alarms"]["total"] == 0
-    assert held["sick"]["found"]["total"] == 2
-    assert set(held["sick"]["by_variant"]) == {"nan", "frozen"}
-    assert held["not_trained"] == ["healthy-001-llama-best: not needed"]
-    assert "sick runs found" in as_text(held)
+    assert held_out["false_alarms"]["total"] == 0
+    assert held_out["sick"]["found"]["total"] == 2
+    assert set(held_out["sick"]["by_variant"]) == {"nan", "frozen"}
+    assert held_out["not_trained"] == ["healthy-001-llama-best: not needed"]
+    assert "sick runs found" in as_text(held_out)
     assert "sick-gpt2-nan-0" in truth_table(read_all(trained), best_of(trained))
 
 

@@ -277,13 +277,13 @@ def test_data_that_fail_lose_nothing_that_was_logged(straight: Path, folder: Pat
 
 
 def test_measurements_and_progress(folder: Path):
-    measured, told = [], []
-    train(folder, measured=measured.append, progress=lambda *both: told.append(both))
+    measured, reported = [], []
+    train(folder, measured=measured.append, progress=lambda *both: reported.append(both))
     assert measured == list(MEASURED_AT)
-    assert told[-1] == (STEPS, STEPS)
-    assert told == sorted(set(told))
-    assert {at for at, _ in told} >= {at for at in MEASURED_AT if at}
-    assert {total for _, total in told} == {STEPS}
+    assert reported[-1] == (STEPS, STEPS)
+    assert reported == sorted(set(reported))
+    assert {at for at, _ in reported} >= {at for at in MEASURED_AT if at}
+    assert {total for _, total in reported} == {STEPS}
 
 
 def test_a_measure_at_the_step_it_goes_on_from_is_not_repeated(straight: Path, begun: Path):
@@ -295,17 +295,17 @@ def test_a_measure_at_the_step_it_goes_on_from_is_not_repeated(straight: Path, b
     assert Ended.of(begun) == Ended.of(straight)
 
 
-def test_slow_steps_are_told_one_by_one_and_quick_ones_together(folder: Path, monkeypatch):
-    told: list[int] = []
+def test_slow_steps_are_reported_one_by_one_and_quick_ones_together(folder: Path, monkeypatch):
+    reported: list[int] = []
     run = Run.open(folder)
-    fit(ensemble((5,), 1e-3, 0.0), run, 227, progress=lambda done, _: told.append(done))
-    pieces = [after - before for before, after in zip([0, *told], told, strict=False)]
+    fit(ensemble((5,), 1e-3, 0.0), run, 227, progress=lambda done, _: reported.append(done))
+    pieces = [after - before for before, after in zip([0, *reported], reported, strict=False)]
     assert pieces[:3] == [1, 2, 4]
     assert max(pieces) == LONGEST_CHUNK
-    told.clear()
+    reported.clear()
     monkeypatch.setattr(module, "CHUNK_SECONDS", 0.0)
-    fit(ensemble((5,), 1e-3, 0.0), run, 5, progress=lambda done, _: told.append(done))
-    assert told == [1, 2, 3, 4, 5]
+    fit(ensemble((5,), 1e-3, 0.0), run, 5, progress=lambda done, _: reported.append(done))
+    assert reported == [1, 2, 3, 4, 5]
 
 
 def test_what_has_ended_is_left_alone(folder: Path):
@@ -356,14 +356,14 @@ def test_it_resumes_with_more_steps(straight: Path, folder: Path):
 def test_one_process_at_a_time(folder: Path):
     holding = (
         "import sys, time; from joma.runs import Run\n"
-        "with Run.open(sys.argv[1]).locked(): print('held', flush=True); time.sleep(600)"
+        "with Run.open(sys.argv[1]).locked(): print('locked', flush=True); time.sleep(600)"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", holding, str(folder)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+        assert other.stdout.readline() == "locked\n"
         with pytest.raises(ValueError, match="in use by another process"):
             fit(ensemble(), Run.open(folder), 3)
     finally:

@@ -134,21 +134,21 @@ def test_a_text_without_validation(text: Path, tmp_path: Path):
     assert np.isfinite(result.loss)
 
 
-def test_the_first_look_comes_after_the_first_validation(
+def test_the_first_measurement_comes_after_the_first_validation(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """What any first pass over a model takes is no cost of the monitor's, and all of it is told."""
+    """What any first pass over a model takes is no cost of the monitor's, and is reported."""
     order, now = [], [0.0]
     monkeypatch.setattr("joma.train.loop.time.monotonic", lambda: now[0])
     for owner, name in ((Trainer, "validation_loss"), (Monitor, "_measure")):
         does = getattr(owner, name)
 
-        def told(*args: Any, name: str = name, does: Any = does, **options: Any) -> Any:
+        def timed(*args: Any, name: str = name, does: Any = does, **options: Any) -> Any:
             order.append(name)
             now[0] += 10
             return does(*args, **options)
 
-        monkeypatch.setattr(owner, name, told)
+        monkeypatch.setattr(owner, name, timed)
     config = make(text, training={"steps": 2}, monitor={"off": False})
     assert begin(config, tmp_path / "run").seconds == 10 * len(order)
     assert order[:2] == ["validation_loss", "_measure"]

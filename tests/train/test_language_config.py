@@ -102,7 +102,7 @@ def test_changes(file: Path):
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(file: Path, changes: list[str], words: str):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are looked for below)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the words are checked below)
         read_config(file, changes)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)

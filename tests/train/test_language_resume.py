@@ -79,7 +79,7 @@ def test_one_that_has_ended_is_made_longer(text: Path, tmp_path: Path, kind: str
     assert longer[0] == straight[0]
     assert longer[2:] == straight[2:]
     assert dict(zip(steps, losses, strict=True)).items() >= measured.items()
-    assert set(steps) - set(measured) == {first} - set(measured)  # its former end was looked at
+    assert set(steps) - set(measured) == {first} - set(measured)  # its former end was measured
     with pytest.raises(ValueError, match=r"steps must be at least 20, which .* made, got 16"):
         begin(lasting(16), tmp_path / "run")
     assert Run.open(tmp_path / "run").config["training"]["steps"] == 20

@@ -21,9 +21,9 @@ def hugging_face_call(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def test_numbers_are_those_of_the_probes(tmp_path: Path) -> None:
     model = hugging_face("llama", num_key_value_heads=1)
-    held = next(batches(5))
+    inputs = next(batches(5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = joma.Monitor(model, run=tmp_path / "run", inputs={"input_ids": held}, ranks=[1, 3])
+    monitor = joma.Monitor(model, run=tmp_path / "run", inputs={"input_ids": inputs}, ranks=[1, 3])
     hugging_face_call(model, next(batches())).backward()
     optimizer.step()
     monitor.step()
@@ -61,7 +61,7 @@ def test_numbers_are_those_of_the_probes(tmp_path: Path) -> None:
     energy = float(shares[:3].sum() / shares.sum())
     assert of_run(run, "gradient_energy_3", module=module)[1] == [pytest.approx(energy, rel=1e-2)]
     with torch.no_grad():
-        seen = model(input_ids=held, output_attentions=False, output_hidden_states=True)
+        seen = model(input_ids=inputs, output_attentions=False, output_hidden_states=True)
         before = layer.get_submodule("input_layernorm")(seen.hidden_states[1])
         positions = torch.arange(LENGTH).unsqueeze(0)
         cos, sin = model.get_submodule("model.rotary_emb")(before, positions)
@@ -76,11 +76,11 @@ def test_numbers_are_those_of_the_probes(tmp_path: Path) -> None:
         ]
 
 
-def test_updates_are_measured_since_the_last_look(tmp_path: Path) -> None:
+def test_updates_are_measured_since_the_last_measurement(tmp_path: Path) -> None:
     model = encoder()
     matrix = model.get_parameter("encoder.layers.0.linear1.weight")
     with joma.Monitor(model, run=tmp_path / "run", inputs=next(batches()), budget=None) as monitor:
-        monitor.step()  # which looks at everything for the first time
+        monitor.step()  # which measures everything for the first time
         before = matrix.detach().clone()
         with torch.no_grad():
             matrix += torch.outer(torch.arange(32.0), torch.ones(16)) / 100
@@ -105,8 +105,8 @@ def test_updates_are_measured_since_the_last_look(tmp_path: Path) -> None:
 def clocked(
     monkeypatch: pytest.MonkeyPatch, first: float = 0.0, **seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Looks that measure nothing and take so long, the first one longer: the time, and theirs."""
-    now, looks = [100.0], []
+    """Measurements of nothing that take so long, the first one longer: the time, and theirs."""
+    now, measured_at = [100.0], []
     for module in ("monitor", "cadence"):
         monkeypatch.setattr(f"joma.train.monitor.{module}.perf_counter", lambda: now[0])
     for kind in ("forward", "weights", "expensive", "moved"):
@@ -114,20 +114,22 @@ def clocked(
         def slow(*args: Any, kind: str = kind, **options: Any) -> Any:
             now[0] += seconds.get(kind, 0.0)
             if kind == "forward":
-                now[0] += 0.0 if looks else first
-                looks.append(now[0])
+                now[0] += 0.0 if measured_at else first
+                measured_at.append(now[0])
                 return [], args[2][0]
             return []
 
         monkeypatch.setattr(f"joma.train.monitor.measure.Measurements.{kind}", slow)
-    return now, looks
+    return now, measured_at
 
 
-def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_measurements_took_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = encoder()
     now, _ = clocked(monkeypatch, forward=1.0, weights=2.0, expensive=4.0, moved=0.5)
-    held = next(batches())
-    with joma.Monitor(model, every=2, run=tmp_path / "run", inputs=held, budget=None) as monitor:
+    inputs = next(batches())
+    with joma.Monitor(model, every=2, run=tmp_path / "run", inputs=inputs, budget=None) as monitor:
         for _ in range(3):  # measured at 0, 1 (everything) and 2, each move a step later
             now[0] += 10
             monitor.step()
@@ -136,19 +138,19 @@ def test_what_looks_took_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "3 steps watched, measurements took 14.5 s, 48.3% of the training's" in monitor.summary()
 
 
-def test_all_looks_the_first_too_take_their_share_in_the_end(
+def test_all_measurements_the_first_too_take_their_share_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = encoder()
-    now, looks = clocked(monkeypatch, forward=0.05, expensive=0.2, first=3.0)
+    now, measured_at = clocked(monkeypatch, forward=0.05, expensive=0.2, first=3.0)
     with joma.Monitor(model, every=10, run=tmp_path / "run", inputs=next(batches())) as monitor:
         for _ in range(8000):
             now[0] += 0.1
             monitor.step()
     assert 0.008 < monitor.seconds / 800 <= 0.01
-    apart = [later - one for one, later in pairwise(looks)]
+    apart = [later - one for one, later in pairwise(measured_at)]
     assert max(apart[:12]) > 25  # while the first is paid, of 3 seconds
-    assert max(apart[-12:]) < 25  # and then as often as looks of .05 s can be
+    assert max(apart[-12:]) < 25  # and then as often as measurements of .05 s can be
 
 
 def test_a_collapse_is_said_in_plain_words(tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_a_model_without_a_map_is_watched_as_far_as_it_goes(
         with joma.Monitor(
             model, every=2, run=tmp_path / "a", attention=names, budget=None
         ) as monitor:
-            train(model, 5, told=monitor.step)
+            train(model, 5, after_step=monitor.step)
     run = Run.open(tmp_path / "a")
     assert of_run(run, "attention_entropy", layer=1, head=-1)[0] == [1, 2, 4]
     assert of_run(run, "gradient_stable_rank", layer=1, module="blocks.1.o")[0] == [1]
@@ -210,14 +212,14 @@ def test_a_model_without_a_map_is_watched_as_far_as_it_goes(
 
     model = Own()
     with joma.Monitor(model, every=2, run=tmp_path / "b", budget=None) as monitor:
-        train(model, 5, told=monitor.step)  # training goes on without attention, too
+        train(model, 5, after_step=monitor.step)  # training goes on without attention, too
     assert (
         "attention not measured since step 1: model must be a Hugging Face model"
         in monitor.summary()
     )
 
 
-def test_gradients_that_are_gone_are_told(tmp_path: Path) -> None:
+def test_gradients_that_are_gone_are_reported(tmp_path: Path) -> None:
     model = encoder()
     with joma.Monitor(model, run=tmp_path / "run", inputs=next(batches())) as monitor:
         monitor.step()
@@ -228,15 +230,15 @@ def test_gradients_that_are_gone_are_told(tmp_path: Path) -> None:
 def test_gradients_are_not_missed_before_a_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, begun: int
 ) -> None:
-    model, held = encoder(), next(batches())
+    model, inputs = encoder(), next(batches())
     with (
         caplog.at_level(logging.WARNING, "joma.monitor"),
-        joma.Monitor(model, run=tmp_path / "run", inputs=held, step=begun) as monitor,
+        joma.Monitor(model, run=tmp_path / "run", inputs=inputs, step=begun) as monitor,
     ):
         monitor.measure()  # at everything
         assert not caplog.records
         assert "is not measured" not in monitor.summary()
-        train(model, 1, told=monitor.step)
+        train(model, 1, after_step=monitor.step)
         monitor.measure()  # after zero_grad
     (said,) = [record.getMessage() for record in caplog.records]
     assert "call step() before zero_grad()" in said
@@ -246,15 +248,15 @@ def test_gradients_are_not_missed_before_a_step(
     assert begun not in of_run(run, "gradient_norm", module=module)[0]
 
 
-def test_a_look_before_any_input_turns_nothing_off(tmp_path: Path) -> None:
+def test_a_measurement_before_any_input_turns_nothing_off(tmp_path: Path) -> None:
     model = encoder()
     with joma.Monitor(model, run=tmp_path / "run", step=20) as monitor:
         monitor.measure()
-        train(model, 1, told=lambda loss: (monitor.step(loss), monitor.measure())[0])
+        train(model, 1, after_step=lambda loss: (monitor.step(loss), monitor.measure())[0])
     assert of_run(Run.open(tmp_path / "run"), "attention_entropy", layer=0, head=-1)[0] == [21]
 
 
-def test_what_is_held_is_the_first_training_batch_cut(tmp_path: Path) -> None:
+def test_what_is_kept_is_the_first_training_batch_cut(tmp_path: Path) -> None:
     model = encoder()
     with torch.no_grad():
         model.eval()
@@ -265,33 +267,33 @@ def test_what_is_held_is_the_first_training_batch_cut(tmp_path: Path) -> None:
     model(tokens)
     monitor.step()
     monitor.close()
-    held = monitor._inputs.batches
-    assert held is not None
-    (args, _) = held[0].calls[0]
+    kept = monitor._inputs.batches
+    assert kept is not None
+    (args, _) = kept[0].calls[0]
     assert torch.equal(args[0], tokens[: 2048 // LENGTH])
 
 
-def test_loggers_are_told_and_an_error_in_the_loop_loses_nothing(tmp_path: Path) -> None:
-    told: list[tuple[int, dict[str, float]]] = []
+def test_loggers_are_called_and_an_error_in_the_loop_loses_nothing(tmp_path: Path) -> None:
+    logged: list[tuple[int, dict[str, float]]] = []
     model = encoder()
     monitor = joma.Monitor(
         model,
         every=2,
         run=tmp_path / "run",
         budget=None,
-        loggers=[lambda step, values: told.append((step, dict(values)))],
+        loggers=[lambda step, values: logged.append((step, dict(values)))],
     )
 
     def tell(loss: Tensor) -> None:
         monitor.step(loss, learning_rate=0.1)
-        if len(told) == 5:  # with the moves after steps 1 and 2
+        if len(logged) == 5:  # with the moves after steps 1 and 2
             raise RuntimeError("of one's own")
 
     with pytest.raises(RuntimeError, match="of one's own"), monitor:
-        train(model, 9, told=tell)
-    steps = [step for step, values in told if "loss" in values]
+        train(model, 9, after_step=tell)
+    steps = [step for step, values in logged if "loss" in values]
     assert steps == [1, 2, 4]
-    assert {"learning_rate", "attention_entropy/layer0/head1"} <= told[0][1].keys()
+    assert {"learning_rate", "attention_entropy/layer0/head1"} <= logged[0][1].keys()
     assert of_run(Run.open(tmp_path / "run"), "loss")[0] == [1, 2, 3, 4]
     monitor.close()  # again
     monitor.step()
@@ -302,7 +304,7 @@ def test_a_training_that_goes_on_counts_on(tmp_path: Path) -> None:
     run = Run.create("mine", {}, out=tmp_path / "run")
     model = encoder()
     with joma.Monitor(model, every=10, run=run, step=20, budget=None) as monitor:
-        train(model, 11, told=monitor.step)
+        train(model, 11, after_step=monitor.step)
     assert of_run(run, "attention_uniform", layer=0)[0] == [30]
     assert of_run(run, "loss")[0] == list(range(21, 32))
 

@@ -258,7 +258,7 @@ def test_a_mask_as_large_as_the_batch_is_not_cut(tmp_path: Path, mask: str) -> N
     assert even == [pytest.approx(float(torch.arange(1, 65).log().mean()), rel=1e-4)]
 
 
-def test_inputs_the_model_does_not_take_cut_are_held_whole() -> None:
+def test_inputs_the_model_does_not_take_cut_are_kept_whole() -> None:
     class Whole(nn.Module):
         def forward(self, x: Tensor, table: Tensor) -> Tensor:
             assert len(x) == len(table) == 300
@@ -272,10 +272,10 @@ def test_inputs_the_model_does_not_take_cut_are_held_whole() -> None:
 
 def test_a_matrix_that_is_not_finite_stops_no_other(tmp_path: Path) -> None:
     model = hugging_face("llama")
-    held = {"input_ids": next(batches())}
+    inputs = {"input_ids": next(batches())}
     broken = model.get_parameter("model.layers.0.mlp.gate_proj.weight")
     query = model.get_parameter("model.layers.0.self_attn.q_proj.weight")
-    with joma.Monitor(model, every=1, run=tmp_path / "run", inputs=held, budget=None) as monitor:
+    with joma.Monitor(model, every=1, run=tmp_path / "run", inputs=inputs, budget=None) as monitor:
         for step in range(1, 4):
             with torch.no_grad():
                 for weight in (broken, query):
@@ -361,7 +361,7 @@ def test_a_monitor_that_is_forgotten_holds_no_model_and_no_folder(
     model = encoder()
     monitor = joma.Monitor(model, run=tmp_path / "run", theorem1=0)
     if called:
-        train(model, 1, told=monitor.step)
+        train(model, 1, after_step=monitor.step)
     alive, watching = weakref.ref(model), weakref.ref(monitor)
     del model
     gc.collect()
@@ -414,7 +414,7 @@ def test_a_model_compiled_in_place_after_the_monitor_was_made_is_measured(tmp_pa
     model = encoder()
     with joma.Monitor(model, every=1, run=tmp_path / "run", budget=None) as monitor:
         model.compile(backend="eager")
-        train(model, 3, told=monitor.step)
+        train(model, 3, after_step=monitor.step)
     steps = of_run(Run.open(tmp_path / "run"), "attention_entropy", layer=0, head=-1)[0]
     assert steps == [2, 3]
     assert vars(model)["_compiled_call_impl"] is not None

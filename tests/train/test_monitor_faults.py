@@ -41,10 +41,10 @@ def train(
     make: Model,
     *,
     at: At = nothing,
-    told: Callable[[nn.Module, Tensor], Any] | None = None,
+    after_step: Callable[[nn.Module, Tensor], Any] | None = None,
     watch: Callable[[nn.Module], None] = lambda model: None,
 ) -> list[float]:
-    """Losses of a training; `at` changes the model after a step, `told` is the monitor."""
+    """Losses of a training; `at` changes the model after a step, `after_step` is the monitor."""
     torch.manual_seed(3)
     model = make()
     watch(model)
@@ -55,8 +55,8 @@ def train(
         loss = loss_of(model(tokens), tokens)
         loss.backward()
         optimizer.step()
-        if told is not None:
-            told(model, loss)
+        if after_step is not None:
+            after_step(model, loss)
         at(step, model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer.zero_grad()
@@ -92,7 +92,7 @@ def watched(case: Case, folder: Path, **more: Any) -> tuple[list[float], joma.Mo
     def watch(model: nn.Module) -> None:
         monitors.append(joma.Monitor(model, **options))
 
-    def told(model: nn.Module, loss: Tensor) -> None:
+    def after_step(model: nn.Module, loss: Tensor) -> None:
         monitor = monitors[0]
         monitor.step(loss if case.loss is None else case.loss)
         if monitor._step in (2, 4):
@@ -100,7 +100,7 @@ def watched(case: Case, folder: Path, **more: Any) -> tuple[list[float], joma.Mo
         if case.meanwhile is not None:
             case.meanwhile(monitor._step, monitor)
 
-    losses = train(case.make, at=case.at, told=told, watch=watch)
+    losses = train(case.make, at=case.at, after_step=after_step, watch=watch)
     monitors[0].close()
     return losses, monitors[0]
 

@@ -66,8 +66,8 @@ def planted(
 
 
 def written(folder: Path) -> list[tuple[str, str]]:
-    held = Run.open(folder).read_json("findings")
-    return [(one["kind"], one["severity"]) for one in held["findings"]]
+    stored = Run.open(folder).read_json("findings")
+    return [(one["kind"], one["severity"]) for one in stored["findings"]]
 
 
 def test_a_finding_is_reported_once_and_again_where_it_gets_worse(
@@ -109,13 +109,13 @@ def test_findings_json_is_what_holds_now(tmp_path: Path, monkeypatch: pytest.Mon
         [],  # a loss that came back has not diverged
         [("frozen", "note")],
     ]
-    held = json.loads((tmp_path / "run" / "findings.json").read_text())
-    assert held["findings"][0] == finding("frozen", "note").as_json()
-    assert list(held["findings"][0]) == [
+    stored = json.loads((tmp_path / "run" / "findings.json").read_text())
+    assert stored["findings"][0] == finding("frozen", "note").as_json()
+    assert list(stored["findings"][0]) == [
         *("kind", "severity", "step", "sentence", "advice", "evidence", "module", "layer", "head")
     ]
-    assert held["not_judged"] == [{"kind": "rank_collapse", "needs": "4 measurements"}]
-    assert monitor.judgement.as_json() == held
+    assert stored["not_judged"] == [{"kind": "rank_collapse", "needs": "4 measurements"}]
+    assert monitor.judgement.as_json() == stored
     monitor.close()
 
 

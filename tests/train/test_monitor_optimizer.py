@@ -79,7 +79,7 @@ def test_an_optimizer_is_not_kept_alive(tmp_path: Path) -> None:
     assert of_run(Run.open(tmp_path / "run"), "learning_rate") == ([1], [0.1])
 
 
-def test_several_optimizers_and_what_only_looks_like_one() -> None:
+def test_several_optimizers_and_what_only_resembles_one() -> None:
     model = encoder()
     first = torch.optim.SGD(model.encoder.parameters(), lr=0.1, weight_decay=0.2)
     second = SimpleNamespace(param_groups=[{"params": [model.output.weight], "lr": 0.4}])

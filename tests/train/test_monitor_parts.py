@@ -1,4 +1,4 @@
-"""The monitor's parts one by one: when to look, Theorem 1 on a layer, ranks of Q·K, held inputs."""
+"""The monitor's parts: when to measure, Theorem 1 on a layer, ranks of Q·K, kept inputs."""
 
 import math
 from types import SimpleNamespace
@@ -157,7 +157,7 @@ def test_measurements_that_were_asked_for_put_nothing_off(monkeypatch: pytest.Mo
     assert one.budget.due == due
 
 
-def test_cudnn_makes_no_plans_for_a_look() -> None:
+def test_cudnn_makes_no_plans_for_a_measurement() -> None:
     cuda = torch.backends.cuda
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
         with _attention_without_plans():
@@ -324,7 +324,7 @@ class Restless(nn.Module):
         return nn.functional.dropout(x * self.weight, 0.5, training=True) * np.random.rand()  # noqa: NPY002
 
 
-def test_a_look_leaves_nothing_behind() -> None:
+def test_a_measurement_leaves_nothing_behind() -> None:
     model, x = Restless(), torch.ones(4, 3)
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
@@ -346,13 +346,13 @@ def test_a_look_leaves_nothing_behind() -> None:
 
 
 def seen_twice(autocast: bool) -> tuple[list[Tensor], float]:
-    """The scores and the residual of two looks at a layer, in a model that runs in autocast."""
+    """The scores and the residual of two measurements of a layer, in a model in autocast."""
     model = nn.Sequential(nn.Identity())
     parts = Parts(None, (), (), (), {0: "0"}, frozenset(), {})
     theorem, scores, values = Theorem1(0), [], []
     with torch.autocast("cpu", torch.float16, enabled=autocast):
-        for look in range(2):
-            query, key = (normal(1, 2, 12, 16, seed=2 * look + k) for k in range(2))
+        for turn in range(2):
+            query, key = (normal(1, 2, 12, 16, seed=2 * turn + k) for k in range(2))
             with theorem.watching(model, parts):
                 model(normal(1, 12, 8))
                 theorem.see(AttentionCall("0", 0, query, key))
@@ -360,7 +360,7 @@ def seen_twice(autocast: bool) -> tuple[list[Tensor], float]:
             expected = (query[0].double() @ key[0].double().mT / 4).float()
             torch.testing.assert_close(theorem._scores_HTS, expected, rtol=1e-5, atol=1e-6)
             scores.append(theorem._scores_HTS)
-            values += [row.value for row in theorem.rows(normal(5, 8, seed=9 + look))]
+            values += [row.value for row in theorem.rows(normal(5, 8, seed=9 + turn))]
         (value,) = values
     return scores, value
 
@@ -371,7 +371,7 @@ def test_theorem_1_is_measured_in_float32_whatever_the_autocast() -> None:
     assert plain[1] == half[1]
 
 
-def test_a_look_inside_autocast_leaves_weights_uncached() -> None:
+def test_a_measurement_inside_autocast_leaves_weights_uncached() -> None:
     model = nn.Linear(3, 3)
     x = torch.ones(2, 3)
     with torch.autocast("cpu", torch.float16):
@@ -399,8 +399,8 @@ def test_nothing_is_cached_while_a_model_is_measured_in_autocast() -> None:
 def test_sequences_that_come_second_are_cut_there() -> None:
     attention = nn.MultiheadAttention(8, 2)
     x = normal(100, 50, 8)
-    held = MeasurementInputs.seen(attention, (x, x, x), {"need_weights": False}, "cpu")
-    (args, kwargs) = held[0].calls[0]
+    kept = MeasurementInputs.seen(attention, (x, x, x), {"need_weights": False}, "cpu")
+    (args, kwargs) = kept[0].calls[0]
     assert args[0].shape == (100, math.floor(2048 / 100), 8)
     assert kwargs == {"need_weights": False}
 

@@ -54,8 +54,10 @@ def train(model: nn.Module, monitor: Any, rank: int, ranks: int) -> list[float]:
     return losses
 
 
-def watched(model: nn.Module, folder: Path, rank: int, ranks: int, held: Tensor) -> list[float]:
-    with joma.Monitor(model, every=2, run=folder, inputs=held, budget=None, theorem1=1) as monitor:
+def watched(model: nn.Module, folder: Path, rank: int, ranks: int, inputs: Tensor) -> list[float]:
+    with joma.Monitor(
+        model, every=2, run=folder, inputs=inputs, budget=None, theorem1=1
+    ) as monitor:
         return train(model, monitor, rank, ranks)
 
 
@@ -142,9 +144,9 @@ def _work(rank: int, place: str) -> None:
         done: dict[str, Any] = {}
         for kind in ("ddp", "fsdp2"):
             alone = train(parallel(kind), None, rank, 2)
-            # What is held by the second process is another batch: that of the first counts.
-            held = next(batches(9 + rank))
-            done[kind] = (alone, watched(parallel(kind), folder / kind, rank, 2, held))
+            # The inputs of the second process are another batch: that of the first counts.
+            inputs = next(batches(9 + rank))
+            done[kind] = (alone, watched(parallel(kind), folder / kind, rank, 2, inputs))
         model = parallel("fsdp2")  # on what it sees itself, at its own cadence
         with joma.Monitor(model, every=2, run=folder / "seen") as monitor:
             done["seen"] = (done["fsdp2"][0], train(model, monitor, rank, 2))
@@ -211,6 +213,6 @@ def test_processes_stop_together(folder: Path) -> None:
     assert ends == [[6, "It collapsed."] * 2, [6, another] * 2]
 
 
-def test_what_every_process_sees_itself_is_held_as_the_first_has_it(folder: Path) -> None:
+def test_what_every_process_sees_itself_is_kept_as_the_first_has_it(folder: Path) -> None:
     columns = Run.open(folder / "seen").metrics.read("attention_entropy")
     assert 1 in columns["step"]

@@ -118,7 +118,7 @@ def trained(
         model = Block(queries=queries, **options)
     classes = torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), 64, True, generator=dice)
     tokens = sequences(classes, counts, apart, queries, dice)
-    held = torch.cat([torch.arange(TOKENS).repeat_interleave(counts), torch.tensor([TOKENS])])
+    inputs = torch.cat([torch.arange(TOKENS).repeat_interleave(counts), torch.tensor([TOKENS])])
     logits = model.block.self_attn.in_proj_weight
     rest = [p for p in model.parameters() if p.requires_grad and p is not logits]
     groups = [{"params": rest, "lr": rate}, {"params": [logits], "lr": logit_rate}]
@@ -127,7 +127,7 @@ def trained(
         model,
         every=every,
         run=folder,
-        inputs=held.unsqueeze(0),
+        inputs=inputs.unsqueeze(0),
         budget=None,
         theorem1=0,
         metrics=["theorem1_residual"],
@@ -174,7 +174,7 @@ def test_attention_that_is_not_even_counts_as_the_theorem_says(tmp_path: Path, s
     assert max(map(abs, residuals)) < 1e-5
 
 
-def test_attention_that_moves_is_followed_from_look_to_look(tmp_path: Path) -> None:
+def test_attention_that_moves_is_followed_from_one_measurement_to_the_next(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rate": 0.03, "logit_rate": 3000.0}
     for every in (1, 60):  # it moves most in the beginning, where measurements are dense
         residuals, _ = trained(tmp_path / f"{every}", every=every, **options)

@@ -80,7 +80,7 @@ def test_losses_are_the_same_to_the_bit_with_the_monitor_on_and_off(
     model = make()
     python = random.getstate()
     with joma.Monitor(model, every=4, run=tmp_path / "run", budget=None, theorem1=1) as monitor:
-        watched = train(model, STEPS, told=monitor.step, **options)
+        watched = train(model, STEPS, after_step=monitor.step, **options)
     assert watched[0] == alone[0]
     assert all(torch.equal(watched[1][name], tensor) for name, tensor in alone[1].items())
     assert torch.equal(watched[2], alone[2])
@@ -94,7 +94,7 @@ def test_losses_are_the_same_to_the_bit_with_the_monitor_on_and_off(
         if name.startswith("projection_"):  # of optimizers that project gradients
             continue
         known = name if name != "gradient_energy" else "gradient_energy_8"
-        if name != "update_stable_rank":  # which needs two of the rarer looks
+        if name != "update_stable_rank":  # which needs two of the rarer measurements
             assert of_run(run, known)[0], name
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert all(module.training for module in model.modules())
