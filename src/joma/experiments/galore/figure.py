@@ -163,7 +163,7 @@ def _draw_captured(ax: Axes, results: GaloreResults) -> None:
         old = results.by_step(f"captured_after_{lag}")
         steps = [step + 1 for step in old]
         values = [one.mean() for one in old.values()]
-        ax.plot(steps, values, "o-", ms=4, color=color, label=f"{lag} steps later")
+        ax.plot(steps, values, "o-", ms=4, color=color, label=f"{lag} step{'s' * (lag > 1)} later")
     own = results.by_step("gradient_captured")
     ax.plot(
         [step + 1 for step in own],
