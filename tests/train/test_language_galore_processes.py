@@ -1,22 +1,18 @@
 """Two processes train by GaLore what one trains, with DDP and with FSDP2, also when they resume."""
 
 import contextlib
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from joma.errors import JomaError
 from joma.runs import Run
-from joma.train.language import Config, Processes, joined, series_folder, train
-from tests.train._language import STEPS, Stop, begin, logged, make, stop_after, write_text
+from joma.train.language import Config, Processes, series_folder, train
+from tests.train._language import STEPS, Stop, begin, logged, make, stop_after
+from tests.train._processes import main, two_processes
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp": ("none", {}),
@@ -55,36 +51,10 @@ def _together(place: Path, processes: Processes) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
     folder = tmp_path_factory.mktemp("galore")
-    write_text(folder / "text")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    around = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "JOMA_CACHE": str(folder / "cache"),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JOMA_CACHE", around["JOMA_CACHE"])
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.train.test_language_galore_processes", str(folder)],
-                cwd=Path(__file__).parents[2],
-                env={**around, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stderr=subprocess.PIPE,
-            )
-            for rank in range(2)
-        ]
+    with two_processes("tests.train.test_language_galore_processes", folder, 450):
         begin(config(folder / "text"), folder / "alone")
         begin(config(folder / "text", bits=8, projector_bits=8), folder / "alone, eight bits")
-        ends = [child.communicate(timeout=450)[1].decode() for child in children]
-    assert [child.returncode for child in children] == [0, 0], "\n".join(ends)
     return folder
 
 
@@ -118,6 +88,4 @@ def test_one_resumes_what_two_began(place: Path, monkeypatch: pytest.MonkeyPatch
 
 
 if __name__ == "__main__":
-    with joined("cpu") as these:
-        _together(Path(sys.argv[1]), these)
-    os._exit(0)  # threads of gloo may end after the interpreter, which aborts then
+    main(_together)

@@ -1,21 +1,17 @@
 """Two processes train what one trains, with DDP and with FSDP2, also when they go on."""
 
 import contextlib
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from joma.models import Series, load
 from joma.runs import Run
-from joma.train.language import FailedElsewhereError, Processes, joined, series_folder, train
-from tests.train._language import STEPS, Stop, begin, logged, make, stop_after, write_text
+from joma.train.language import FailedElsewhereError, Processes, series_folder, train
+from tests.train._language import STEPS, Stop, begin, logged, make, stop_after
+from tests.train._processes import main, two_processes
 
 WATCHING = {
     "off": False,
@@ -45,35 +41,9 @@ def _together(place: Path, processes: Processes) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("this torch has no gloo")
     folder = tmp_path_factory.mktemp("processes")
-    write_text(folder / "text")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    around = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "JOMA_CACHE": str(folder / "cache"),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JOMA_CACHE", around["JOMA_CACHE"])
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.train.test_language_processes", str(folder)],
-                cwd=Path(__file__).parents[2],
-                env={**around, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stderr=subprocess.PIPE,
-            )
-            for rank in range(2)
-        ]
+    with two_processes("tests.train.test_language_processes", folder):
         begin(config(folder / "text"), folder / "alone")
-        ends = [child.communicate(timeout=600)[1].decode() for child in children]
-    assert [child.returncode for child in children] == [0, 0], "\n".join(ends)
     return folder
 
 
@@ -129,5 +99,4 @@ def test_who_did_not_fail_says_so(monkeypatch: pytest.MonkeyPatch):
 
 
 if __name__ == "__main__":
-    with joined("cpu") as these:
-        _together(Path(sys.argv[1]), these)
+    main(_together)
