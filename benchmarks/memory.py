@@ -24,7 +24,7 @@ from joma.models.blank import PRESETS, blank_model, preset_config
 from joma.optim import AdamW8bit, GaLoreAdamW
 from joma.train.memory import (
     OPTIMIZERS,
-    Projection,
+    ProjectionSettings,
     TrainingSetup,
     estimate_memory,
     parameter_costs,
@@ -51,10 +51,10 @@ class Case:
     clip: bool = False
 
     @property
-    def projection(self) -> Projection:
+    def projection(self) -> ProjectionSettings:
         """Settings of GaLore, of which LoRA takes the rank."""
         rank = self.rank or PRESETS[self.model].rank
-        return Projection(
+        return ProjectionSettings(
             rank, bits=self.bits, projector_bits=self.projector_bits, per_layer=self.per_layer
         )
 
@@ -96,9 +96,9 @@ CASES = (
     Case("llama-7b", "galore-adamw", 1, 2048, True, projector_bits=8, **EIGHT),
 )
 STATES = {
-    "bf16": Projection(1),
-    "8-bit moments": Projection(1, bits=8),
-    "8-bit moments and bases": Projection(1, bits=8, projector_bits=8),
+    "bf16": ProjectionSettings(1),
+    "8-bit moments": ProjectionSettings(1, bits=8),
+    "8-bit moments and bases": ProjectionSettings(1, bits=8, projector_bits=8),
 }
 
 

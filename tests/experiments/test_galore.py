@@ -19,8 +19,8 @@ from joma.experiments.galore.setting import (
     GROUPS,
     READINGS,
     SIZES,
-    Network,
-    Rate,
+    GaLoreNetwork,
+    LearningRate,
     networks_of,
     tuning,
 )
@@ -29,8 +29,14 @@ from joma.runs import Run
 
 EXPERIMENT = EXPERIMENTS["galore"]
 TINY, FULL = SIZES["tiny"], SIZES["full"]
-LOW = Rate(1e-2, 0.25)
-RATES = {"full": Rate(1e-3), "galore": LOW, "svd": LOW, "residual": LOW, "lora": Rate(2e-3)}
+LOW = LearningRate(1e-2, 0.25)
+RATES = {
+    "full": LearningRate(1e-3),
+    "galore": LOW,
+    "svd": LOW,
+    "residual": LOW,
+    "lora": LearningRate(2e-3),
+}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,7 @@ def test_what_is_done_is_not_done_again(run: Run, monkeypatch: pytest.MonkeyPatc
     for group in GROUPS:
         wanted = networks_of(group, TINY, best)
         training.train_networks(run, wanted, TINY, EXPERIMENT.request(scale="tiny"), group)
-    other = [TINY.network("galore", Rate(0.5))]
+    other = [TINY.network("galore", LearningRate(0.5))]
     with pytest.raises(pytest.fail.Exception, match="trained again"):
         training.train_networks(run, other, TINY, EXPERIMENT.request(scale="tiny"), "other")
 
@@ -209,7 +215,7 @@ class TestLoRA:
         text = networks.load_text(TINY, "cpu")
         batch = text.batch(0, 0, 4)
         model: Any = networks.make_model(TINY, 3, "cpu")
-        optimizer = networks.make_optimizer(model, Network("full", Rate(1e-2)), "cpu")
+        optimizer = networks.make_optimizer(model, GaLoreNetwork("full", LearningRate(1e-2)), "cpu")
         for step in range(3):
             networks.loss_of(model, text.batch(0, step, 4)).backward()
             optimizer.step()
@@ -290,7 +296,7 @@ class TestStudy:
         assert read("weight_stable_rank") == pytest.approx({1: 1.25, 2: 3.0})
 
 
-def made(losses: dict[Network, float], **fields) -> GaloreResults:
+def made(losses: dict[GaLoreNetwork, float], **fields) -> GaloreResults:
     outcomes = {
         network: {"validation_loss": loss, "state_bytes": 8, "seconds": 0.1}
         for network, loss in losses.items()

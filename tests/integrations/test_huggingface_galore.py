@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
 
 from joma.errors import JomaError
-from joma.integrations._passes import Passes
+from joma.integrations._passes import BackwardPasses
 from joma.integrations.huggingface import PerLayerCallback
 from joma.optim import AdamW8bit, GaLoreAdamW
 from tests.integrations.test_huggingface import Sequences, Stopping
@@ -186,9 +186,9 @@ def test_what_a_trainer_does_after_the_pass_is_refused() -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     optimizer = GaLoreAdamW(model, rank=2, per_layer=True, verbose=False)
 
-    def passes(of: Any, **settings: Any) -> Passes:
+    def passes(of: Any, **settings: Any) -> BackwardPasses:
         usual: dict[str, Any] = {"clip": None, "setting": "clip", "scaled": False, "processes": 1}
-        return Passes([of], **{**usual, **settings})
+        return BackwardPasses([of], **{**usual, **settings})
 
     with pytest.raises(JomaError, match="bfloat16 or float32"):
         passes(optimizer, scaled=True)

@@ -1,6 +1,7 @@
 """GaLore: against galore-torch, AdamW and SGD; accumulation, clipping, state, errors."""
 
 import copy
+import gc
 import importlib
 import importlib.util
 import itertools
@@ -385,6 +386,84 @@ def test_rounding_does_not_move_weights_where_there_is_no_gradient(shape, projec
     assert values[3] < 1e-5 * values[0]
 
 
+def test_directions_without_a_first_gradient_learn_later():
+    """The gradient that chooses the subspace has rank 1, later ones have rank 4 in the basis."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(24, 16))
+    optimizer = GaLoreAdamW([weight], 0.1, rank=15, gap=1000, verbose=False)
+    weight.grad = torch.randn(24, 1) @ torch.randn(1, 16)
+    optimizer.step()
+    for _ in range(5):
+        weight.grad = torch.randn(24, 16)
+        optimizer.step()
+    values = torch.linalg.svdvals(weight.detach())
+    assert values[14] > 0.05 * values[0]
+
+
+@pytest.mark.parametrize("rank", [4, 0.9])
+def test_a_subspace_is_chosen_at_the_first_gradient_that_is_not_zero(rank):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(24, 16))
+    optimizer = GaLoreAdamW([weight], 0.1, rank=rank, gap=1000, verbose=False)
+    for _ in range(3):
+        weight.grad = torch.zeros(24, 16)
+        optimizer.step()
+    weight.grad = torch.randn(24, 4) @ torch.randn(4, 16)
+    optimizer.step()
+    (matrix,) = optimizer.projected
+    assert matrix.refreshes == 1
+    assert (matrix.captured or 0) > 0.85
+    assert matrix.rank is not None
+    assert matrix.rank > 1
+
+
+def test_a_refresh_waits_for_a_gradient_that_is_not_zero():
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(24, 16))
+    optimizer = GaLoreAdamW([weight], 0.1, rank=4, gap=5, stagger=False, verbose=False)
+    counts = []
+    for step in range(8):
+        weight.grad = torch.zeros(24, 16) if step == 5 else torch.randn(24, 16)
+        optimizer.step()
+        counts.append(optimizer.projected[0].refreshes)
+    assert counts == [1, 1, 1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("moments", ["keep", "project", "rotate", "align", "reset"])
+def test_updates_stay_bounded_when_the_basis_turns(moments):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(24, 16))
+    optimizer = GaLoreAdamW(
+        [weight], 1e-3, rank=8, gap=50, moments=moments, stagger=False, verbose=False
+    )
+    left, right = torch.randn(24, 1), torch.randn(1, 16)
+    largest = 0.0
+    for step in range(120):
+        weight.grad = left @ right if step < 50 else torch.randn(24, 16)
+        before = weight.detach().clone()
+        optimizer.step()
+        largest = max(largest, (weight.detach() - before).norm().item())
+    assert largest < 5 * 1e-3 * (24 * 8) ** 0.5
+
+
+def test_an_optimizer_that_is_gone_moves_nothing():
+    model = network()
+    optimizer = make(model, per_layer=True)
+    loss_of(model, batch(0)).backward()
+    optimizer.step()
+    del optimizer
+    gc.collect()
+    before = copy.deepcopy(model)
+    loss_of(model, batch(1)).backward()
+    assert difference(model, before) == 0
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_large_seeds():
+    model = network()
+    train(model, make(model, seed=20240601), 2)
+
+
 def test_rank_as_captured_energy():
     model = network()
     optimizer = make(model, rank=0.9)
@@ -466,6 +545,8 @@ def test_parameters_added_later():
         ({"betas": (1.0, 0.9)}, r"first of betas must lie in \[0, 1\)"),
         ({"clip_norm": 0.0}, "clip_norm must be positive"),
         ({"groups": [{"match": "decoder", "rank": 4}]}, "no parameter's name matches 'decoder'"),
+        ({"groups": [{"match": "0", "moments": "rotat"}]}, "moments must be one of keep, rotate"),
+        ({"groups": [{"match": "0", "betas": (2, 5)}]}, "first of betas"),
         ({"groups": [{"rank": 4}]}, "must have a regular expression as 'match'"),
         ({"groups": [{"match": "0", "ranks": 4}]}, "a group has no setting 'ranks'"),
     ],

@@ -101,8 +101,25 @@ def work(rank, folder):
             weights = {name: one.full_tensor() for name, one in model.state_dict().items()}
         if rank == 0:
             torch.save(weights, f"{folder}/{number}.pt")
+    unused_layers(rank, folder)
     bytes_of_steps(rank, folder)
     dist.destroy_process_group()
+
+
+def unused_layers(rank, folder):
+    """Train layers of which each process uses another one."""
+    torch.manual_seed(0)
+    layers = nn.ModuleDict({name: nn.Linear(16, 16) for name in "abc"})
+    model = nn.parallel.DistributedDataParallel(layers, find_unused_parameters=True)
+    optimizer = GaLoreAdamW(model, 1e-2, rank=4, verbose=False)
+    for step in range(4):
+        torch.manual_seed(10 * step + rank)
+        optimizer.zero_grad()
+        hidden = layers["a"](torch.randn(8, 16))
+        layers["bc"[rank]](hidden).square().mean().backward()
+        optimizer.step()
+    sums = [float(one.detach().sum()) for one in layers.parameters()]
+    Path(folder, f"unused-{rank}").write_text(repr(sums))
 
 
 def bytes_of_steps(rank, folder):
@@ -166,6 +183,10 @@ def test_saved_on_two_processes_and_loaded_on_one(trained, number):
     train(model, fresh, slice(0, 16), LATER, first=STEPS, passes=case[5])
     for name, weights in whole.state_dict().items():
         assert torch.allclose(model.state_dict()[name], weights, atol=1e-5), name
+
+
+def test_processes_stay_equal_where_each_uses_another_layer(trained):
+    assert (trained / "unused-0").read_text() == (trained / "unused-1").read_text()
 
 
 def test_bytes_reduced_are_a_quarter_and_a_little(trained):

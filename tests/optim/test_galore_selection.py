@@ -8,8 +8,8 @@ from torch import nn
 from joma.errors import JomaError
 from joma.optim import GaLoreAdamW
 from joma.optim.galore.subspace import (
+    BasisSearch,
     GradientMatrix,
-    Search,
     choose_side,
     orthonormal,
     power_bases,
@@ -159,7 +159,7 @@ def test_one_power_iteration_finds_the_subspace(name, side, start):
     matrix = (left * values) @ right.mT
     directions = left if side == "left" else right
     old = {"random": None, "old": directions[:, 4:28], "useless": directions[:, 48:72]}[start]
-    (basis,) = power_bases([Search(GradientMatrix(matrix), side, 24, old, random)])
+    (basis,) = power_bases([BasisSearch(GradientMatrix(matrix), side, 24, old, random)])
     assert torch.allclose(basis.mT @ basis, torch.eye(24), atol=1e-5)
     inside = GradientMatrix(matrix).project(basis, side).square().sum() / matrix.square().sum()
     best = values[:24].square().sum() / values.square().sum()

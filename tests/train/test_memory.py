@@ -17,7 +17,7 @@ from joma.optim import AdamW8bit, GaLoreAdamW
 from joma.train.memory import (
     OPTIMIZERS,
     PARTS,
-    Projection,
+    ProjectionSettings,
     TrainingSetup,
     card_memory,
     default_rank,
@@ -97,7 +97,9 @@ def trained(model, optimizer):
 
 
 def estimated_states(folder, name, projection=None, dtype=torch.bfloat16):
-    costs = parameter_costs(blank_model(folder, dtype), name, projection or Projection(RANK))
+    costs = parameter_costs(
+        blank_model(folder, dtype), name, projection or ProjectionSettings(RANK)
+    )
     return sum(one.states for one in costs.values()), sum(one.projectors for one in costs.values())
 
 
@@ -129,7 +131,7 @@ def test_states_of_galore_are_those_of_the_optimizer(folder, side, bits, project
     settings = {"side": side, "bits": bits, "projector_bits": projector_bits}
     model = real_model(folder, torch.bfloat16)
     real = trained(model, GaLoreAdamW(model, rank=RANK, verbose=False, **settings))
-    assert estimated_states(folder, "galore-adamw", Projection(RANK, **settings)) == real
+    assert estimated_states(folder, "galore-adamw", ProjectionSettings(RANK, **settings)) == real
     assert real[1] > 0
 
 
@@ -145,7 +147,7 @@ def test_lora_is_that_of_peft(folder):
     saved = training_passes(blank, BATCH, WINDOW).saved
     assert saved == pytest.approx(_saved_bytes(real), rel=0.02)
     assert trained(real, optimizer)[0] == sum(
-        one.states for one in parameter_costs(blank, "lora", Projection(RANK)).values()
+        one.states for one in parameter_costs(blank, "lora", ProjectionSettings(RANK)).values()
     )
     sizes = [sum(one.nbytes for one in model.parameters()) for model in (blank, real)]
     assert sizes[0] == sizes[1]
@@ -228,7 +230,7 @@ def profiled_peak(work):
 def estimates(folder, *names, projection=None, **setup) -> Any:
     setup = {"batch": BATCH, "window": WINDOW, **setup}
     found = estimate_memory(
-        folder, TrainingSetup(**setup), projection or Projection(RANK), names or OPTIMIZERS
+        folder, TrainingSetup(**setup), projection or ProjectionSettings(RANK), names or OPTIMIZERS
     )
     return found[0] if len(names) == 1 else found
 
@@ -273,7 +275,7 @@ def test_the_peak_of_a_training_step_is_that_of_the_allocator(llama, name, setti
             optimizer.zero_grad()
 
     measured = profiled_peak(train)
-    projection = Projection(RANK, **settings)
+    projection = ProjectionSettings(RANK, **settings)
     found = estimates(llama, name, projection=projection, dtype="fp32", clip=clip)
     assert found.total - found.parts["weights"] - CUBLAS == pytest.approx(measured, rel=0.03)
 
@@ -295,7 +297,9 @@ def test_weights_and_all_gradients_of_the_step(llama):
 def test_per_layer_keeps_no_gradients_but_the_one_that_arrived(llama):
     long = {"window": 8, "batch": 1}  # activations are small
     whole = estimates(llama, "galore-adamw", **long)
-    layer = estimates(llama, "galore-adamw", projection=Projection(RANK, per_layer=True), **long)
+    layer = estimates(
+        llama, "galore-adamw", projection=ProjectionSettings(RANK, per_layer=True), **long
+    )
     largest = max(one.nbytes for one in blank_model(llama, torch.bfloat16).parameters())
     assert whole.parts["gradients"] > 2 * largest
     assert layer.parts["gradients"] <= largest
@@ -303,7 +307,7 @@ def test_per_layer_keeps_no_gradients_but_the_one_that_arrived(llama):
 
 
 def test_clipping_per_layer_keeps_projected_gradients(llama):
-    projection = Projection(RANK, per_layer=True)
+    projection = ProjectionSettings(RANK, per_layer=True)
     found = estimates(llama, "galore-adamw", projection=projection, clip=True)
     model = real_model(llama, torch.bfloat16)
     optimizer = GaLoreAdamW(model, rank=RANK, per_layer=True, clip_norm=1.0, verbose=False)
@@ -322,7 +326,7 @@ def test_the_workspace_is_what_a_real_step_allocates():
     optimizer.step()
     peak = profiled_peak(optimizer.step)
     model = nn.Linear(512, 512, bias=False, device="meta")
-    [cost] = parameter_costs(model, "adamw-8bit", Projection(RANK)).values()
+    [cost] = parameter_costs(model, "adamw-8bit", ProjectionSettings(RANK)).values()
     assert cost.workspace == pytest.approx(peak, rel=0.05)
 
 
@@ -353,7 +357,7 @@ def test_presets_have_the_sizes_of_the_paper(name, millions):
 )
 def test_states_of_the_7b_model_are_smaller_than_those_of_adamw(bits, projector_bits, least):
     model = blank_model("llama-7b", torch.bfloat16)
-    projection = Projection(1024, bits=bits, projector_bits=projector_bits)  # type: ignore[arg-type]
+    projection = ProjectionSettings(1024, bits=bits, projector_bits=projector_bits)  # type: ignore[arg-type]
     galore = parameter_costs(model, "galore-adamw", projection).values()
     adamw = parameter_costs(model, "adamw", projection).values()
     kept = sum(one.states + one.projectors for one in galore)
@@ -402,7 +406,7 @@ def test_default_ranks(llama):
 
 def test_what_is_refused(llama, tmp_path, monkeypatch):
     with pytest.raises(JomaError, match="the rank must be below the shorter side"):
-        estimates(llama, "galore-adamw", projection=Projection(96))
+        estimates(llama, "galore-adamw", projection=ProjectionSettings(96))
     with pytest.raises(JomaError, match="window must be at most 2048"):
         estimates(llama, "adamw", window=4096)
     with pytest.raises(JomaError, match="optimizer must be"):

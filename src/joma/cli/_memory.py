@@ -115,7 +115,7 @@ def memory(
     of GaLore and change its column alone.
     """
     from joma.train.memory import (
-        Projection,
+        ProjectionSettings,
         TrainingSetup,
         card_memory,
         default_rank,
@@ -128,7 +128,7 @@ def memory(
     for name, value in (("bits", bits), ("projector-bits", projector_bits)):
         if value not in (None, 8, full):
             raise JomaError(f"--{name} must be 8 or {full} with --dtype {dtype}, got {value}")
-    projection = Projection(
+    projection = ProjectionSettings(
         default_rank(model) if rank is None else rank,
         side,  # type: ignore[arg-type]
         8 if bits == 8 else None,

@@ -17,7 +17,7 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-class Passes:
+class BackwardPasses:
     """Marks the backward passes of each step for optimizers with `per_layer`; others need it not.
 
     Args:

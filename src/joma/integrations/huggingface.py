@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from joma.errors import how_to_install
-from joma.integrations._passes import Passes
+from joma.integrations._passes import BackwardPasses
 from joma.integrations._watch import Watch
 from joma.train.monitor import Monitor
 
@@ -149,7 +149,7 @@ class PerLayerCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self._passes: Passes | None = None
+        self._passes: BackwardPasses | None = None
         self._hook: RemovableHandle | None = None
 
     def on_train_begin(
@@ -161,7 +161,7 @@ class PerLayerCallback(TrainerCallback):
             JomaError: Gradients are scaled or averaged after the optimizer has used them.
         """
         self._leave()
-        self._passes = Passes(
+        self._passes = BackwardPasses(
             [kwargs.get("optimizer")],
             clip=args.max_grad_norm,
             setting="max_grad_norm",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from joma.errors import JomaError, how_to_install
-from joma.integrations._passes import Passes
+from joma.integrations._passes import BackwardPasses
 from joma.integrations._watch import Watch
 from joma.runs import Run, is_run
 from joma.train.monitor import Monitor
@@ -144,7 +144,7 @@ class PerLayerCallback(Callback):
     """
 
     def __init__(self) -> None:
-        self._passes: Passes | None = None
+        self._passes: BackwardPasses | None = None
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Attach to the optimizers.
@@ -154,7 +154,7 @@ class PerLayerCallback(Callback):
                 used them.
         """
         clip = trainer.gradient_clip_val
-        passes = Passes(
+        passes = BackwardPasses(
             trainer.optimizers,
             clip=clip,
             setting="gradient_clip_val",

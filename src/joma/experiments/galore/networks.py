@@ -12,7 +12,7 @@ from joma.common.quiet import quietly
 from joma.data import BYTES, corpus, encoded
 from joma.errors import JomaError
 from joma.experiments.galore.residual import ResidualGaLoreAdamW
-from joma.experiments.galore.setting import GaloreSize, Network
+from joma.experiments.galore.setting import GaLoreNetwork, GaloreSize
 from joma.optim import GaLoreAdamW
 
 WARM_UP = 0.1
@@ -109,7 +109,7 @@ def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def make_optimizer(model: nn.Module, network: Network, device: str) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, network: GaLoreNetwork, device: str) -> torch.optim.Optimizer:
     """Return the optimizer of a network's method; that of AdamW for LoRA too."""
     if network.method in ("full", "lora"):
         inside = list(matrices(model).values())

@@ -15,10 +15,10 @@ from joma.experiments.galore.setting import (
     METHODS,
     NEVER,
     READINGS,
+    GaLoreNetwork,
     GaloreSize,
+    LearningRate,
     Method,
-    Network,
-    Rate,
     networks_of,
     tuning,
 )
@@ -74,9 +74,9 @@ class GaloreResults:
     """
 
     size: GaloreSize
-    best: Mapping[str, Rate]
-    outcomes: Mapping[Network, Mapping[str, Any]]
-    runs: Mapping[Network, Run]
+    best: Mapping[str, LearningRate]
+    outcomes: Mapping[GaLoreNetwork, Mapping[str, Any]]
+    runs: Mapping[GaLoreNetwork, Run]
     missing: tuple[str, ...]
 
     def losses(self, method: str, **changed: Any) -> np.ndarray:
@@ -123,7 +123,9 @@ class GaloreResults:
         """The methods of which a network is done."""
         return [one for one in METHODS if one in self.best and np.isfinite(self.losses(one)).any()]
 
-    def _network(self, method: Any, member: int, changed: Mapping[str, Any]) -> Network | None:
+    def _network(
+        self, method: Any, member: int, changed: Mapping[str, Any]
+    ) -> GaLoreNetwork | None:
         if method not in self.best:
             return None
         fields = dict(changed)
@@ -132,9 +134,9 @@ class GaloreResults:
         return self.size.network(method, self.best[method], member, **fields)
 
 
-def best_rates(run: Run, size: GaloreSize) -> dict[str, Rate]:
+def best_rates(run: Run, size: GaloreSize) -> dict[str, LearningRate]:
     """Return the learning rate of each method with the lowest loss, empty where networks miss."""
-    losses: dict[str, dict[Rate, float]] = {}
+    losses: dict[str, dict[LearningRate, float]] = {}
     done = groups_done(run, [network.name for network in tuning(size)])
     for network in tuning(size):
         if network.name not in done:

@@ -29,7 +29,7 @@ NEVER = 10**9
 """A gap that no training reaches."""
 
 
-class Rate(NamedTuple):
+class LearningRate(NamedTuple):
     """A learning rate, and the share of it with which the matrices of the layers move.
 
     In GaLore that share is its factor of the update. Embeddings, output layer and norms, which it
@@ -49,7 +49,7 @@ class Rate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Network:
+class GaLoreNetwork:
     """One network to train.
 
     Attributes:
@@ -67,14 +67,14 @@ class Network:
     """
 
     method: Method
-    rate: Rate
+    rate: LearningRate
     member: int = 0
     rank: int = 0
     gap: int = 0
     moments: str = ""
     refresh: str = "gap"
     switch: int = 0
-    full_rate: Rate | None = None
+    full_rate: LearningRate | None = None
     reading: str = ""
     timed: bool = False
 
@@ -135,7 +135,7 @@ class GaloreSize:
     batch: int
     steps: int
     seeds: int
-    rates: Mapping[str, tuple[Rate, ...]]
+    rates: Mapping[str, tuple[LearningRate, ...]]
     rank: int
     gap: int
     ranks: tuple[int, ...]
@@ -167,19 +167,21 @@ class GaloreSize:
         count = self.evaluations
         return tuple(sorted({round(self.steps * one / count) for one in range(count + 1)}))
 
-    def network(self, method: Method, rate: Rate, member: int = 0, **changed: Any) -> Network:
+    def network(
+        self, method: Method, rate: LearningRate, member: int = 0, **changed: Any
+    ) -> GaLoreNetwork:
         """Return a network with this size's rank and gap, as far as the method has them."""
         fields: dict[str, Any] = {}
         if method != "full":
             fields["rank"] = self.rank
         if method in ("galore", "svd", "residual"):
             fields |= {"gap": self.gap, "moments": KEPT_MOMENTS}
-        return Network(method, rate, member, **{**fields, **changed})
+        return GaLoreNetwork(method, rate, member, **{**fields, **changed})
 
 
-def _grid(*rates: float) -> tuple[Rate, ...]:
+def _grid(*rates: float) -> tuple[LearningRate, ...]:
     """Return learning rates with GaLore's factor for the matrices, and with less."""
-    return tuple(Rate(rate, share) for rate in rates for share in (SCALE, SCALE / 4))
+    return tuple(LearningRate(rate, share) for rate in rates for share in (SCALE, SCALE / 4))
 
 
 SIZES = {
@@ -194,11 +196,11 @@ SIZES = {
         steps=6,
         seeds=2,
         rates={
-            "full": (Rate(3e-3), Rate(1e-2, SCALE)),
-            "galore": (Rate(1e-2, SCALE),),
+            "full": (LearningRate(3e-3), LearningRate(1e-2, SCALE)),
+            "galore": (LearningRate(1e-2, SCALE),),
             "svd": (),
-            "residual": (Rate(1e-2, SCALE),),
-            "lora": (Rate(1e-2, SCALE),),
+            "residual": (LearningRate(1e-2, SCALE),),
+            "lora": (LearningRate(1e-2, SCALE),),
         },
         rank=8,
         gap=3,
@@ -225,9 +227,9 @@ SIZES = {
         steps=240,
         seeds=1,
         rates={
-            "full": (Rate(2e-2, SCALE / 4),),
-            "galore": (Rate(2e-2, SCALE),),
-            "lora": (Rate(4e-2, 0.1),),
+            "full": (LearningRate(2e-2, SCALE / 4),),
+            "galore": (LearningRate(2e-2, SCALE),),
+            "lora": (LearningRate(4e-2, 0.1),),
         },
         rank=32,
         gap=50,
@@ -254,7 +256,12 @@ SIZES = {
         steps=2000,
         seeds=3,
         rates={
-            "full": (Rate(1e-3), Rate(2e-3), Rate(4e-3), *_grid(1e-2, 2e-2)),
+            "full": (
+                LearningRate(1e-3),
+                LearningRate(2e-3),
+                LearningRate(4e-3),
+                *_grid(1e-2, 2e-2),
+            ),
             "galore": _grid(1e-2, 2e-2),
             "svd": (),
             "residual": _grid(1e-2, 2e-2),
@@ -278,7 +285,7 @@ SIZES = {
 }
 
 
-def tuning(size: GaloreSize) -> list[Network]:
+def tuning(size: GaloreSize) -> list[GaLoreNetwork]:
     """Return the networks that decide the learning rates, all of the first seed."""
     return [
         size.network(method, rate)
@@ -288,7 +295,9 @@ def tuning(size: GaloreSize) -> list[Network]:
     ]
 
 
-def networks_of(group: str, size: GaloreSize, best: Mapping[str, Rate]) -> list[Network]:
+def networks_of(
+    group: str, size: GaloreSize, best: Mapping[str, LearningRate]
+) -> list[GaLoreNetwork]:
     """Return the networks of a group.
 
     Args:

@@ -25,7 +25,7 @@ from joma.experiments.galore.networks import (
     state_bytes,
     validation_loss,
 )
-from joma.experiments.galore.setting import CLIP, READINGS, GaloreSize, Network
+from joma.experiments.galore.setting import CLIP, READINGS, GaLoreNetwork, GaloreSize
 from joma.experiments.galore.study import SubspaceStudy
 from joma.runs import Run
 
@@ -46,14 +46,14 @@ class Task:
     """
 
     folder: Path
-    network: Network
+    network: GaLoreNetwork
     size: GaloreSize
     seed: int
     device: str
 
 
 def train_networks(
-    run: Run, networks: Sequence[Network], size: GaloreSize, request: Request, what: str
+    run: Run, networks: Sequence[GaLoreNetwork], size: GaloreSize, request: Request, what: str
 ) -> None:
     """Train the networks that are not done, each in `groups/NAME` of the run's folder.
 
@@ -138,7 +138,7 @@ class _Trainer:
         self,
         run: Run,
         model: nn.Module,
-        network: Network,
+        network: GaLoreNetwork,
         size: GaloreSize,
         seed: int,
         text: ByteText,
@@ -150,7 +150,7 @@ class _Trainer:
         self._losses: list[tuple[int, torch.Tensor]] = []
         first = network
         if network.full_rate is not None:
-            first = Network("full", network.full_rate, network.member)
+            first = GaLoreNetwork("full", network.full_rate, network.member)
         elif network.method == "lora":
             self._add_lora()
         self.rate, self.optimizer = first.rate, make_optimizer(model, first, device)

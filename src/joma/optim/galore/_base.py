@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,11 +16,14 @@ from joma.errors import JomaError
 from joma.optim import blockwise
 from joma.optim.galore import selection, subspace
 from joma.optim.galore.subspace import GradientMatrix, Side
-from joma.optim.moments import TypedStateOptimizer, local
+from joma.optim.moments import TypedStateOptimizer, check_betas, local
 
 _PARTIAL = "grad_of_step"
 """Key of the accumulated gradient of the step under way, in the state of a parameter."""
 REFRESHES = ("gap", "energy")
+NOTHING = 1e-10
+"""Energy along a direction, over that along the strongest one, below which it is rounding: products
+in float32 have relative errors of about 1e-6, whose square is 1e-12."""
 CHECKS, FALLEN, LONGEST = 10, 0.9, 10
 """With refresh="energy": how often in a gap the captured energy is measured, below which share of
 what it was after the last choice the subspace is chosen anew, and after how many gaps anyway."""
@@ -74,6 +78,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         record_angles: Whether refreshes record the principal angles to the subspace before.
     """
 
+    moment_choices: Sequence[str] = ("keep",)
+
     def __init__(
         self,
         parameters: selection.Parameters,
@@ -107,11 +113,11 @@ class ProjectedOptimizer(TypedStateOptimizer):
             param_group = {**param_group, "params": self._named(param_group["params"])}
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        _check_group(group)
+        _check_group(group, self.moment_choices)
         for parameter in group["params"]:
             self._numbers[parameter] = len(self._numbers), len(self.param_groups) - 1
-            if self.per_layer:
-                hook = parameter.register_post_accumulate_grad_hook(self._arrived)
+            if self.per_layer and parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(_weakly(self._arrived))
                 self._hooks.append(hook)
 
     @property
@@ -189,6 +195,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._group_of_processes is not None and not self.per_layer:
+            self._add_missing_gradients()
         together = self.clip_norm is not None and self.clip == "global"
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -216,6 +224,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
     @torch.no_grad()
     def _arrived(self, parameter: Tensor) -> None:
         """Take a gradient as soon as it is there, and drop it."""
+        if parameter.grad is None:
+            return  # another optimizer took it
         group = self._group(parameter)
         if parameter in self._moved:
             raise JomaError(
@@ -232,6 +242,17 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if self._last and not (self.clip_norm is not None and self.clip == "global"):
             self._update(parameter, group)
             self._moved.add(parameter)
+
+    def _add_missing_gradients(self) -> None:
+        """Set gradients to zero that other processes have: all of them reduce the same ones."""
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        present = torch.tensor(
+            [float(one.grad is not None) for one in parameters], device=parameters[0].device
+        )
+        dist.all_reduce(present, op=dist.ReduceOp.MAX, group=self._group_of_processes)
+        for parameter, somewhere in zip(parameters, present.tolist(), strict=True):
+            if somewhere and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> bool:
         """Return whether a parameter will be moved by `_move_prepared`, together with others."""
@@ -310,7 +331,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         scale = (self.clip_norm or 1.0) / (norm + 1e-6)
         for parameter, group in waiting:
             gradient = self.state[parameter][_PARTIAL]
-            gradient *= scale.clamp(max=1.0).to(gradient.device, gradient.dtype)
+            factor = scale.clamp(max=1.0).to(gradient.device, gradient.dtype)
+            self.state[parameter][_PARTIAL] = gradient * factor
             self._update(parameter, group, clip=False)
 
     def _square_sum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
@@ -330,7 +352,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         state = self.state[parameter]
         if clip and self.clip_norm is not None:
             norm = self._square_sum(parameter, group).sqrt()
-            state[_PARTIAL] *= (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            state[_PARTIAL] = state[_PARTIAL] * (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         gradient = state.pop(_PARTIAL)
         self._count(state)
         weights = local(parameter)
@@ -338,12 +360,26 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if selection.is_projected(parameter, group):
             # The weights decay after the step, as in the code of the paper.
             side, basis = self._side(parameter, group), self._basis(parameter, group)
+            gradient = self._without_rounding(parameter, gradient, side)
             change = self._change(parameter, group, gradient, side)
             left, right = (basis, change) if side == "left" else (change, basis.mT)
             left, right = left.to(weights.dtype), right.to(weights.dtype)
             weights.addmm_(left, right, beta=kept, alpha=kept * group["scale"])
         else:
             self._move_unprojected(parameter, group, gradient)
+
+    def _without_rounding(self, parameter: Tensor, projected: Tensor, side: Side) -> Tensor:
+        """Return R with zeros along directions in which it is only a rounding error.
+
+        A gradient of a lower rank than that of the basis leaves such directions. Adam would divide
+        the error by itself, and move the weights by it as far as along the others.
+        """
+        squares = projected.float().square().sum(1 if side == "left" else 0)
+        placed = _row_shard(parameter)
+        if placed is not None and side == "right":
+            dist.all_reduce(squares, group=placed[0].get_group(placed[1]))
+        kept = (squares > NOTHING * squares.max()).to(projected.dtype)
+        return projected * (kept[:, None] if side == "left" else kept)
 
     def _move_unprojected(self, parameter: Tensor, group: dict[str, Any], gradient: Tensor) -> None:
         """Move a parameter that is not projected."""
@@ -380,7 +416,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
     ) -> None:
         """Choose the subspace from a gradient, if this is the step to do so."""
         state = self.state[parameter]
-        if "basis" not in state:
+        if "basis" not in state or not int(state["refreshes"]) or "due" in state:
             self._refresh(parameter, group, gradient, side)
             return
         gap, age = group["gap"], int(state["age"])
@@ -419,13 +455,16 @@ class ProjectedOptimizer(TypedStateOptimizer):
         old = self._basis(parameter, group) if "basis" in state else None
         if not (0 < energy < float("inf")):
             if old is not None:
-                return  # the next gradient that is finite and not zero decides
+                state["due"] = torch.tensor(1)  # the next gradient that is finite and not 0 decides
+                return
             if energy != 0:
                 raise JomaError(
                     f"the first gradient of {self._name(parameter)} is not finite, so that no "
                     "subspace can be chosen"
                 )
         refreshes = int(state.get("refreshes", 0))
+        if not refreshes and energy > 0:
+            old = None  # chosen at random, while gradients were zero
         rank = group["rank"] if old is None else old.shape[1]
         exact = group["projection"] == "svd"
         if isinstance(rank, float):
@@ -433,7 +472,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         device = gradient.matrix.device
         random = torch.Generator(device="cpu" if device.type == "meta" else device)
         number = self._numbers[parameter][0]
-        random.manual_seed((self.seed * 1_000_003 + number) * 1_000_003 + refreshes)
+        random.manual_seed(((self.seed * 1_000_003 + number) * 1_000_003 + refreshes) % 2**63)
         if energy == 0:
             columns = subspace.random_columns(gradient, side, rank, random)
             rows_of = gradient if side == "left" else None
@@ -441,10 +480,10 @@ class ProjectedOptimizer(TypedStateOptimizer):
         elif exact:
             basis = subspace.svd_basis(gradient, side, rank)
         else:
-            search = subspace.Search(gradient, side, rank, old, random)
+            search = subspace.BasisSearch(gradient, side, rank, old, random)
             (basis,) = subspace.power_bases([search])
-        if energy > 0:
-            basis = basis * subspace.directions_with_gradient(gradient, basis, side)
+        if "basis" in state and state["basis"].shape[1] != basis.shape[1]:
+            self._forget_moments(parameter)
         if group["moments"] == "align" and old is not None:
             basis = basis @ _nearest_rotation(self._overlap(basis, old, gradient, side))
         self._store_basis(parameter, group, basis, side)
@@ -454,10 +493,17 @@ class ProjectedOptimizer(TypedStateOptimizer):
             self._turn(parameter, group, overlap, side)
             if self.record_angles:
                 state["angles"] = _angles(overlap)
+        state.pop("due", None)
         state["captured"] = self._captured(parameter, group, gradient)
         state["reference"] = state["captured"]
         state["refreshes"] = torch.tensor(refreshes + (energy > 0))
         state["age"] = torch.tensor(0)
+
+    def _forget_moments(self, parameter: Tensor) -> None:
+        """Drop the moments of a parameter."""
+        state = self.state[parameter]
+        for key in [one for one in state if one.startswith(("exp_avg", "moment_step", "inner."))]:
+            del state[key]
 
     @staticmethod
     def _overlap(new: Tensor, old: Tensor, gradient: GradientMatrix, side: Side) -> Tensor:
@@ -567,7 +613,22 @@ def is_accumulating(state: Mapping[str, Any]) -> bool:
     return _PARTIAL in state
 
 
-def _check_group(group: dict[str, Any]) -> None:
+def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """Return a hook that does not keep the optimizer alive, and does nothing once it is gone."""
+    reference = weakref.WeakMethod(method)
+
+    def arrived(parameter: Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(parameter)
+
+    return arrived
+
+
+def _check_group(group: dict[str, Any], moment_choices: Sequence[str]) -> None:
+    check_one_of("moments", group["moments"], moment_choices)
+    if "betas" in group:
+        check_betas(group["betas"])
     rank = group["rank"]
     if isinstance(rank, float):
         if not 0 < rank < 1:

@@ -72,6 +72,7 @@ def step(works: Sequence[Work], workspace: dict[Any, Any]) -> None:
         key = (
             even,
             dtype,
+            same[0].weights.device,
             tuple((work.side, *work.weights.shape, work.basis.shape[1]) for work in same),
         )
         if key not in workspace:

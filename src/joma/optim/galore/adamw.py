@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from joma.common.checks import check_one_of
 from joma.optim.galore import selection
 from joma.optim.galore._base import ProjectedOptimizer, is_accumulating, placed
 from joma.optim.galore.subspace import GradientMatrix, Side
@@ -16,7 +15,6 @@ from joma.optim.moments import (
     SMALL,
     adam_change,
     adamw_step,
-    check_betas,
     local,
     make_moments,
     read_moments,
@@ -85,6 +83,8 @@ class GaLoreAdamW(ProjectedOptimizer):
         JomaError: Nothing is projected, or a setting is out of range.
     """
 
+    moment_choices = MOMENTS
+
     def __init__(
         self,
         parameters: selection.Parameters,
@@ -111,8 +111,6 @@ class GaLoreAdamW(ProjectedOptimizer):
         seed: int = 0,
         verbose: bool = True,
     ) -> None:
-        check_one_of("moments", moments, MOMENTS)
-        check_betas(betas)
         defaults = {
             "lr": lr,
             "rank": rank,
@@ -151,6 +149,7 @@ class GaLoreAdamW(ProjectedOptimizer):
             or self.clip_norm is not None
             or self._group_of_processes is not None
             or gradient is None
+            or gradient.is_sparse
             or not (gradient.is_cuda and gradient.is_contiguous() and parameter.is_contiguous())
             or not (gradient.dtype == parameter.dtype == torch.bfloat16)
             or parameter is not local(parameter)
@@ -167,6 +166,8 @@ class GaLoreAdamW(ProjectedOptimizer):
         if self.record_energy:
             self._record_energy(parameter, group, GradientMatrix(gradient), side)
         basis = state["basis"]
+        if basis.dtype != torch.bfloat16:  # loaded from a state in float32
+            return False
         (rows, columns), rank = parameter.shape, basis.shape[1]
         like = gradient[:1, :1].expand((rank, columns) if side == "left" else (rows, rank))
         make_moments(state, like, self._storage(parameter, group)["dtype"])
@@ -197,11 +198,12 @@ class GaLoreAdamW(ProjectedOptimizer):
             return
         from joma.optim.galore import _step_kernels as kernels
 
-        kinds = {work.first.dtype for work in self._prepared}
-        for kind in kinds:
-            same = [work for work in self._prepared if work.first.dtype == kind]
+        prepared, self._prepared = self._prepared, []
+        kinds: dict[Any, list[Any]] = {}
+        for work in prepared:
+            kinds.setdefault((work.first.dtype, work.weights.device), []).append(work)
+        for same in kinds.values():
             kernels.step(same, self._workspace)
-        self._prepared.clear()
 
     def _change(
         self, parameter: Tensor, group: dict[str, Any], gradient: Tensor, side: Side | None
@@ -240,4 +242,5 @@ class GaLoreAdamW(ProjectedOptimizer):
             if kind == "rotate":
                 squares = overlap.square()
                 second = squares @ second if side == "left" else second @ squares.mT
+            second = torch.maximum(second, first.square())  # or the update would be without bound
         store_moments(state, (first, second), **self._storage(parameter, group))

@@ -25,10 +25,6 @@ _SHIFT = 1e-13
 """Added to a Gram matrix with a diagonal of ones, for each of its rows: above the rounding of
 float64, so that the factorisation exists for any columns."""
 
-_NOTHING = 1e-10
-"""Energy along a direction, over that along the strongest one, below which it is rounding: products
-in float32 have relative errors of about 1e-6, whose square is 1e-12."""
-
 _MOST_PASSES = 6
 _BLOCK = 64
 """Triangles up to this size are inverted by substitution."""
@@ -135,7 +131,7 @@ class GradientMatrix:
 
 
 @dataclass
-class Search:
+class BasisSearch:
     """What a power iteration for one basis needs.
 
     Attributes:
@@ -153,7 +149,7 @@ class Search:
     random: torch.Generator
 
 
-def power_bases(searches: Sequence[Search]) -> list[Tensor]:
+def power_bases(searches: Sequence[BasisSearch]) -> list[Tensor]:
     """Return orthonormal bases after one block power iteration of several gradients.
 
     The iteration is made in two halves, with columns made orthonormal after each: G and Gᵀ are
@@ -192,18 +188,6 @@ def svd_basis(gradient: GradientMatrix, side: Side, rank: int) -> Tensor:
     if side == "right":
         return right[:rank].mT.contiguous()
     return gradient.own_rows(left[:, :rank]).contiguous()
-
-
-def directions_with_gradient(gradient: GradientMatrix, basis: Tensor, side: Side) -> Tensor:
-    """Return 1 for the columns of a basis along which there is a gradient, 0 for the others.
-
-    A gradient of a lower rank than that of the basis leaves columns along which R is a rounding
-    error. Adam would divide it by itself and move the weights by it as far as along the others.
-    """
-    squares = gradient.project(basis, side).square().sum(1 if side == "left" else 0)
-    if side == "right":
-        squares = gradient.sum_of_rows(squares)
-    return (squares > _NOTHING * squares.max()).to(basis.dtype)
 
 
 def energy_rank(gradient: GradientMatrix, share: float) -> int:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from joma.common.checks import check_one_of
 from joma.errors import JomaError
 from joma.optim.galore import selection
 from joma.optim.galore._base import ProjectedOptimizer
@@ -63,6 +62,8 @@ class GaLore(ProjectedOptimizer):
         JomaError: Nothing is projected, or a setting is unknown or out of range.
     """
 
+    moment_choices = MOMENTS
+
     def __init__(
         self,
         inner: Callable[..., torch.optim.Optimizer],
@@ -87,7 +88,6 @@ class GaLore(ProjectedOptimizer):
         verbose: bool = True,
         **settings: Any,
     ) -> None:
-        check_one_of("moments", moments, MOMENTS)
         known = inspect.signature(inner).parameters
         for name in settings:
             if name not in known:
@@ -179,6 +179,10 @@ class GaLore(ProjectedOptimizer):
                 and mean.is_floating_point()
             ):
                 mean.copy_(overlap @ mean if side == "left" else mean @ overlap.mT)
+
+    def _forget_moments(self, parameter: Tensor) -> None:
+        super()._forget_moments(parameter)
+        self._inner.pop(parameter, None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Return to a state that `state_dict` gave."""

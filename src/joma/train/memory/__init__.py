@@ -13,7 +13,7 @@ from joma.train.memory._estimate import (
     default_rank,
     estimate_memory,
 )
-from joma.train.memory._optimizers import OPTIMIZERS, Cost, Projection, parameter_costs
+from joma.train.memory._optimizers import OPTIMIZERS, Cost, ProjectionSettings, parameter_costs
 
 __all__ = [
     "CARDS",
@@ -21,7 +21,7 @@ __all__ = [
     "PARTS",
     "Cost",
     "MemoryEstimate",
-    "Projection",
+    "ProjectionSettings",
     "TrainingSetup",
     "card_memory",
     "default_rank",

@@ -12,8 +12,8 @@ from joma.common.checks import check_one_of, whole_number
 from joma.errors import JomaError
 from joma.models.blank import PRESETS, blank_model
 from joma.train.memory._lora import add_lora
-from joma.train.memory._optimizers import OPTIMIZERS, Cost, Projection, parameter_costs
-from joma.train.memory._passes import Passes, training_passes
+from joma.train.memory._optimizers import OPTIMIZERS, Cost, ProjectionSettings, parameter_costs
+from joma.train.memory._passes import TrainingPasses, training_passes
 
 GIB = 2**30
 PARTS = ("weights", "gradients", "states", "projectors", "activations", "logits", "workspace")
@@ -114,7 +114,7 @@ class _Peak:
 def estimate_memory(
     source: str | Path,
     setup: TrainingSetup,
-    projection: Projection,
+    projection: ProjectionSettings,
     optimizers: Sequence[str] = OPTIMIZERS,
 ) -> list[MemoryEstimate]:
     """Return what training a model takes with each of several optimizers.
@@ -156,7 +156,7 @@ def estimate_memory(
 def _estimate(
     name: str,
     model: nn.Module,
-    passes: Passes,
+    passes: TrainingPasses,
     costs: Mapping[Tensor, Cost],
     peaks: Sequence[_Peak],
 ) -> MemoryEstimate:
@@ -191,7 +191,7 @@ def _estimate(
 
 
 def _peaks(
-    passes: Passes, costs: Mapping[Tensor, Cost], per_layer: bool, waits: bool
+    passes: TrainingPasses, costs: Mapping[Tensor, Cost], per_layer: bool, waits: bool
 ) -> Iterator[_Peak]:
     """Yield what is allocated at the times of a step that can be its peak.
 

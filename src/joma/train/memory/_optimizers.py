@@ -45,7 +45,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Projection:
+class ProjectionSettings:
     """Settings of GaLore, as `GaLoreAdamW` has them.
 
     Attributes:
@@ -64,7 +64,7 @@ class Projection:
 
 
 def parameter_costs(
-    model: nn.Module, optimizer: str, projection: Projection, *, clip: bool = False
+    model: nn.Module, optimizer: str, projection: ProjectionSettings, *, clip: bool = False
 ) -> dict[Tensor, Cost]:
     """Return what an optimizer takes for each parameter of a model that wants a gradient.
 
@@ -108,7 +108,9 @@ def parameter_costs(
     return costs if clip else _with_kernels(costs, projection)
 
 
-def _with_kernels(costs: Mapping[Tensor, Cost], projection: Projection) -> dict[Tensor, Cost]:
+def _with_kernels(
+    costs: Mapping[Tensor, Cost], projection: ProjectionSettings
+) -> dict[Tensor, Cost]:
     """Return costs where kernels of the GPU move the projected matrices of type bfloat16.
 
     Choosing a subspace remains in torch operations. Kernels keep buffers, which matrices of one
@@ -131,7 +133,7 @@ def _with_kernels(costs: Mapping[Tensor, Cost], projection: Projection) -> dict[
     return found
 
 
-def _side(parameter: Tensor, projection: Projection) -> subspace.Side:
+def _side(parameter: Tensor, projection: ProjectionSettings) -> subspace.Side:
     return subspace.choose_side(
         projection.side,
         (parameter.shape[0], parameter.shape[1]),
@@ -160,7 +162,7 @@ def _refresh_workspace(parameter: Tensor, rank: int, side: subspace.Side) -> int
     with torch.no_grad(), live:
         live.know([gradient, old])
         whole.energy()
-        search = subspace.Search(whole, side, rank, old, torch.Generator())
+        search = subspace.BasisSearch(whole, side, rank, old, torch.Generator())
         (basis,) = subspace.power_bases([search])
         whole.project(basis.to(parameter.dtype), side)
     return live.peak()

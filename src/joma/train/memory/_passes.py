@@ -29,7 +29,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Passes:
+class TrainingPasses:
     """A forward and a backward pass.
 
     Attributes:
@@ -45,7 +45,7 @@ class Passes:
 
 def training_passes(
     model: nn.Module, batch: int, window: int, *, checkpointing: bool = False
-) -> Passes:
+) -> TrainingPasses:
     """Return what the passes of a training step allocate, by making them.
 
     Args:
@@ -103,7 +103,7 @@ def training_passes(
     finally:
         for hook in hooks:
             hook.remove()
-    return Passes(tuple(live.moments), tuple(arrivals), saved)
+    return TrainingPasses(tuple(live.moments), tuple(arrivals), saved)
 
 
 def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
