@@ -55,6 +55,34 @@ def test_attention_of_torch():
     }
 
 
+class Named(nn.Module):
+    """Layers whose names have those of heads and embeddings in them."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(99, 32)
+        self.multi_head_attention = nn.Linear(32, 32)
+        self.head_proj = nn.Linear(32, 32)
+        self.embedding_hidden_mapping_in = nn.Linear(32, 32)
+        self.classifier = nn.Linear(32, 20)
+        self.positions = nn.Embedding(32, 32)
+        self.output = nn.Linear(32, 99)
+
+
+def test_names_are_compared_whole_and_output_layers_known_by_their_size():
+    inside = {
+        "multi_head_attention.weight",
+        "head_proj.weight",
+        "embedding_hidden_mapping_in.weight",
+    }
+    model = Named()
+    assert set(projected(model)) == inside
+    assert set(projected(list(model.named_parameters()))) == inside | {
+        "output.weight",
+        "positions.weight",
+    }
+
+
 def test_the_first_group_that_matches_decides():
     groups = [
         {"match": r"layers\.0\.mlp", "rank": 4},

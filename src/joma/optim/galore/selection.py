@@ -15,10 +15,11 @@ Parameters = nn.Module | Iterable[Any]
 
 _MATRIX_MODULES = ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")
 """Names of the modules whose `weight` multiplies activations; Conv1D is that of GPT-2."""
-_OUTSIDE = re.compile(
-    r"(^|[._])(embed\w*|embeddings?|wte|wpe|lm_head|embed_out|unembed|classifier|score|head)([._]|$)"
+_HEADS = re.compile(r"lm_head|embed_out|unembed|classifier|score|head")
+_EMBEDDINGS = re.compile(
+    r"(\w+_)?(embed|embedding|embeddings|embedder|emb|wte|wpe)(_(in|tokens|positions))?"
 )
-"""Names of embeddings and output layers, where only names are known."""
+"""Names of modules that are output layers or embeddings, where only names are known."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def of_model(model: nn.Module) -> list[Candidate]:
         Candidate(
             name,
             parameter,
-            id(parameter) in matrices - outside and not _OUTSIDE.search(name),
+            id(parameter) in matrices - outside and not _HEADS.fullmatch(_module_name(name)),
         )
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
@@ -77,26 +78,39 @@ def of_parameters(parameters: Sequence[Any]) -> list[Candidate]:
         Candidate(
             name,
             parameter,
-            parameter.ndim == 2 and id(parameter) not in outside and not _OUTSIDE.search(name),
+            parameter.ndim == 2
+            and id(parameter) not in outside
+            and not _HEADS.fullmatch(_module_name(name))
+            and not _EMBEDDINGS.fullmatch(_module_name(name)),
         )
         for name, parameter in found
     ]
 
 
+def _module_name(name: str) -> str:
+    """Return the own name of the module of a parameter: "head" of "model.head.weight"."""
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
 def _roles(model: nn.Module) -> tuple[set[int], set[int]]:
     """Return which parameters are matrices of layers, and which are not to be projected, by id.
 
-    The latter are embeddings, the output layer and what several modules share.
+    The latter are embeddings, output layers and what several modules share. A last linear layer
+    with an output for each row of an embedding is an output layer.
     """
     matrices: set[int] = set()
     outside: set[int] = set()
     owners: dict[int, int] = {}
-    head = _output_layer(model)
+    heads = {id(_output_layer(module)) for module in model.modules()} - {id(None)}
+    linear = [one for one in model.modules() if isinstance(one, nn.Linear)]
+    words = {one.num_embeddings for one in model.modules() if isinstance(one, nn.Embedding)}
+    if linear and linear[-1].out_features in words:
+        heads.add(id(linear[-1]))
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
         weight = getattr(module, "weight", None)
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) or module is head:
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) or id(module) in heads:
             outside.add(id(weight))
         elif isinstance(module, nn.Linear) or type(module).__name__ in _MATRIX_MODULES:
             matrices.add(id(weight))
