@@ -459,6 +459,18 @@ def test_an_optimizer_that_is_gone_moves_nothing():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("size", [1e17, 1e-17])
+def test_subspaces_of_large_and_small_gradients(size):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(64, 64))
+    optimizer = GaLoreAdamW([weight], 0.1, rank=4, eps=1e-30, verbose=False)
+    weight.grad = size * torch.randn(64, 4) @ torch.randn(4, 64)
+    optimizer.step()
+    (matrix,) = optimizer.projected
+    assert (matrix.captured or 0) > 0.99
+    assert torch.isfinite(weight).all()
+
+
 def test_large_seeds():
     model = network()
     train(model, make(model, seed=20240601), 2)

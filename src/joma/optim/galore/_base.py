@@ -293,7 +293,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
             gradient, taken = GradientMatrix(gradient.matrix), None
         if taken is None:
             taken = gradient.project(self._basis(parameter, group), side)
-        inside = taken.float().square().sum()
+        inside = subspace.square_sum(taken)
         if side == "right":
             inside = gradient.sum_of_rows(inside)
         everything = gradient.energy()
@@ -337,7 +337,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
 
     def _square_sum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """Return ‖·‖² of the gradient of the step, projected where it is."""
-        square = self.state[parameter][_PARTIAL].float().square().sum()
+        square = subspace.square_sum(self.state[parameter][_PARTIAL])
         placed = _row_shard(parameter)
         replicated = (
             selection.is_projected(parameter, group) and self._side(parameter, group) == "left"
@@ -374,7 +374,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         A gradient of a lower rank than that of the basis leaves such directions. Adam would divide
         the error by itself, and move the weights by it as far as along the others.
         """
-        squares = projected.float().square().sum(1 if side == "left" else 0)
+        squares = projected.double().square().sum(1 if side == "left" else 0)
         placed = _row_shard(parameter)
         if placed is not None and side == "right":
             dist.all_reduce(squares, group=placed[0].get_group(placed[1]))
@@ -440,7 +440,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
     ) -> Tensor:
         """Return the share of ‖G‖² in the subspace, as a number on the CPU."""
         side = self._side(parameter, group)
-        inside = gradient.project(self._basis(parameter, group), side).square().sum()
+        inside = subspace.square_sum(gradient.project(self._basis(parameter, group), side))
         if side == "right":
             inside = gradient.sum_of_rows(inside)
         energy = gradient.energy()

@@ -108,7 +108,7 @@ class GradientMatrix:
 
     def energy(self) -> Tensor:
         """Return ‖G‖², for "mean" the mean over the processes."""
-        energy = self.matrix.float().square().sum()
+        energy = square_sum(self.matrix)
         return self.sum_of_rows(self.mean(energy))
 
     def whole(self) -> Tensor:
@@ -171,6 +171,11 @@ def power_bases(searches: Sequence[BasisSearch]) -> list[Tensor]:
         wholes.append(one.gradient.transposed_times(half) if right else one.gradient.times(half))
         owners.append(None if right else one.gradient)
     return orthonormal(wholes, owners)
+
+
+def square_sum(tensor: Tensor) -> Tensor:
+    """Return the sum of squares in float64, which neither overflows nor vanishes."""
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
 
 
 def random_columns(
