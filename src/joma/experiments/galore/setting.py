@@ -59,7 +59,7 @@ class GaLoreNetwork:
         rank: Rank of the projection or of LoRA's matrices; 0 for full rank.
         gap: Steps between two choices of the subspace; 0 where there is none.
         moments: What becomes of the moments when the basis turns.
-        refresh: When the subspace is chosen anew: "gap", or "energy" for less captured energy.
+        refresh: When the subspace is chosen again: "gap", or "energy" for less captured energy.
         switch: The step at which full rank gives way to LoRA; 0 for LoRA from the beginning.
         full_rate: Learning rates up to that step, None without one.
         reading: How the 7B recipe is read, for the networks that compare its readings.

@@ -26,7 +26,7 @@ NOTHING = 1e-10
 in float32 have relative errors of about 1e-6, whose square is 1e-12."""
 CHECKS, FALLEN, LONGEST = 10, 0.9, 10
 """With refresh="energy": how often in a gap the captured energy is measured, below which share of
-what it was after the last choice the subspace is chosen anew, and after how many gaps anyway."""
+what it was after the last choice the subspace is chosen again, and after how many gaps anyway."""
 
 
 @dataclass(frozen=True)

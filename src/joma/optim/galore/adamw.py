@@ -51,7 +51,7 @@ class GaLoreAdamW(ProjectedOptimizer):
             than the rank is not projected.
         gap: Steps between two choices of the subspace.
         refresh: "gap" chooses it every `gap` steps. "energy" measures the share of ‖G‖² that it
-            captures ten times in a gap and chooses it anew once that has fallen to 90% of what it
+            captures ten times in a gap and chooses it again once that has fallen to 90% of what it
             was after the last choice, and after ten gaps at the latest: often early in a training
             and rarely late.
         scale: Factor of the update of projected matrices, α in the paper.
@@ -63,7 +63,7 @@ class GaLoreAdamW(ProjectedOptimizer):
         weight_decay: λ.
         moments: What becomes of the moments when the basis turns by Q = P'ᵀP: "keep" leaves them,
             "project" takes m to Qm, "rotate" also v to (Q∘Q)v, "align" keeps them and turns the new
-            basis as close to the old one as it gets, "reset" starts them anew.
+            basis as close to the old one as it gets, "reset" sets them to zero.
         bits: 8 stores moments in eight bits, those of the other large parameters too.
         projector_bits: 8 stores bases in eight bits.
         state_dtype: Type of moments and bases that are not in eight bits; that of the parameter

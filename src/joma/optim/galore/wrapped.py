@@ -39,7 +39,7 @@ class GaLore(ProjectedOptimizer):
         rank: Rank, or a share of energy.
         gap: Steps between two choices of the subspace.
         refresh: "gap" chooses it every `gap` steps. "energy" measures the share of ‖G‖² that it
-            captures ten times in a gap and chooses it anew once that has fallen to 90% of what it
+            captures ten times in a gap and chooses it again once that has fallen to 90% of what it
             was after the last choice, and after ten gaps at the latest: often early in a training
             and rarely late.
         scale: Factor of the update of projected matrices.

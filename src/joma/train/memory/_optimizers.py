@@ -96,7 +96,7 @@ def parameter_costs(
         return GaLoreAdamW(
             [{"params": [one], "rank": projection.rank if on else None} for one, on in samples],
             rank=projection.rank,
-            gap=1,  # each step chooses the subspaces anew, as some steps of a training do
+            gap=1,  # each step chooses the subspaces again, as some steps of a training do
             refresh="gap",
             side=projection.side,
             bits=projection.bits,
