@@ -1,9 +1,12 @@
 """What all commands have in common: help, wrong command lines, summaries."""
 
+import importlib.util
 import json
 
 import pytest
 
+from joma import experiments
+from joma.cli import _demo
 from joma.cli._verdicts import summary
 from joma.common.checks import check_known
 from joma.errors import JomaError
@@ -121,3 +124,18 @@ def verdict(derived: bool, printed: bool | None, **extra):
 )
 def test_summary(records, expected: str):
     assert summary(records) == expected
+
+
+def test_demo_leaves_out_what_needs_a_package_that_is_missing(monkeypatch, tmp_path):
+    found = importlib.util.find_spec
+    missing = {"transformers"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name)
+    )
+    few = {name: experiments.EXPERIMENTS[name] for name in ("fig4", "galore")}
+    monkeypatch.setattr(experiments, "EXPERIMENTS", few)
+    monkeypatch.setattr(_demo, "chosen", lambda names: ["thm2"])
+    result = joma("demo", "--jobs", "1", "--out", str(tmp_path / "tour"))
+    assert result.exit_code == 0
+    assert "Left out: galore needs transformers" in " ".join(result.stdout.split())
+    assert not (tmp_path / "tour" / "galore").exists()

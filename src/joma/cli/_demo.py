@@ -17,6 +17,7 @@ from joma.cli._reproduce import reproduce_experiment
 from joma.cli._verdicts import all_hold, show_verdicts, summary
 from joma.cli._verify import check_claim, chosen, draw
 from joma.cli._workers import gather, workers
+from joma.errors import JomaError
 
 
 def demo(
@@ -30,7 +31,8 @@ def demo(
     """Take the tour: check every claim, then make every figure, in one folder.
 
     Needs no data and takes about a minute. What trains networks is done at its tiny scale, on the
-    CPU, and not judged. Exits with 1 when a claim or a theory figure fails.
+    CPU, and not judged; what needs a package that is not installed is left out. Exits with 1 when a
+    claim or a theory figure fails.
     """
     from joma.experiments import EXPERIMENTS
 
@@ -39,6 +41,13 @@ def demo(
         name: experiment.request(seed=seed, scale="tiny" if experiment.scales else "")
         for name, experiment in EXPERIMENTS.items()
     }
+    left_out = []
+    for name in list(requests):
+        try:
+            EXPERIMENTS[name].check_needs(requests[name])
+        except JomaError as error:  # an optional dependency is not installed
+            left_out.append(str(error))
+            del requests[name]
     start = time.perf_counter()
     jobs = jobs or min(2, os.cpu_count() or 1)
     with contextlib.ExitStack() as around:
@@ -79,6 +88,8 @@ def demo(
         for record in records:
             verdict = record["verdict"] if record in judged else None
             show_outcome({**record, "table": [], "verdict": verdict})
+        for reason in left_out:
+            _show.say(f"Left out: {reason}")
         typer.echo(f"{finding} {time.perf_counter() - start:.0f} s.")
         typer.echo(f"Pictures: {run.path / '*' / 'figures'} and {overview[0].parent}")
     if not good:
