@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from joma.common.checks import check_one_of, whole_number
 from joma.errors import JomaError
 from joma.optim import blockwise
 from joma.optim.galore import selection, subspace
+from joma.optim.galore.processes import placed, row_shard, take_over_synchronisation
 from joma.optim.galore.subspace import GradientMatrix, Side
 from joma.optim.moments import TypedStateOptimizer, check_betas, local
 
@@ -96,7 +97,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if clip_norm is not None and not clip_norm > 0:
             raise JomaError(f"clip_norm must be positive, got {clip_norm}")
         self.per_layer, self.clip_norm, self.clip, self.seed = per_layer, clip_norm, clip, seed
-        self._group_of_processes = _take_over_synchronisation(parameters)
+        self._group_of_processes = take_over_synchronisation(parameters)
         self._last, self._moved, self._hooks = True, set[Tensor](), list[Any]()
         self._numbers: dict[Tensor, tuple[int, int]] = {}
         self.record_energy = self.record_angles = False
@@ -305,9 +306,9 @@ class ProjectedOptimizer(TypedStateOptimizer):
     def _gradient(self, parameter: Tensor) -> GradientMatrix:
         grad = parameter.grad
         assert grad is not None
-        placed = _row_shard(parameter)
-        if placed is not None:
-            mesh, dimension = placed
+        shard = row_shard(parameter)
+        if shard is not None:
+            mesh, dimension = shard
             group = mesh.get_group(dimension)
             chunk = -(-parameter.shape[0] // mesh.size(dimension))
             first = min(chunk * mesh.get_local_rank(dimension), parameter.shape[0])
@@ -338,12 +339,12 @@ class ProjectedOptimizer(TypedStateOptimizer):
     def _square_sum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """Return ‖·‖² of the gradient of the step, projected where it is."""
         square = subspace.square_sum(self.state[parameter][_PARTIAL])
-        placed = _row_shard(parameter)
+        shard = row_shard(parameter)
         replicated = (
             selection.is_projected(parameter, group) and self._side(parameter, group) == "left"
         )
-        if placed is not None and not replicated:
-            mesh, dimension = placed
+        if shard is not None and not replicated:
+            mesh, dimension = shard
             dist.all_reduce(square, group=mesh.get_group(dimension))
         return square
 
@@ -375,9 +376,9 @@ class ProjectedOptimizer(TypedStateOptimizer):
         the error by itself, and move the weights by it as far as along the others.
         """
         squares = projected.double().square().sum(1 if side == "left" else 0)
-        placed = _row_shard(parameter)
-        if placed is not None and side == "right":
-            dist.all_reduce(squares, group=placed[0].get_group(placed[1]))
+        shard = row_shard(parameter)
+        if shard is not None and side == "right":
+            dist.all_reduce(squares, group=shard[0].get_group(shard[1]))
         kept = (squares > NOTHING * squares.max()).to(projected.dtype)
         return projected * (kept[:, None] if side == "left" else kept)
 
@@ -485,14 +486,14 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if "basis" in state and state["basis"].shape[1] != basis.shape[1]:
             self._forget_moments(parameter)
         if group["moments"] == "align" and old is not None:
-            basis = basis @ _nearest_rotation(self._overlap(basis, old, gradient, side))
+            basis = basis @ subspace.nearest_rotation(self._overlap(basis, old, gradient, side))
         self._store_basis(parameter, group, basis, side)
         stored = self._basis(parameter, group)
         if old is not None:
             overlap = self._overlap(stored, old, gradient, side)
             self._turn(parameter, group, overlap, side)
             if self.record_angles:
-                state["angles"] = _angles(overlap)
+                state["angles"] = subspace.principal_angles(overlap)
         state.pop("due", None)
         state["captured"] = self._captured(parameter, group, gradient)
         state["reference"] = state["captured"]
@@ -574,7 +575,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
 
     def _loaded(self, parameter: Tensor, key: str, value: Any) -> Any:
         """Return a loaded value, distributed as the parameter is where it was saved whole."""
-        shard = _row_shard(parameter)
+        shard = row_shard(parameter)
         if shard is None or not isinstance(value, Tensor) or value is not local(value):
             return value
         group = self._group(parameter)
@@ -645,66 +646,3 @@ def _check_group(group: dict[str, Any], moment_choices: Sequence[str]) -> None:
     for name in ("lr", "scale", "weight_decay"):
         if not group[name] >= 0:
             raise JomaError(f"{name} must be a number from 0 on, got {group[name]!r}")
-
-
-def _take_over_synchronisation(parameters: Any) -> Any:
-    """Return the processes of a DistributedDataParallel, which reduces nothing itself from now on.
-
-    It would reduce whole gradients, after the hooks of this optimizer have seen them.
-    """
-    if not isinstance(parameters, nn.parallel.DistributedDataParallel):
-        return None
-    parameters.require_backward_grad_sync = False
-    return parameters.process_group
-
-
-def _row_shard(parameter: Tensor) -> tuple[Any, int] | None:
-    """Return mesh and dimension along which the rows of a DTensor are distributed, if they are."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    if not isinstance(parameter, DTensor):
-        return None
-    found = None
-    for dimension, placement in enumerate(parameter.placements):
-        if placement == Shard(0) and found is None:
-            found = parameter.device_mesh, dimension
-        elif not isinstance(placement, Replicate):
-            raise JomaError(
-                f"GaLore takes parameters that are distributed along their rows, as FSDP2 does; "
-                f"one is placed as {parameter.placements}"
-            )
-    return found
-
-
-def placed(part: Tensor, rows_of: Tensor | None) -> Tensor:
-    """Return a part as a tensor that is distributed as the rows of a parameter are."""
-    from torch.distributed.tensor import DTensor
-
-    if not isinstance(rows_of, DTensor):
-        return part
-    shape = torch.Size((rows_of.shape[0], *part.shape[1:]))
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        part.contiguous(),
-        rows_of.device_mesh,
-        rows_of.placements,
-        run_check=False,
-        shape=shape,
-        stride=stride,
-    )
-
-
-def _angles(overlap: Tensor) -> Tensor:
-    """Return the largest and the mean principal angle of two subspaces, in degrees.
-
-    The singular values of P'ᵀP are the cosines of the angles.
-    """
-    cosines = torch.linalg.svdvals(overlap.double()).clamp(max=1.0)
-    angles = torch.rad2deg(torch.arccos(cosines))
-    return torch.stack([angles.amax(), angles.mean()]).float().cpu()
-
-
-def _nearest_rotation(overlap: Tensor) -> Tensor:
-    """Return the rotation that takes a new basis closest to an old one (orthogonal Procrustes)."""
-    left, _, right = torch.linalg.svd(overlap.double())
-    return (left @ right).float()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from joma.optim.galore import selection
-from joma.optim.galore._base import ProjectedOptimizer, is_accumulating, placed
+from joma.optim.galore._base import ProjectedOptimizer, is_accumulating
+from joma.optim.galore.processes import placed
 from joma.optim.galore.subspace import GradientMatrix, Side
 from joma.optim.moments import (
     SMALL,

@@ -287,3 +287,19 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
             return left.new_empty(left.shape[0], right.shape[1], dtype=torch.float32)
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
+
+
+def principal_angles(overlap: Tensor) -> Tensor:
+    """Return the largest and the mean principal angle of two subspaces, in degrees.
+
+    The singular values of P'ᵀP are the cosines of the angles.
+    """
+    cosines = torch.linalg.svdvals(overlap.double()).clamp(max=1.0)
+    angles = torch.rad2deg(torch.arccos(cosines))
+    return torch.stack([angles.amax(), angles.mean()]).float().cpu()
+
+
+def nearest_rotation(overlap: Tensor) -> Tensor:
+    """Return the rotation that takes a new basis closest to an old one (orthogonal Procrustes)."""
+    left, _, right = torch.linalg.svd(overlap.double())
+    return (left @ right).float()
