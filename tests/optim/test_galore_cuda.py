@@ -15,11 +15,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 def network():
     """Matrices with even and odd sides, of both kinds of shape.
 
-    Batches have more samples than the rank: in directions without any gradient Adam's first step
-    has the sign of a rounding error.
+    Batches have more samples than the rank, and all layers more outputs: in directions without any
+    gradient Adam's first step has the sign of a rounding error.
     """
     torch.manual_seed(0)
-    shapes = (512, 512), (512, 1365), (1365, 512), (512, 200)
+    shapes = (512, 512), (512, 1365), (1365, 512), (512, 300)
     layers = [nn.Linear(*shape, bias=False) for shape in shapes]
     return nn.Sequential(*layers).to("cuda", torch.bfloat16)
 
@@ -30,7 +30,7 @@ def run(model, optimizer, steps):
         random = torch.Generator("cuda").manual_seed(step)
         inputs = torch.randn(2048, 512, generator=random, device="cuda", dtype=torch.bfloat16)
         optimizer.zero_grad()
-        loss = (model(inputs) - inputs[:, :200]).float().square().mean()
+        loss = (model(inputs) - inputs[:, :300]).float().square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

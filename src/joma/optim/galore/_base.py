@@ -25,6 +25,8 @@ REFRESHES = ("gap", "energy")
 NOTHING = 1e-10
 """Energy along a direction, over that along the strongest one, below which it is rounding: products
 in float32 have relative errors of about 1e-6, whose square is 1e-12."""
+TOGETHER = 8
+"""Matrices that choose their subspaces in one step: each alone would leave a GPU mostly waiting."""
 CHECKS, FALLEN, LONGEST = 10, 0.9, 10
 """With refresh="energy": how often in a gap the captured energy is measured, below which share of
 what it was after the last choice the subspace is chosen again, and after how many gaps anyway."""
@@ -55,6 +57,16 @@ class ProjectedMatrix:
     refreshes: int
     energy: float | None = None
     angles: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A matrix whose subspace is to be chosen from its gradient."""
+
+    parameter: Tensor
+    group: dict[str, Any]
+    gradient: GradientMatrix
+    side: Side
 
 
 class ProjectedOptimizer(TypedStateOptimizer):
@@ -100,6 +112,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self._group_of_processes = take_over_synchronisation(parameters)
         self._last, self._moved, self._hooks = True, set[Tensor](), list[Any]()
         self._numbers: dict[Tensor, tuple[int, int]] = {}
+        self._all_chosen, self._places = False, dict[Tensor, int]()
         self.record_energy = self.record_angles = False
         self._energies: dict[Tensor, tuple[Tensor, Tensor]] = {}
         super().__init__(selection.parameter_groups(parameters, groups, defaults), defaults)
@@ -115,6 +128,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         _check_group(group, self.moment_choices)
+        self._places.clear()
         for parameter in group["params"]:
             self._numbers[parameter] = len(self._numbers), len(self.param_groups) - 1
             if self.per_layer and parameter.requires_grad:
@@ -198,6 +212,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 loss = closure()
         if self._group_of_processes is not None and not self.per_layer:
             self._add_missing_gradients()
+        self._refresh_together()
         together = self.clip_norm is not None and self.clip == "global"
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -211,6 +226,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
             self._update_together()
         self._move_prepared()
         self._moved.clear()
+        self._all_chosen = False
         if not self.record_energy:
             self._energies.clear()
         return loss
@@ -412,56 +428,100 @@ class ProjectedOptimizer(TypedStateOptimizer):
         """
         raise NotImplementedError
 
+    def _refresh_together(self) -> None:
+        """Choose all subspaces that are due in this step."""
+        choices = [
+            _Choice(parameter, group, self._gradient(parameter), self._side(parameter, group))
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+            and not parameter.grad.is_sparse
+            and selection.is_projected(parameter, group)
+            and _PARTIAL not in self.state[parameter]
+        ]
+        self._refresh([one for one in choices if self._is_due(one)])
+        self._all_chosen = True
+
     def _refresh_if_due(
         self, parameter: Tensor, group: dict[str, Any], gradient: GradientMatrix, side: Side
     ) -> None:
         """Choose the subspace from a gradient, if this is the step to do so."""
-        state = self.state[parameter]
-        if "basis" not in state or not int(state["refreshes"]) or "due" in state:
-            self._refresh(parameter, group, gradient, side)
-            return
-        gap, age = group["gap"], int(state["age"])
-        offset = 0
-        if group["stagger"]:
-            offset = self._numbers[parameter][0] * gap // len(self._numbers)
-        if group["refresh"] == "gap":
-            if (int(state["step"]) + offset) % gap == 0:
-                self._refresh(parameter, group, gradient, side)
-            return
-        if age == 1:
-            state["reference"] = state["captured"] = self._captured(parameter, group, gradient)
-        elif (age + offset) % max(gap // CHECKS, 1) == 0:
-            state["captured"] = self._captured(parameter, group, gradient)
-            fell = not state["captured"] >= FALLEN * state["reference"]
-            if fell or age >= LONGEST * gap:
-                self._refresh(parameter, group, gradient, side)
+        choice = _Choice(parameter, group, gradient, side)
+        if not self._all_chosen and self._is_due(choice):
+            self._refresh([choice])
 
-    def _captured(
-        self, parameter: Tensor, group: dict[str, Any], gradient: GradientMatrix
-    ) -> Tensor:
-        """Return the share of ‖G‖² in the subspace, as a number on the CPU."""
-        side = self._side(parameter, group)
-        inside = subspace.square_sum(gradient.project(self._basis(parameter, group), side))
-        if side == "right":
+    def _is_due(self, choice: _Choice) -> bool:
+        """Return whether a subspace is to be chosen again; measures what it captures if need be."""
+        state, group = self.state[choice.parameter], choice.group
+        if "basis" not in state or not int(state["refreshes"]) or "due" in state:
+            return True
+        gap, age = group["gap"], int(state["age"])
+        offset = self._stagger(choice.parameter, gap) if group["stagger"] else 0
+        if group["refresh"] == "gap":
+            return (int(state["step"]) + offset) % gap == 0
+        if age == 1:
+            state["reference"] = state["captured"] = self._captured(choice).cpu()
+        elif (age + offset) % max(gap // CHECKS, 1) == 0:
+            state["captured"] = self._captured(choice).cpu()
+            return not state["captured"] >= FALLEN * state["reference"] or age >= LONGEST * gap
+        return False
+
+    def _stagger(self, parameter: Tensor, gap: int) -> int:
+        """Return by how many steps a matrix chooses its subspace before the end of a gap."""
+        if not self._places:
+            for group in self.param_groups:
+                for one in group["params"]:
+                    if selection.is_projected(one, group):
+                        self._places[one] = len(self._places)
+        parts = -(-len(self._places) // TOGETHER)
+        return self._places[parameter] // TOGETHER * gap // parts
+
+    def _captured(self, choice: _Choice) -> Tensor:
+        """Return the share of ‖G‖² in the subspace."""
+        basis, gradient = self._basis(choice.parameter, choice.group), choice.gradient
+        inside = subspace.square_sum(gradient.project(basis, choice.side))
+        if choice.side == "right":
             inside = gradient.sum_of_rows(inside)
         energy = gradient.energy()
-        return torch.where(energy > 0, inside / energy, 0.0).cpu()
+        return torch.where(energy > 0, inside / energy, 0.0)
 
-    def _refresh(
-        self, parameter: Tensor, group: dict[str, Any], gradient: GradientMatrix, side: Side
-    ) -> None:
-        """Choose the subspace from a gradient."""
-        state = self.state[parameter]
-        energy = float(gradient.energy())
-        old = self._basis(parameter, group) if "basis" in state else None
-        if not (0 < energy < float("inf")):
+    def _refresh(self, choices: Sequence[_Choice]) -> None:
+        """Choose subspaces from gradients."""
+        energies = _numbers([one.gradient.energy() for one in choices])
+        waiting: list[tuple[_Choice, subspace.BasisSearch]] = []
+        chosen: list[_Choice] = []
+        for choice, energy in zip(choices, energies, strict=True):
+            search = self._search(choice, energy)
+            if search is None:
+                continue
+            chosen.append(choice)
+            if energy == 0:
+                self._adopt(choice, search.old, subspace.random_basis(search))
+            elif search.exact:
+                self._adopt(choice, search.old, subspace.svd_basis(search))
+            else:
+                waiting.append((choice, search))
+        for some in subspace.batches([search for _, search in waiting]):
+            bases = subspace.power_bases([waiting[at][1] for at in some])
+            for at, basis in zip(some, bases, strict=True):
+                self._adopt(waiting[at][0], waiting[at][1].old, basis)
+        captured = _numbers([self._captured(one) for one in chosen])
+        for choice, share in zip(chosen, captured, strict=True):
+            state = self.state[choice.parameter]
+            state["captured"] = state["reference"] = torch.tensor(share, dtype=torch.float64)
+
+    def _search(self, choice: _Choice, energy: float) -> subspace.BasisSearch | None:
+        """Return how to search for a basis; None where the old one stays for this step."""
+        state, group = self.state[choice.parameter], choice.group
+        old = self._basis(choice.parameter, group) if "basis" in state else None
+        if not 0 < energy < float("inf"):
             if old is not None:
                 state["due"] = torch.tensor(1)  # the next gradient that is finite and not 0 decides
-                return
+                return None
             if energy != 0:
                 raise JomaError(
-                    f"the first gradient of {self._name(parameter)} is not finite, so that no "
-                    "subspace can be chosen"
+                    f"the first gradient of {self._name(choice.parameter)} is not finite, so that "
+                    "no subspace can be chosen"
                 )
         refreshes = int(state.get("refreshes", 0))
         if not refreshes and energy > 0:
@@ -469,35 +529,30 @@ class ProjectedOptimizer(TypedStateOptimizer):
         rank = group["rank"] if old is None else old.shape[1]
         exact = group["projection"] == "svd"
         if isinstance(rank, float):
-            rank, exact = subspace.energy_rank(gradient, rank), True
-        device = gradient.matrix.device
+            rank, exact = subspace.energy_rank(choice.gradient, rank), True
+        device = choice.gradient.matrix.device
         random = torch.Generator(device="cpu" if device.type == "meta" else device)
-        number = self._numbers[parameter][0]
+        number = self._numbers[choice.parameter][0]
         random.manual_seed(((self.seed * 1_000_003 + number) * 1_000_003 + refreshes) % 2**63)
-        if energy == 0:
-            columns = subspace.random_columns(gradient, side, rank, random)
-            rows_of = gradient if side == "left" else None
-            (basis,) = subspace.orthonormal([columns], [rows_of])
-        elif exact:
-            basis = subspace.svd_basis(gradient, side, rank)
-        else:
-            search = subspace.BasisSearch(gradient, side, rank, old, random)
-            (basis,) = subspace.power_bases([search])
+        state["refreshes"] = torch.tensor(refreshes + (energy > 0))
+        return subspace.BasisSearch(choice.gradient, choice.side, rank, old, random, exact)
+
+    def _adopt(self, choice: _Choice, old: Tensor | None, basis: Tensor) -> None:
+        """Take a new basis, and turn the moments from the old one, if any, to it."""
+        parameter, group, side = choice.parameter, choice.group, choice.side
+        state = self.state[parameter]
         if "basis" in state and state["basis"].shape[1] != basis.shape[1]:
             self._forget_moments(parameter)
         if group["moments"] == "align" and old is not None:
-            basis = basis @ subspace.nearest_rotation(self._overlap(basis, old, gradient, side))
+            overlap = self._overlap(basis, old, choice.gradient, side)
+            basis = basis @ subspace.nearest_rotation(overlap)
         self._store_basis(parameter, group, basis, side)
-        stored = self._basis(parameter, group)
         if old is not None:
-            overlap = self._overlap(stored, old, gradient, side)
+            overlap = self._overlap(self._basis(parameter, group), old, choice.gradient, side)
             self._turn(parameter, group, overlap, side)
             if self.record_angles:
                 state["angles"] = subspace.principal_angles(overlap)
         state.pop("due", None)
-        state["captured"] = self._captured(parameter, group, gradient)
-        state["reference"] = state["captured"]
-        state["refreshes"] = torch.tensor(refreshes + (energy > 0))
         state["age"] = torch.tensor(0)
 
     def _forget_moments(self, parameter: Tensor) -> None:
@@ -612,6 +667,13 @@ class ProjectedOptimizer(TypedStateOptimizer):
 def is_accumulating(state: Mapping[str, Any]) -> bool:
     """Return whether a parameter has gradients of a step that is not complete."""
     return _PARTIAL in state
+
+
+def _numbers(tensors: Sequence[Tensor]) -> list[float]:
+    """Return numbers that were computed on devices, which are waited for once."""
+    if not tensors:
+        return []
+    return torch.stack([one.to(tensors[0].device) for one in tensors]).tolist()
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from joma.optim.galore import selection
+from joma.optim.galore import layout, selection
 from joma.optim.galore._base import ProjectedOptimizer, is_accumulating
 from joma.optim.galore.processes import placed
 from joma.optim.galore.subspace import GradientMatrix, Side
@@ -167,11 +167,17 @@ class GaLoreAdamW(ProjectedOptimizer):
         if self.record_energy:
             self._record_energy(parameter, group, GradientMatrix(gradient), side)
         basis = state["basis"]
-        if basis.dtype != torch.bfloat16:  # loaded from a state in float32
-            return False
         (rows, columns), rank = parameter.shape, basis.shape[1]
+        is_aligned = gradient.data_ptr() % 16 == 0 or columns % layout.ALIGNED
+        if basis.dtype != torch.bfloat16 or rank % layout.ALIGNED or not is_aligned:
+            return False
         like = gradient[:1, :1].expand((rank, columns) if side == "left" else (rows, rank))
-        make_moments(state, like, self._storage(parameter, group)["dtype"])
+        storage = self._storage(parameter, group)
+        make_moments(state, like, storage["dtype"])
+        if state["exp_avg"].dtype not in (torch.bfloat16, torch.uint8):
+            return False  # loaded from a state in float32
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = kernels.aligned_rows(state[key])
         self._count(state)
         state["moment_step"] = state["moment_step"] + 1
         steps, (one, two) = int(state["moment_step"]), group["betas"]
@@ -186,7 +192,7 @@ class GaLoreAdamW(ProjectedOptimizer):
             one,
             two,
             group["scale"],
-            float(self._storage(parameter, group)["seed"] % 2**23),
+            float(storage["seed"] % 2**23),
         )
         moments = state["exp_avg"], state["exp_avg_sq"]
         self._prepared.append(

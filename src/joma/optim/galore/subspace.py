@@ -26,6 +26,8 @@ _SHIFT = 1e-13
 float64, so that the factorisation exists for any columns."""
 
 _MOST_PASSES = 6
+_NUMBERS_AT_ONCE = 1 << 24
+"""Numbers of the columns that power iterations make orthonormal together."""
 _BLOCK = 64
 """Triangles up to this size are inverted by substitution."""
 
@@ -132,7 +134,7 @@ class GradientMatrix:
 
 @dataclass
 class BasisSearch:
-    """What a power iteration for one basis needs.
+    """What the search for one basis needs.
 
     Attributes:
         gradient: The gradient.
@@ -140,6 +142,7 @@ class BasisSearch:
         rank: Number of columns.
         old: The basis to start from, (m, rank) or (n, rank), if any.
         random: Where random numbers come from; the same on every process.
+        exact: Whether it is to be found by the singular value decomposition.
     """
 
     gradient: GradientMatrix
@@ -147,6 +150,22 @@ class BasisSearch:
     rank: int
     old: Tensor | None
     random: torch.Generator
+    exact: bool = False
+
+
+def batches(searches: Sequence[BasisSearch]) -> list[list[int]]:
+    """Return which searches to make together: on one device, and with little memory."""
+    found: list[list[int]] = []
+    numbers, last = 0, None
+    for at, one in enumerate(searches):
+        size = max(one.gradient.shape) * one.rank
+        device = one.gradient.matrix.device
+        if not found or numbers + size > _NUMBERS_AT_ONCE or device != last:
+            found.append([])
+            numbers = 0
+        found[-1].append(at)
+        numbers, last = numbers + size, device
+    return found
 
 
 def power_bases(searches: Sequence[BasisSearch]) -> list[Tensor]:
@@ -187,12 +206,19 @@ def random_columns(
     return gradient.own_rows(columns) if side == "left" else columns
 
 
-def svd_basis(gradient: GradientMatrix, side: Side, rank: int) -> Tensor:
+def random_basis(search: BasisSearch) -> Tensor:
+    """Return orthonormal columns that are chosen at random."""
+    columns = random_columns(search.gradient, search.side, search.rank, search.random)
+    (basis,) = orthonormal([columns], [search.gradient if search.side == "left" else None])
+    return basis
+
+
+def svd_basis(search: BasisSearch) -> Tensor:
     """Return the leading singular directions, by the singular value decomposition of all of G."""
-    left, _, right = torch.linalg.svd(gradient.whole(), full_matrices=False)
-    if side == "right":
-        return right[:rank].mT.contiguous()
-    return gradient.own_rows(left[:, :rank]).contiguous()
+    left, _, right = torch.linalg.svd(search.gradient.whole(), full_matrices=False)
+    if search.side == "right":
+        return right[: search.rank].mT.contiguous()
+    return search.gradient.own_rows(left[:, : search.rank]).contiguous()
 
 
 def energy_rank(gradient: GradientMatrix, share: float) -> int:

@@ -4,22 +4,19 @@ AdamW in eight bits and GaLore make two steps on parameters of the same shapes o
 what they store is counted, not written down a second time.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from joma.optim import AdamW8bit, GaLoreAdamW
-from joma.optim.galore import selection, subspace
+from joma.optim.galore import layout, selection, subspace
 from joma.train.memory._live import LiveMemory
 
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lora", "galore-adamw")
 Side = Literal["short", "left", "right", "smallest"]
-_TILE = 256
-"""Columns of which GaLore's kernels pad wide matrices to multiples."""
 
 
 @dataclass(frozen=True)
@@ -113,23 +110,37 @@ def _with_kernels(
 ) -> dict[Tensor, Cost]:
     """Return costs where kernels of the GPU move the projected matrices of type bfloat16.
 
-    Choosing a subspace remains in torch operations. Kernels keep buffers, which matrices of one
-    shape share where each moves by itself.
+    Choosing subspaces remains in torch operations, several at a time unless each parameter moves by
+    itself. Kernels keep a buffer, as large as the largest of their launches needs.
     """
     found = dict(costs)
-    refresh: dict[torch.Size, int] = {}
-    for parameter, cost in costs.items():
-        shape = parameter.shape
-        if not cost.is_projected or parameter.dtype != torch.bfloat16 or projection.projector_bits:
-            continue
-        is_first = shape not in refresh
-        side = _side(parameter, projection)
-        if is_first:
-            refresh[shape] = _refresh_workspace(parameter, projection.rank, side)
-        buffer = 0
-        if is_first or not projection.per_layer:
-            buffer = _kernel_buffers((shape[0], shape[1]), projection.rank, side)
-        found[parameter] = replace(cost, workspace=refresh[shape], buffer=buffer)
+    taken = [
+        one
+        for one, cost in costs.items()
+        if cost.is_projected and one.dtype == torch.bfloat16 and not projection.projector_bits
+    ]
+    if not taken:
+        return found
+    searches = [_search(one, projection) for one in taken]
+    together = [[at] for at in range(len(taken))]
+    launches = together
+    if not projection.per_layer:
+        together = subspace.batches(searches)
+        launches = layout.launches([one.numel() for one in taken])
+    known: dict[Any, int] = {}
+    for some in together:
+        key = tuple(taken[at].shape for at in some)
+        if key not in known:
+            known[key] = _refresh_workspace([searches[at] for at in some])
+        for at in some:
+            found[taken[at]] = replace(found[taken[at]], workspace=known[key])
+    if projection.rank % layout.ALIGNED == 0:
+        sizes = [
+            layout.buffer_numbers(searches[at].gradient.shape, projection.rank, searches[at].side)
+            for at in range(len(taken))
+        ]
+        buffer = 2 * max(sum(sizes[at] for at in some) for some in launches)
+        found[taken[0]] = replace(found[taken[0]], buffer=buffer)
     return found
 
 
@@ -142,29 +153,25 @@ def _side(parameter: Tensor, projection: ProjectionSettings) -> subspace.Side:
     )
 
 
-def _kernel_buffers(shape: tuple[int, int], rank: int, side: subspace.Side) -> int:
-    """Return bytes that GaLore's kernels keep for a matrix: its update and a padded gradient."""
-    rows, columns = shape
-    if side == "right":
-        return 2 * rows * rank
-    padded = math.ceil(columns / _TILE) * _TILE
-    if rank % _TILE or rows % 64 or padded == columns:
-        return 2 * rank * columns
-    return 2 * rank * padded + 2 * rows * padded
-
-
-def _refresh_workspace(parameter: Tensor, rank: int, side: subspace.Side) -> int:
-    """Return bytes that choosing a subspace needs."""
+def _search(parameter: Tensor, projection: ProjectionSettings) -> subspace.BasisSearch:
+    """Return the search for a parameter's subspace, without memory."""
+    side = _side(parameter, projection)
     gradient = torch.empty_like(parameter, device="meta", requires_grad=False)
     length = parameter.shape[side == "right"]
-    old = torch.empty(length, rank, dtype=parameter.dtype, device="meta")
-    whole, live = subspace.GradientMatrix(gradient), LiveMemory()
+    old = torch.empty(length, projection.rank, dtype=parameter.dtype, device="meta")
+    whole = subspace.GradientMatrix(gradient)
+    return subspace.BasisSearch(whole, side, projection.rank, old, torch.Generator())
+
+
+def _refresh_workspace(searches: Sequence[subspace.BasisSearch]) -> int:
+    """Return bytes that choosing subspaces needs."""
+    live = LiveMemory()
     with torch.no_grad(), live:
-        live.know([gradient, old])
-        whole.energy()
-        search = subspace.BasisSearch(whole, side, rank, old, torch.Generator())
-        (basis,) = subspace.power_bases([search])
-        whole.project(basis.to(parameter.dtype), side)
+        for one in searches:
+            live.know([one.gradient.matrix, *([] if one.old is None else [one.old])])
+            one.gradient.energy()
+        for one, basis in zip(searches, subspace.power_bases(searches), strict=True):
+            one.gradient.project(basis.to(one.gradient.matrix.dtype), one.side)
     return live.peak()
 
 
