@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from joma.models import enable_checkpointing
 from joma.models.blank import PRESETS, blank_model, preset_config
 from joma.optim import AdamW8bit, GaLoreAdamW
 from joma.train.memory import (
@@ -140,8 +141,7 @@ def measure(case: Case, device: str = "cuda") -> dict[str, Any]:
         lora = peft.LoraConfig(r=case.projection.rank, target_modules="all-linear")
         model = peft.get_peft_model(model, lora)  # type: ignore[arg-type]
     if case.checkpointing:
-        again = {"use_reentrant": False}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)  # type: ignore[operator]
+        enable_checkpointing(model)
     optimizer = optimizer_of(case, model)
     peaks = {"forward": 0, "backward": 0, "step": 0}
     losses = []

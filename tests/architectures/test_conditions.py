@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from joma.models import enable_checkpointing
 from joma.probes import watch_attention
 from tests.architectures._comparison import Entropies, largest_difference, watched
 from tests.architectures._models import BY_NAME, build, inputs_of
@@ -103,7 +104,7 @@ def test_gradient_checkpointing_is_seen_once(name: str):
     inputs = inputs_of(architecture, "right")
     model = build(architecture)
     plain, _ = watched(model, inputs)
-    model.gradient_checkpointing_enable()
+    enable_checkpointing(model)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

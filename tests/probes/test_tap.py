@@ -10,6 +10,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from joma.errors import JomaError
+from joma.models import enable_checkpointing
 from joma.probes import AttentionMap, tap_attention, watch_attention
 from joma.probes.tap import AttentionCall, stack
 
@@ -335,13 +336,12 @@ def test_values_are_handed_over_so_that_attention_can_be_computed_again():
 
 def test_checkpointing_computes_with_the_replacement_again():
     model = llama()
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     model.train()
     inputs = model.get_input_embeddings()(TOKENS).detach().requires_grad_()  # type: ignore[operator]
     gradients = []
-    for checkpointed in (True, False):
-        if not checkpointed:
-            model.gradient_checkpointing_disable()  # type: ignore[operator]
+    for checkpointed in (False, True):
+        if checkpointed:
+            enable_checkpointing(model)
         with tap_attention(model, doubled(0)):
             loss = model(inputs_embeds=inputs).logits.square().sum()
             gradients.append(torch.autograd.grad(loss, inputs)[0])

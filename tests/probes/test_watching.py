@@ -10,6 +10,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from joma.models import enable_checkpointing
 from joma.probes.tap import AttentionCall, watch_attention
 from joma.probes.tap.huggingface import interface_parts
 from joma.probes.tap.stack import taps
@@ -257,7 +258,7 @@ def test_training_gradients_and_random_numbers_are_as_without():
 def test_what_checkpointing_computes_again_is_seen_once():
     model, inputs = hf_model("llama", "sdpa"), hf_inputs("none")
     model.train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    enable_checkpointing(model)
     with watch_attention(model, lambda call: None) as watch:
         model(**inputs, labels=inputs["input_ids"], use_cache=False).loss.backward()
     assert watch.calls == 2

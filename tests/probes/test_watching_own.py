@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from joma.models import enable_checkpointing
 from joma.probes.tap import AttentionCall, watch_attention
 from tests.probes._watched import assert_entropies, sharpen
 
@@ -142,7 +143,7 @@ def test_gradients_and_random_numbers_are_as_without():
 def test_checkpointing_is_seen_once():
     model: Any = built("bloom")
     model.train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    enable_checkpointing(model)
     names: list[str] = []
     with watch_attention(model, lambda call: names.append(call.name)):
         model(TOKENS, use_cache=False)[0].sum().backward()

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, GPT2Config, LlamaConfig
 
 from joma.errors import JomaError
+from joma.models import enable_checkpointing
 from joma.models.blank import PRESETS, blank_model
 from joma.models.loading import class_of
 from joma.optim import AdamW8bit, GaLoreAdamW
@@ -204,7 +205,7 @@ def _allocated_peak(folder, dtype, checkpointing):
     """The most bytes that are allocated while gradients are dropped."""
     model = real_model(folder, dtype)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(model)
 
     def drop(parameter):
         parameter.grad = None

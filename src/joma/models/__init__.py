@@ -19,6 +19,7 @@ from joma.models.architectures import (
     register,
     weights,
 )
+from joma.models.checkpointing import enable_checkpointing
 from joma.models.discovery import (
     Tracing,
     dummy_forward,
@@ -76,6 +77,7 @@ __all__ = [
     "architecture_of",
     "check_tokens",
     "dummy_forward",
+    "enable_checkpointing",
     "find_stored_weights",
     "find_weights",
     "load",

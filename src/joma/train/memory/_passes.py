@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from joma.common.quiet import quietly, reading
 from joma.errors import JomaError
+from joma.models import enable_checkpointing
 from joma.train.memory._live import GpuKernels, LiveMemory, Moment
 
 
@@ -121,9 +122,6 @@ def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def _checkpoint(model: nn.Module) -> None:
-    enable: Any = getattr(model, "gradient_checkpointing_enable", None)
-    if not getattr(model, "supports_gradient_checkpointing", False) or enable is None:
-        raise JomaError(f"{type(model).__name__} has no gradient checkpointing")
     again = GpuKernels if next(model.parameters()).is_meta else contextlib.nullcontext
     # The recomputed pass runs inside the backward pass, where function modes are switched off.
     settings = {
@@ -131,7 +129,7 @@ def _checkpoint(model: nn.Module) -> None:
         "context_fn": lambda: (contextlib.nullcontext(), again()),
     }
     with quietly():
-        enable(gradient_checkpointing_kwargs=settings)
+        enable_checkpointing(model, settings)
 
 
 def _vocabulary(model: nn.Module) -> int:
