@@ -25,10 +25,14 @@ from joma.optim.moments import (
 MOMENTS = ("keep", "rotate", "project", "align", "reset")
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Return whether the kernels run on a device: a GPU, with Triton installed."""
+    return device.type == "cuda" and _has_triton()
+
+
 @cache
-def has_kernels() -> bool:
-    """Return whether there is a GPU and Triton."""
-    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 class GaLoreAdamW(ProjectedOptimizer):
@@ -146,12 +150,11 @@ class GaLoreAdamW(ProjectedOptimizer):
         """Take a matrix whose step the kernels of the GPU make: projection to weights in one go."""
         gradient, state = parameter.grad, self.state[parameter]
         if (
-            not has_kernels()
+            gradient is None
+            or not has_kernels(gradient.device)
             or self.clip_norm is not None
             or self._group_of_processes is not None
-            or gradient is None
-            or gradient.is_sparse
-            or not (gradient.is_cuda and gradient.is_contiguous() and parameter.is_contiguous())
+            or not (gradient.is_contiguous() and parameter.is_contiguous())
             or not (gradient.dtype == parameter.dtype == torch.bfloat16)
             or parameter is not local(parameter)
             or is_accumulating(state)
@@ -163,19 +166,24 @@ class GaLoreAdamW(ProjectedOptimizer):
         from joma.optim.galore import _step_kernels as kernels
 
         side = self._side(parameter, group)
-        self._refresh_if_due(parameter, group, GradientMatrix(gradient), side)
-        if self.record_energy:
-            self._record_energy(parameter, group, GradientMatrix(gradient), side)
         basis = state["basis"]
         (rows, columns), rank = parameter.shape, basis.shape[1]
         is_aligned = gradient.data_ptr() % 16 == 0 or columns % layout.ALIGNED
-        if basis.dtype != torch.bfloat16 or rank % layout.ALIGNED or not is_aligned:
+        if (
+            basis.dtype != torch.bfloat16
+            or not basis.is_contiguous()
+            or rank % layout.ALIGNED
+            or not is_aligned
+            or parameter.numel() >= layout.MOST_NUMBERS
+            or int(state.get("null_directions", 0))
+        ):
             return False
         like = gradient[:1, :1].expand((rank, columns) if side == "left" else (rows, rank))
-        storage = self._storage(parameter, group)
-        make_moments(state, like, storage["dtype"])
+        make_moments(state, like, self._storage(parameter, group)["dtype"])
         if state["exp_avg"].dtype not in (torch.bfloat16, torch.uint8):
             return False  # loaded from a state in float32
+        if self.record_energy:
+            self._record_energy(parameter, GradientMatrix(gradient), side)
         for key in ("exp_avg", "exp_avg_sq"):
             state[key] = kernels.aligned_rows(state[key])
         self._count(state)
@@ -192,7 +200,7 @@ class GaLoreAdamW(ProjectedOptimizer):
             one,
             two,
             group["scale"],
-            float(storage["seed"] % 2**23),
+            *kernels.seed_numbers(self._storage(parameter, group)["seed"]),
         )
         moments = state["exp_avg"], state["exp_avg_sq"]
         self._prepared.append(
