@@ -8,7 +8,9 @@ bfloat16, cuts numbers to bfloat16 instead of rounding them, and does not know t
 
 import io
 import json
+import shutil
 import sys
+import tempfile
 import time
 from typing import Any
 from unittest import mock
@@ -16,6 +18,12 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from joma.optim import GaLoreAdamW
 from joma.optim.galore import adamw, layout
@@ -135,26 +143,36 @@ def compared(shapes=SHAPES, tiles=None, at_once=None, rank_of_gradient=None, **s
 
 
 def resumed(**settings):
-    """Return whether a run from a file is equal to the bit, and how far one without kernels is."""
+    """Return whether runs that resume are equal to the bit, and how far one without kernels is."""
     whole = made(**settings)
     trained(*whole, steps=6)
     first = made(**settings)
     trained(*first, steps=3)
-    file = io.BytesIO()
+    file, folder = io.BytesIO(), tempfile.mkdtemp()
     torch.save(first[1].state_dict(), file)
+    model = nn.ParameterList(first[0])
+    save(get_optimizer_state_dict(model, first[1]), checkpoint_id=folder, no_dist=True)
     found: dict[str, Any] = {}
-    for kernels in (True, False):
+    for way, kernels in (("file", True), ("dcp", True), ("file", False)):
         weights, fresh = made(**settings)
         for one, saved in zip(weights, first[0], strict=True):
             one.data.copy_(saved.data)
-        file.seek(0)
-        fresh.load_state_dict(torch.load(file, weights_only=True))
+        if way == "file":
+            file.seek(0)
+            fresh.load_state_dict(torch.load(file, weights_only=True))
+        else:
+            model = nn.ParameterList(weights)
+            with mock.patch.object(adamw, "has_kernels", return_value=kernels):
+                target = get_optimizer_state_dict(model, fresh)
+            load(target, checkpoint_id=folder, no_dist=True)
+            set_optimizer_state_dict(model, fresh, target)
         trained(weights, fresh, kernels, steps=3, first=3)
         pairs = list(zip(weights, whole[0], strict=True))
         if kernels:
-            found["equal"] = all(torch.equal(*pair) for pair in pairs)
+            found[way] = all(torch.equal(*pair) for pair in pairs)
         else:
             found["without_kernels"] = max(distance(*pair) for pair in pairs)
+    shutil.rmtree(folder)
     strides = {whole[1].state[one]["exp_avg"].stride(0) for one in whole[0]}
     found["padded"] = 384 in strides  # rows of 333 numbers
     return found

@@ -19,6 +19,8 @@ PARTIAL = "grad_of_step"
 NOTHING = 1e-10
 """Energy along a direction, over that along the strongest one, below which it is rounding: products
 in float32 have relative errors of about 1e-6, whose square is 1e-12."""
+MOST_ENERGY = 1e72
+"""‖G‖² from which on products of G may overflow in float32: its subspace cannot be computed."""
 TOGETHER = 8
 """Matrices that choose their subspaces in one step: each alone would leave a GPU mostly waiting."""
 CHECKS, FALLEN, LONGEST = 10, 0.9, 10
@@ -156,7 +158,9 @@ class SubspaceOptimizer(TypedStateOptimizer):
         if group["refresh"] == "gap":
             return (int(state["step"]) + offset) % gap == 0
         if age == 1:
-            state["reference"] = state["captured"] = self._captured(choice)[0].cpu()
+            state["captured"] = self._captured(choice)[0].cpu()
+            if state["captured"] > 0:  # a gradient of zero is no reference
+                state["reference"] = state["captured"]
         elif (age + offset) % max(gap // CHECKS, 1) == 0:
             state["captured"] = self._captured(choice)[0].cpu()
             return not state["captured"] >= FALLEN * state["reference"] or age >= LONGEST * gap
@@ -218,17 +222,17 @@ class SubspaceOptimizer(TypedStateOptimizer):
     def _check_first(self, choice: _Choice) -> None:
         """Raise JomaError for a first gradient that is not finite."""
         is_first = "basis" not in self.state[choice.parameter]
-        if is_first and not 0 <= choice.energy < float("inf"):
+        if is_first and not 0 <= choice.energy < MOST_ENERGY:
             raise JomaError(
-                f"the first gradient of {self._name(choice.parameter)} is not finite, so that "
-                "no subspace can be chosen"
+                f"the first gradient of {self._name(choice.parameter)} is not finite or has a norm "
+                "above 1e36, so that no subspace can be chosen"
             )
 
     def _search(self, choice: _Choice) -> subspace.BasisSearch | None:
         """Return how to search for a basis; None where the old one stays for this step."""
         state, group = self.state[choice.parameter], choice.group
         old = self._basis(choice.parameter) if "basis" in state else None
-        if old is not None and not 0 < choice.energy < float("inf"):
+        if old is not None and not 0 < choice.energy < MOST_ENERGY:
             state["due"] = torch.tensor(1)  # the next gradient that is finite and not 0 decides
             return None
         refreshes = int(state.get("refreshes", 0))

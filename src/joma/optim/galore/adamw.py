@@ -40,7 +40,7 @@ class GaLoreAdamW(ProjectedOptimizer):
 
     With the projected gradient R = PᵀG or GP a matrix W moves by Adam in the space of R,
 
-        W ← (1 − ηλ) W − η · scale · P m̂ / (√v̂ + ε),
+        W ← (1 − ηλ) (W − η · scale · P m̂ / (√v̂ + ε)),
 
     where P holds the leading singular directions of a recent gradient. Other parameters
     (embeddings, output layers, biases, gains of norms) move as under `torch.optim.AdamW`.
@@ -146,6 +146,10 @@ class GaLoreAdamW(ProjectedOptimizer):
             verbose=verbose,
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepared, self._workspace = [], {}
+
     def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> bool:
         """Take a matrix whose step the kernels of the GPU make: projection to weights in one go."""
         gradient, state = parameter.grad, self.state[parameter]
@@ -163,10 +167,7 @@ class GaLoreAdamW(ProjectedOptimizer):
             or not selection.is_projected(parameter, group)
         ):
             return False
-        from joma.optim.galore import _step_kernels as kernels
-
-        side = self._side(parameter, group)
-        basis = state["basis"]
+        side, basis = self._side(parameter, group), state["basis"]
         (rows, columns), rank = parameter.shape, basis.shape[1]
         is_aligned = gradient.data_ptr() % 16 == 0 or columns % layout.ALIGNED
         if (
@@ -178,6 +179,8 @@ class GaLoreAdamW(ProjectedOptimizer):
             or int(state.get("null_directions", 0))
         ):
             return False
+        from joma.optim.galore import _step_kernels as kernels
+
         like = gradient[:1, :1].expand((rank, columns) if side == "left" else (rows, rank))
         make_moments(state, like, self._storage(parameter, group)["dtype"])
         if state["exp_avg"].dtype not in (torch.bfloat16, torch.uint8):
