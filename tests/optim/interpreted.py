@@ -6,6 +6,9 @@ Each case prints a line of JSON. What the interpreter lacks is added here: it ha
 bfloat16, cuts numbers to bfloat16 instead of rounding them, and does not know the newest NumPy.
 """
 
+# pyright: reportMissingImports=false
+# Triton comes with torch's CUDA builds alone.
+
 import io
 import json
 import shutil

@@ -30,6 +30,8 @@ _TILES = {
     "narrow": {"BM": 128, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 3},
 }
 """Tiles for moments in eight bits, and otherwise for ranks above 128 and up to it."""
+_MOST_TABLES = 256
+"""Tables for different sets of matrices after which all are made again."""
 _NUMBERS = tl.constexpr(9)
 """Numbers of each matrix in the table of `Work.numbers`."""
 _FIELDS = tl.constexpr(12)
@@ -90,6 +92,8 @@ def step(works: Sequence[Work], workspace: dict[Any, Any]) -> None:
         shapes = tuple((work.side, *work.weights.shape, work.basis.shape[1]) for work in some)
         key = some[0].first.dtype, device, shapes
         if key not in workspace:
+            if len(workspace) > _MOST_TABLES:  # other matrices have gradients at every step
+                workspace.clear()
             workspace[key] = _Tables(some)
         tables: _Tables = workspace[key]
         buffer = workspace.get(device)

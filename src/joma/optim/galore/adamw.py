@@ -211,6 +211,10 @@ class GaLoreAdamW(ProjectedOptimizer):
         )
         return True
 
+    def _check_step(self) -> None:
+        super()._check_step()
+        self._prepared.clear()  # of a step that an error ended
+
     def _move_prepared(self) -> None:
         if not self._prepared:
             return
