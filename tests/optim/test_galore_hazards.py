@@ -82,6 +82,15 @@ def test_a_loaded_state_brings_its_settings():
     assert difference(model, other) == 0
 
 
+def test_a_group_that_is_refused_is_not_added():
+    model = network()
+    optimizer = make(model)
+    with pytest.raises(JomaError, match="gap must be a whole number"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(9, 9))], "gap": 0})
+    train(model, optimizer, 2)
+    assert len(optimizer.projected) == 3
+
+
 @pytest.mark.parametrize("inner", [torch.optim.SGD, torch.optim.AdamW, AdamW8bit])
 def test_small_rates_lose_no_digits(inner):
     """Weights of size 1 in float32 cannot hold steps of 1e-12; the step itself can."""

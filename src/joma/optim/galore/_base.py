@@ -91,9 +91,9 @@ class ProjectedOptimizer(SubspaceOptimizer):
             param_group = {**param_group, "rank": None}
         if self.param_groups and "param_names" in self.param_groups[0]:
             param_group = {**param_group, "params": self._named(param_group["params"])}
+        settings.check_group({**self.defaults, **param_group}, self.moment_choices)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        settings.check_group(group, self.moment_choices)
         self._fixed.append(settings.fixed_settings(group))
         self._places.clear()
         for parameter in group["params"]:
