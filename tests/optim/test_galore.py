@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from joma.errors import JomaError
 from joma.optim import AdamW8bit, GaLore, GaLoreAdamW, moments, registry
-from joma.optim.galore._base import TOGETHER
+from joma.optim.galore._subspaces import TOGETHER
 
 
 @pytest.fixture(scope="module")

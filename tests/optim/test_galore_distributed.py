@@ -109,18 +109,22 @@ def work(rank, folder):
 
 
 def unused_layers(rank, folder):
-    """Train layers of which each process uses another one."""
-    torch.manual_seed(0)
-    layers = nn.ModuleDict({name: nn.Linear(16, 16) for name in "abc"})
-    model = nn.parallel.DistributedDataParallel(layers, find_unused_parameters=True)
-    optimizer = GaLoreAdamW(model, 1e-2, rank=4, verbose=False)
-    for step in range(4):
-        torch.manual_seed(10 * step + rank)
-        optimizer.zero_grad()
-        hidden = layers["a"](torch.randn(8, 16))
-        layers["bc"[rank]](hidden).square().mean().backward()
-        optimizer.step()
-    sums = [float(one.detach().sum()) for one in layers.parameters()]
+    """Train layers of which each process uses another one, at times none or with zeros."""
+    sums = []
+    for refresh in ("gap", "energy"):
+        torch.manual_seed(0)
+        layers = nn.ModuleDict({name: nn.Linear(16, 16) for name in "abc"})
+        model = nn.parallel.DistributedDataParallel(layers, find_unused_parameters=True)
+        optimizer = GaLoreAdamW(model, 1e-2, rank=4, gap=3, refresh=refresh, verbose=False)
+        for step in range(8):
+            torch.manual_seed(10 * step + rank)
+            optimizer.zero_grad()
+            hidden = layers["a"](torch.randn(8, 16))
+            loss = layers["bc"[rank]](hidden).square().mean()
+            if not (step == 4 and rank == 1):
+                (0 * loss if step == 0 and rank == 0 else loss).backward()
+            optimizer.step()
+        sums += [float(one.detach().sum()) for one in layers.parameters()]
     Path(folder, f"unused-{rank}").write_text(repr(sums))
 
 

@@ -4,7 +4,7 @@
 are projected, `subspace` how the subspace is chosen.
 """
 
-from joma.optim.galore._base import ProjectedMatrix
+from joma.optim.galore._subspaces import ProjectedMatrix
 from joma.optim.galore.adamw import GaLoreAdamW
 from joma.optim.galore.wrapped import GaLore
 

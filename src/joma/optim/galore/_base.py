@@ -1,79 +1,44 @@
-"""What all of GaLore's optimizers share: projection, refresh, accumulation, clipping, state."""
+"""What all of GaLore's optimizers share: accumulation, clipping, steps, copies, loaded states."""
 
 import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from joma.common.checks import check_one_of, whole_number
+from joma.common.checks import check_one_of
 from joma.errors import JomaError
-from joma.optim import blockwise
-from joma.optim.galore import selection, subspace
-from joma.optim.galore.processes import placed, row_shard, take_over_synchronisation
+from joma.optim.galore import selection, settings, subspace
+from joma.optim.galore._subspaces import NOTHING, PARTIAL, SubspaceOptimizer
+from joma.optim.galore.processes import row_shard, take_over_synchronisation
 from joma.optim.galore.subspace import GradientMatrix, Side
-from joma.optim.moments import TypedStateOptimizer, check_betas, local
+from joma.optim.moments import local
 
-_PARTIAL = "grad_of_step"
-"""Key of the accumulated gradient of the step under way, in the state of a parameter."""
-REFRESHES = ("gap", "energy")
-NOTHING = 1e-10
-"""Energy along a direction, over that along the strongest one, below which it is rounding: products
-in float32 have relative errors of about 1e-6, whose square is 1e-12."""
-TOGETHER = 8
-"""Matrices that choose their subspaces in one step: each alone would leave a GPU mostly waiting."""
-CHECKS, FALLEN, LONGEST = 10, 0.9, 10
-"""With refresh="energy": how often in a gap the captured energy is measured, below which share of
-what it was after the last choice the subspace is chosen again, and after how many gaps anyway."""
-
-
-@dataclass(frozen=True)
-class ProjectedMatrix:
-    """A matrix that is projected.
-
-    Attributes:
-        name: Its name, or its number among the parameters.
-        shape: (m, n).
-        side: Where the basis stands: "left" for R = PᵀG, "right" for R = GP.
-        rank: The rank, or None where it is a share of energy that no gradient was seen for.
-        captured: Share of ‖G‖² in the subspace when it was measured last, or None before.
-        refreshes: How often the subspace was chosen.
-        energy: Share of ‖G‖² in the subspace, of the gradients of the last step; None without
-            `record_energy`.
-        angles: The largest and the mean principal angle between the last two subspaces, in degrees;
-            None before the second, or without `record_angles`.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    side: Side
-    rank: int | None
-    captured: float | None
-    refreshes: int
-    energy: float | None = None
-    angles: tuple[float, float] | None = None
+_COPIED = (
+    "per_layer",
+    "clip_norm",
+    "clip",
+    "seed",
+    "record_energy",
+    "record_angles",
+    "_last",
+    "_moved",
+    "_numbers",
+    "_fixed",
+    "_energies",
+)
+"""Attributes that a copy of an optimizer shares with it, next to those of torch's optimizers."""
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """A matrix whose subspace is to be chosen from its gradient."""
-
-    parameter: Tensor
-    group: dict[str, Any]
-    gradient: GradientMatrix
-    side: Side
-
-
-class ProjectedOptimizer(TypedStateOptimizer):
+class ProjectedOptimizer(SubspaceOptimizer):
     """An optimizer that moves matrices in a subspace of their gradients.
 
-    Subclasses say how a parameter moves: `_move`, and what happens to their state when a basis
-    changes: `_turn`.
+    Subclasses say by how much a parameter moves: `_change`, and what becomes of their state when a
+    basis changes: `_turn`.
 
     Args:
         parameters: As `selection.parameter_groups` describes.
@@ -112,7 +77,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
         self._group_of_processes = take_over_synchronisation(parameters)
         self._last, self._moved, self._hooks = True, set[Tensor](), list[Any]()
         self._numbers: dict[Tensor, tuple[int, int]] = {}
-        self._all_chosen, self._places = False, dict[Tensor, int]()
+        self._fixed: list[tuple[Any, ...]] = []
+        self._places: dict[Tensor, int] = {}
         self.record_energy = self.record_angles = False
         self._energies: dict[Tensor, tuple[Tensor, Tensor]] = {}
         super().__init__(selection.parameter_groups(parameters, groups, defaults), defaults)
@@ -125,50 +91,20 @@ class ProjectedOptimizer(TypedStateOptimizer):
             param_group = {**param_group, "rank": None}
         if self.param_groups and "param_names" in self.param_groups[0]:
             param_group = {**param_group, "params": self._named(param_group["params"])}
+        settings.check_group({**self.defaults, **param_group}, self.moment_choices)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        _check_group(group, self.moment_choices)
+        self._fixed.append(settings.fixed_settings(group))
         self._places.clear()
         for parameter in group["params"]:
             self._numbers[parameter] = len(self._numbers), len(self.param_groups) - 1
-            if self.per_layer and parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(_weakly(self._arrived))
-                self._hooks.append(hook)
+            self._add_hook(parameter)
 
-    @property
-    def projected(self) -> list[ProjectedMatrix]:
-        """The matrices that are projected, with side and rank."""
-        return [one for _, one in self.subspaces()]
-
-    def subspaces(self) -> Iterator[tuple[Tensor, ProjectedMatrix]]:
-        """Yield the parameters that are projected, each with what `projected` says of it."""
-        for group in self.param_groups:
-            for name, parameter in zip(self._names(group), group["params"], strict=True):
-                if not selection.is_projected(parameter, group):
-                    continue
-                state = self.state.get(parameter, {})
-                rank = None if isinstance(group["rank"], float) else group["rank"]
-                captured = energy = angles = None
-                if "basis" in state:
-                    rank, captured = state["basis"].shape[1], float(state["captured"])
-                if "angles" in state:
-                    angles = tuple(state["angles"].tolist())
-                if parameter in self._energies:
-                    inside, everything = self._energies[parameter]
-                    energy = float(inside / everything)
-                yield (
-                    parameter,
-                    ProjectedMatrix(
-                        name,
-                        (parameter.shape[0], parameter.shape[1]),
-                        self._side(parameter, group),
-                        rank,
-                        captured,
-                        int(state.get("refreshes", 0)),
-                        energy,
-                        angles,
-                    ),
-                )
+    def _add_hook(self, parameter: Tensor) -> None:
+        """Ask for a parameter's gradient as soon as it is there, if parameters move then."""
+        if self.per_layer and parameter.requires_grad:
+            hook = parameter.register_post_accumulate_grad_hook(_weakly(self._arrived))
+            self._hooks.append(hook)
 
     def summary(self) -> str:
         """Return one sentence: how many matrices are projected, and how many parameters are not."""
@@ -212,7 +148,8 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 loss = closure()
         if self._group_of_processes is not None and not self.per_layer:
             self._add_missing_gradients()
-        self._refresh_together()
+        self._check_step()
+        self._refresh_due([one for group in self.param_groups for one in group["params"]])
         together = self.clip_norm is not None and self.clip == "global"
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -220,22 +157,28 @@ class ProjectedOptimizer(TypedStateOptimizer):
                     continue
                 if parameter.grad is not None:
                     self._collect(parameter, group)
-                if not together and _PARTIAL in self.state.get(parameter, {}):
+                if not together and PARTIAL in self.state.get(parameter, {}):
                     self._update(parameter, group)
         if together:
             self._update_together()
         self._move_prepared()
         self._moved.clear()
-        self._all_chosen = False
         if not self.record_energy:
             self._energies.clear()
         return loss
+
+    def _check_step(self) -> None:
+        """Raise JomaError for what a step cannot use, before it changes anything."""
+        for group, before in zip(self.param_groups, self._fixed, strict=True):
+            settings.check_unchanged(group, before)
+            for parameter in group["params"]:
+                _check_dense(parameter)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients, and what was accumulated for the step under way."""
         super().zero_grad(set_to_none)
         for state in self.state.values():
-            state.pop(_PARTIAL, None)
+            state.pop(PARTIAL, None)
         self._moved.clear()
 
     @torch.no_grad()
@@ -249,6 +192,9 @@ class ProjectedOptimizer(TypedStateOptimizer):
                 "a second backward pass arrived before step(): with per_layer every pass moves the "
                 "parameters; run those of one step in `with optimizer.accumulate(last=...)`"
             )
+        settings.check_unchanged(group, self._fixed[self._numbers[parameter][1]])
+        _check_dense(parameter)
+        self._refresh_due([parameter])
         if self._last and self._prepare(parameter, group):
             self._move_prepared()
             parameter.grad = None
@@ -282,25 +228,20 @@ class ProjectedOptimizer(TypedStateOptimizer):
         """Add a parameter's gradient, projected if it is, to the gradient of the step."""
         if parameter.grad is None:
             return
-        if parameter.grad.is_sparse:
-            raise JomaError("GaLore needs dense gradients; build embeddings with sparse=False")
         state = self.state[parameter]
         gradient = self._gradient(parameter)
         if not selection.is_projected(parameter, group):
             taken = gradient.mean(gradient.matrix)
         else:
             side = self._side(parameter, group)
-            if _PARTIAL not in state:
-                self._refresh_if_due(parameter, group, gradient, side)
-            taken = gradient.project(self._basis(parameter, group), side)
+            taken = gradient.project(self._basis(parameter), side)
             if self.record_energy:
-                self._record_energy(parameter, group, gradient, side, taken)
-        state[_PARTIAL] = state[_PARTIAL] + taken if _PARTIAL in state else taken
+                self._record_energy(parameter, gradient, side, taken)
+        state[PARTIAL] = state[PARTIAL] + taken if PARTIAL in state else taken
 
     def _record_energy(
         self,
         parameter: Tensor,
-        group: dict[str, Any],
         gradient: GradientMatrix,
         side: Side,
         taken: Tensor | None = None,
@@ -309,29 +250,15 @@ class ProjectedOptimizer(TypedStateOptimizer):
         if gradient.share == "mean":  # other processes may record nothing: wait for none of them
             gradient, taken = GradientMatrix(gradient.matrix), None
         if taken is None:
-            taken = gradient.project(self._basis(parameter, group), side)
+            taken = gradient.project(self._basis(parameter), side)
         inside = subspace.square_sum(taken)
         if side == "right":
             inside = gradient.sum_of_rows(inside)
         everything = gradient.energy()
-        if _PARTIAL in self.state[parameter] and parameter in self._energies:
+        if PARTIAL in self.state[parameter] and parameter in self._energies:
             before = self._energies[parameter]
             inside, everything = before[0] + inside, before[1] + everything
         self._energies[parameter] = inside, everything
-
-    def _gradient(self, parameter: Tensor) -> GradientMatrix:
-        grad = parameter.grad
-        assert grad is not None
-        shard = row_shard(parameter)
-        if shard is not None:
-            mesh, dimension = shard
-            group = mesh.get_group(dimension)
-            chunk = -(-parameter.shape[0] // mesh.size(dimension))
-            first = min(chunk * mesh.get_local_rank(dimension), parameter.shape[0])
-            return GradientMatrix(local(grad), "rows", group, first, parameter.shape[0])
-        if self._group_of_processes is not None:
-            return GradientMatrix(grad, "mean", self._group_of_processes)
-        return GradientMatrix(grad)
 
     def _update_together(self) -> None:
         """Move all parameters after the norm of the whole gradient is known."""
@@ -339,7 +266,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
             (parameter, group)
             for group in self.param_groups
             for parameter in group["params"]
-            if _PARTIAL in self.state.get(parameter, {})
+            if PARTIAL in self.state.get(parameter, {})
         ]
         if not waiting:
             return
@@ -347,14 +274,14 @@ class ProjectedOptimizer(TypedStateOptimizer):
         norm = torch.stack([one.to(squares[0].device) for one in squares]).sum().sqrt()
         scale = (self.clip_norm or 1.0) / (norm + 1e-6)
         for parameter, group in waiting:
-            gradient = self.state[parameter][_PARTIAL]
+            gradient = self.state[parameter][PARTIAL]
             factor = scale.clamp(max=1.0).to(gradient.device, gradient.dtype)
-            self.state[parameter][_PARTIAL] = gradient * factor
+            self.state[parameter][PARTIAL] = gradient * factor
             self._update(parameter, group, clip=False)
 
     def _square_sum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """Return ‖·‖² of the gradient of the step, projected where it is."""
-        square = subspace.square_sum(self.state[parameter][_PARTIAL])
+        square = subspace.square_sum(self.state[parameter][PARTIAL])
         shard = row_shard(parameter)
         replicated = (
             selection.is_projected(parameter, group) and self._side(parameter, group) == "left"
@@ -369,14 +296,14 @@ class ProjectedOptimizer(TypedStateOptimizer):
         state = self.state[parameter]
         if clip and self.clip_norm is not None:
             norm = self._square_sum(parameter, group).sqrt()
-            state[_PARTIAL] = state[_PARTIAL] * (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        gradient = state.pop(_PARTIAL)
+            state[PARTIAL] = state[PARTIAL] * (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        gradient = state.pop(PARTIAL)
         self._count(state)
         weights = local(parameter)
         kept = 1 - group["lr"] * group["weight_decay"]
         if selection.is_projected(parameter, group):
             # The weights decay after the step, as in the code of the paper.
-            side, basis = self._side(parameter, group), self._basis(parameter, group)
+            side, basis = self._side(parameter, group), self._basis(parameter)
             gradient = self._without_rounding(parameter, gradient, side)
             change = self._change(parameter, group, gradient, side)
             left, right = (basis, change) if side == "left" else (change, basis.mT)
@@ -391,7 +318,7 @@ class ProjectedOptimizer(TypedStateOptimizer):
         A gradient of a lower rank than that of the basis leaves such directions. Adam would divide
         the error by itself, and move the weights by it as far as along the others.
         """
-        squares = projected.double().square().sum(1 if side == "left" else 0)
+        squares = subspace.direction_energies(projected, side)
         shard = row_shard(parameter)
         if shard is not None and side == "right":
             dist.all_reduce(squares, group=shard[0].get_group(shard[1]))
@@ -417,187 +344,6 @@ class ProjectedOptimizer(TypedStateOptimizer):
         """Return by what to move, in the space of the gradient given; without weight decay."""
         raise NotImplementedError
 
-    def _turn(self, parameter: Tensor, group: dict[str, Any], overlap: Tensor, side: Side) -> None:
-        """Change the state as the basis turns.
-
-        Args:
-            parameter: The parameter.
-            group: Its group.
-            overlap: P'ᵀP of the new and the old basis, (r, r).
-            side: Side of the basis.
-        """
-        raise NotImplementedError
-
-    def _refresh_together(self) -> None:
-        """Choose all subspaces that are due in this step."""
-        choices = [
-            _Choice(parameter, group, self._gradient(parameter), self._side(parameter, group))
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-            and not parameter.grad.is_sparse
-            and selection.is_projected(parameter, group)
-            and _PARTIAL not in self.state[parameter]
-        ]
-        self._refresh([one for one in choices if self._is_due(one)])
-        self._all_chosen = True
-
-    def _refresh_if_due(
-        self, parameter: Tensor, group: dict[str, Any], gradient: GradientMatrix, side: Side
-    ) -> None:
-        """Choose the subspace from a gradient, if this is the step to do so."""
-        choice = _Choice(parameter, group, gradient, side)
-        if not self._all_chosen and self._is_due(choice):
-            self._refresh([choice])
-
-    def _is_due(self, choice: _Choice) -> bool:
-        """Return whether a subspace is to be chosen again; measures what it captures if need be."""
-        state, group = self.state[choice.parameter], choice.group
-        if "basis" not in state or not int(state["refreshes"]) or "due" in state:
-            return True
-        gap, age = group["gap"], int(state["age"])
-        offset = self._stagger(choice.parameter, gap) if group["stagger"] else 0
-        if group["refresh"] == "gap":
-            return (int(state["step"]) + offset) % gap == 0
-        if age == 1:
-            state["reference"] = state["captured"] = self._captured(choice).cpu()
-        elif (age + offset) % max(gap // CHECKS, 1) == 0:
-            state["captured"] = self._captured(choice).cpu()
-            return not state["captured"] >= FALLEN * state["reference"] or age >= LONGEST * gap
-        return False
-
-    def _stagger(self, parameter: Tensor, gap: int) -> int:
-        """Return by how many steps a matrix chooses its subspace before the end of a gap."""
-        if not self._places:
-            for group in self.param_groups:
-                for one in group["params"]:
-                    if selection.is_projected(one, group):
-                        self._places[one] = len(self._places)
-        parts = -(-len(self._places) // TOGETHER)
-        return self._places[parameter] // TOGETHER * gap // parts
-
-    def _captured(self, choice: _Choice) -> Tensor:
-        """Return the share of ‖G‖² in the subspace."""
-        basis, gradient = self._basis(choice.parameter, choice.group), choice.gradient
-        inside = subspace.square_sum(gradient.project(basis, choice.side))
-        if choice.side == "right":
-            inside = gradient.sum_of_rows(inside)
-        energy = gradient.energy()
-        return torch.where(energy > 0, inside / energy, 0.0)
-
-    def _refresh(self, choices: Sequence[_Choice]) -> None:
-        """Choose subspaces from gradients."""
-        energies = _numbers([one.gradient.energy() for one in choices])
-        waiting: list[tuple[_Choice, subspace.BasisSearch]] = []
-        chosen: list[_Choice] = []
-        for choice, energy in zip(choices, energies, strict=True):
-            search = self._search(choice, energy)
-            if search is None:
-                continue
-            chosen.append(choice)
-            if energy == 0:
-                self._adopt(choice, search.old, subspace.random_basis(search))
-            elif search.exact:
-                self._adopt(choice, search.old, subspace.svd_basis(search))
-            else:
-                waiting.append((choice, search))
-        for some in subspace.batches([search for _, search in waiting]):
-            bases = subspace.power_bases([waiting[at][1] for at in some])
-            for at, basis in zip(some, bases, strict=True):
-                self._adopt(waiting[at][0], waiting[at][1].old, basis)
-        captured = _numbers([self._captured(one) for one in chosen])
-        for choice, share in zip(chosen, captured, strict=True):
-            state = self.state[choice.parameter]
-            state["captured"] = state["reference"] = torch.tensor(share, dtype=torch.float64)
-
-    def _search(self, choice: _Choice, energy: float) -> subspace.BasisSearch | None:
-        """Return how to search for a basis; None where the old one stays for this step."""
-        state, group = self.state[choice.parameter], choice.group
-        old = self._basis(choice.parameter, group) if "basis" in state else None
-        if not 0 < energy < float("inf"):
-            if old is not None:
-                state["due"] = torch.tensor(1)  # the next gradient that is finite and not 0 decides
-                return None
-            if energy != 0:
-                raise JomaError(
-                    f"the first gradient of {self._name(choice.parameter)} is not finite, so that "
-                    "no subspace can be chosen"
-                )
-        refreshes = int(state.get("refreshes", 0))
-        if not refreshes and energy > 0:
-            old = None  # chosen at random, while gradients were zero
-        rank = group["rank"] if old is None else old.shape[1]
-        exact = group["projection"] == "svd"
-        if isinstance(rank, float):
-            rank, exact = subspace.energy_rank(choice.gradient, rank), True
-        device = choice.gradient.matrix.device
-        random = torch.Generator(device="cpu" if device.type == "meta" else device)
-        number = self._numbers[choice.parameter][0]
-        random.manual_seed(((self.seed * 1_000_003 + number) * 1_000_003 + refreshes) % 2**63)
-        state["refreshes"] = torch.tensor(refreshes + (energy > 0))
-        return subspace.BasisSearch(choice.gradient, choice.side, rank, old, random, exact)
-
-    def _adopt(self, choice: _Choice, old: Tensor | None, basis: Tensor) -> None:
-        """Take a new basis, and turn the moments from the old one, if any, to it."""
-        parameter, group, side = choice.parameter, choice.group, choice.side
-        state = self.state[parameter]
-        if "basis" in state and state["basis"].shape[1] != basis.shape[1]:
-            self._forget_moments(parameter)
-        if group["moments"] == "align" and old is not None:
-            overlap = self._overlap(basis, old, choice.gradient, side)
-            basis = basis @ subspace.nearest_rotation(overlap)
-        self._store_basis(parameter, group, basis, side)
-        if old is not None:
-            overlap = self._overlap(self._basis(parameter, group), old, choice.gradient, side)
-            self._turn(parameter, group, overlap, side)
-            if self.record_angles:
-                state["angles"] = subspace.principal_angles(overlap)
-        state.pop("due", None)
-        state["age"] = torch.tensor(0)
-
-    def _forget_moments(self, parameter: Tensor) -> None:
-        """Drop the moments of a parameter."""
-        state = self.state[parameter]
-        for key in [one for one in state if one.startswith(("exp_avg", "moment_step", "inner."))]:
-            del state[key]
-
-    @staticmethod
-    def _overlap(new: Tensor, old: Tensor, gradient: GradientMatrix, side: Side) -> Tensor:
-        product = new.float().mT @ old.float()
-        return gradient.sum_of_rows(product) if side == "left" else product
-
-    def _basis(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return this process's part of the basis."""
-        state = self.state[parameter]
-        basis = local(state["basis"])
-        if "basis_scale" not in state:
-            return basis
-        return blockwise.Blocks(basis, local(state["basis_scale"])).decode("linear")
-
-    def _store_basis(
-        self, parameter: Tensor, group: dict[str, Any], basis: Tensor, side: Side
-    ) -> None:
-        state = self.state[parameter]
-        basis = basis.contiguous()  # as a file gives it back: products round by the layout
-        rows = parameter if side == "left" else None
-        if group["projector_bits"] == 8:
-            blocks = blockwise.encode(basis, "linear")
-            state["basis"] = placed(blocks.codes, rows)
-            state["basis_scale"] = placed(blocks.scales, rows)
-        else:
-            kind = group["state_dtype"] or parameter.dtype
-            state["basis"] = placed(basis.to(kind), rows)
-
-    def _side(self, parameter: Tensor, group: dict[str, Any]) -> Side:
-        rows, columns = parameter.shape
-        size = parameter.element_size()
-        return subspace.choose_side(
-            group["side"],
-            (rows, columns),
-            moment_bytes=2 * (1 if group["bits"] == 8 else size),
-            projector_bytes=1 if group["projector_bits"] == 8 else size,
-        )
-
     def _named(self, parameters: Any) -> list[Any]:
         """Return pairs of names and parameters; torch wants names for all or for none."""
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -606,74 +352,47 @@ class ProjectedOptimizer(TypedStateOptimizer):
             for at, one in enumerate(several)
         ]
 
-    def _group(self, parameter: Tensor) -> dict[str, Any]:
-        return self.param_groups[self._numbers[parameter][1]]
-
-    def _names(self, group: dict[str, Any]) -> list[str]:
-        numbers = [f"parameter {self._numbers[one][0]}" for one in group["params"]]
-        return list(group.get("param_names", numbers))
-
-    def _name(self, parameter: Tensor) -> str:
-        group = self._group(parameter)
-        found = zip(self._names(group), group["params"], strict=True)
-        return next(name for name, one in found if one is parameter)
-
     def state_dict(self) -> dict[str, Any]:
         """Return all that decides how the parameters move next.
 
         Raises:
             JomaError: A step is under way: gradients were accumulated that step() has not used.
         """
-        if any(_PARTIAL in state for state in self.state.values()):
+        if any(PARTIAL in state for state in self.state.values()):
             raise JomaError("the state can be saved after step(), not between its backward passes")
         return super().state_dict()
 
-    def _loaded(self, parameter: Tensor, key: str, value: Any) -> Any:
-        """Return a loaded value, distributed as the parameter is where it was saved whole."""
-        shard = row_shard(parameter)
-        if shard is None or not isinstance(value, Tensor) or value is not local(value):
-            return value
-        group = self._group(parameter)
-        left = selection.is_projected(parameter, group) and self._side(parameter, group) == "left"
-        of_rows = key.startswith("basis") if left else key.startswith("exp_avg")
-        if not of_rows:
-            return value
-        mesh, dimension = shard
-        chunk = -(-parameter.shape[0] // mesh.size(dimension))
-        own = value[chunk * mesh.get_local_rank(dimension) :][:chunk]
-        return placed(own, parameter)
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Return to a state that `state_dict` gave; its settings replace those of the groups."""
+        super().load_state_dict(state_dict)
+        self._fixed = [settings.fixed_settings(group) for group in self.param_groups]
 
-    def _check_state(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
-        if not state:
-            return
-        group = self._group(parameter)
-        if ("basis" in state) != selection.is_projected(parameter, group):
-            kind = "projected" if "basis" in state else "not projected"
-            raise JomaError(f"the state has {self._name(parameter)} {kind}; the optimizer differs")
-        if "basis" not in state:
-            return
-        side = self._side(parameter, group)
-        length, rank = state["basis"].shape
-        wanted = length if isinstance(group["rank"], float) else group["rank"]
-        if length != parameter.shape[side == "right"] or (
-            not isinstance(group["rank"], float) and rank != wanted
-        ):
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy of the optimizer needs, for `copy.deepcopy` and `pickle`.
+
+        Raises:
+            JomaError: The optimizer reduces the gradients of a DistributedDataParallel.
+        """
+        if self._group_of_processes is not None:
             raise JomaError(
-                f"the state has a basis of {length} × {rank} for {self._name(parameter)}, the "
-                f"optimizer one of {parameter.shape[side == 'right']} × {wanted} ({side})"
+                "an optimizer of a DistributedDataParallel cannot be copied or pickled; build one "
+                "for the copy of the model and load state_dict() into it"
             )
+        return {**super().__getstate__(), **{key: getattr(self, key) for key in _COPIED}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_numbers" not in state:
+            return  # called by load_state_dict
+        self._group_of_processes, self._places, self._hooks = None, {}, []
+        for parameter in self._numbers:
+            self._add_hook(parameter)
 
 
 def is_accumulating(state: Mapping[str, Any]) -> bool:
     """Return whether a parameter has gradients of a step that is not complete."""
-    return _PARTIAL in state
-
-
-def _numbers(tensors: Sequence[Tensor]) -> list[float]:
-    """Return numbers that were computed on devices, which are waited for once."""
-    if not tensors:
-        return []
-    return torch.stack([one.to(tensors[0].device) for one in tensors]).tolist()
+    return PARTIAL in state
 
 
 def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
@@ -688,23 +407,6 @@ def _weakly(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
     return arrived
 
 
-def _check_group(group: dict[str, Any], moment_choices: Sequence[str]) -> None:
-    check_one_of("moments", group["moments"], moment_choices)
-    if "betas" in group:
-        check_betas(group["betas"])
-    rank = group["rank"]
-    if isinstance(rank, float):
-        if not 0 < rank < 1:
-            raise JomaError(f"rank must be whole, or a share of energy below 1, got {rank}")
-    elif rank is not None:
-        whole_number("rank", rank, 1)
-    whole_number("gap", group["gap"], 1)
-    check_one_of("side", group["side"], subspace.SIDES)
-    check_one_of("projection", group["projection"], subspace.PROJECTIONS)
-    check_one_of("refresh", group["refresh"], REFRESHES)
-    for name in ("bits", "projector_bits"):
-        if group[name] not in (None, 8):
-            raise JomaError(f"{name} must be None or 8, got {group[name]!r}")
-    for name in ("lr", "scale", "weight_decay"):
-        if not group[name] >= 0:
-            raise JomaError(f"{name} must be a number from 0 on, got {group[name]!r}")
+def _check_dense(parameter: Tensor) -> None:
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        raise JomaError("GaLore needs dense gradients; build embeddings with sparse=False")

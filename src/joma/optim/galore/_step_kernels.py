@@ -30,6 +30,10 @@ _TILES = {
     "narrow": {"BM": 128, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 3},
 }
 """Tiles for moments in eight bits, and otherwise for ranks above 128 and up to it."""
+_MOST_TABLES = 256
+"""Tables for different sets of matrices after which all are made again."""
+_NUMBERS = tl.constexpr(9)
+"""Numbers of each matrix in the table of `Work.numbers`."""
 _FIELDS = tl.constexpr(12)
 """Numbers of each matrix in the table of addresses and sides, as `_Tables.fill` has them."""
 
@@ -46,8 +50,8 @@ class Work:
         second: Second moment, likewise.
         scales: Scales of the two in eight bits, or None.
         side: Side of the basis.
-        numbers: −η/(1 − β₁ᵗ), 1/√(1 − β₂ᵗ), ε, decay factor, β₁, β₂, scale, and the seed of the
-            rounding as a number below 2²⁴.
+        numbers: −η/(1 − β₁ᵗ), 1/√(1 − β₂ᵗ), ε, decay factor, β₁, β₂, scale, and the two of
+            `seed_numbers`.
     """
 
     weights: Tensor
@@ -58,6 +62,11 @@ class Work:
     scales: tuple[Tensor, Tensor] | None
     side: Side
     numbers: tuple[float, ...]
+
+
+def seed_numbers(seed: int) -> tuple[float, float]:
+    """Return the upper and the lower half of a seed's 32 bits, each exact in float32."""
+    return float(seed % 2**32 >> 16), float(seed % 2**16)
 
 
 def aligned_rows(matrix: Tensor) -> Tensor:
@@ -83,6 +92,8 @@ def step(works: Sequence[Work], workspace: dict[Any, Any]) -> None:
         shapes = tuple((work.side, *work.weights.shape, work.basis.shape[1]) for work in some)
         key = some[0].first.dtype, device, shapes
         if key not in workspace:
+            if len(workspace) > _MOST_TABLES:  # other matrices have gradients at every step
+                workspace.clear()
             workspace[key] = _Tables(some)
         tables: _Tables = workspace[key]
         buffer = workspace.get(device)
@@ -90,11 +101,12 @@ def step(works: Sequence[Work], workspace: dict[Any, Any]) -> None:
             buffer = torch.empty(tables.numbers, dtype=torch.bfloat16, device=device)
             workspace[device] = buffer
         tables.take(buffer)
-        arguments = tables.fill(some)
-        # Triton asks an allocator for the memory of descriptors; that of others stays as it is.
-        contextvars.copy_context().run(_launch, tables, *arguments)
-        for work, update, padded in zip(some, tables.updates, tables.padded, strict=True):
-            _lift(work, update, padded)
+        with torch.cuda.device_of(some[0].weights):  # Triton launches on the current device
+            arguments = tables.fill(some)
+            # Triton asks an allocator for descriptors' memory; that of others stays as it is.
+            contextvars.copy_context().run(_launch, tables, *arguments)
+            for work, update, padded in zip(some, tables.updates, tables.padded, strict=True):
+                _lift(work, update, padded)
 
 
 def _launch(tables: "_Tables", places: Tensor, numbers: Tensor) -> None:
@@ -338,7 +350,7 @@ def _adam_in_eight_bits(
     counted = (row < rows)[:, None] & (column < columns)[None, :]
     first, deviation = tl.where(counted, first, 0.0), tl.where(counted, deviation, 0.0)
     position = row[:, None] * columns + column[None, :]
-    seed = tl.load(number + 7).to(tl.uint32)
+    seed = tl.load(number + 7).to(tl.uint32) * 65536 + tl.load(number + 8).to(tl.uint32)
     largest = tl.max(tl.abs(first), 1)
     tl.store(s1 + block, largest, mask=row < rows)
     sizes = tl.abs(first) / tl.where(largest > 0, largest, 1.0)[:, None]
@@ -378,7 +390,7 @@ def _project(
     rows, columns = tl.where(left, r, m), tl.where(left, n, r)
     length = tl.where(left, wide, r)
     row = top + tl.arange(0, BM)
-    number = numbers + item * 8
+    number = numbers + item * _NUMBERS
     out = _address(places, item, 4, tl.bfloat16)
     if EIGHT:
         m1 = _address(places, item, 2, tl.uint8)

@@ -25,10 +25,14 @@ from joma.optim.moments import (
 MOMENTS = ("keep", "rotate", "project", "align", "reset")
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Return whether the kernels run on a device: a GPU, with Triton installed."""
+    return device.type == "cuda" and _has_triton()
+
+
 @cache
-def has_kernels() -> bool:
-    """Return whether there is a GPU and Triton."""
-    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 class GaLoreAdamW(ProjectedOptimizer):
@@ -36,7 +40,7 @@ class GaLoreAdamW(ProjectedOptimizer):
 
     With the projected gradient R = PᵀG or GP a matrix W moves by Adam in the space of R,
 
-        W ← (1 − ηλ) W − η · scale · P m̂ / (√v̂ + ε),
+        W ← (1 − ηλ) (W − η · scale · P m̂ / (√v̂ + ε)),
 
     where P holds the leading singular directions of a recent gradient. Other parameters
     (embeddings, output layers, biases, gains of norms) move as under `torch.optim.AdamW`.
@@ -142,16 +146,19 @@ class GaLoreAdamW(ProjectedOptimizer):
             verbose=verbose,
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepared, self._workspace = [], {}
+
     def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> bool:
         """Take a matrix whose step the kernels of the GPU make: projection to weights in one go."""
         gradient, state = parameter.grad, self.state[parameter]
         if (
-            not has_kernels()
+            gradient is None
+            or not has_kernels(gradient.device)
             or self.clip_norm is not None
             or self._group_of_processes is not None
-            or gradient is None
-            or gradient.is_sparse
-            or not (gradient.is_cuda and gradient.is_contiguous() and parameter.is_contiguous())
+            or not (gradient.is_contiguous() and parameter.is_contiguous())
             or not (gradient.dtype == parameter.dtype == torch.bfloat16)
             or parameter is not local(parameter)
             or is_accumulating(state)
@@ -160,22 +167,26 @@ class GaLoreAdamW(ProjectedOptimizer):
             or not selection.is_projected(parameter, group)
         ):
             return False
-        from joma.optim.galore import _step_kernels as kernels
-
-        side = self._side(parameter, group)
-        self._refresh_if_due(parameter, group, GradientMatrix(gradient), side)
-        if self.record_energy:
-            self._record_energy(parameter, group, GradientMatrix(gradient), side)
-        basis = state["basis"]
+        side, basis = self._side(parameter, group), state["basis"]
         (rows, columns), rank = parameter.shape, basis.shape[1]
         is_aligned = gradient.data_ptr() % 16 == 0 or columns % layout.ALIGNED
-        if basis.dtype != torch.bfloat16 or rank % layout.ALIGNED or not is_aligned:
+        if (
+            basis.dtype != torch.bfloat16
+            or not basis.is_contiguous()
+            or rank % layout.ALIGNED
+            or not is_aligned
+            or parameter.numel() >= layout.MOST_NUMBERS
+            or int(state.get("null_directions", 0))
+        ):
             return False
+        from joma.optim.galore import _step_kernels as kernels
+
         like = gradient[:1, :1].expand((rank, columns) if side == "left" else (rows, rank))
-        storage = self._storage(parameter, group)
-        make_moments(state, like, storage["dtype"])
+        make_moments(state, like, self._storage(parameter, group)["dtype"])
         if state["exp_avg"].dtype not in (torch.bfloat16, torch.uint8):
             return False  # loaded from a state in float32
+        if self.record_energy:
+            self._record_energy(parameter, GradientMatrix(gradient), side)
         for key in ("exp_avg", "exp_avg_sq"):
             state[key] = kernels.aligned_rows(state[key])
         self._count(state)
@@ -192,13 +203,17 @@ class GaLoreAdamW(ProjectedOptimizer):
             one,
             two,
             group["scale"],
-            float(storage["seed"] % 2**23),
+            *kernels.seed_numbers(self._storage(parameter, group)["seed"]),
         )
         moments = state["exp_avg"], state["exp_avg_sq"]
         self._prepared.append(
             kernels.Work(parameter, gradient, basis, *moments, scales, side, numbers)
         )
         return True
+
+    def _check_step(self) -> None:
+        super()._check_step()
+        self._prepared.clear()  # of a step that an error ended
 
     def _move_prepared(self) -> None:
         if not self._prepared:

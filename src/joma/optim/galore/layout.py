@@ -9,6 +9,8 @@ from joma.optim.galore.subspace import Side
 
 ALIGNED = 16
 """Rows that the kernels read begin at multiples of so many numbers."""
+MOST_NUMBERS = 1 << 31
+"""Numbers of a matrix from which on the kernels, which count in 32 bits, do not take it."""
 AT_ONCE = 1 << 26
 """Numbers of the matrices after which a launch is full: enough for any GPU."""
 

@@ -57,8 +57,9 @@ def of_model(model: nn.Module) -> list[Candidate]:
 def of_parameters(parameters: Sequence[Any]) -> list[Candidate]:
     """Return parameters, or pairs of names and parameters, as candidates.
 
-    Names of those without are found in the model that they belong to, as are embeddings, the output
-    layer and tied weights; all other matrices may be projected.
+    Embeddings, the output layer and tied weights are found in the model that the parameters belong
+    to, as are the names of those without; all other matrices may be projected. Where no model in
+    memory has all of them, names alone decide.
 
     Raises:
         JomaError: One is no tensor.
@@ -68,12 +69,11 @@ def of_parameters(parameters: Sequence[Any]) -> list[Candidate]:
         if not isinstance(parameter, Tensor):
             raise JomaError(f"parameters must be tensors, got {type(parameter).__name__}")
     outside: set[int] = set()
-    if not all(name for name, _ in found):
-        model = _model_of([parameter for _, parameter in found])
-        if model is not None:
-            outside = _roles(model)[1]
-            names = {id(parameter): name for name, parameter in model.named_parameters()}
-            found = [(name or names[id(parameter)], parameter) for name, parameter in found]
+    model = _model_of([parameter for _, parameter in found])
+    if model is not None:
+        outside = _roles(model)[1]
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        found = [(name or names[id(parameter)], parameter) for name, parameter in found]
     return [
         Candidate(
             name,
@@ -154,9 +154,8 @@ def parameter_groups(
     Args:
         parameters: A model; or parameters, with names or without; or parameter groups. All are
             sorted into groups here, unless a group of the user has the entry "rank": then those
-            that have it are projected. Without a model, names decide; where they are not given,
-            those of the model in memory that has the parameters; where there is none, every matrix
-            is projected.
+            that have it are projected. Without a model, the one in memory that has the parameters
+            decides, and names; where there is neither, every matrix is projected.
         groups: Settings for the parameters whose name matches "match", a regular expression; the
             first group that matches decides. Its "rank" may be None.
         defaults: All settings by name.

@@ -197,6 +197,12 @@ def square_sum(tensor: Tensor) -> Tensor:
     return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
 
 
+def direction_energies(projected: Tensor, side: Side) -> Tensor:
+    """Return the sum of squares of R along each direction of the basis, in float64."""
+    across = 1 if side == "left" else 0
+    return torch.linalg.vector_norm(projected, dim=across, dtype=torch.float64).square()
+
+
 def random_columns(
     gradient: GradientMatrix, side: Side, rank: int, random: torch.Generator
 ) -> Tensor:

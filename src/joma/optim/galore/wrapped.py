@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from joma.errors import JomaError
+from joma.optim.adamw8bit import AdamW8bit
 from joma.optim.galore import selection
 from joma.optim.galore._base import ProjectedOptimizer
 from joma.optim.galore.subspace import Side
@@ -15,6 +16,18 @@ from joma.optim.moments import local
 
 MOMENTS = ("keep", "rotate", "align", "reset")
 _INNER = "inner."
+_SIZE_FREE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    AdamW8bit,
+)
+"""Inner optimizers whose steps, without weight decay, do not depend on where a parameter is."""
 _TURNED = ("momentum_buffer", "exp_avg")
 """Parts of an inner state that are means of gradients, and turn as they do."""
 
@@ -29,8 +42,10 @@ class GaLore(ProjectedOptimizer):
         GaLore(torch.optim.Adafactor, model, lr=1e-2, rank=64)
         GaLore(joma.optim.AdamW8bit, model, lr=1e-3, rank=64)
 
-    The stand-in starts each step at a constant of the size of the matrix's root mean square, which
-    Adafactor's steps are relative to. Weight decay is decoupled for every inner optimizer.
+    The stand-in of SGD, the Adam family, Adagrad and RMSprop starts each step at zero, and no digit
+    of a small step is lost. That of other optimizers starts at the matrix's root mean square, which
+    Adafactor's steps are relative to: less than 1e-7 of it is lost in float32. Weight decay is
+    decoupled for every inner optimizer.
 
     Args:
         inner: Class of the inner optimizer.
@@ -122,6 +137,10 @@ class GaLore(ProjectedOptimizer):
             verbose=verbose,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {key: getattr(self, key) for key in ("_make", "_settings", "_inner")}
+        return {**super().__getstate__(), **own}
+
     def _change(
         self, parameter: Tensor, group: dict[str, Any], gradient: Tensor, side: Side | None
     ) -> Tensor:
@@ -133,6 +152,8 @@ class GaLore(ProjectedOptimizer):
         weights = parameter.float()
         if side is None:
             start = weights.clone()
+        elif isinstance(inner, _SIZE_FREE):
+            start = torch.zeros_like(stand_in)
         else:
             start = weights.square().mean().sqrt().expand(gradient.shape).clone()
         stand_in.copy_(start)

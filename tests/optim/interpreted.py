@@ -1,0 +1,230 @@
+"""Compares the optimizers' Triton kernels with torch operations on the CPU, in an interpreter.
+
+    TRITON_INTERPRET=1 python -m tests.optim.interpreted CASE...
+
+Each case prints a line of JSON. What the interpreter lacks is added here: it has no products of
+bfloat16, cuts numbers to bfloat16 instead of rounding them, and does not know the newest NumPy.
+"""
+
+# pyright: reportMissingImports=false
+# Triton comes with torch's CUDA builds alone.
+
+import io
+import json
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from joma.optim import GaLoreAdamW
+from joma.optim.galore import adamw, layout
+from joma.optim.moments import read_moments
+
+SHAPES = (64, 96), (101, 70), (48, 333), (130, 77)
+"""Both shapes, with rows that are aligned and rows that are not."""
+STEPS = 4
+
+
+def complete_the_interpreter() -> None:
+    """Add what the interpreter lacks, and leave out what makes it slow."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    convert, replace_tensor = interpreter._convert_float, interpreter._patch_lang_tensor
+    replace, replaced = interpreter._patch_lang, set[tuple[int, ...]]()
+
+    def widened(values):
+        return (values.astype(np.uint32) << 16).view(np.float32)
+
+    def converted(values, source, target, rounding):
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return widened(values).view(np.uint32)
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return convert(values, source, target, rounding)
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return np.where(np.isnan(bits.view(np.float32)), np.uint16(0x7FC0), rounded)
+
+    def dot(self, a, b, total, *_):
+        factors = (
+            widened(one.data) if one.dtype.scalar == tl.bfloat16 else one.data for one in (a, b)
+        )
+        product = np.matmul(*factors, dtype=total.data.dtype)
+        return interpreter.TensorHandle(product + total.data, total.dtype.scalar)
+
+    def tensor_replaced(tensor, scope):
+        replace_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def replaced_once(function):
+        """Replace the language once in a launch, not in each function that it calls."""
+        languages = (one for one in function.__globals__.values() if one in (tl, tl.core))
+        key = tuple(id(one) for one in languages)
+        if key in replaced:
+            return None
+        replaced.add(key)
+        scope = replace(function)
+        restore = scope.restore
+        scope.restore = lambda: (replaced.clear(), restore())
+        return scope
+
+    interpreter._convert_float = converted
+    interpreter.InterpreterBuilder.create_dot = dot
+    interpreter._patch_lang_tensor = tensor_replaced
+    interpreter._patch_lang = replaced_once
+    TritonSemantic.binary_op_sanitize_overflow_impl = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def gradient(shape, seed, rank=None):
+    random = torch.Generator().manual_seed(seed)
+    if rank is None:
+        return torch.randn(shape, generator=random).bfloat16()
+    whole = torch.zeros(shape)  # rows and columns of zeros: bfloat16 has this rank exactly
+    whole[:rank, :rank] = torch.randn(rank, rank, generator=random)
+    return whole.bfloat16()
+
+
+def made(shapes=SHAPES, **settings):
+    torch.manual_seed(0)
+    weights = [nn.Parameter((0.02 * torch.randn(shape)).bfloat16()) for shape in shapes]
+    settings = {"rank": 16, "gap": 2, "stagger": False, "verbose": False} | settings
+    return weights, GaLoreAdamW(weights, 1e-2, **settings)
+
+
+def trained(weights, optimizer, kernels=True, steps=STEPS, first=0, rank=None):
+    with mock.patch.object(adamw, "has_kernels", return_value=kernels):
+        for step in range(first, first + steps):
+            for number, weight in enumerate(weights):
+                new = gradient(weight.shape, 100 * step + number, rank)
+                if optimizer.per_layer:
+                    (weight * new).sum().backward()
+                else:
+                    weight.grad = new
+            optimizer.step()
+
+
+@torch.no_grad()
+def distance(one, other, start=0.0):
+    return float((one.float() - other.float()).norm() / (other.float() - start).norm())
+
+
+def compared(shapes=SHAPES, tiles=None, at_once=None, rank_of_gradient=None, **settings):
+    """Return the largest relative distance of weights' changes and of both moments."""
+    from joma.optim.galore import _step_kernels as kernels
+
+    found: dict[str, Any] = {}
+    with mock.patch.object(layout, "AT_ONCE", at_once or layout.AT_ONCE):
+        fast, slow = made(shapes, **settings), made(shapes, **settings | {"per_layer": False})
+        start = [one.detach().float().clone() for one in fast[0]]
+        with mock.patch.object(kernels, "step", wraps=kernels.step) as step:
+            trained(*fast, rank=rank_of_gradient)
+        trained(*slow, kernels=False, rank=rank_of_gradient)
+    pairs = list(zip(*(ws for ws, _ in (fast, slow)), start, strict=True))
+    moments = [
+        [distance(*two) for two in zip(*(read_moments(state) for state in states), strict=True)]
+        for states in ([fast[1].state[a], slow[1].state[b]] for a, b, _ in pairs)
+    ]
+    found["calls"] = step.call_count
+    found["moved_by_kernels"] = sum(len(call.args[0]) for call in step.call_args_list)
+    found["launches"] = len(fast[1]._workspace)
+    found["weights"] = max(distance(*three) for three in pairs)
+    found["moments"] = [max(one) for one in zip(*moments, strict=True)]
+    return found
+
+
+def resumed(**settings):
+    """Return whether runs that resume are equal to the bit, and how far one without kernels is."""
+    whole = made(**settings)
+    trained(*whole, steps=6)
+    first = made(**settings)
+    trained(*first, steps=3)
+    file, folder = io.BytesIO(), tempfile.mkdtemp()
+    torch.save(first[1].state_dict(), file)
+    model = nn.ParameterList(first[0])
+    save(get_optimizer_state_dict(model, first[1]), checkpoint_id=folder, no_dist=True)
+    found: dict[str, Any] = {}
+    for way, kernels in (("file", True), ("dcp", True), ("file", False)):
+        weights, fresh = made(**settings)
+        for one, saved in zip(weights, first[0], strict=True):
+            one.data.copy_(saved.data)
+        if way == "file":
+            file.seek(0)
+            fresh.load_state_dict(torch.load(file, weights_only=True))
+        else:
+            model = nn.ParameterList(weights)
+            with mock.patch.object(adamw, "has_kernels", return_value=kernels):
+                target = get_optimizer_state_dict(model, fresh)
+            load(target, checkpoint_id=folder, no_dist=True)
+            set_optimizer_state_dict(model, fresh, target)
+        trained(weights, fresh, kernels, steps=3, first=3)
+        pairs = list(zip(weights, whole[0], strict=True))
+        if kernels:
+            found[way] = all(torch.equal(*pair) for pair in pairs)
+        else:
+            found["without_kernels"] = max(distance(*pair) for pair in pairs)
+    shutil.rmtree(folder)
+    strides = {whole[1].state[one]["exp_avg"].stride(0) for one in whole[0]}
+    found["padded"] = 384 in strides  # rows of 333 numbers
+    return found
+
+
+def stacked():
+    """Return how far Adam's pass over all stacked parameters is from torch operations."""
+    from joma.optim import StackedAdam
+    from tests.optim.test_adam import parameters, trained
+
+    on_gpu = mock.patch.object(StackedAdam, "_on_gpu", True)
+    capturing = mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False)
+    found = []
+    for rounded in ((), ("matrix", "vector")):
+        plain, fused = parameters(dtype=torch.float32), parameters(dtype=torch.float32)
+        slow = trained(plain, rounded=rounded)
+        with on_gpu, capturing:
+            fast = trained(fused, rounded=rounded)
+        ours = fast.master_weights()
+        found += [distance(ours[name], one) for name, one in slow.master_weights().items()]
+    return {"weights": max(found)}
+
+
+CASES: dict[str, Any] = {
+    "bfloat16": lambda: compared(weight_decay=0.1, scale=0.25, at_once=1 << 13),
+    "eight": lambda: compared(bits=8, weight_decay=0.1, scale=0.25),
+    "left": lambda: compared(side="left", rank=32),
+    "right": lambda: compared(side="right", rank=32),
+    "left_eight": lambda: compared(side="left", rank=32, bits=8, moments="rotate"),
+    "right_eight": lambda: compared(side="right", rank=32, bits=8, moments="reset"),
+    "wide": lambda: compared(((200, 300), (300, 200), (150, 517)), rank=144),
+    "wide_eight": lambda: compared(((90, 300), (300, 90), (150, 517)), rank=80, bits=8),
+    "per_layer": lambda: compared(per_layer=True, betas=(0.8, 0.95)),
+    "null_directions": lambda: compared(rank_of_gradient=5, eps=1e-30),
+    "resumed": resumed,
+    "resumed_eight": lambda: resumed(bits=8),
+    "stacked": stacked,
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    complete_the_interpreter()
+    for case in sys.argv[1:] or CASES:
+        begun = time.perf_counter()
+        found = CASES[case]()
+        took = round(time.perf_counter() - begun, 1)
+        print(json.dumps({"case": case, "seconds": took, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The kernels of GaLore and of stacked Adam against torch operations, in Triton's interpreter."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, for its interpreter"
+)
+ROOT = Path(__file__).parents[2]
+MATRICES_OF_FOUR_STEPS = {"wide": 12, "wide_eight": 12}
+
+
+def interpreted(*cases):
+    """Run cases in a process of their own: Triton decides when it is imported how kernels run."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.optim.interpreted", *cases]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(found):
+    """Weights in bfloat16 differ where a change is rounded before it is added."""
+    assert found["moved_by_kernels"] == MATRICES_OF_FOUR_STEPS.get(found["case"], 16)
+    assert found["weights"] < 0.015
+    assert max(found["moments"]) < 2e-3
+
+
+@pytest.fixture(scope="module")
+def fast():
+    """What the short cases find, by name."""
+    found = interpreted("bfloat16", "eight", "null_directions", "stacked")
+    return {one["case"]: one for one in found}
+
+
+def test_kernels_move_as_torch_operations(fast):
+    """Both shapes and sides, refreshes, decay, scale, odd rows, several launches; both moments."""
+    full, eight = fast["bfloat16"], fast["eight"]
+    check(full)
+    check(eight)
+    assert full["launches"] > 3  # three tables of places and a buffer
+    assert eight["moments"][0] < 1e-4  # rounded by the same random numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", ["left", "right", "left_eight", "right_eight", "wide", "wide_eight", "per_layer"]
+)
+def test_kernels_move_as_torch_operations_on_either_side_and_in_several_tiles(case):
+    (found,) = interpreted(case)
+    check(found)
+    assert found["calls"] == (16 if case == "per_layer" else 4)
+
+
+def test_directions_without_gradient_are_left_to_torch_operations(fast):
+    """A gradient of rank 5 in a subspace of rank 16: the kernels would move weights by rounding."""
+    assert fast["null_directions"]["moved_by_kernels"] == 0
+    assert fast["null_directions"]["weights"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["resumed", "resumed_eight"])
+def test_a_state_of_the_kernels_resumes_to_the_bit(case):
+    """Moments have padded rows, which a file does not keep."""
+    (found,) = interpreted(case)
+    assert found["padded"]
+    assert found["file"]
+    assert found["dcp"]
+    assert found["without_kernels"] < 0.015
+
+
+def test_stacked_adam_moves_as_torch_operations(fast):
+    assert fast["stacked"]["weights"] < 1e-6
