@@ -206,6 +206,17 @@ def save(
         ]
 
 
+def png(figure: Figure, *, dpi: float = DPI) -> bytes:
+    """Return a figure as the bytes of a PNG file.
+
+    Args:
+        figure: Made by `new`, or inside `style`.
+        dpi: Dots per inch.
+    """
+    with style():
+        return _render(figure, "png", dpi=dpi)
+
+
 def _annotate(figure: Figure, title: str, caption: str) -> None:
     for ax in figure.axes:
         _tidy(ax)
