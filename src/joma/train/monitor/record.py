@@ -246,7 +246,7 @@ class Recorder:
             from joma.report import figures, training  # takes a second, once, at the end
 
             if self.history.changes:
-                drawn = figures.png(training.draw(run), dpi=training.DPI)
+                drawn = figures.rendered(training.draw(run), "png", dpi=training.DPI)
                 run.write_figure(f"{training.NAME}.png", drawn)
 
         self._with_run("figures/training.png", write, "not drawn")
