@@ -104,13 +104,16 @@ class TestMetrics:
         found = {"kind": "dead_layer", "layer": 1, "head": None, "step": 3, "sentence": "It died."}
         found |= {"evidence": {"end": 0.0}, "module": "layers.1"}
         run.write_json("findings", [found])  # as before there were severities
-        assert "dead_layer, step 3: It died." in joma("runs", "show", "watched").stdout
+        assert "–  step 3  It died." in joma("runs", "show", "watched").stdout
         record = json.loads(joma("runs", "show", "watched", "--json").stdout)
         assert record["findings"]["findings"] == [found | {"severity": None, "advice": ""}]
         found |= {"severity": "warning", "advice": "Train it."}
         missing = [{"kind": "overfitting", "needs": "validation losses"}]
         run.write_json("findings", {"findings": [found], "not_judged": missing})
-        assert "warning, step 3: It died. Train it." in joma("runs", "show", "watched").stdout
+        lines = [line.split() for line in joma("runs", "show", "watched").stdout.splitlines()]
+        at = lines.index(["warning", "step", "3", "It", "died."])
+        assert lines[at + 1] == ["Train", "it."]
+        assert ["not", "judged:", "overfitting;", "needs", "validation", "losses"] in lines
         record = json.loads(joma("runs", "show", "watched", "--json").stdout)
         assert record["findings"] == {"findings": [found], "not_judged": missing}
 
@@ -129,7 +132,8 @@ class TestMetrics:
         logged("one", [1.0, 0.5], order=("loss",))
         logged("two", [1.0, 0.75], order=("loss",))
         text = joma("runs", "compare", "one", "two").stdout
-        assert text.splitlines()[-1] == "metrics: largest differences: loss 2.50e-01"
+        assert "Losses differ by more than 2% from step 100 on." in text
+        assert text.splitlines()[-1].split() == ["loss", "1.25", "1.375", "+0.125", "one"]
         record = json.loads(joma("runs", "compare", "one", "two", "--json").stdout)
         assert record["metrics"] == {"equal": False, "largest": {"loss": 0.25, "loss bound": 0.0}}
 
@@ -146,7 +150,8 @@ class TestMetrics:
         logged("one", [1.0, 0.5])
         logged("two", [1.0, 0.5], steps=(0, 200))
         text = joma("runs", "compare", "one", "two").stdout
-        assert "metrics: not of the same steps, names or members" in text
+        assert "The runs did not log the same steps, names or members." in text
+        assert "Equal at the end: loss, ncorr" in text
         logged("three", [1.0], steps=(0,))
         record = json.loads(joma("runs", "compare", "one", "three", "--json").stdout)
         assert record["metrics"] == {"equal": False, "largest": {}}
