@@ -222,7 +222,7 @@ class TestMonitored:
         assert text.startswith("runs/diverged: diverged\n")
         assert "critical  step 3  The loss is not finite since step 3." in text
         lines = [line.split() for line in text.splitlines()]
-        assert ["loss", "4", "█▄▅▄×", "nan"] in lines
+        assert ["loss", "4", "█▁▆▅×", "nan"] in lines
         assert ["layer", "1", "2", "████", "2"] in lines
 
     def test_a_damaged_run_is_named_by_show_compare_and_plot(self):

@@ -51,7 +51,7 @@ def titles(figure: Any) -> list[str]:
     ("layers", "steps", "options"),
     [
         (1, 1, {}),
-        (96, 3, {}),
+        (96, 3, {"findings": []}),
         (2, 5, {"kinds": ("self", "decoder cross")}),
         (2, 5, {"members": 3}),
         (2, 5, {"times": float("nan")}),
