@@ -4,6 +4,6 @@
 of figure from plain numbers or records. Nothing here computes a result.
 """
 
-from joma.report import claims, figures, probe, series, superposition
+from joma.report import claims, figures, probe, series, superposition, training
 
-__all__ = ["claims", "figures", "probe", "series", "superposition"]
+__all__ = ["claims", "figures", "probe", "series", "superposition", "training"]
