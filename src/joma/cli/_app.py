@@ -6,6 +6,7 @@ import typer
 
 from joma.cli._demo import demo
 from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._laboratory import laboratory
 from joma.cli._memory import memory
 from joma.cli._probe import probe
 from joma.cli._reproduce import reproduce
@@ -51,6 +52,11 @@ for command, short_help, example in (
         memory,
         "Print what training a model takes of a GPU's memory.",
         "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing",
+    ),
+    (
+        laboratory,
+        "Write a page with sliders for the theorems.",
+        "laboratory --out laboratory.html --open",
     ),
     (demo, "All of it, in about a minute.", "demo --out tour"),
 ):
