@@ -149,6 +149,9 @@ def _summary(log: Log, run: Run) -> dict[str, Any]:
     if times.size:
         summary["seconds"] = round(float(times.max() - times.min()), 1)
         summary["last_time"] = round(float(times.max()), 1)
+    rates = log["value"][(log["name"] == "learning_rate") & (log["member"] == 0)]
+    if rates.size:
+        summary["learning_rate"] = rounded(rates[-1:])[0]
     for name in ("loss", "validation_loss"):
         chosen = (log["name"] == name) & (log["member"] == 0)
         if not chosen.any():

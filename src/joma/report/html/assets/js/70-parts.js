@@ -27,6 +27,7 @@ function summaryStrip(run) {
     tile("steps", count(summary.last_step)),
     tile("last loss", lossWord(loss), low ? el("small", { text: low }) : null),
     summary.validation_loss ? tile("validation loss", lossWord(summary.validation_loss)) : null,
+    summary.learning_rate === undefined ? null : tile("learning rate", short(summary.learning_rate)),
     tile("wall time", duration(summary.seconds)),
     tile("device", summary.device || "–"),
     tile("began (UTC)", (summary.date || "–").slice(0, 16).replace("T", " ")));
@@ -38,7 +39,7 @@ function worstOf(run) {
 
 /** The table at the top of a page of several runs. */
 function runsTable() {
-  const heads = ["run", "state", "worst finding", "steps", "last loss", "lowest loss", "validation loss", "wall time", "device"];
+  const heads = ["run", "state", "worst finding", "steps", "last loss", "lowest loss", "validation loss", "learning rate", "wall time", "device"];
   const rows = store.runs.map((run, index) => {
     const { loss, validation_loss: validation } = run.summary, worst = worstOf(run);
     const swatch = el("span", { class: "swatch" });
@@ -48,7 +49,7 @@ function runsTable() {
       el("th", { scope: "row" }, swatch, run.title, about),
       el("td", null, pill(run.state)),
       el("td", null, worst ? badge(worst) : run.judged ? "none" : "–"),
-      ...[count(run.summary.last_step), lossWord(loss), short(loss ? loss.lowest : null), lossWord(validation), duration(run.summary.seconds)].map((text) => el("td", { class: "number", text })),
+      ...[count(run.summary.last_step), lossWord(loss), short(loss ? loss.lowest : null), lossWord(validation), short(run.summary.learning_rate), duration(run.summary.seconds)].map((text) => el("td", { class: "number", text })),
       el("td", { text: run.summary.device || "–" }));
   });
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Runs" },
