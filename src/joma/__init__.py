@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         theory,
         train,
     )
+    from joma.runs import read
     from joma.train.monitor import Monitor
 
     __version__: str
@@ -42,13 +43,14 @@ __all__ = [
     "optim",
     "probes",
     "random",
+    "read",
     "report",
     "runs",
     "theory",
     "train",
 ]
 
-_ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation"}
+_ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation", "read"}
 
 
 def citation() -> str:
@@ -75,6 +77,10 @@ def __getattr__(name: str) -> Any:
         from joma.train.monitor import Monitor
 
         return Monitor
+    if name == "read":
+        from joma.runs import read
+
+        return read
     if name in _ROOMS:
         import importlib
 
