@@ -107,9 +107,7 @@ def charts(recorded: list[RecordedSeries], most_points: int, budget: int) -> lis
     by_chart: dict[str, list[RecordedSeries]] = {}
     for series in drawn:
         by_chart.setdefault(_JOINED.get(series.metric, series.metric), []).append(series)
-    even = sorted(
-        {float(it.values[-1]) for it in recorded if it.metric == EVEN and it.values.size}
-    )
+    even = sorted({float(it.values[-1]) for it in recorded if it.metric == EVEN and it.values.size})
     return [
         _chart(key, by_chart[key], most, even if key == "attention_entropy" else [])
         for key in sorted(by_chart, key=order_of)
@@ -132,9 +130,7 @@ def _is_fact(series: RecordedSeries) -> bool:
     return series.metric in FACTS
 
 
-def _chart(
-    key: str, listed: list[RecordedSeries], most: int, even: list[float]
-) -> dict[str, Any]:
+def _chart(key: str, listed: list[RecordedSeries], most: int, even: list[float]) -> dict[str, Any]:
     words = chart_words(key)
     listed = sorted(listed, key=_order)
     lines = [{"name": "even attention", "value": _number(value)} for value in even[:3]]

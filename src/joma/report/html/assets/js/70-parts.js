@@ -22,7 +22,7 @@ function summaryStrip(run) {
   const { summary } = run, worst = worstOf(run);
   const loss = summary.loss, low = loss && loss.lowest !== undefined ? `lowest ${short(loss.lowest)} at step ${count(loss.lowest_step)}` : "";
   return el("dl", { class: "strip" },
-    tile("state", pill(run.state)),
+    tile("state", pill(run.state), run.reason && run.state !== "diverged" ? el("small", { text: run.reason }) : null),
     tile("worst finding", worst ? badge(worst) : el("span", { text: run.judged ? "none" : "not judged" })),
     tile("steps", count(summary.last_step)),
     tile("last loss", lossWord(loss), low ? el("small", { text: low }) : null),
@@ -44,7 +44,7 @@ function runsTable() {
     const { loss, validation_loss: validation } = run.summary, worst = worstOf(run);
     const swatch = el("span", { class: "swatch" });
     swatch.style.background = lineStyle(index, store.runs.length, false).colour;
-    const about = run.reason ? el("small", { class: "reason", text: run.reason }) : null;
+    const about = run.reason && run.state !== "diverged" ? el("small", { class: "reason", text: run.reason }) : null;
     return el("tr", null,
       el("th", { scope: "row" }, swatch, run.title, about),
       el("td", null, pill(run.state)),
