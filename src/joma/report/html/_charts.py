@@ -120,8 +120,8 @@ def charts(recorded: list[RecordedSeries], most_points: int, budget: int) -> lis
             left_out[key] = left_out.get(key, 0) + 1
         else:
             listed.append(series)
-    sizes = [it.values.size for listed in by_chart.values() for it in listed]
-    most = _most_points(sizes, most_points, budget)
+    chosen = [it for listed in by_chart.values() for it in listed]
+    most = _Most.within(chosen, most_points, budget)
     even = sorted({float(it.values[-1]) for it in recorded if it.metric == EVEN and it.values.size})
     return [
         {
@@ -148,7 +148,9 @@ def _is_fact(series: RecordedSeries) -> bool:
     return series.metric in FACTS
 
 
-def _chart(key: str, listed: list[RecordedSeries], most: int, even: list[float]) -> dict[str, Any]:
+def _chart(
+    key: str, listed: list[RecordedSeries], most: "_Most", even: list[float]
+) -> dict[str, Any]:
     words = chart_words(key)
     listed = sorted(listed, key=_order)
     lines = [{"name": "even attention", "value": _number(value)} for value in even[:3]]
@@ -161,7 +163,7 @@ def _chart(key: str, listed: list[RecordedSeries], most: int, even: list[float])
         "axes": {"x": "step", "y": words.unit or words.title},
         "logarithmic": words.logarithmic,
         "lines": lines,
-        "series": [_series(it, most) for it in listed],
+        "series": [_series(it, most.of(it)) for it in listed],
     }
 
 
@@ -224,6 +226,26 @@ def _bound(
     if np.all(bounds[known] <= _NEGLIGIBLE * np.abs(values[known])):
         return float(f"{bounds[known].max():.2g}")
     return [float(f"{it:.2g}") if math.isfinite(it) else None for it in bounds.tolist()]
+
+
+@dataclass(frozen=True)
+class _Most:
+    """The most points of a series that is of no single head, and of one that is."""
+
+    whole: int
+    head: int
+
+    @classmethod
+    def within(cls, chosen: list[RecordedSeries], most: int, budget: int) -> "_Most":
+        """Return what keeps all within a budget; heads, which are many, get what others leave."""
+        whole = [it.values.size for it in chosen if it.head is None]
+        heads = [it.values.size for it in chosen if it.head is not None]
+        of_whole = _most_points(whole, most, budget)
+        left = budget - sum(min(size, of_whole) for size in whole)
+        return cls(of_whole, _most_points(heads, most, max(left, 0)))
+
+    def of(self, series: RecordedSeries) -> int:
+        return self.whole if series.head is None else self.head
 
 
 def _most_points(sizes: list[int], most: int, budget: int) -> int:
