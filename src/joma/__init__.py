@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         random,
         report,
         runs,
+        server,
         theory,
         train,
     )
@@ -44,6 +45,7 @@ __all__ = [
     "random",
     "report",
     "runs",
+    "server",
     "theory",
     "train",
 ]
