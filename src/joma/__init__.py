@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         theory,
         train,
     )
+    from joma.runs import read
     from joma.train.monitor import Monitor
 
     __version__: str
@@ -43,6 +44,7 @@ __all__ = [
     "optim",
     "probes",
     "random",
+    "read",
     "report",
     "runs",
     "server",
@@ -50,7 +52,7 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation"}
+_ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation", "read"}
 
 
 def citation() -> str:
@@ -77,6 +79,10 @@ def __getattr__(name: str) -> Any:
         from joma.train.monitor import Monitor
 
         return Monitor
+    if name == "read":
+        from joma.runs import read
+
+        return read
     if name in _ROOMS:
         import importlib
 
