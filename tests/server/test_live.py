@@ -99,13 +99,11 @@ def test_the_server_stops_at_once_with_open_streams(make_run: MakeRun, tmp_path)
     from tests.server.conftest import serving
 
     make_run()
-    with serving(tmp_path / "runs") as server:
-        with Client(server.address).events(), Client(server.address).events():
-            started = time.monotonic()
-            server.stop()
-            while server._server.started and server._server.server_state.connections:
-                assert time.monotonic() - started < 2
-                time.sleep(0.02)
+    with serving(tmp_path / "runs") as server, Client(server.address).events() as events:
+        started = time.monotonic()
+        server.stop()
+        assert list(events.changes())[1:] == []
+        assert time.monotonic() - started < 2
 
 
 def test_the_lock_of_a_run_is_not_taken_from_it(make_run: MakeRun, serve: Serve, monkeypatch):

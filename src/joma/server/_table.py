@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joma.errors import JomaError
-from joma.runs import Run, RunSummary, list_runs, state_of
+from joma.runs import Run, RunSummary, is_locked, list_runs, state_of
 
 _DEPTH = 3
 """How deep runs are searched, as `joma runs list` does."""
@@ -183,7 +183,7 @@ class RunTable:
 
 def _lost_its_process(run: ServedRun) -> bool:
     """Return whether nobody writes to a run any more that somebody wrote to."""
-    if run.summary.state != "running":
+    if run.summary.state != "running" or is_locked(run.path):
         return False
     try:
         return state_of(Run.open(run.path)) != "running"
