@@ -8,6 +8,7 @@ from joma.cli._demo import demo
 from joma.cli._errors import OneSentenceGroup, PlainCommand
 from joma.cli._memory import memory
 from joma.cli._probe import probe
+from joma.cli._report import report
 from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
@@ -52,6 +53,11 @@ for command, short_help, example in (
         memory,
         "Print what training a model takes of a GPU's memory.",
         "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing",
+    ),
+    (
+        report,
+        "Write an HTML page of a run, or of several next to each other.",
+        "report runs/mine --out mine.html",
     ),
     (serve, "Show runs in the browser while they are written.", "serve runs --port 8765"),
     (demo, "All of it, in about a minute.", "demo --out tour"),
