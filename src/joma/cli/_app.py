@@ -6,6 +6,7 @@ import typer
 
 from joma.cli._demo import demo
 from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._laboratory import laboratory
 from joma.cli._memory import memory
 from joma.cli._probe import probe
 from joma.cli._report import report
@@ -55,6 +56,10 @@ for command, short_help, example in (
         "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing",
     ),
     (
+        laboratory,
+        "Write a page with sliders for the theorems.",
+        "laboratory --out laboratory.html --open",
+    ),
         report,
         "Write an HTML page of a run, or of several next to each other.",
         "report runs/mine --out mine.html",
