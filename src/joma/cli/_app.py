@@ -56,15 +56,16 @@ for command, short_help, example in (
         "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing",
     ),
     (
-        laboratory,
-        "Write a page with sliders for the theorems.",
-        "laboratory --out laboratory.html --open",
-    ),
         report,
         "Write an HTML page of a run, or of several next to each other.",
         "report runs/mine --out mine.html",
     ),
     (serve, "Show runs in the browser while they are written.", "serve runs --port 8765"),
+    (
+        laboratory,
+        "Write a page with sliders for the theorems.",
+        "laboratory --out laboratory.html --open",
+    ),
     (demo, "All of it, in about a minute.", "demo --out tour"),
 ):
     kind = VerifyCommand if command is verify else PlainCommand
