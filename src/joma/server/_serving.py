@@ -7,6 +7,7 @@ import logging
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ _PORTS_TRIED = 20
 _LARGEST_HEAD = 1 << 15
 _SECONDS_FOR_A_REQUEST = 20.0
 _MOST_CONNECTIONS = 2000
+_SWITCH_SECONDS = 0.001
+"""How long Python lets a thread that computes an answer keep the thread that sends waiting."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,13 @@ class RunServer:
 
     def run(self) -> None:
         """Serve until `stop` or a signal."""
-        with self._listener:
-            self._server.run(sockets=[self._listener])
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            with self._listener:
+                self._server.run(sockets=[self._listener])
+        finally:
+            sys.setswitchinterval(before)
 
     def stop(self) -> None:
         """Ask the server to stop, from any thread."""
