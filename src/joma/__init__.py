@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         random,
         report,
         runs,
+        server,
         theory,
         train,
     )
@@ -46,6 +47,7 @@ __all__ = [
     "read",
     "report",
     "runs",
+    "server",
     "theory",
     "train",
 ]

@@ -13,6 +13,7 @@ from joma.cli._report import report
 from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
+from joma.cli._serve import serve
 from joma.cli._superposition import superposition
 from joma.cli._train import train
 from joma.cli._verify import VerifyCommand, verify
@@ -59,6 +60,7 @@ for command, short_help, example in (
         "Write an HTML page of a run, or of several next to each other.",
         "report runs/mine --out mine.html",
     ),
+    (serve, "Show runs in the browser while they are written.", "serve runs --port 8765"),
     (
         laboratory,
         "Write a page with sliders for the theorems.",
