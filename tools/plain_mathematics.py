@@ -297,7 +297,7 @@ def _is_formula(word: str) -> bool:
 def _trimmed(formula: str) -> tuple[str, str, str]:
     """Split off punctuation, and brackets that belong to the sentence."""
     before = after = ""
-    while formula and (formula[-1] in ",.;:" or _unbalanced(formula) < 0 and formula[-1] in ")]"):
+    while formula and (formula[-1] in ",.;:" or (_unbalanced(formula) < 0 and formula[-1] in ")]")):
         after = formula[-1] + after
         formula = formula[:-1]
     while formula and formula[0] in "([" and _unbalanced(formula) > 0:
