@@ -22,9 +22,11 @@ if TYPE_CHECKING:
         random,
         report,
         runs,
+        server,
         theory,
         train,
     )
+    from joma.runs import read
     from joma.train.monitor import Monitor
 
     __version__: str
@@ -42,13 +44,15 @@ __all__ = [
     "optim",
     "probes",
     "random",
+    "read",
     "report",
     "runs",
+    "server",
     "theory",
     "train",
 ]
 
-_ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation"}
+_ROOMS = frozenset(__all__) - {"JomaError", "Monitor", "__version__", "citation", "read"}
 
 
 def citation() -> str:
@@ -75,6 +79,10 @@ def __getattr__(name: str) -> Any:
         from joma.train.monitor import Monitor
 
         return Monitor
+    if name == "read":
+        from joma.runs import read
+
+        return read
     if name in _ROOMS:
         import importlib
 

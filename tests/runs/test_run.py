@@ -293,7 +293,7 @@ def test_a_failed_table_leaves_the_old_one(run: Run, monkeypatch):
     assert len(list((run.path / "tables").iterdir())) == 1
 
 
-def test_list_finds_runs_below_and_leaves_out_what_is_broken(tmp_path: Path):
+def test_list_finds_runs_below_and_names_what_is_damaged(tmp_path: Path):
     outer = Run.create("demo", {}, out=tmp_path / "demo")
     inner = Run.create("fig4", {}, out=tmp_path / "demo" / "fig4")
     inner.write_json("outcome", {"status": "done", "agrees": True})
@@ -302,7 +302,9 @@ def test_list_finds_runs_below_and_leaves_out_what_is_broken(tmp_path: Path):
     broken = Run.create("fig2", {}, out=tmp_path / "broken")
     (broken.path / "config.json").write_text("{")
     summaries = {summary.path: summary for summary in list_runs(tmp_path)}
-    assert set(summaries) == {outer.path, inner.path}
+    assert set(summaries) == {outer.path, inner.path, broken.path}
+    assert summaries[broken.path].state == "damaged"
+    assert "is damaged" in summaries[broken.path].reason
     assert summaries[inner.path].outcome["agrees"]
     assert summaries[inner.path].figures == 1
     json.dumps(summaries[inner.path].as_json())

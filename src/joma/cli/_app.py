@@ -11,6 +11,7 @@ from joma.cli._probe import probe
 from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
+from joma.cli._serve import serve
 from joma.cli._superposition import superposition
 from joma.cli._train import train
 from joma.cli._verify import VerifyCommand, verify
@@ -52,6 +53,7 @@ for command, short_help, example in (
         "Print what training a model takes of a GPU's memory.",
         "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing",
     ),
+    (serve, "Show runs in the browser while they are written.", "serve runs --port 8765"),
     (demo, "All of it, in about a minute.", "demo --out tour"),
 ):
     kind = VerifyCommand if command is verify else PlainCommand

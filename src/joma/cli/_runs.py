@@ -174,24 +174,11 @@ def _cell(value: Any) -> str:
 
 
 def _findings(run: "Run") -> dict[str, Any] | None:
-    """Return what `findings.json` holds, None where there is none.
+    """Return what `findings.json` holds, None where there is none."""
+    from joma.runs import read_findings
 
-    Runs of earlier versions have a list of findings there, without severity and advice.
-    """
-    if not (run.path / "findings.json").is_file():
-        return None
-    stored = run.read_json("findings")
-    if isinstance(stored, list):
-        stored = {"findings": stored}
-    found, missing = (_records(stored, name) for name in ("findings", "not_judged"))
-    found = [{"severity": None, "advice": "", **one} for one in found]
-    return {"findings": found, "not_judged": missing}
-
-
-def _records(stored: Any, name: str) -> list[dict[str, Any]]:
-    """Return the objects of a list in a file, which may hold anything."""
-    listed = stored.get(name) if isinstance(stored, dict) else None
-    return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    found = read_findings(run)
+    return vars(found) if found.findings or found.not_judged else None
 
 
 def _in_lines(stored: dict[str, Any] | None) -> list[str]:

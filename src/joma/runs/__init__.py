@@ -10,10 +10,13 @@ writing, resuming, listing and comparing such folders; no mathematics, no drawin
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, LatestCheckpoint
 from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
-from joma.runs._folder import check_out, check_restart, is_run
+from joma.runs._findings import RecordedFindings, read_findings
+from joma.runs._folder import check_out, check_restart, is_locked, is_run
 from joma.runs._list import RunSummary, list_runs
 from joma.runs._metrics import Metrics
+from joma.runs._read import TableKind, read
 from joma.runs._run import Existing, Run, default_folder
+from joma.runs._state import RunCondition, RunState, condition_of, state_of
 
 __all__ = [
     "Checkpoint",
@@ -21,15 +24,24 @@ __all__ = [
     "Existing",
     "LatestCheckpoint",
     "Metrics",
+    "RecordedFindings",
     "Run",
+    "RunCondition",
+    "RunState",
     "RunSummary",
     "TableDifference",
+    "TableKind",
     "check_out",
     "check_restart",
     "compare_metrics",
     "compare_tables",
+    "condition_of",
     "default_folder",
     "differing",
+    "is_locked",
     "is_run",
     "list_runs",
+    "read",
+    "read_findings",
+    "state_of",
 ]

@@ -5,13 +5,14 @@ import errno
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from joma.common import json_files
-from joma.common.files import is_temporary, remove_temporaries, sync_folder
+from joma.common.files import is_temporary, read_file, remove_temporaries, sync_folder
 from joma.errors import JomaError
 from joma.runs._manifest import MANIFEST, Manifest
 
@@ -25,6 +26,8 @@ CONFIG = "config.json"
 OUTCOME_FILE = "outcome.json"
 """The file that says how a run ended."""
 
+_LARGEST_MANIFEST = 1 << 24
+
 OWN_FOLDERS = ("checkpoints", "metrics", "tables", "figures")
 
 
@@ -33,7 +36,7 @@ def is_run(path: Path) -> bool:
 
     `environment.json` is written first and tells; `config.json` alone is too common a name.
     """
-    return "joma" in _record(path / ENVIRONMENT)
+    return "joma" in json_record(path / ENVIRONMENT)
 
 
 def check_out(out: Path, name: str) -> Path:
@@ -50,7 +53,7 @@ def check_out(out: Path, name: str) -> Path:
             f"out {out} has other things in it, but must be a new folder, an empty one or "
             f"that of an earlier {name} run"
         )
-    there = _name_of(out)
+    there = name_of(out)
     if there not in (None, name):
         raise JomaError(
             f"out {out} holds a {there} run, but must be a new folder, an empty one or "
@@ -100,12 +103,29 @@ def check_restart(out: Path, name: str) -> bool:
     return holds_run
 
 
+def is_damaged_run(path: Path) -> bool:
+    """Return whether `path` was a run folder, but its environment or settings cannot be read.
+
+    A folder that was killed while it began is none: nothing in it is lost.
+    """
+    if is_run(path):
+        return not (path / CONFIG).exists() and not _is_unused(path)
+    if (path / ENVIRONMENT).exists():
+        names = (MANIFEST, CONFIG, "metrics")
+        return any((path / name).exists() for name in names)
+    try:
+        listed = b'"environment.json"' in read_file(path / MANIFEST, largest=_LARGEST_MANIFEST)
+    except (OSError, JomaError):
+        return False
+    return listed and not _is_unused(path)
+
+
 def is_finished(folder: Path) -> bool:
     """Return whether the run in `folder` says that it is done."""
-    return _record(folder / OUTCOME_FILE).get("status") == "done"
+    return json_record(folder / OUTCOME_FILE).get("status") == "done"
 
 
-def _record(path: Path) -> dict[str, Any]:
+def json_record(path: Path) -> dict[str, Any]:
     """Return the entries of a JSON file, none where it cannot be read."""
     try:
         record = json_files.read(path)
@@ -143,9 +163,9 @@ def remove_leftovers(folder: Path) -> None:
         remove_temporaries(place)
 
 
-def _name_of(folder: Path) -> str | None:
+def name_of(folder: Path) -> str | None:
     """Return the name of the run in a folder, None where it is not known."""
-    name = _record(folder / CONFIG).get("name")
+    name = json_record(folder / CONFIG).get("name")
     return name if isinstance(name, str) else None
 
 
@@ -207,6 +227,9 @@ class _Lock:
     depth: int
 
 
+_RETRIES = (0.002, 0.01, 0.03, 0.06)
+"""Seconds between attempts to lock: `is_locked` of another process may hold it for an instant."""
+
 _locks: dict[tuple[int, Path], _Lock] = {}
 """By process, as a fork copies this but does not hold what its parent does, and by folder."""
 
@@ -237,23 +260,51 @@ def locked(folder: Path) -> Iterator[None]:
                     _unlock(lock.descriptor)
 
 
+def is_locked(folder: Path) -> bool | None:
+    """Return whether a process holds the lock of `folder`, this one included.
+
+    None where that cannot be known: the system or the file system has no locks, or the folder
+    cannot be opened. The test takes a shared lock for an instant, which `locked` waits for.
+    """
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _lock(folder: Path) -> int | None:
     if fcntl is None:
         return None
     descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            raise JomaError(
-                f"run folder {folder} is in use by another process; "
-                "wait for it or use another folder"
-            ) from None
-        if error.errno in _CANNOT_LOCK:
-            return None
-        raise
-    return descriptor
+    for wait in (*_RETRIES, None):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if wait is None:
+                os.close(descriptor)
+                raise JomaError(
+                    f"run folder {folder} is in use by another process; "
+                    "wait for it or use another folder"
+                ) from None
+            time.sleep(wait)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in _CANNOT_LOCK:
+                return None
+            raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _unlock(descriptor: int | None) -> None:

@@ -8,11 +8,11 @@ row or counts one twice.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time as now
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,7 @@ KEYS = ("step", "name", "module", "kind", "layer", "head", "member")
 """The columns that identify a row."""
 
 _NAME = re.compile(r"part-(\d{6,})(?:-(\d{6,}))?\.parquet")
+T = TypeVar("T")
 _INT64 = int(np.iinfo(np.int64).max)
 
 
@@ -48,6 +49,14 @@ class LogPart:
     def write(self, table: Any) -> None:
         """Write a table as the file, whole or not at all."""
         write_bytes(self.path, _tables.encode(table, **_tables.LOG_FORMAT))
+
+    def check_end(self) -> None:
+        """Raise JomaError if the file does not end as a Parquet file does."""
+        with open(self.path, "rb") as file:
+            file.seek(-min(4, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            whole = file.read() == b"PAR1"
+        if not whole:
+            raise JomaError(f"{self.path} is damaged: it was cut short")
 
     def read(self) -> Any:
         """Return the table in the file."""
@@ -195,21 +204,66 @@ class Metrics:
         Args:
             name: The metric whose rows to read; otherwise all.
         """
+        return _tables.columns(self.table(None if name is None else [name]))
+
+    def table(self, names: Sequence[str] | None = None) -> Any:
+        """Return what was flushed as an Arrow table, in the order of `read`, with nulls.
+
+        Args:
+            names: The metrics whose rows to read; otherwise all.
+        """
+
+        def joined(count: Sequence[LogPart]) -> Any:
+            tables = [part.read() for part in count]
+            chosen = tables if names is None else [_tables.named(it, names) for it in tables]
+            return _tables.joined(chosen)
+
+        return self._with_parts(joined)
+
+    def end(self, name: str) -> tuple[int | None, NDArray[np.float64] | None]:
+        """Return the last step of the log, and the values of a metric at the last step it has.
+
+        Parts are read from the end, and no more of them than needed. The values are one for each
+        member, or for whatever else has the same name; either is None where there is no row.
+
+        Args:
+            name: The metric.
+        """
+
+        def found(count: Sequence[LogPart]) -> tuple[int | None, NDArray[np.float64] | None]:
+            last = None
+            for part in reversed(count):
+                table = part.read()
+                if last is None and table.num_rows:
+                    last = int(table.column("step").to_numpy().max())
+                rows = _tables.named(table, [name])
+                if rows.num_rows:
+                    steps, values = (rows.column(it).to_numpy() for it in ("step", "value"))
+                    return last, values[steps == steps.max()]
+            return last, None
+
+        return self._with_parts(found)
+
+    def check_ends(self) -> None:
+        """Raise JomaError if a part is missing or was cut short, without reading them all."""
+
+        def check(count: Sequence[LogPart]) -> None:
+            for part in count:
+                part.check_end()
+
+        self._with_parts(check)
+
+    def _with_parts(self, action: Callable[[Sequence[LogPart]], T]) -> T:
+        """Return what an action makes of the parts that count."""
         before = None
         while True:
             count, _ = self._counting()
             try:
-                tables = [part.read() for part in count]
+                return action(count)
             except FileNotFoundError:
                 if count == before:
                     raise
                 before = count  # the run has just merged or removed parts: list them again
-                continue
-            if name is not None:
-                tables = [
-                    _tables.rows(it, _tables.words(it.column("name")) == name) for it in tables
-                ]
-            return _tables.columns(_tables.joined(tables))
 
     def rewind(self, step: int) -> None:
         """Remove the rows after `step`, for a run that goes back there and logs them again.

@@ -305,6 +305,7 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in _PACKAGES},
+        "host": platform.node(),
         "device": device,
         "cores": os.cpu_count(),
         "commit": _commit(),

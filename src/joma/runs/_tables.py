@@ -264,3 +264,12 @@ def rows(table: Any, chosen: NDArray[np.bool_]) -> Any:
     import pyarrow
 
     return table.filter(pyarrow.array(chosen))
+
+
+def named(table: Any, names: Sequence[str]) -> Any:
+    """Return the rows of a log whose name is one of `names`."""
+    column = words(table.column("name"))
+    chosen = np.zeros(len(column), dtype=bool)
+    for name in names:
+        chosen |= column == name
+    return rows(table, chosen)

@@ -1,0 +1,123 @@
+"""What is sent: the pages of `joma.report` and their data, as bytes."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from typing import Any
+
+from joma.common import json_files
+from joma.errors import JomaError
+from joma.runs import Run
+from joma.server._guard import POLICY
+from joma.server._table import ServedRun
+
+_SCRIPT = re.compile(r"<script(?P<attributes>[^>]*)>(?P<body>.*?)</script>", re.DOTALL)
+
+
+def payload(run: ServedRun) -> bytes:
+    """Return what the pages show of a run, as JSON; of a damaged one, that it is damaged."""
+    from joma.report import html as report
+
+    try:
+        if run.summary.state == "damaged":
+            raise JomaError(run.summary.reason)
+        record = report.payload(Run.open(run.path))
+    except (JomaError, OSError) as error:
+        record = report.damaged_payload(run.path, str(error))
+    return _json({**record, "id": run.id, "version": run.version})
+
+
+def run_page(payloads: Sequence[bytes]) -> bytes:
+    """Return the page of one run, or of several next to each other."""
+    from joma.report.html import page
+
+    return page([json.loads(it) for it in payloads], live=True).encode()
+
+
+def run_list(runs: Sequence[ServedRun]) -> bytes:
+    """Return the list of runs, as JSON."""
+    return _json({"runs": [listed(run) for run in runs]})
+
+
+def listed(run: ServedRun) -> dict[str, Any]:
+    """Return the record of a run in the list of runs."""
+    return {"id": run.id, "changed": run.version, **run.summary.as_json()}
+
+
+def list_page(runs: Sequence[ServedRun]) -> bytes:
+    """Return the page with the list of runs."""
+    from joma.report.html import index_page
+
+    return index_page([listed(run) for run in runs], live=True).encode()
+
+
+@cache
+def laboratory_page() -> bytes:
+    """Return the page of the laboratory."""
+    from joma.report.laboratory import page
+
+    return page(standalone=True, home=".").encode()
+
+
+def message_page(title: str, sentence: str, home: str) -> bytes:
+    """Return a page with one sentence and a link to the list of runs.
+
+    Args:
+        title: Of the page.
+        sentence: What there is to say.
+        home: The address of the list of runs, relative to the page.
+    """
+    return _MESSAGE.format(
+        title=escape(title), sentence=escape(sentence), home=escape(home)
+    ).encode()
+
+
+def policy(page: bytes) -> str:
+    """Return the Content-Security-Policy that lets the scripts of a page run, and no others.
+
+    Args:
+        page: A page without data of runs, so that nothing that a run holds can become a script.
+    """
+    hashes = set()
+    for script in _SCRIPT.finditer(page.decode()):
+        digest = hashlib.sha256(script["body"].encode()).digest()
+        hashes.add(f"'sha256-{base64.b64encode(digest).decode()}'")
+    return POLICY.format(scripts=" ".join(sorted(hashes)) or "'none'")
+
+
+def _json(value: Any) -> bytes:
+    text = json.dumps(json_files.plain(value), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+_MESSAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{
+  font: 1rem/1.5 system-ui, sans-serif;
+  max-width: 40rem;
+  margin: 15vh auto 0;
+  padding: 0 1rem;
+}}
+h1 {{ font-size: 1.4rem; }}
+p {{ overflow-wrap: anywhere; }}
+</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<p>{sentence}</p>
+<p><a href="{home}">All runs</a></p>
+</main>
+</body>
+</html>
+"""
