@@ -1,0 +1,75 @@
+"""The list of runs, for a server that shows one page for each."""
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+from joma.report.html._page import ASSETS, json_in_html, render
+
+
+def index_page(
+    summaries: Iterable[Any],
+    live: bool = True,
+    *,
+    title: str = "Runs",
+    api: str = "api",
+    identify: Callable[[Any], str] = lambda summary: summary.path.name,
+    links: Iterable[tuple[str, str]] = (),
+) -> str:
+    """Return the HTML of a list of runs, the newest first, complete in itself.
+
+    Args:
+        summaries: What `joma.runs.list_runs` returns.
+        live: Whether the page listens to `API/events` and fetches `API/runs` when a run changed.
+        title: Heading of the page.
+        api: Where a live page finds events and the list, relative to the page or absolute.
+        identify: Returns the identifier of a run, which its address `runs/ID` is made of.
+        links: Further pages, such as the laboratory: address and name of each.
+    """
+    rows = [index_row(summary, identify(summary)) for summary in summaries]
+    return render(
+        "index.html",
+        script=_script(),
+        style=(ASSETS / "report.css").read_text(encoding="utf-8"),
+        live=live,
+        title=title,
+        links=[list(link) for link in links],
+        rows=[],
+        data=json_in_html({"live": live, "api": api, "runs": rows}),
+    )
+
+
+def index_row(summary: Any, identifier: str) -> dict[str, Any]:
+    """Return what the list shows of a run, ready for JSON.
+
+    Args:
+        summary: A `joma.runs.RunSummary`.
+        identifier: The run's identifier.
+    """
+    worst = getattr(summary, "worst", None)
+    loss = getattr(summary, "last_loss", None)
+    return {
+        "id": identifier,
+        "href": f"runs/{quote(identifier, safe='/')}",
+        "title": identifier,
+        "name": summary.name,
+        "date": summary.date,
+        "state": getattr(summary, "state", "unknown"),
+        "reason": getattr(summary, "reason", None),
+        "last_step": getattr(summary, "last_step", None),
+        "last_loss": loss if loss is None or abs(loss) < float("inf") else None,
+        "worst": None
+        if not worst
+        else {
+            "severity": str(worst.get("severity") or "note"),
+            "sentence": str(worst.get("sentence") or ""),
+        },
+    }
+
+
+@cache
+def _script() -> str:
+    parts = (ASSETS / "js" / "10-base.js", ASSETS / "index.js")
+    own = "".join(part.read_text(encoding="utf-8") for part in parts)
+    return f'(() => {{\n"use strict";\n{own}}})();\n'

@@ -1,0 +1,221 @@
+"""Everything a page shows of one run, ready for JSON."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joma.common import json_files
+from joma.common.checks import check_at_least
+from joma.common.progress import Progress
+from joma.errors import JomaError
+from joma.report.html._charts import Log, charts, facts, recorded_series, rounded
+from joma.report.html._fits import entropy_fits
+from joma.report.html._galore import gradient_ranks
+from joma.report.html._state import findings_of, state_of
+from joma.report.html._words import charts_of_finding
+from joma.runs import Run
+
+FORMAT = 1
+"""Changes when a page of this version could not show a payload of another."""
+MOST_POINTS = 2000
+BUDGET = 60_000
+"""About the most points of a run in one page; a megabyte holds twice as many."""
+_MOST_ROWS = 200
+_MOST_COLUMNS = 24
+_LONGEST = 2000
+
+
+def payload(
+    run: Run,
+    *,
+    most_points: int = MOST_POINTS,
+    budget: int | None = None,
+    fit: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Return everything a page shows of a run, ready for JSON.
+
+    Args:
+        run: The run.
+        most_points: The most points of a series; longer ones are thinned by minimum and maximum,
+            and say so.
+        budget: About the most points of all series together, otherwise 60,000, or `most_points`
+            if that is more.
+        fit: Whether Eqn 6 is fitted to attention entropies, which takes seconds for each layer.
+        progress: Called while fits are made.
+
+    Raises:
+        JomaError: The run is damaged.
+    """
+    check_at_least(8, most_points=most_points)
+    log = run.metrics.read()
+    recorded = list(recorded_series(log))
+    within = max(BUDGET, most_points) if budget is None else budget
+    drawn = charts(recorded, most_points, within)
+    stored = findings_of(run)
+    keys = [chart["key"] for chart in drawn]
+    return {
+        "format": FORMAT,
+        "id": run.path.name,
+        "path": str(run.path),
+        "title": run.path.name or str(run.path.resolve().name),
+        "name": run.name,
+        "state": state_of(run),
+        "reason": None,
+        "summary": _summary(log, run),
+        "findings": [_finding(it, keys) for it in stored["findings"]],
+        "not_judged": [_texts(it) for it in stored["not_judged"]],
+        "judged": stored["judged"],
+        "config": flat(run.config),
+        "environment": flat(run.environment),
+        "charts": drawn,
+        "facts": facts(recorded),
+        "galore": gradient_ranks(recorded),
+        "fits": entropy_fits(recorded, progress=progress) if fit else None,
+        "tables": [_table(run, name) for name in run.tables],
+    }
+
+
+def damaged_payload(path: Path, reason: str) -> dict[str, Any]:
+    """Return what a page shows of a run that cannot be read.
+
+    Args:
+        path: The folder.
+        reason: Why it cannot, in one sentence.
+    """
+    empty: dict[str, Any] = {"findings": [], "not_judged": [], "charts": [], "facts": []}
+    return {
+        "format": FORMAT,
+        "id": path.name,
+        "path": str(path),
+        "title": path.name,
+        "name": "",
+        "state": "damaged",
+        "reason": reason,
+        "summary": {},
+        "judged": False,
+        "config": {},
+        "environment": {},
+        "galore": None,
+        "fits": None,
+        "tables": [],
+        **empty,
+    }
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings as text by "outer.inner"."""
+    entries: dict[str, str] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            entries.update(flat(value, f"{name}."))
+        elif isinstance(value, list) and any(isinstance(it, Mapping) for it in value):
+            for number, item in enumerate(value, 1):
+                entries.update(flat({str(number): item}, f"{name}."))
+        elif isinstance(value, list):
+            entries[name] = _text(", ".join(map(_word, value)) or "none")
+        else:
+            entries[name] = _text(_word(value))
+    return entries
+
+
+def _word(value: Any) -> str:
+    return {None: "none", True: "yes", False: "no"}.get(value, value) if (
+        value is None or isinstance(value, bool)
+    ) else str(value)
+
+
+def _text(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _summary(log: Log, run: Run) -> dict[str, Any]:
+    """Return the numbers of the strip at the top of a page."""
+    summary: dict[str, Any] = {
+        "rows": int(log["step"].size),
+        "date": str(run.environment.get("date", "")),
+        "version": str(run.environment.get("joma", "")),
+        "device": str(run.environment.get("device", "")),
+        "verified": run.verified,
+    }
+    if not log["step"].size:
+        return summary
+    summary["last_step"] = int(log["step"].max())
+    summary["members"] = int(log["member"].max()) + 1
+    times = log["time"][np.isfinite(log["time"])]
+    if times.size:
+        summary["seconds"] = round(float(times.max() - times.min()), 1)
+        summary["last_time"] = round(float(times.max()), 1)
+    for name in ("loss", "validation_loss"):
+        chosen = (log["name"] == name) & (log["member"] == 0)
+        if not chosen.any():
+            continue
+        steps, values = log["step"][chosen], log["value"][chosen]
+        found: dict[str, Any] = {"last_step": int(steps[-1]), "last": rounded(values[-1:])[0]}
+        found["last_text"] = None if found["last"] is not None else _not_finite(values[-1])
+        finite = np.flatnonzero(np.isfinite(values))
+        if finite.size:
+            lowest = finite[np.argmin(values[finite])]
+            found["lowest"] = rounded(values[[lowest]])[0]
+            found["lowest_step"] = int(steps[lowest])
+        summary[name] = found
+    return summary
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if np.isnan(value) else "∞" if value > 0 else "−∞"
+
+
+def _finding(found: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
+    """Return a finding with the chart on which it shows; the file may hold anything."""
+    record = _texts({k: v for k, v in found.items() if k not in ("evidence", "step", "layer")})
+    for name in ("step", "layer", "head"):
+        value = found.get(name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        record[name] = value if whole else None
+    if record.get("severity") not in ("note", "warning", "critical"):
+        record["severity"] = "note"
+    evidence = found.get("evidence")
+    record["evidence"] = {
+        str(name): value
+        for name, value in (evidence.items() if isinstance(evidence, Mapping) else ())
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    wanted = charts_of_finding(str(found.get("kind")))
+    record["chart"] = next((key for key in wanted if key in keys), None)
+    return record
+
+
+def _texts(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(k): None if v is None else _text(str(v)) for k, v in record.items()}
+
+
+def _table(run: Run, name: str) -> dict[str, Any]:
+    """Return the first rows of a table of a run."""
+    columns = run.read_table(name)
+    shown = list(columns)[:_MOST_COLUMNS]
+    count = len(next(iter(columns.values()))) if columns else 0
+    try:
+        rows = [[_cell(columns[it][number]) for it in shown] for number in range(min(count, _MOST_ROWS))]
+    except (TypeError, ValueError) as error:
+        raise JomaError(f"table {name} of {run.path} cannot be shown: {error}") from error
+    return {
+        "name": name,
+        "columns": shown,
+        "columns_in_all": len(columns),
+        "rows": rows,
+        "rows_in_all": count,
+    }
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float | np.floating):
+        return rounded(np.array([value]))[0] if np.isfinite(value) else _not_finite(float(value))
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is None or isinstance(value, int | bool):
+        return json_files.plain(value)
+    return _text(str(value))

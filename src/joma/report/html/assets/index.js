@@ -1,0 +1,73 @@
+/* The list of runs: drawn from JSON, fetched again when the server says that a run changed. */
+
+const data = JSON.parse(byId("data").textContent);
+const HEADS = ["run", "state", "worst finding", "steps", "last loss", "began (UTC)"];
+const STATES = ["running", "ended", "stopped", "died", "diverged", "damaged", "unknown"];
+
+function row(run) {
+  const state = STATES.includes(run.state) ? run.state : "unknown";
+  const worst = run.worst
+    ? [el("span", { class: `badge ${run.worst.severity}`, text: run.worst.severity }), el("small", { class: "why", text: run.worst.sentence })]
+    : ["–"];
+  return el("tr", null,
+    el("th", { scope: "row" }, el("a", { href: run.href, text: run.title }), run.reason ? el("small", { class: "reason", text: run.reason }) : null),
+    el("td", null, el("span", { class: `pill ${state}`, text: state })),
+    el("td", { class: "worst" }, worst),
+    el("td", { class: "number", text: count(run.last_step) }),
+    el("td", { class: "number", text: short(run.last_loss) }),
+    el("td", { text: (run.date || "–").slice(0, 16).replace("T", " ") }));
+}
+
+function show(runs) {
+  const sorted = [...runs].sort((one, two) => (two.date || "").localeCompare(one.date || ""));
+  byId("runs").replaceChildren(sorted.length
+    ? el("div", { class: "scroll list", tabindex: 0, role: "region", "aria-label": "Runs" },
+      el("table", { class: "runs" }, el("thead", null, el("tr", null, HEADS.map((it) => el("th", { scope: "col", text: it })))), el("tbody", null, sorted.map(row))))
+    : el("p", { class: "quiet", text: "There are no runs here yet. `joma train tiny`, or joma.Monitor in a training of your own, makes one." }));
+}
+
+function connection(state) {
+  const node = byId("connection");
+  node.hidden = false;
+  node.className = `pill ${state === "live" ? "running" : "died"}`;
+  node.textContent = state;
+}
+
+let waiting = false;
+
+async function update() {
+  if (waiting) return;
+  waiting = true;
+  await new Promise((done) => setTimeout(done, 300));
+  waiting = false;
+  try {
+    const answer = await fetch(`${data.api}/runs`, { cache: "no-store" });
+    if (!answer.ok) throw new Error(String(answer.status));
+    const listed = await answer.json();
+    show(Array.isArray(listed) ? listed : listed.runs);
+    connection("live");
+  } catch {
+    connection("reconnecting");
+    setTimeout(update, 3000);
+  }
+}
+
+function follow() {
+  const source = new EventSource(`${data.api}/events`);
+  let lost = false;
+  source.addEventListener("open", () => {
+    connection("live");
+    if (lost) update();
+    lost = false;
+  });
+  source.addEventListener("change", update);
+  source.addEventListener("error", () => {
+    lost = true;
+    connection("reconnecting");
+    if (source.readyState === EventSource.CLOSED) setTimeout(follow, 3000);
+  });
+}
+
+show(data.runs);
+if (data.live) follow();
+document.documentElement.dataset.ready = "yes";
