@@ -86,8 +86,10 @@ def demo(
             f"{agreeing} of {len(records)} theory figures show what was published."
         )
         outcome.update(agrees=good, finding=finding)
+        report = _write_report(run.path, training)
     tour = {
         "run": str(run.path),
+        "report": report,
         "training": training,
         "verdicts": verdicts,
         "experiments": records,
@@ -110,6 +112,19 @@ def _theory_requests(seed: int) -> "dict[str, Request]":
         for name, experiment in EXPERIMENTS.items()
         if not experiment.scales
     }
+
+
+def _write_report(folder: Path, training: Record) -> str | None:
+    """Write the page of the training into the tour's folder; return its path."""
+    from joma.common.files import write_bytes
+    from joma.report.html import page, payload
+    from joma.runs import Run
+
+    if "left_out" in training:
+        return None
+    target = folder / "report.html"
+    write_bytes(target, page([payload(Run.open(training["run"]))]).encode())
+    return str(target)
 
 
 def train_badly(folder: Path, seed: int) -> Record:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _SHOWN_FINDINGS = 3
 """Findings of the training that are printed; the others are counted."""
 
+_COMMAND_WIDTH = 30
+
 _SHOWN_CHARACTERS = 210
 """Characters of a figure's finding that are printed."""
 
@@ -76,13 +78,19 @@ def _show_figures(records: list[Record]) -> None:
 
 
 def _show_next(tour: Record) -> None:
-    _heading(f"{tour['seconds']:.0f} s. Everything is in {tour['run']}")
-    for what, line in (
-        ("every claim, one by one", "joma verify"),
-        ("what trains networks, with controls", "joma reproduce --list"),
-        ("your own model", "joma probe MODEL"),
-    ):
-        typer.echo(printable(f"  {line:<24}{what}"))
+    _heading(f"{tour['seconds']:.0f} s. Everything is in {tour['run']}. What you may try next:")
+    lines = [
+        ("joma verify", "every claim, one by one"),
+        ("joma reproduce --list", "experiments that train networks, with controls"),
+        ("joma probe MODEL", "measure a model of your own"),
+    ]
+    if tour["report"]:
+        lines += [
+            (f"joma serve {tour['run']}", "the runs in the browser, live"),
+            (f"open {tour['report']}", "the training's report: findings and charts"),
+        ]
+    for command, what in lines:  # each whole, whatever the width, so that it can be copied
+        typer.echo(printable(f"  {command:<{_COMMAND_WIDTH}}  {what}"))
 
 
 def _heading(words: str) -> None:
