@@ -38,6 +38,7 @@ class _Status:
             self.doing = f"installing {count} packages, the longest part without a word"
             return
         name = re.split(r"[\s<>=!;\[]", what.rpartition("/")[2] or what)[0]
+        name = re.sub(r"(-\d[^-]*)-.*", r"\1", name)  # of a file, name and version
         size = re.search(r"\([\d.]+ [kMG]B\)", what)
         self.doing = f"{verb} {name}{f' {size[0]}' if size else ''}"
 

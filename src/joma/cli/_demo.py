@@ -28,7 +28,8 @@ TRAINING = "training"
 """Name of the folder of the monitored training."""
 
 _CHANGES = (
-    "optimizer.learning_rate=0.1",
+    "optimizer.learning_rate=0.05",
+    "optimizer.warmup=0",
     "training.steps=240",
     "monitor.every=10",
     "checkpoints.schedule=[]",

@@ -15,9 +15,6 @@ _SHOWN_FINDINGS = 3
 
 _COMMAND_WIDTH = 30
 
-_SHOWN_CHARACTERS = 210
-"""Characters of a figure's finding that are printed."""
-
 
 def show_tour(tour: Record) -> None:
     """Print what the training, the claims and the figures showed, and where everything is."""
@@ -73,8 +70,8 @@ def _show_figures(records: list[Record]) -> None:
     _heading("The theory's figures, from scratch, next to what was published")
     for record in records:
         agrees = record["verdict"] == "agrees"
-        finding = _shortened(record["finding"])
-        _paragraph(f"{record['name']} {record['verdict']}: {finding}", sign=mark(agrees))
+        words = f"{record['name']} {record['verdict']}: {record['title']}"
+        _paragraph(words if agrees else f"{words}. Here: {record['finding']}", sign=mark(agrees))
 
 
 def _show_next(tour: Record) -> None:
@@ -116,11 +113,3 @@ def _paragraph(words: str, *, sign: Any = "", style: str = "", indent: int = 2) 
     row.add_row(first, Text(printable(words)))
     put(row)
 
-
-def _shortened(finding: str) -> str:
-    """Return the first sentence of a finding, or as much of it as is printed."""
-    first = finding.split(". ")[0].rstrip(".") + "."
-    if len(first) <= _SHOWN_CHARACTERS:
-        return first
-    cut = first[:_SHOWN_CHARACTERS].rsplit(" ", 1)[0].rstrip(",;:")
-    return f"{cut} …"

@@ -22,9 +22,7 @@ _FEWEST_OF_A_RUN = 6_000
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")],
     out: Annotated[
         Path | None,
         option(
@@ -52,7 +50,8 @@ def report(
     fit: Annotated[
         bool,
         typer.Option(
-            "--fit", help="Fit Eqn 6 to attention entropies: seconds a layer, a minute a run at most."
+            "--fit",
+            help="Fit Eqn 6 to attention entropies, which takes seconds for each layer.",
         ),
     ] = False,
     json: Json = False,
@@ -98,14 +97,12 @@ def report(
         )
         return
     for it in payloads:
-        if it["reason"]:
+        if it["state"] == "damaged":
             _show.say(f"{it['path']} is shown as damaged: {it['reason']}", err=True)
     _show.say(f"{target} ({_size(len(data))}): open it in a browser.")
 
 
-def _payloads(
-    runs: list[Path], points: int, fit: bool, progress: "Report"
-) -> list[dict[str, Any]]:
+def _payloads(runs: list[Path], points: int, fit: bool, progress: "Report") -> list[dict[str, Any]]:
     """Return the payload of each run; one of several that is damaged is shown as damaged."""
     from joma.report.html import damaged_payload, payload
     from joma.runs import Run, is_run

@@ -74,12 +74,30 @@ def read_file(path: Path, *, largest: int | None = None) -> bytes:
         path: The file.
         largest: The most bytes it may have, if there is a limit.
     """
+    with _regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if largest is not None and size > largest:
+            raise JomaError(f"{path} must have at most {largest} bytes, but has {size}")
+        return file.read()
+
+
+def read_end(path: Path, count: int) -> bytes:
+    """Return the last bytes of a regular file; what is not one is refused as by `read_file`.
+
+    Args:
+        path: The file.
+        count: How many bytes; a shorter file gives all it has.
+    """
+    with _regular(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+        return file.read(count)
+
+
+@contextlib.contextmanager
+def _regular(path: Path) -> Iterator[BinaryIO]:
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise JomaError(f"{path} must be a regular file, but is none")
-        if largest is not None and status.st_size > largest:
-            raise JomaError(f"{path} must have at most {largest} bytes, but has {status.st_size}")
-        return file.read()
+        yield file

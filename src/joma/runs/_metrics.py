@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joma.common.checks import whole_number
-from joma.common.files import read_file, sync_folder, write_bytes
+from joma.common.files import read_end, read_file, sync_folder, write_bytes
 from joma.errors import JomaError
 from joma.runs import _tables
 from joma.runs._manifest import Manifest
@@ -52,10 +52,7 @@ class LogPart:
 
     def check_end(self) -> None:
         """Raise JomaError if the file does not end as a Parquet file does."""
-        with open(self.path, "rb") as file:
-            file.seek(-min(4, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            whole = file.read() == b"PAR1"
-        if not whole:
+        if read_end(self.path, 4) != b"PAR1":
             raise JomaError(f"{self.path} is damaged: it was cut short")
 
     def read(self) -> Any:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
@@ -147,13 +146,13 @@ class _Server:
     async def _payload(self, id: str) -> Answer:
         return await self.cache.get(("data", id), *self._data(id), or_before=True)
 
-    async def _page(self, key: tuple[str, ...], ids: Sequence[str]) -> Answer:
-        """Return the page of some runs."""
+    async def _page(self, key: tuple[str, ...], ids: Sequence[str], home: str) -> Answer:
+        """Return the page of some runs; `home` is the address of their list, relative to it."""
         answers = [await self._payload(id) for id in ids]
         version = "-".join(answer.version for answer in answers)
 
         def make() -> bytes:
-            return _views.run_page([answer.body() for answer in answers])
+            return _views.run_page([answer.body() for answer in answers], home)
 
         return await self.cache.get(key, lambda: version, make)
 
@@ -163,18 +162,13 @@ class _Server:
         answer = await self.cache.get(
             ("list page",), lambda: number, lambda: _views.list_page(self.table.runs())
         )
-        return await _answer(request, answer, _HTML, policy=_list_policy())
+        return await _answer(request, answer, _HTML, policy=_views.list_policy())
 
     async def show_run(self, request: Request) -> Response:
         """Answer `/runs/ID`: what a run measured."""
         run = self._find(request.path_params["id"])
-        if run.summary.state == "damaged":
-            page = _views.message_page(
-                f"{run.summary.name or run.path.name} is damaged", run.summary.reason, "../"
-            )
-            return Response(page, media_type="text/html")
-        answer = await self._page(("page", run.id), [run.id])
-        return await _answer(request, answer, _HTML, policy=_page_policy())
+        answer = await self._page(("page", run.id), [run.id], "../")
+        return await _answer(request, answer, _HTML, policy=_views.run_policy())
 
     async def show_comparison(self, request: Request) -> Response:
         """Answer `/compare?run=A&run=B`: several runs next to each other."""
@@ -185,13 +179,13 @@ class _Server:
             )
         for id in ids:
             self._find(id)
-        answer = await self._page(("comparison", *ids), ids)
-        return await _answer(request, answer, _HTML, policy=_page_policy())
+        answer = await self._page(("comparison", *ids), ids, "./")
+        return await _answer(request, answer, _HTML, policy=_views.run_policy())
 
     async def show_laboratory(self, request: Request) -> Response:
         """Answer `/laboratory`."""
         answer = await self.cache.get(("laboratory",), lambda: "1", _views.laboratory_page)
-        return await _answer(request, answer, _HTML, policy=_laboratory_policy())
+        return await _answer(request, answer, _HTML, policy=_views.laboratory_policy())
 
     async def send_list(self, request: Request) -> Response:
         """Answer `/api/runs`: the list of runs as JSON."""
@@ -270,29 +264,16 @@ def _takes_gzip(accepted: str) -> bool:
     return False
 
 
-@functools.cache
-def _list_policy() -> str:
-    return _views.policy(_views.list_page([]))
-
-
-@functools.cache
-def _page_policy() -> str:
-    return _views.policy(_views.run_page([]))
-
-
-@functools.cache
-def _laboratory_policy() -> str:
-    return _views.policy(_views.laboratory_page())
-
-
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Answer what cannot be answered with a sentence: a page for browsers, text for others."""
     assert isinstance(error, HTTPException)
     if "text/html" not in request.headers.get("accept", ""):
         return PlainTextResponse(f"{error.detail}\n", status_code=error.status_code)
     depth = max(request.url.path.count("/") - 1, 0)
-    page = _views.message_page("Not found", error.detail, "../" * depth or ".")
-    return Response(page, status_code=error.status_code, media_type="text/html")
+    title = "Gone" if error.status_code == 410 else "Not found"
+    page = _views.message_page(title, error.detail, "../" * depth or "./")
+    headers = {"content-security-policy": _views.policy(page)}
+    return Response(page, error.status_code, headers, media_type="text/html")
 
 
 async def _answer_defect(request: Request, error: Exception) -> Response:

@@ -7,15 +7,16 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from joma.common import json_files
 from joma.errors import JomaError
 from joma.runs import Run
-from joma.server._guard import POLICY
+from joma.server._guard import content_policy
 from joma.server._table import ServedRun
 
-_SCRIPT = re.compile(r"<script(?P<attributes>[^>]*)>(?P<body>.*?)</script>", re.DOTALL)
+_INLINE = re.compile(r"<(?P<kind>script|style)\b[^>]*>(?P<body>.*?)</(?P=kind)>", re.DOTALL)
 
 
 def payload(run: ServedRun) -> bytes:
@@ -31,28 +32,38 @@ def payload(run: ServedRun) -> bytes:
     return _json({**record, "id": run.id, "version": run.version})
 
 
-def run_page(payloads: Sequence[bytes]) -> bytes:
-    """Return the page of one run, or of several next to each other."""
+def run_page(payloads: Sequence[bytes], home: str) -> bytes:
+    """Return the page of one run, or of several next to each other.
+
+    Args:
+        payloads: What is shown of each.
+        home: The address of the list of runs, relative to the page.
+    """
     from joma.report.html import page
 
-    return page([json.loads(it) for it in payloads], live=True).encode()
+    runs = [json.loads(it) for it in payloads]
+    return page(runs, live=True, api=f"{home}api", home=home).encode("utf-8", "replace")
 
 
 def run_list(runs: Sequence[ServedRun]) -> bytes:
-    """Return the list of runs, as JSON."""
-    return _json({"runs": [listed(run) for run in runs]})
+    """Return the list of runs, as JSON: what the page shows, and what `joma runs list` prints."""
+    from joma.report.html import index_row
 
-
-def listed(run: ServedRun) -> dict[str, Any]:
-    """Return the record of a run in the list of runs."""
-    return {"id": run.id, "changed": run.version, **run.summary.as_json()}
+    listed = [{**run.summary.as_json(), **index_row(run.summary, run.id)} for run in runs]
+    return _json({"runs": listed})
 
 
 def list_page(runs: Sequence[ServedRun]) -> bytes:
     """Return the page with the list of runs."""
     from joma.report.html import index_page
 
-    return index_page([listed(run) for run in runs], live=True).encode()
+    ids = {run.path: run.id for run in runs}
+    page = index_page(
+        [run.summary for run in runs],
+        identify=lambda summary: ids[summary.path],
+        links=[("laboratory", "Laboratory")],
+    )
+    return page.encode("utf-8", "replace")
 
 
 @cache
@@ -60,7 +71,27 @@ def laboratory_page() -> bytes:
     """Return the page of the laboratory."""
     from joma.report.laboratory import page
 
-    return page(standalone=True, home=".").encode()
+    return page(home="./").encode()
+
+
+@cache
+def run_policy() -> str:
+    """Return the Content-Security-Policy of pages of runs."""
+    from joma.report.html import damaged_payload
+
+    return policy(run_page([_json(damaged_payload(Path("none"), ""))], "./"))
+
+
+@cache
+def list_policy() -> str:
+    """Return the Content-Security-Policy of the list of runs."""
+    return policy(list_page([]))
+
+
+@cache
+def laboratory_policy() -> str:
+    """Return the Content-Security-Policy of the laboratory."""
+    return policy(laboratory_page())
 
 
 def message_page(title: str, sentence: str, home: str) -> bytes:
@@ -77,16 +108,16 @@ def message_page(title: str, sentence: str, home: str) -> bytes:
 
 
 def policy(page: bytes) -> str:
-    """Return the Content-Security-Policy that lets the scripts of a page run, and no others.
+    """Return the Content-Security-Policy that allows the scripts and styles of a page, no others.
 
     Args:
         page: A page without data of runs, so that nothing that a run holds can become a script.
     """
-    hashes = set()
-    for script in _SCRIPT.finditer(page.decode()):
-        digest = hashlib.sha256(script["body"].encode()).digest()
-        hashes.add(f"'sha256-{base64.b64encode(digest).decode()}'")
-    return POLICY.format(scripts=" ".join(sorted(hashes)) or "'none'")
+    allowed: dict[str, set[str]] = {"script": set(), "style": set()}
+    for element in _INLINE.finditer(page.decode()):
+        digest = hashlib.sha256(element["body"].encode()).digest()
+        allowed[element["kind"]].add(f"'sha256-{base64.b64encode(digest).decode()}'")
+    return content_policy(**{kind: sorted(hashes) for kind, hashes in allowed.items()})
 
 
 def _json(value: Any) -> bytes:

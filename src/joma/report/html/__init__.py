@@ -6,14 +6,23 @@ folders into such pages; the script shows, and computes nothing that is not on t
 
 - `payload`: everything a page shows of a run, ready for JSON; `damaged_payload` of one that cannot
   be read.
-- `page`: the HTML of one run or several; `index_page`: that of a list of runs.
+- `page`: the HTML of one run or several; `index_page`: that of a list of runs, and
+  `index_row`: what it shows of one.
 - `read_reference`: recorded curves from a CSV file, to be drawn next to those of a run.
 - `is_report`: whether a file is such a page.
 """
 
-from joma.report.html._index import index_page
+from joma.report.html._index import index_page, index_row
 from joma.report.html._page import is_report, page
 from joma.report.html._payload import damaged_payload, payload
 from joma.report.html._reference import read_reference
 
-__all__ = ["damaged_payload", "index_page", "is_report", "page", "payload", "read_reference"]
+__all__ = [
+    "damaged_payload",
+    "index_page",
+    "index_row",
+    "is_report",
+    "page",
+    "payload",
+    "read_reference",
+]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joma.report.html._thin import kept_points
-from joma.report.html._words import EVEN, FACTS, SHAPES, chart_words, order_of
+from joma.report.html._words import EVEN, FACTS, SETTINGS, SHAPES, chart_words, order_of
 
 FEWEST_POINTS = 40
 """Points that every series keeps, however many series a run has."""
@@ -102,14 +102,12 @@ def charts(recorded: list[RecordedSeries], most_points: int, budget: int) -> lis
         most_points: The most points of a series.
         budget: About the most points of all series together.
     """
-    drawn = [it for it in recorded if it.metric not in (*FACTS, *SHAPES, EVEN)]
+    drawn = [it for it in recorded if it.metric not in (*SHAPES, EVEN) and not _is_fact(it)]
     most = _most_points([it.values.size for it in drawn], most_points, budget)
     by_chart: dict[str, list[RecordedSeries]] = {}
     for series in drawn:
         by_chart.setdefault(_JOINED.get(series.metric, series.metric), []).append(series)
-    even = sorted(
-        {float(it.values[-1]) for it in recorded if it.metric == EVEN and it.values.size}
-    )
+    even = sorted({float(it.values[-1]) for it in recorded if it.metric == EVEN and it.values.size})
     return [
         _chart(key, by_chart[key], most, even if key == "attention_entropy" else [])
         for key in sorted(by_chart, key=order_of)
@@ -121,13 +119,18 @@ def facts(recorded: list[RecordedSeries]) -> list[dict[str, Any]]:
     return [
         {**_key(it), "step": int(it.steps[-1]), "value": _number(it.values[-1])}
         for it in recorded
-        if it.metric in FACTS
+        if _is_fact(it)
     ]
 
 
-def _chart(
-    key: str, listed: list[RecordedSeries], most: int, even: list[float]
-) -> dict[str, Any]:
+def _is_fact(series: RecordedSeries) -> bool:
+    """Return whether a series is listed rather than drawn."""
+    if series.metric in SETTINGS:
+        return bool(np.all(series.values == series.values[:1]))
+    return series.metric in FACTS
+
+
+def _chart(key: str, listed: list[RecordedSeries], most: int, even: list[float]) -> dict[str, Any]:
     words = chart_words(key)
     listed = sorted(listed, key=_order)
     lines = [{"name": "even attention", "value": _number(value)} for value in even[:3]]

@@ -66,9 +66,7 @@ def _fit(curve: RecordedSeries) -> dict[str, Any]:
     steps, values = steps[finite].astype(np.float64), values[finite]
     seen = steps.size // 2
     chosen = np.unique(np.linspace(0, seen - 1, min(seen, _MOST_MEASUREMENTS)).astype(int))
-    fit = nonlinear.fit(
-        steps[chosen], entropy=values[chosen], components=(2, 4), multiplicity=True
-    )
+    fit = nonlinear.fit(steps[chosen], entropy=values[chosen], components=(2, 4), multiplicity=True)
     nodes = np.unique(np.linspace(steps[0], steps[-1], _NODES).astype(np.int64))
     curve_there = fit.predict(nodes.astype(np.float64))
     later = fit.predict(steps[seen:])

@@ -52,7 +52,7 @@ def index_row(summary: Any, identifier: str) -> dict[str, Any]:
     return {
         "id": identifier,
         "href": f"runs/{quote(identifier, safe='/')}",
-        "title": identifier,
+        "title": summary.path.name or identifier,
         "name": summary.name,
         "date": summary.date,
         "state": getattr(summary, "state", "unknown"),

@@ -32,7 +32,10 @@ def packed(payload: dict[str, Any]) -> dict[str, Any]:
         ]
 
     drawn = [
-        {**{k: v for k, v in chart.items() if k != "series"}, "packed": list(map(row, chart["series"]))}
+        {
+            **{k: v for k, v in chart.items() if k != "series"},
+            "packed": list(map(row, chart["series"])),
+        }
         for chart in payload["charts"]
     ]
     return {**payload, "charts": drawn, "words": list(words), "grids": list(map(list, grids))}

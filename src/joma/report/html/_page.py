@@ -139,7 +139,7 @@ def _lines(payloads: Sequence[dict[str, Any]]) -> list[str]:
     """Return the findings as lines, for browsers without JavaScript."""
     lines: list[str] = []
     for it in payloads:
-        lines += [f"{it['title']}: {it['reason']}"] if it["reason"] else []
+        lines += [f"{it['title']}: {it['reason']}"] if it["state"] == "damaged" else []
         lines += [
             f"{it['title']}: {found['severity']}, step {found['step']}: {found.get('sentence')} "
             f"{found.get('advice') or ''}"

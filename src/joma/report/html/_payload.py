@@ -13,9 +13,8 @@ from joma.errors import JomaError
 from joma.report.html._charts import Log, charts, facts, recorded_series, rounded
 from joma.report.html._fits import entropy_fits
 from joma.report.html._galore import gradient_ranks
-from joma.report.html._state import findings_of, state_of
 from joma.report.html._words import charts_of_finding
-from joma.runs import Run
+from joma.runs import Run, condition_of
 
 FORMAT = 1
 """Changes when a page of this version could not show a payload of another."""
@@ -50,11 +49,13 @@ def payload(
         JomaError: The run is damaged.
     """
     check_at_least(8, most_points=most_points)
+    condition = condition_of(run)
+    if condition.state == "damaged":
+        raise JomaError(condition.reason)
     log = run.metrics.read()
     recorded = list(recorded_series(log))
     within = max(BUDGET, most_points) if budget is None else budget
     drawn = charts(recorded, most_points, within)
-    stored = findings_of(run)
     keys = [chart["key"] for chart in drawn]
     return {
         "format": FORMAT,
@@ -62,12 +63,12 @@ def payload(
         "path": str(run.path),
         "title": run.path.name or str(run.path.resolve().name),
         "name": run.name,
-        "state": state_of(run),
-        "reason": None,
+        "state": condition.state,
+        "reason": condition.reason or None,
         "summary": _summary(log, run),
-        "findings": [_finding(it, keys) for it in stored["findings"]],
-        "not_judged": [_texts(it) for it in stored["not_judged"]],
-        "judged": stored["judged"],
+        "findings": [_finding(it, keys) for it in condition.findings.findings],
+        "not_judged": [_texts(it) for it in condition.findings.not_judged],
+        "judged": (run.path / "findings.json").is_file(),
         "config": flat(run.config),
         "environment": flat(run.environment),
         "charts": drawn,
@@ -123,9 +124,9 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _word(value: Any) -> str:
-    return {None: "none", True: "yes", False: "no"}.get(value, value) if (
-        value is None or isinstance(value, bool)
-    ) else str(value)
+    if value is None:
+        return "none"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _text(text: str) -> str:
@@ -149,6 +150,9 @@ def _summary(log: Log, run: Run) -> dict[str, Any]:
     if times.size:
         summary["seconds"] = round(float(times.max() - times.min()), 1)
         summary["last_time"] = round(float(times.max()), 1)
+    rates = log["value"][(log["name"] == "learning_rate") & (log["member"] == 0)]
+    if rates.size:
+        summary["learning_rate"] = rounded(rates[-1:])[0]
     for name in ("loss", "validation_loss"):
         chosen = (log["name"] == name) & (log["member"] == 0)
         if not chosen.any():
@@ -199,7 +203,9 @@ def _table(run: Run, name: str) -> dict[str, Any]:
     shown = list(columns)[:_MOST_COLUMNS]
     count = len(next(iter(columns.values()))) if columns else 0
     try:
-        rows = [[_cell(columns[it][number]) for it in shown] for number in range(min(count, _MOST_ROWS))]
+        rows = [
+            [_cell(columns[it][number]) for it in shown] for number in range(min(count, _MOST_ROWS))
+        ]
     except (TypeError, ValueError) as error:
         raise JomaError(f"table {name} of {run.path} cannot be shown: {error}") from error
     return {

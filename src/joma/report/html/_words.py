@@ -40,6 +40,9 @@ SECTIONS = ("Loss", "Attention", "Weights", "Gradients", "Other")
 FACTS = ("requires_grad", "optimized", "tied_layer", "vocabulary", "not_finite", "frozen")
 """Metrics that are recorded as facts, and are listed rather than drawn."""
 
+SETTINGS = ("learning_rate", "weight_decay")
+"""Metrics that are drawn only where they change; a constant is listed as a fact."""
+
 SHAPES = ("matrix_rows", "matrix_columns")
 """Metrics that hold the shape of a weight."""
 
@@ -90,7 +93,7 @@ def chart_words(metric: str) -> ChartWords:
             f"Share of the gradient's squared norm in its {energy[1]} largest directions; 1 "
             f"means that a rank of {energy[1]} holds all of it."
         )
-    unit = "nats" if metric == "loss" else "" if known is None else known.unit
+    unit = "" if known is None else known.unit
     return ChartWords(title, sentence, unit, _section(metric), metric in _LOGARITHMIC)
 
 

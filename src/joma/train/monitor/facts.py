@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from joma.errors import JomaError
 from joma.train.monitor.parts import MonitoredMatrix, Parts, Tensors, is_real, plain
@@ -30,7 +31,7 @@ class Facts:
         self._last: dict[tuple[str, str | None], float] = {}
 
     def rows(self, model: nn.Module, tensors: Tensors, parts: Parts) -> list[Row]:
-        """Return which weights are trained, tied layers and the vocabulary, where that changed.
+        """Return which weights are trained, their shapes, tied layers and the vocabulary, if changed.
 
         Args:
             model: The model, uncompiled.
@@ -53,6 +54,9 @@ class Facts:
                 continue
             where = matrix.module, matrix.layer
             rows.append(Row("requires_grad", float(parameter.requires_grad), *where))
+            if parameter.ndim == 2 and not is_lazy(parameter):
+                sides = zip(("matrix_rows", "matrix_columns"), parameter.shape, strict=True)
+                rows += [Row(name, float(size), *where) for name, size in sides]
             optimized = self._is_optimized(parameter)
             if optimized is not None:
                 rows.append(Row("optimized", float(optimized), *where))

@@ -72,8 +72,10 @@ export function firstBlowup(all) {
 }
 
 /** What the weights converge to as the winner diverges. */
-export function limits(delta, options) {
-  const all = tokens(delta, options);
+export const limits = (delta, options) => limitsOf(tokens(delta, options));
+
+/** The same of tokens, or of rows. */
+export function limitsOf(all) {
   const first = firstBlowup(all);
   return all.map((one) => {
     if (first === null || one.speed[0] === 0) return one.initial;
@@ -123,8 +125,7 @@ export function weightsMulti(delta, t, options) {
 }
 
 /** The stable ranks of V and of its velocity at time t. */
-export function stableRanks(problem, delta, t) {
-  const s = rowLengths(problem, t);
+export function stableRanks(problem, delta, t, s = rowLengths(problem, t)) {
   if (!s.every(Number.isFinite)) return { weights: NaN, velocity: NaN };
   const largest = Math.max(...s.map((x) => (x * x) / 2));
   const v = problem.directions.map((row, l) => row.map((x) => x * s[l]));

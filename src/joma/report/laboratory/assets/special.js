@@ -55,12 +55,14 @@ export function erfcinvOfLog(logarithm) {
   if (logarithm === -Infinity) return Infinity;
   const size = -logarithm;
   let x = Math.sqrt(Math.max(size - 0.5 * Math.log(Math.PI * Math.max(size, 0.4)), 0.05));
-  // ln erfc is concave: after its first step Newton's method approaches from one side.
+  // Halley's method, of third order: the step after a small one is below rounding.
   for (let n = 0; n < 12; n++) {
     const scaled = erfcx(x);
-    const step = (Math.log(scaled) - x * x - logarithm) * scaled / TWO_OVER_SQRT_PI;
+    const slope = TWO_OVER_SQRT_PI / scaled;
+    const miss = Math.log(scaled) - x * x - logarithm;
+    const step = miss / slope / (1 + (miss * (slope - 2 * x)) / (2 * slope));
     x = Math.max(x + step, 0.2);
-    if (Math.abs(step) < 3e-9 * x) break; // the next step would be below rounding
+    if (Math.abs(step) < 1e-6 * x) break;
   }
   return x;
 }

@@ -3,6 +3,19 @@
 const SEVERITIES = { critical: "--critical", warning: "--warning", note: "--note" };
 const straight = uPlot.paths.linear();
 
+/** Return about five round numbers between the ends of a logarithmic axis. */
+function logTicks(low, high) {
+  for (const digits of [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9]]) {
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+      for (const digit of digits) ticks.push(Number(`${digit}e${power}`));
+    }
+    const inside = ticks.filter((it) => it >= low && it <= high);
+    if (inside.length >= 3) return inside.filter((_, k) => k % Math.ceil(inside.length / 7) === 0);
+  }
+  return [low, Math.sqrt(low * high), high].map((it) => Number(it.toPrecision(3)));
+}
+
 class Lines {
   /** Draw what a card shows.
    * @param host the element to draw into
@@ -59,7 +72,7 @@ class Lines {
         },
         axes: [
           { ...axis, size: 26, gap: 3, values: (_, ticks) => ticks.map((it) => (Number.isInteger(it) ? count(it) : "")) },
-          { ...axis, size: 54, gap: 4, values: (_, ticks) => ticks.map((it) => (it === null ? "" : short(it))) },
+          { ...axis, size: 54, gap: 4, ...(logarithmic ? { splits: (plot) => logTicks(plot.scales.y.min, plot.scales.y.max), filter: (_, ticks) => ticks } : {}), values: (_, ticks) => ticks.map((it) => (it === null ? "" : short(it))) },
         ],
         series: [{}, ...series],
         hooks: { drawAxes: [(plot) => this.drawBelow(plot)], draw: [(plot) => this.drawAbove(plot)] },
@@ -152,7 +165,9 @@ class Lines {
       pen.moveTo(left, y(value));
       pen.lineTo(left + width, y(value));
       pen.stroke();
-      pen.fillText(name, left + 6 * devicePixelRatio, y(value) - 4 * devicePixelRatio);
+      pen.textAlign = "right";
+      const room = y(value) - top > 16 * devicePixelRatio ? -4 : 12;
+      pen.fillText(`${name} ${short(value)}`, left + width - 4 * devicePixelRatio, y(value) + room * devicePixelRatio);
     }
     pen.restore();
   }

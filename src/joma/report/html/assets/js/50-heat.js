@@ -155,10 +155,10 @@ class Heat {
   }
 }
 
-/** Return text that fits a width, its beginning cut. */
+/** Return text that fits a width, its end cut. */
 function clip(pen, text, width) {
   if (pen.measureText(text).width <= width) return text;
   let end = text;
-  while (end.length > 1 && pen.measureText(`…${end}`).width > width) end = end.slice(1);
-  return `…${end}`;
+  while (end.length > 1 && pen.measureText(`${end}…`).width > width) end = end.slice(0, -1);
+  return `${end}…`;
 }

@@ -149,7 +149,8 @@ class Card {
 
   rowName(series) {
     const place = series.head === null ? `${series.layer}` : `${series.layer}.${series.head}`;
-    return several() ? `${store.runs[series.run].title} ${place}` : series.head === null ? `layer ${place}` : place;
+    if (several() && view.layer !== null && series.head === null) return store.runs[series.run].title;
+    return several() ? `${place} ${store.runs[series.run].title}` : series.head === null ? `layer ${place}` : place;
   }
 
   levels() {
@@ -207,7 +208,8 @@ class Card {
     const items = found.size < 2 && ![...found.values()].some((it) => it.hidden) ? [...found.values()].slice(0, 1) : [...found.values()];
     this.legend.replaceChildren(...items.map((line) => {
       const value = el("span", { class: "at" });
-      if (this.shown.filter((it) => it.entity === line.entity).length === 1) this.values.push({ line, value });
+      const own = this.shown.filter((it) => it.entity === line.entity && it.series.metric === line.series.metric);
+      if (own.length === 1) this.values.push({ line, value });
       const swatch = el("span", { class: "swatch" });
       swatch.style.background = line.style.dash
         ? `repeating-linear-gradient(90deg, ${line.style.colour} 0 5px, transparent 5px 8px)` : line.style.colour;

@@ -22,11 +22,12 @@ function summaryStrip(run) {
   const { summary } = run, worst = worstOf(run);
   const loss = summary.loss, low = loss && loss.lowest !== undefined ? `lowest ${short(loss.lowest)} at step ${count(loss.lowest_step)}` : "";
   return el("dl", { class: "strip" },
-    tile("state", pill(run.state)),
+    tile("state", pill(run.state), run.reason && run.state !== "diverged" ? el("small", { text: run.reason }) : null),
     tile("worst finding", worst ? badge(worst) : el("span", { text: run.judged ? "none" : "not judged" })),
     tile("steps", count(summary.last_step)),
     tile("last loss", lossWord(loss), low ? el("small", { text: low }) : null),
     summary.validation_loss ? tile("validation loss", lossWord(summary.validation_loss)) : null,
+    summary.learning_rate === undefined ? null : tile("learning rate", short(summary.learning_rate)),
     tile("wall time", duration(summary.seconds)),
     tile("device", summary.device || "–"),
     tile("began (UTC)", (summary.date || "–").slice(0, 16).replace("T", " ")));
@@ -38,17 +39,17 @@ function worstOf(run) {
 
 /** The table at the top of a page of several runs. */
 function runsTable() {
-  const heads = ["run", "state", "worst finding", "steps", "last loss", "lowest loss", "validation loss", "wall time", "device"];
+  const heads = ["run", "state", "worst finding", "steps", "last loss", "lowest loss", "validation loss", "learning rate", "wall time", "device"];
   const rows = store.runs.map((run, index) => {
     const { loss, validation_loss: validation } = run.summary, worst = worstOf(run);
     const swatch = el("span", { class: "swatch" });
     swatch.style.background = lineStyle(index, store.runs.length, false).colour;
-    const about = run.reason ? el("small", { class: "reason", text: run.reason }) : null;
+    const about = run.reason && run.state !== "diverged" ? el("small", { class: "reason", text: run.reason }) : null;
     return el("tr", null,
       el("th", { scope: "row" }, swatch, run.title, about),
       el("td", null, pill(run.state)),
       el("td", null, worst ? badge(worst) : run.judged ? "none" : "–"),
-      ...[count(run.summary.last_step), lossWord(loss), short(loss ? loss.lowest : null), lossWord(validation), duration(run.summary.seconds)].map((text) => el("td", { class: "number", text })),
+      ...[count(run.summary.last_step), lossWord(loss), short(loss ? loss.lowest : null), lossWord(validation), short(run.summary.learning_rate), duration(run.summary.seconds)].map((text) => el("td", { class: "number", text })),
       el("td", { text: run.summary.device || "–" }));
   });
   return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Runs" },
