@@ -6,8 +6,8 @@ folders into such pages; the script shows, and computes nothing that is not on t
 
 - `payload`: everything a page shows of a run, ready for JSON; `damaged_payload` of one that cannot
   be read.
-- `page`: the HTML of one run or several; `index_page`: that of a list of runs, and
-  `index_row`: what it shows of one.
+- `page`: the HTML of one run or several; `index_page`: that of a list of runs, `index_row` what it
+  shows of one.
 - `read_reference`: recorded curves from a CSV file, to be drawn next to those of a run.
 - `is_report`: whether a file is such a page.
 """

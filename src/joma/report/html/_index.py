@@ -35,7 +35,6 @@ def index_page(
         live=live,
         title=title,
         links=[list(link) for link in links],
-        rows=[],
         data=json_in_html({"live": live, "api": api, "runs": rows}),
     )
 

@@ -48,9 +48,7 @@ def read_reference(
         )
     for name in where or {}:
         if name not in names:
-            raise JomaError(
-                f"{path} has no column {name!r} to choose by; it has {', '.join(names)}"
-            )
+            raise JomaError(f"{path} has no column {name!r}; it has {', '.join(names)}")
     labels = [name for name in names if name not in ("step", "layer", "metric", *measured)]
     curves: dict[tuple[str, ...], dict[str, Any]] = {}
     for number, row in enumerate(rows, 2):

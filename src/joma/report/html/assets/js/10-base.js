@@ -93,16 +93,24 @@ function isDark() {
 
 /** Return colour and dash of one of several lines; many ordered ones get a sequence of colours. */
 function lineStyle(index, number, ordered) {
-  const colours = isDark() ? DARK : LIGHT;
-  if (ordered && number > colours.length) {
+  const palette = isDark() ? DARK : LIGHT;
+  if (ordered && number > palette.length) {
     const share = index / (number - 1);
     return { colour: cividis(isDark() ? 0.3 + 0.7 * share : 0.75 * share), dash: null };
   }
-  const dash = DASHES[Math.floor(index / colours.length) % DASHES.length];
-  return { colour: colours[index % colours.length], dash };
+  const dash = DASHES[Math.floor(index / palette.length) % DASHES.length];
+  return { colour: palette[index % palette.length], dash };
 }
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colours = new Map();
+
+/** Return a colour of the style sheet; kept, since asking the browser takes long. */
+function css(name) {
+  if (!colours.has(name)) {
+    colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  }
+  return colours.get(name);
+}
 
 /** Save text as a file of the reader's. */
 function download(name, text) {

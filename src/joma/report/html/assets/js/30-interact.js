@@ -22,7 +22,7 @@ function hideTip() {
 
 /** Let pointer and keyboard act on a plot.
  *
- * A plot has `area()`, the rectangle of its axes on the screen; `inspect(step, y)`, which returns
+ * A plot has `ready()`, whether it was drawn; `area()`, the rectangle of its axes on the screen; `inspect(step, y)`, which returns
  * what is there as lines of text with a colour; `steps()`, the steps at which the arrow keys stop;
  * and, for heat maps, `move(rows)`, which chooses another row. */
 function interact(host, plot) {
@@ -36,6 +36,7 @@ function interact(host, plot) {
     return low + (Math.min(Math.max(x - left, 0), width) / width) * (high - low);
   };
   const inspect = (event) => {
+    if (!plot.ready()) return;
     const step = stepAt(event.clientX);
     setCursor(step);
     const found = plot.inspect(step, event.clientY);
@@ -44,7 +45,7 @@ function interact(host, plot) {
   };
 
   host.addEventListener("pointerdown", (event) => {
-    if (event.pointerType === "mouse" && event.button === 0) {
+    if (event.pointerType === "mouse" && event.button === 0 && plot.ready()) {
       from = event.clientX;
       host.setPointerCapture(event.pointerId);
     } else inspect(event);
@@ -75,7 +76,7 @@ function interact(host, plot) {
   });
   host.addEventListener("dblclick", () => setRange());
   host.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && !event.metaKey) return;
+    if ((!event.ctrlKey && !event.metaKey) || !plot.ready()) return;
     event.preventDefault();
     zoomBy(Math.exp(event.deltaY / 200), stepAt(event.clientX));
   }, { passive: false });
@@ -84,7 +85,7 @@ function interact(host, plot) {
     hideTip();
   });
   host.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target !== host) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target !== host || !plot.ready()) return;
     if (!act(event.key, event.shiftKey)) return;
     event.preventDefault();
     const { left, width, top, height } = plot.area(), [low, high] = shownRange();

@@ -29,6 +29,10 @@ class Lines {
     new ResizeObserver(() => this.resize()).observe(host);
   }
 
+  ready() {
+    return this.plot !== null;
+  }
+
   area() {
     return this.plot.over.getBoundingClientRect();
   }
@@ -55,6 +59,8 @@ class Lines {
         const [low, high] = shownRange();
         const first = Math.max(lowerBound(it.steps, low) - 1, 0);
         const last = Math.min(lowerBound(it.steps, high) + 1, it.steps.length - 1);
+        // Wide strokes of very many points are what a browser draws slowest.
+        plot.series[index].width = last - first > 4000 ? 1 : width || 1.6;
         return last > first ? straight(plot, index, first, last) : null;
       },
     }));

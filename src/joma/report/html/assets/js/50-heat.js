@@ -32,6 +32,10 @@ class Heat {
     this.draw();
   }
 
+  ready() {
+    return this.rows !== undefined;
+  }
+
   rowHeight() {
     const number = Math.max(this.rows.length, 1);
     return Math.max(4, Math.min(20, Math.floor(280 / number)));

@@ -192,7 +192,12 @@ class Card {
       const options = [["all", "all members"], ...members.map((it) => [String(it), `member ${it}`])];
       controls.push(this.select("Member", options, this.member === null ? "all" : String(this.member), (it) => { this.member = it === "all" ? null : Number(it); }));
     }
-    this.controls.replaceChildren(...controls);
+    // A list that is open on the screen stays, unless there is something else to choose.
+    const before = [...this.controls.querySelectorAll("option")].map((it) => it.value).join("\n");
+    const now = controls.flatMap((it) => [...it.querySelectorAll("option")]).map((it) => it.value).join("\n");
+    if (before !== now) return this.controls.replaceChildren(...controls);
+    const lists = this.controls.querySelectorAll("select");
+    controls.forEach((it, k) => { lists[k].value = it.querySelector("select").value; });
   }
 
   select(label, options, value, choose) {

@@ -30,7 +30,7 @@ function summaryStrip(run) {
     summary.learning_rate === undefined ? null : tile("learning rate", short(summary.learning_rate)),
     tile("wall time", duration(summary.seconds)),
     tile("device", summary.device || "–"),
-    tile("began (UTC)", (summary.date || "–").slice(0, 16).replace("T", " ")));
+    tile("began", (summary.date || "–").slice(0, 10), el("small", { text: `${(summary.date || "").slice(11, 16)} UTC` })));
 }
 
 function worstOf(run) {

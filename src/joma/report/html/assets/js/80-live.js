@@ -46,6 +46,11 @@ async function fetchWaiting() {
     live.waiting.delete(id);
     try {
       const answer = await fetch(`${store.api}/runs/${id.split("/").map(encodeURIComponent).join("/")}`, { cache: "no-store" });
+      if (answer.status === 404 || answer.status === 410) {
+        showConnection("ended");
+        announce("This run was removed.");
+        continue;
+      }
       if (!answer.ok) throw new Error(String(answer.status));
       const run = unpack(await answer.json());
       const index = store.runs.findIndex((it) => it.id === id);
@@ -55,6 +60,7 @@ async function fetchWaiting() {
         refresh();
       }
       showConnection(allOver() ? "ended" : "live");
+      await new Promise((done) => setTimeout(done, 400));
     } catch {
       showConnection("reconnecting");
       live.waiting.add(id);

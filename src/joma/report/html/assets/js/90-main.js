@@ -88,6 +88,7 @@ function firstLayer() {
 function setTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
+  colours.clear();
   byId("theme").setAttribute("aria-pressed", String(isDark()));
   changed("lines");
   if (several()) byId("summary").replaceChildren(runsTable());

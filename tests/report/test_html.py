@@ -1,0 +1,253 @@
+"""Payloads and pages: what they hold, how long series are thinned, that nothing gets out."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from joma.errors import JomaError
+from joma.report.html import damaged_payload, index_page, is_report, page, payload
+from joma.report.html._thin import kept_points
+from joma.runs import Run, list_runs
+from tests.report._runs import HOSTILE, finding, made_run
+
+
+class TestThinning:
+    @given(
+        arrays(np.float64, st.integers(1, 400), elements=st.floats(width=32)),
+        st.integers(8, 90),
+    )
+    def test_extremes_and_ends_stay(self, values, most):
+        kept = kept_points(values, most)
+        assert kept.size <= max(most, 1)
+        assert np.all(np.diff(kept) > 0)
+        assert {0, values.size - 1} <= set(kept.tolist())
+        finite = values[np.isfinite(values)]
+        if finite.size:
+            shown = values[kept][np.isfinite(values[kept])]
+            assert (shown.min(), shown.max()) == (finite.min(), finite.max())
+        if not np.isfinite(values).all():
+            assert not np.isfinite(values[kept]).all()
+
+    def test_a_peak_of_one_step_is_kept(self):
+        values = np.zeros(20_000)
+        values[12_345] = 9.0
+        assert 12_345 in kept_points(values, 100)
+
+    def test_short_series_are_whole(self):
+        assert kept_points(np.arange(8.0), 8).tolist() == list(range(8))
+
+
+class TestPayload:
+    def test_charts_by_section_with_whole_keys(self, tmp_path):
+        record = payload(made_run(tmp_path / "run", findings=[finding()]))
+        keys = [chart["key"] for chart in record["charts"]]
+        assert keys == ["loss", "attention_entropy", "stable_rank", "gradient_energy_8"]
+        assert {it["metric"] for it in record["charts"][0]["series"]} == {"loss", "validation_loss"}
+        one = record["charts"][1]["series"][1]
+        assert (one["layer"], one["head"], one["member"], one["kind"]) == (0, 0, 0, "self")
+        assert one["module"] == "encoder.layers.0.self_attn"
+        assert one["role"] == "encoder.layers.*.self_attn"
+        assert record["charts"][2]["series"][0]["bound"] == [0.01] * 12
+        assert record["state"] == "ended"
+        assert record["findings"][0]["chart"] == "attention_entropy"
+        assert record["summary"]["last_step"] == 60
+        assert [fact["metric"] for fact in record["facts"]] == ["vocabulary"]
+
+    def test_long_series_say_that_they_are_thinned(self, tmp_path):
+        run = made_run(tmp_path / "run", steps=5000)
+        loss = payload(run, most_points=200)["charts"][0]["series"][0]
+        assert loss["thinned"]
+        assert loss["total"] == 5000
+        assert len(loss["steps"]) == len(loss["values"]) <= 200
+
+    def test_budget_of_all_series(self, tmp_path):
+        run = made_run(tmp_path / "run", steps=3000, layers=4)
+        record = payload(run, budget=2000)
+        points = sum(len(it["values"]) for chart in record["charts"] for it in chart["series"])
+        assert points <= 2000
+
+    def test_what_is_not_finite_survives_json(self, tmp_path):
+        run = Run.create("monitor", {}, out=tmp_path / "run")
+        for step, value in enumerate([1.0, np.nan, np.inf, -np.inf, 2.0]):
+            run.metrics.append(step, "loss", value)
+        run.metrics.flush()
+        record = json.loads(json.dumps(payload(run), allow_nan=False))
+        loss = record["charts"][0]["series"][0]
+        assert loss["values"] == [1.0, None, None, None, 2.0]
+        assert loss["marks"] == {"nan": [1], "inf": [2], "-inf": [3]}
+        assert record["summary"]["loss"]["lowest"] == 1.0
+
+    def test_a_run_without_numbers(self, tmp_path):
+        run = Run.create("fig2", {"seed": 1}, out=tmp_path / "run")
+        run.write_table("curve", {"x": [1.0, np.nan], "word": ["a", "b"]})
+        record = payload(run)
+        assert record["charts"] == []
+        assert record["tables"][0]["rows"] == [[1.0, "a"], ["NaN", "b"]]
+        assert "curve" in page([record])
+
+    def test_members_and_unknown_metrics(self, tmp_path):
+        run = Run.create("any", {}, out=tmp_path / "run")
+        run.metrics.append_many([1, 2], "my_number", [[1.0, 2.0], [3.0, 4.0]])
+        run.metrics.flush()
+        (chart,) = payload(run)["charts"]
+        assert chart["title"] == "My number"
+        assert [it["member"] for it in chart["series"]] == [0, 1]
+
+    def test_findings_of_any_form(self, tmp_path):
+        odd = [{"kind": 3, "step": "x", "layer": True, "evidence": [1], "severity": "bad"}, {}]
+        run = made_run(tmp_path / "run", findings=odd)
+        for found in payload(run)["findings"]:
+            assert found["severity"] == "note"
+            assert found["step"] is None
+            assert found["chart"] == "loss"
+
+    def test_memory_of_galore(self, tmp_path):
+        galore = payload(made_run(tmp_path / "run", layers=1))["galore"]
+        # Two weights of 64 × 256: 2mn numbers each; rank 8 keeps r(2·256 + 64).
+        assert galore["adamw_bytes"] == 2 * 4 * 2 * 64 * 256
+        assert galore["ranks"][0]["galore_bytes"] == 2 * 4 * 8 * (2 * 256 + 64)
+
+    def test_eqn6_is_refused_for_few_measurements(self, tmp_path):
+        fits = payload(made_run(tmp_path / "run"), fit=True)["fits"]
+        assert fits["fits"] == []
+        assert len(fits["refused"]) == 3
+        assert "at least 20 measurements" in fits["refused"][0]["reason"]
+
+    @pytest.mark.slow
+    def test_eqn6_of_a_curve_that_obeys_it(self, tmp_path):
+        from joma.theory import nonlinear
+
+        steps = np.arange(10, 2010, 20)
+        v = nonlinear.weights([3.0, 1.0, -2.0], steps / 400)
+        p = np.exp(v**2) / np.exp(v**2).sum(axis=1, keepdims=True)
+        entropy = -(p * np.log(p)).sum(axis=1) + 1e-3 * np.random.default_rng(0).normal(size=100)
+        run = Run.create("monitor", {}, out=tmp_path / "run")
+        about = {"module": "layers.0.attention", "kind": "self", "layer": 0}
+        run.metrics.append_many(steps, "attention_entropy", entropy[:, None], **about)
+        run.metrics.flush()
+        fits = payload(run, fit=True)["fits"]
+        for it in fits["fits"]:
+            assert it["inside"] > 0.5
+            assert all(a <= b for a, b in zip(it["low"], it["high"], strict=True))
+        assert len(fits["fits"]) + len(fits["refused"]) == 1
+
+    def test_a_damaged_run_is_refused_in_a_sentence(self, tmp_path):
+        run = made_run(tmp_path / "run")
+        part = next((run.path / "metrics").iterdir())
+        part.write_bytes(part.read_bytes()[:200])
+        with pytest.raises(JomaError, match="damaged"):
+            payload(Run.open(run.path))
+
+
+class _Elements(HTMLParser):
+    """Collects the elements of a page, with the text of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, list[str]] = {"script": [], "style": []}
+        self._inside: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag if tag in self.text else None
+
+    def handle_endtag(self, tag):
+        self._inside = None
+
+    def handle_data(self, data):
+        if self._inside:
+            self.text[self._inside].append(data)
+
+
+class TestPage:
+    def test_is_complete_in_itself(self, tmp_path):
+        html = page([payload(made_run(tmp_path / "run"))])
+        elements = _Elements(html)
+        for tag, attributes in elements.found:
+            assert "src" not in attributes, tag
+            assert tag not in ("iframe", "object", "embed", "base", "form")
+            if tag == "link":
+                assert attributes["href"] == "data:,"
+        assert "@import" not in html
+        policy = _policy(elements)
+        assert "default-src 'none'" in policy
+        assert "connect-src 'none'" in policy
+        assert "unsafe" not in policy
+        for kind in ("script", "style"):
+            digest = hashlib.sha256(elements.text[kind][-1].encode()).digest()
+            assert f"{kind}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+
+    def test_a_live_page_may_ask_its_own_server_alone(self, tmp_path):
+        html = page([payload(made_run(tmp_path / "run"))], live=True, api="../api", home="../")
+        assert "connect-src 'self'" in _policy(_Elements(html))
+
+    def test_hostile_names_do_nothing(self, tmp_path):
+        run = made_run(
+            tmp_path / "run",
+            module=HOSTILE,
+            findings=[finding(sentence=HOSTILE, kind=HOSTILE, module=HOSTILE, advice=HOSTILE)],
+            config={HOSTILE: {"inner": HOSTILE}, "list": [HOSTILE]},
+        )
+        run.metrics.append(1, HOSTILE, 1.0)
+        run.metrics.flush()
+        broken = damaged_payload(Path(HOSTILE.replace("/", "")), HOSTILE)
+        html = page([payload(run), broken], title=HOSTILE, home=f'"{HOSTILE}')
+        elements = _Elements(html)
+        assert [tag for tag, _ in elements.found].count("script") == 2
+        assert "img" not in [tag for tag, _ in elements.found]
+        assert not any(name.startswith("on") for _, attrs in elements.found for name in attrs)
+        data = json.loads(elements.text["script"][0])
+        assert data["runs"][0]["findings"][0]["sentence"] == HOSTILE
+
+    def test_half_characters_can_be_written(self, tmp_path):
+        record = payload(made_run(tmp_path / "run"))
+        record["title"] = record["findings"] = "\ud800"
+        record["findings"] = [finding(sentence="\ud800", chart="loss")]
+        page([record]).encode()
+
+    def test_shared_steps_are_written_once(self, tmp_path):
+        html = page([payload(made_run(tmp_path / "run"))])
+        data = json.loads(_Elements(html).text["script"][0])
+        assert len(data["runs"][0]["grids"]) == 3
+
+    def test_index(self, tmp_path):
+        made_run(tmp_path / "runs" / "one", findings=[finding()])
+        (tmp_path / "runs" / "bad").mkdir()
+        (tmp_path / "runs" / "bad" / "environment.json").write_text("{}")
+        (tmp_path / "runs" / "bad" / "config.json").write_text(f'"{HOSTILE[:9]}"')
+        elements = _Elements(index_page(list_runs(tmp_path / "runs")))
+        data = json.loads(elements.text["script"][0])
+        states = {it["id"]: it["state"] for it in data["runs"]}
+        assert states == {"one": "ended", "bad": "damaged"}
+        assert data["runs"][-1]["worst"]["severity"] in ("warning", "note")
+
+    def test_is_report(self, tmp_path):
+        report, other = tmp_path / "a.html", tmp_path / "b.html"
+        report.write_text(page([payload(made_run(tmp_path / "run"))]))
+        other.write_text("<!doctype html><title>mine</title>")
+        assert is_report(report)
+        assert not is_report(other)
+
+
+def _policy(elements: _Elements) -> str:
+    found = [it for tag, it in elements.found if tag == "meta" and "http-equiv" in it]
+    assert len(found) == 1
+    return str(found[0]["content"])
+
+
+def test_scripts_have_no_way_to_turn_text_into_markup():
+    assets = Path(payload.__code__.co_filename).with_name("assets")
+    for file in [*(assets / "js").glob("*.js"), assets / "index.js"]:
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
