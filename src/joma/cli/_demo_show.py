@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _SHOWN_FINDINGS = 3
 """Findings of the training that are printed; the others are counted."""
 
-_COMMAND_WIDTH = 30
+_COMMAND_WIDTH = 22
 
 
 def show_tour(tour: Record) -> None:
@@ -76,18 +76,15 @@ def _show_figures(records: list[Record]) -> None:
 
 def _show_next(tour: Record) -> None:
     _heading(f"{tour['seconds']:.0f} s. Everything is in {tour['run']}. What you may try next:")
-    lines = [
+    for command, what in (
         ("joma verify", "every claim, one by one"),
         ("joma reproduce --list", "experiments that train networks, with controls"),
         ("joma probe MODEL", "measure a model of your own"),
-    ]
-    if tour["report"]:
-        lines += [
-            (f"joma serve {tour['run']}", "the runs in the browser, live"),
-            (f"open {tour['report']}", "the training's report: findings and charts"),
-        ]
-    for command, what in lines:  # each whole, whatever the width, so that it can be copied
-        typer.echo(printable(f"  {command:<{_COMMAND_WIDTH}}  {what}"))
+    ):
+        typer.echo(f"  {command:<{_COMMAND_WIDTH}}  {what}")
+    if tour["report"]:  # whole, whatever the width, so that it can be copied
+        typer.echo(printable(f"Report of the training: {tour['report']}"))
+        typer.echo(printable(f"The runs in the browser: joma serve {tour['run']}"))
 
 
 def _heading(words: str) -> None:
