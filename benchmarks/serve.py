@@ -127,7 +127,7 @@ async def measure_delay(port: int, id: str, flushed: dict[int, float], delays: l
     """Ask for a run whenever it is said to have changed; note how old its last rows are."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-    seen = -1
+    seen = max(flushed, default=-1)
     try:
         while line := await reader.readline():
             if not line.startswith(b"data: ") or json.loads(line[6:])["run"] != id:
@@ -215,11 +215,12 @@ async def measure(port: int, pid: int, writer: Any, options: argparse.Namespace)
         asyncio.create_task(it)
         for it in (
             read_flushes(writer, flushed),
-            measure_delay(port, live, flushed, delays),
             sample(pid, seen),
             *(hold_stream(port, heard) for _ in range(options.streams)),
         )
     ]
+    await asyncio.sleep(2)  # what was flushed before anybody listened does not count
+    background.append(asyncio.create_task(measure_delay(port, live, flushed, delays)))
     load = with_wrk if shutil.which("wrk") and not options.no_wrk else without_wrk
     result = await load(port, paths, options)
     for task in background:
@@ -247,8 +248,9 @@ def show(
     warm = [value for second, value in seen if second >= options.warm_up][:5]
     last = [value for _, value in seen][-5:]
     before, after = float(np.median(warm)), float(np.median(last))
+    grown, most = (after / before - 1) * 100, max(it for _, it in seen)
     print(f"memory {before:.1f} MiB after {options.warm_up:.0f} s, {after:.1f} MiB at the end, "
-          f"{(after / before - 1) * 100:+.2f}%, most {max(it for _, it in seen):.1f} MiB")  # fmt: skip
+          f"{grown:+.2f}%, most {most:.1f} MiB")  # fmt: skip
     if delays:
         p50, p99 = np.percentile(delays, [50, 99])
         print(f"rows readable after their flush: p50 {p50:.2f} s, p99 {p99:.2f} s, "

@@ -111,7 +111,7 @@ def test_the_lock_of_a_run_is_not_taken_from_it(make_run: MakeRun, serve: Serve,
     run = make_run("live", done=False)
     run.write_json("outcome", {"status": "running"})
     serve()
-    for _ in range(100):
+    for _ in range(30):
         with run.locked():
             run.write_json("note", {"time": time.time()})
 
@@ -121,7 +121,7 @@ def test_a_run_can_be_read_while_its_log_is_merged(make_run: MakeRun, serve: Ser
     client = serve()
     id = client.id_of("live")
     with run.locked():
-        for step in range(20, 60):
+        for step in range(20, 41):
             run.metrics.append(step, "loss", 0.5)
             run.metrics.flush()
             if step % 10 == 0:

@@ -242,7 +242,7 @@ def test_hostile_names_are_escaped(make_run: MakeRun, serve: Serve, tmp_path):
     assert len(runs) == len(HOSTILE)
     ids = [run["id"] for run in runs]
     query = "&".join(f"run={id}" for id in ids)
-    for path in ("/", *(f"/runs/{id}" for id in ids[:3]), f"/compare?{query}"):
+    for path in ("/", *(f"/runs/{id}" for id in ids[:2]), f"/compare?{query}"):
         answer = client.get(path)
         assert answer.status == 200, answer.text
         assert "set-cookie" not in answer.headers

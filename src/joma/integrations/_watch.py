@@ -61,12 +61,13 @@ class Watch:
             step: Optimizer steps made before. After some, the run in the folder is resumed.
             folder: The run or its folder, unless the options say another.
         """
-        self.end()
+        if self._monitor is not None:
+            self._leave(self._monitor)
         options = {**self._options, "step": step}
         if options.get("run") is None:
             options["run"] = folder
         self._monitor = monitor = Monitor(model, optimizer, **options)
-        atexit.register(monitor.close)  # trainers do not report when they are interrupted
+        atexit.register(monitor.abandon)  # trainers do not report when they are interrupted
         self.running = True
         return monitor.__enter__()
 
@@ -85,9 +86,14 @@ class Watch:
     def end(self) -> None:
         """Close the monitor, if there is one that is open."""
         if self._monitor is not None:
-            atexit.unregister(self._monitor.close)
+            atexit.unregister(self._monitor.abandon)
             self._monitor.close()
         self.running = False
+
+    @staticmethod
+    def _leave(monitor: Monitor) -> None:
+        atexit.unregister(monitor.abandon)
+        monitor.abandon()
 
     def end_and_print(self) -> None:
         """Close the monitor and print what was found; nothing in processes that do not write."""

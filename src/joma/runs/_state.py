@@ -96,6 +96,8 @@ def _state(run: Run, outcome: dict[str, Any]) -> tuple[RunState, str]:
     if status == "failed":
         error = outcome.get("error")
         return "died", f"It failed with {error}." if error else "It failed."
+    if status == "unclosed":
+        return "unknown", "Its process left without closing the monitor."
     if status != "running":
         return "unknown", "It did not record how it ended."
     if held is None:

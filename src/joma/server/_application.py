@@ -88,7 +88,10 @@ class _Server:
         """Watch the folders while the application runs."""
         self._loop = asyncio.get_running_loop()
         watcher = Watcher(self.table, self._hear)
-        await asyncio.to_thread(watcher.start, _FIRST_SEARCH_SECONDS)
+        await asyncio.gather(
+            asyncio.to_thread(watcher.start, _FIRST_SEARCH_SECONDS),
+            asyncio.to_thread(_views.prepare),
+        )
         try:
             yield
         finally:
@@ -106,32 +109,33 @@ class _Server:
 
     def _take(self, changed: list[str]) -> None:
         """Announce changes: of a run that somebody reads, as soon as its new data is ready."""
+        self.cache.outdate("list page")
         for id in changed:
             run = self.table.get(id)
-            self.cache.outdate(("page", id))
-            self.cache.outdate(("data", id))
+            self.cache.outdate(id)
             if run is None:
-                self.cache.forget(("page", id))
-                self.cache.forget(("data", id))
+                self.cache.forget(id)
                 self.hub.announce(id, None, self.table.number)
             elif not self.cache.is_wanted(("data", id)):
-                self.cache.forget(("data", id))
+                self.cache.forget(id)
                 self.hub.announce(id, run.version, run.number)
             elif id not in self._renewing:
                 self._renewing[id] = asyncio.create_task(self._renew(id))
 
     async def _renew(self, id: str) -> None:
-        """Compute the data of a run until it is that of the present version, then announce it."""
+        """Compute the data of a run until it is that of the present version; announce each."""
+        version, make = self._data(id)
+        shown = None
         try:
-            await self.cache.renew(("data", id), *self._data(id))
+            while shown != version():
+                shown = (await self.cache.renew(("data", id), version, make)).version
+                self.hub.announce(id, shown, self._known(id).number)
         except _GoneError:
-            return  # announced when it was noticed
+            pass  # announced when it was noticed
         except Exception:
             _logger.exception("computing what is shown of run %s failed", id)
         finally:
             del self._renewing[id]  # in the same moment: the next change begins another one
-        if (run := self.table.get(id)) is not None:
-            self.hub.announce(id, run.version, run.number)
 
     def _data(self, id: str) -> tuple[Callable[[], str], Callable[[], bytes]]:
         """Return how to get the version of a run, and what is shown of it."""
@@ -154,13 +158,16 @@ class _Server:
         def make() -> bytes:
             return _views.run_page([answer.body() for answer in answers], home)
 
-        return await self.cache.get(key, lambda: version, make)
+        return await self.cache.get(key, lambda: version, make, or_before=True)
 
     async def show_list(self, request: Request) -> Response:
         """Answer `/`: the list of runs."""
         number = str(self.table.number)
         answer = await self.cache.get(
-            ("list page",), lambda: number, lambda: _views.list_page(self.table.runs())
+            ("list page",),
+            lambda: number,
+            lambda: _views.list_page(self.table.runs()),
+            or_before=True,  # its stream begins with the changes of the last minute
         )
         return await _answer(request, answer, _HTML, policy=_views.list_policy())
 

@@ -9,7 +9,7 @@ import asyncio
 import gzip
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -23,6 +23,8 @@ UNUSED_SECONDS = 600.0
 """What nobody asked for in this time is forgotten, and no longer computed with every change."""
 
 _LEVEL = 5
+
+Key = tuple[str, ...]
 
 
 @dataclass(eq=False)
@@ -61,8 +63,8 @@ class AnswerCache:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
-        self._computing: dict[Hashable, asyncio.Task[Answer]] = {}
+        self._answers: OrderedDict[Key, Answer] = OrderedDict()
+        self._computing: dict[Key, asyncio.Task[Answer]] = {}
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="joma-answers")
 
     def close(self) -> None:
@@ -71,7 +73,7 @@ class AnswerCache:
 
     async def get(
         self,
-        key: Hashable,
+        key: Key,
         version: Callable[[], str],
         make: Callable[[], bytes],
         *,
@@ -103,35 +105,37 @@ class AnswerCache:
                 return answer
 
     async def renew(
-        self, key: Hashable, version: Callable[[], str], make: Callable[[], bytes]
-    ) -> None:
-        """Compute the answer for a key until it is of the present version.
+        self, key: Key, version: Callable[[], str], make: Callable[[], bytes]
+    ) -> Answer:
+        """Compute the answer for a key again, and return it.
 
         Computing takes at most half of the time, however fast versions follow each other.
         """
-        while (answer := self._answers.get(key)) is None or answer.version != version():
-            if answer is not None and key not in self._computing:
-                pause = answer.finished + answer.seconds - time.monotonic()
-                if pause > 0:
-                    await asyncio.sleep(pause)
-            await asyncio.shield(self._start(key, version, make))
+        answer = self._answers.get(key)
+        if answer is not None and key not in self._computing:
+            pause = answer.finished + answer.seconds - time.monotonic()
+            if pause > 0:
+                await asyncio.sleep(pause)
+        return await asyncio.shield(self._start(key, version, make))
 
-    def is_wanted(self, key: Hashable) -> bool:
+    def is_wanted(self, key: Key) -> bool:
         """Return whether readers have this answer or wait for it."""
         answer = self._answers.get(key)
         if answer is None:
             return key in self._computing
         return time.monotonic() - answer.asked < UNUSED_SECONDS
 
-    def outdate(self, key: Hashable) -> None:
-        """Note that there is a newer version."""
-        answer = self._answers.get(key)
-        if answer is not None and answer.outdated is None:
-            answer.outdated = time.monotonic()
+    def outdate(self, word: str) -> None:
+        """Note that there is a newer version of every answer with this word in its key."""
+        now = time.monotonic()
+        for key, answer in self._answers.items():
+            if word in key and answer.outdated is None:
+                answer.outdated = now
 
-    def forget(self, key: Hashable) -> None:
-        """Remove an answer."""
-        self._answers.pop(key, None)
+    def forget(self, word: str) -> None:
+        """Remove every answer with this word in its key."""
+        for key in [key for key in self._answers if word in key]:
+            del self._answers[key]
 
     @property
     def size(self) -> int:
@@ -139,7 +143,7 @@ class AnswerCache:
         return sum(len(answer.compressed) for answer in self._answers.values())
 
     def _start(
-        self, key: Hashable, version: Callable[[], str], make: Callable[[], bytes]
+        self, key: Key, version: Callable[[], str], make: Callable[[], bytes]
     ) -> "asyncio.Task[Answer]":
         task = self._computing.get(key)
         if task is None:
@@ -148,7 +152,7 @@ class AnswerCache:
         return task
 
     async def _compute(
-        self, key: Hashable, version: Callable[[], str], make: Callable[[], bytes]
+        self, key: Key, version: Callable[[], str], make: Callable[[], bytes]
     ) -> Answer:
         try:
             loop = asyncio.get_running_loop()

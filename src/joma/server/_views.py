@@ -74,6 +74,13 @@ def laboratory_page() -> bytes:
     return page(home="./").encode()
 
 
+def prepare() -> None:
+    """Import what pages need, and make what all of them share, before the first reader comes."""
+    run_policy()
+    list_policy()
+    laboratory_policy()
+
+
 @cache
 def run_policy() -> str:
     """Return the Content-Security-Policy of pages of runs."""

@@ -116,6 +116,11 @@ def norms_of(tensors: Sequence[Tensor]) -> list[float]:
     return [found[index] for index in range(len(tensors))]
 
 
+def number_of_parameters(model: nn.Module) -> int:
+    """Return how many numbers a model's parameters hold; sharded ones count as a whole."""
+    return sum(parameter.numel() for parameter in model.parameters() if is_real(parameter))
+
+
 def tied_layers(model: nn.Module) -> list[tuple[str, int, int]]:
     """Return layers that are the same as an earlier one of their list: path, index, earlier index.
 
@@ -183,6 +188,15 @@ class OptimizerView:
         """
         return None if self._optimized is None else id(parameter) in self._optimized
 
+    def settings(self) -> dict[str, Any] | None:
+        """Return class and options of the optimizer, as JSON can hold them; None without one.
+
+        Several are numbered. An option that groups of parameters do not share has a value for each
+        group. The learning rate is the one that schedules start from.
+        """
+        each = [_settings(one) for one in self._living()]
+        return each[0] if len(each) == 1 else dict(enumerate(each)) or None
+
     def record(self, *, energy: bool, angles: bool = True) -> None:
         """Let optimizers that project gradients record what `subspaces` yields.
 
@@ -229,6 +243,32 @@ def _several(optimizer: Any) -> list[Any]:
                 f"{one!r:.60}"
             )
     return list(several)
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    while not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer  # out of the wrappers of trainers
+    found: dict[str, Any] = {"name": type(optimizer).__name__}
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    for name in dict.fromkeys(name for group in groups for name in group):
+        if name in ("params", "initial_lr", "param_names"):
+            continue
+        each = [group.get(name) for group in groups]
+        if name == "lr":
+            each = [group.get("initial_lr", group.get("lr")) for group in groups]
+        values = [_option(value) for value in each]
+        if any(value is not None for value in values):
+            found[name] = values[0] if all(it == values[0] for it in values) else values
+    return found
+
+
+def _option(value: Any) -> Any:
+    """Return the option of an optimizer in a type that JSON has, None for any other."""
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 and not value.is_meta else None
+    if isinstance(value, list | tuple):
+        return [_option(item) for item in value]
+    return value if isinstance(value, str | bool | int | float) else None
 
 
 def _weakly(optimizer: Any) -> Callable[[], Any]:

@@ -23,13 +23,14 @@ from joma.probes.spectrum import release
 from joma.runs import Run
 from joma.train.findings import Finding, Judgement
 from joma.train.monitor.cadence import Budget
-from joma.train.monitor.facts import OptimizerView
+from joma.train.monitor.facts import OptimizerView, number_of_parameters
 from joma.train.monitor.faults import Faults
 from joma.train.monitor.findings import LiveFindings, OnFinding, Stopping, summary_of
 from joma.train.monitor.finite import FiniteAlarm
 from joma.train.monitor.inputs import Inputs, MeasurementInputs
 from joma.train.monitor.measure import Measurements
 from joma.train.monitor.options import Options, check_kinds
+from joma.train.monitor.outcome import OwnOutcome
 from joma.train.monitor.record import (
     Logger,
     Losses,
@@ -167,11 +168,16 @@ class Monitor:
         with contextlib.ExitStack() as stack:
             self._run, self._instead_of = None, None
             if processes.first:
-                config = {"model": self._name, **vars(options)}
+                config = {"model": self._name, "parameters": number_of_parameters(inner)}
+                optimized = faults.tried("settings of the optimizer", self._optimizer.settings)
+                config |= {"optimizer": optimized, **vars(options)}
                 device = str(processes.device)
                 self._run, self._instead_of = open_run(
                     run, config, step=step, device=device, faults=faults, stack=stack
                 )
+            own = None if isinstance(run, Run) else self._run
+            self._outcome = OwnOutcome(own, faults)
+            stack.callback(self._outcome.abandon)  # before the folder is unlocked
             self._recorder = Recorder(self._run, tuple(loggers), faults)
             self._stopping = Stopping(options.stop_on, processes)
             self._live = LiveFindings(self._recorder, faults, on_finding, self._stopping.consider)
@@ -206,7 +212,7 @@ class Monitor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._close(error)
 
     def begin(self) -> None:
         """Measure the model before it learns, if `inputs` was given; `with` does it too."""
@@ -360,7 +366,17 @@ class Monitor:
         self._record_subspaces()
 
     def close(self) -> None:
-        """Write what is left and the findings; nothing is watched from then on."""
+        """Write what is left, the findings and the figure; nothing is watched from then on."""
+        self._close(None)
+
+    def abandon(self) -> None:
+        """Close the monitor of a training that broke off, for trainers that do not say why.
+
+        The run is recorded as failed where an exception ended the program.
+        """
+        self._close(None, finished=False)
+
+    def _close(self, error: BaseException | None, *, finished: bool = True) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -372,6 +388,8 @@ class Monitor:
                     self._guarded(self._record_losses)
                     self._live.close()
                     self._recorder.close()
+                    if finished:
+                        self._outcome.end(error, self.stop_reason)
             finally:
                 self._measurements.release()
                 self._faults.tried("closing", self._stack.close, effect="failed")

@@ -1,0 +1,89 @@
+"""`joma serve`, as far as it does not serve; tests/server has the rest."""
+
+import socket
+import sys
+
+import pytest
+
+from joma.cli import _serve
+from tests.cli._command import joma, sentence
+
+
+def test_help_has_an_example():
+    help_ = joma("serve", "--help").stdout
+    assert "Example: joma serve runs --port 8765" in help_
+    assert "ssh -L" in help_
+
+
+def test_folders_must_exist(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "RUNS runs does not exist; give the folder" in sentence(joma("serve"))
+    (tmp_path / "file").touch()
+    assert "RUNS file is not a folder" in sentence(joma("serve", "file"))
+
+
+def test_options_must_make_sense(tmp_path):
+    assert "at most 65535, got 70000" in sentence(joma("serve", str(tmp_path), "--port", "70000"))
+    for name in ("http://x", "a/b", "*", ""):
+        assert "--allow-host" in sentence(joma("serve", str(tmp_path), "--allow-host", name))
+    line = sentence(joma("serve", str(tmp_path), "--host", "256.1.1.1"))
+    assert "cannot serve on 256.1.1.1" in line
+
+
+def test_a_port_that_was_asked_for_must_be_free(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = sentence(joma("serve", str(tmp_path), "--port", str(port)))
+        assert f"port {port} is in use" in line
+
+
+def test_the_next_free_port_is_taken_otherwise(tmp_path, monkeypatch):
+    from joma.server import _serving
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(_serving, "DEFAULT_PORT", port)
+        with _serving._listener("127.0.0.1", None) as listener:
+            assert port < listener.getsockname()[1] < port + 20
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("joma.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    line = sentence(joma("serve", str(tmp_path)))
+    assert "joma serve needs uvicorn: pip install" in line
+    assert "[serve]" in line
+
+
+@pytest.mark.parametrize(
+    ("host", "token"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)]
+)
+def test_elsewhere_a_token_is_asked_for(tmp_path, host: str, token: bool):
+    from joma.server._serving import RunServer
+
+    try:
+        server = RunServer(tmp_path, host=host, port=0)
+    except Exception as error:
+        pytest.skip(f"{host} cannot be used here: {error}")
+    server._listener.close()
+    assert (server.address.token is not None) == token
+    assert ("?token=" in server.address.url) == token
+
+
+def test_it_says_where_it_serves(tmp_path, monkeypatch):
+    from joma import server
+
+    def serve(runs, *, on_start, **options):
+        on_start(server.Address("127.0.0.1", 8765, None))
+        raise KeyboardInterrupt
+
+    opened = []
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    result = joma("serve", str(tmp_path), "--open")
+    assert result.exit_code == 0
+    assert "at http://127.0.0.1:8765/\n" in result.stdout
+    assert result.stdout.endswith("Stopped.\n")
+    assert opened == ["http://127.0.0.1:8765/"]
+    assert _serve.serve.__doc__
