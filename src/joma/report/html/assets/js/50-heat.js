@@ -7,12 +7,13 @@ class Heat {
     this.host = host;
     this.card = card;
     this.row = 0;
+    this.rows = [];
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.cursor = el("div", { class: "cursor" });
     this.mark = el("div", { class: "row-mark" });
     host.append(this.canvas, this.cursor, this.mark);
     interact(host, this);
-    new ResizeObserver(() => this.rows && this.draw()).observe(host);
+    new ResizeObserver(() => this.ready() && this.draw()).observe(host);
   }
 
   /** Take the rows again, after lines were added, removed or hidden. */
@@ -33,7 +34,7 @@ class Heat {
   }
 
   ready() {
-    return this.rows !== undefined;
+    return this.rows.length > 0;
   }
 
   rowHeight() {
