@@ -6,6 +6,7 @@ import typer
 
 from joma.cli._demo import demo
 from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._laboratory import laboratory
 from joma.cli._memory import memory
 from joma.cli._probe import probe
 from joma.cli._report import report

@@ -21,8 +21,11 @@ DELTAS = (
     list(np.linspace(2, -1.8, 20)),
 )
 STARTS = (0.0, 0.6, -0.6, 2.5, -3.0, 1e-9)
-OFFSETS = ((0.0, 1.0), (0.7, 3.0), (-2.0, 0.25))
-RATES = ((1.0, 1.0, 1.0), (0.3, 2.0, 0.5), (5.0, 0.2, 3.0))
+CONSTANTS = (  # c, A, η_W, η_Z, τ
+    (0.0, 1.0, 1.0, 1.0, 1.0),
+    (0.7, 3.0, 0.3, 2.0, 0.5),
+    (-2.0, 0.25, 5.0, 0.2, 3.0),
+)
 GAPS = np.array([1.0, 0.9, 0.5, 0.1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10])
 MUS = (0.0, 1e-12, 1e-3, 0.3, 1.0, 1.5, 1.872, 2.5, 3.0, 4.0, 5.0, 5.5, 6.0, -2.0)
 TIMES = np.concatenate([[0.0], np.geomspace(1e-12, 1e3, 61), np.linspace(0.2, 0.45, 51)])
@@ -73,17 +76,16 @@ def _theorem2() -> Part:
     part = Part("Theorem 2", 1e-6)
     for delta in DELTAS:
         for start in STARTS:
-            for offset, normalizer in OFFSETS:
-                for eta_w, eta_z, tau in RATES:
-                    unit = linear.unit_rates(delta, eta_w=eta_w, eta_z=eta_z, tau=tau)
-                    ours = {"initial": start, "log_offset": offset, "normalizer": normalizer}
-                    theirs = {"initial": start, "logOffset": offset, "normalizer": normalizer}
-                    own = linear.blowup_time(unit.delta, **ours)
-                    part.add(own, "blowupTimes", unit.delta, theirs)
-                    part.add(linear.limit(unit.delta, **ours), "limits", unit.delta, theirs)
-                    t = float(np.min(own)) * (1 - GAPS)
-                    v = linear.weights(unit.delta, t, **ours)
-                    part.add(v, "weights", unit.delta, t, theirs)
+            for offset, normalizer, eta_w, eta_z, tau in CONSTANTS:
+                unit = linear.unit_rates(delta, eta_w=eta_w, eta_z=eta_z, tau=tau)
+                ours = {"initial": start, "log_offset": offset, "normalizer": normalizer}
+                theirs = {"initial": start, "logOffset": offset, "normalizer": normalizer}
+                own = linear.blowup_time(unit.delta, **ours)
+                part.add(own, "blowupTimes", unit.delta, theirs)
+                part.add(linear.limit(unit.delta, **ours), "limits", unit.delta, theirs)
+                t = float(np.min(own)) * (1 - GAPS)
+                v = linear.weights(unit.delta, t, **ours)
+                part.add(v, "weights", unit.delta, t, theirs)
     return part
 
 
@@ -137,9 +139,8 @@ def _hierarchies() -> Part:
                 for depth in (1, 2, 5, 20):
                     if one * rho ** (depth - 1) == 1:
                         continue
-                    for height in range(depth):
-                        value = hblt.cooccurrence(height, depth, rho, one)
-                        part.add(value, "cooccurrence", height, depth, rho, one)
+                    values = hblt.cooccurrence(np.arange(depth), depth, rho, one)
+                    part.add(values, "cooccurrences", depth, rho, one)
     for epsilon in (0.0, 1e-6, 0.05, 0.5):
         value = hblt.cooccurrence_near_one(3, 10, epsilon)
         part.add(value, "cooccurrenceNearOne", 3, 10, epsilon)

@@ -107,6 +107,12 @@ const C = [
 ];
 const ERROR = [71 / 57600, 0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40];
 
+/** The nearest whole number, and of two the even one, as NumPy has it. */
+export function roundToEven(x) {
+  const nearest = Math.round(x);
+  return Math.abs(x % 1) === 0.5 && nearest % 2 !== 0 ? nearest - 1 : nearest;
+}
+
 /** Integrates y' = f(y) piece by piece, so that a page can draw in between. */
 export class Flow {
   /**
@@ -159,7 +165,7 @@ export class Flow {
 
   descend(target) {
     const step = this.descentStep;
-    if (this.steps >= Math.round(target / step)) return this.keep();
+    if (this.steps >= roundToEven(target / step)) return this.keep();
     const [rate] = this.stages;
     this.velocity(this.y, rate);
     if (this.squares) this.squares(rate, step);

@@ -184,7 +184,7 @@ export function saliencyMatrix({ delta, nodes, seed: drawn }) {
     if (drawn === 0) return Array.from({ length: nodes }, (_, k) => (k === l % nodes ? size : 0));
     const direction = Array.from({ length: nodes }, () => normal(next));
     const length = Math.hypot(...direction);
-    return direction.map((x) => rounded((size * x) / length, 4));
+    return direction.map((x) => Number(((size * x) / length).toPrecision(4)));
   });
 }
 

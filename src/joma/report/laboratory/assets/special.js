@@ -50,6 +50,13 @@ export function erfc(x) {
   return Math.exp(-x * x) * erfcx(x);
 }
 
+/** erf(b) - erf(a), exact in relative terms also where both are close to 1 or to -1. */
+export function erfDifference(a, b) {
+  if (a > 0.5 && b > 0.5) return erfc(a) - erfc(b);
+  if (a < -0.5 && b < -0.5) return erfc(-b) - erfc(-a);
+  return erf(b) - erf(a);
+}
+
 /** The x ≥ 0 with ln erfc(x) = logarithm, for erfc(x) at most 0.6 and as small as one likes. */
 export function erfcinvOfLog(logarithm) {
   if (logarithm === -Infinity) return Infinity;

@@ -1,6 +1,6 @@
 /* What the part on Eqn 6 draws: v' = (μ - v) exp(v²/2), its entropy, and when Eqn 7 holds. */
 
-import { Flow } from "./block.js";
+import { Flow, roundToEven } from "./block.js";
 import {
   OFFSET_BOUND, attentionEntropy, elapsed, logResiduals, eqn6Weights, printedThreshold,
 } from "./eqn6.js";
@@ -90,7 +90,7 @@ function simulate(s) {
   const M = s.tokens;
   const all = sequence(33, Math.log(FIRST), Math.log(s.end)).map(Math.exp);
   if (s.mode === "descent") {
-    const counts = [...new Set(all.map((t) => Math.round(t / s.step)))].filter((n) => n > 0);
+    const counts = [...new Set(all.map((t) => roundToEven(t / s.step)))].filter((n) => n > 0);
     const velocity = (v, rate) => {
       for (let l = 0; l < M; l++) rate[l] = (s.mu[l] - v[l]) * Math.exp((v[l] * v[l]) / 2);
     };

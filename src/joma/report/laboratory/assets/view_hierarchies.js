@@ -4,7 +4,7 @@ import {
   TreeSampler, cooccurrence, cooccurrenceNearOne, printedRootUncertainty, rootUncertainty,
 } from "./hblt.js";
 import { treeClasses } from "./settings.js";
-import { sequence, shown } from "./format.js";
+import { finiteOnly, sequence, shown } from "./format.js";
 
 /** Sampling in pieces, as a simulation. */
 class Sampling {
@@ -66,7 +66,7 @@ function levels(s, heights, derived, printed, height) {
     series: [
       { name: "ρ₀ as printed", color: 1, style: "dashed", x: heights, y: printed },
       { name: "derived", color: 0, style: "line", x: heights, y: derived },
-    ],
+    ].map(finiteOnly),
   };
 }
 
@@ -81,7 +81,7 @@ function edges(s, height, rho0, printed0) {
     series: [
       { name: "ρ₀ as printed", color: 1, style: "dashed", x: rho, y: of(printed0) },
       { name: "derived", color: 0, style: "line", x: rho, y: of(rho0) },
-    ],
+    ].map(finiteOnly), // at ρ = ρ₀ = 1 tokens never occur
   };
 }
 
@@ -95,8 +95,8 @@ function nearOne(s, height) {
     series: [
       { name: "1 − H/L, as printed with O(ε²)", color: 1, style: "dashed", x: epsilon,
         y: epsilon.map(() => 1 - height / s.depth) },
-      { name: "with the term in ε", color: 2, style: "line", x: epsilon,
-        y: epsilon.map((e) => cooccurrenceNearOne(height, s.depth, e)).map((p) => (p > 1.5 || p < -0.5 ? NaN : p)) },
+      finiteOnly({ name: "with the term in ε", color: 2, style: "line", x: epsilon,
+        y: epsilon.map((e) => cooccurrenceNearOne(height, s.depth, e)).map((p) => (p > 1.2 ? NaN : p)) }),
       { name: "exact", color: 0, style: "line", x: epsilon, y: exact },
     ],
   };

@@ -2,9 +2,10 @@
 
 import {
   Flow, blockVelocity, conserved, lawLogits, lawTerms, meanScores, packState,
+  roundToEven,
 } from "./block.js";
 import { blockData } from "./settings.js";
-import { sequence, shown } from "./format.js";
+import { finiteOnly, sequence, shown } from "./format.js";
 
 const POINTS = 61;
 const ROUNDING = 1e-17; // where a drift of zero is drawn
@@ -39,7 +40,7 @@ export function viewTheorem1(s) {
 function times(s) {
   const all = sequence(POINTS, 0, s.end);
   if (s.mode === "flow") return all;
-  const counts = [...new Set(all.map((t) => Math.round(t / s.step)))];
+  const counts = [...new Set(all.map((t) => roundToEven(t / s.step)))];
   return counts.map((n) => n * s.step);
 }
 
@@ -80,7 +81,7 @@ function tokensOver(names, states, laws, abscissa) {
       { name: `${name}, from v`, color: l, style: "line", x, y: laws.derived.map((one) => one[l]) },
       { name: `${name}, simulated`, color: l, style: "dots", x: dotted.map((one) => abscissa(one, l)),
         y: dotted.map((one) => one.z[l]) },
-    ];
+    ].map(finiteOnly);
   });
 }
 
@@ -141,7 +142,7 @@ function driftPlot(context, states) {
   return {
     key: "drift", title: "Change of the conserved quantity since t = 0", legend: true,
     x: { label: "time t", min: 0, max: s.end }, y: { label: "largest change", log: true, min: ROUNDING },
-    series,
+    series: series.map(finiteOnly), // the sums of a diverging simulation overflow
   };
 }
 

@@ -2,13 +2,13 @@
 
 import { Flow, blockVelocity, packState } from "./block.js";
 import { ddMultiply, ddNumber, ddSubtract } from "./doubledouble.js";
-import { sequence, shown } from "./format.js";
+import { finiteOnly, sequence, shown } from "./format.js";
 import {
   firstBlowup, limitsOf, printedWeight, rows, stableRank, stableRanks, tokens, unitRates,
   weightAt,
 } from "./linear.js";
 import { saliencyMatrix } from "./settings.js";
-import { SQRT_2, erf, erfinv } from "./special.js";
+import { SQRT_2, erfDifference, erfinv } from "./special.js";
 
 const LARGEST_START = 20; // of √(η_Z/η_W)/τ · v(0); exp(v²/2) is about 1e87 there
 const DEEPEST = 15; // 1 - t/t* = 1e-15 at the end of the logarithmic axes
@@ -101,14 +101,10 @@ function addLimits(plot, { s, unit, first, names, many, fromZero, end }, limit, 
 
 /** erf(v/√2) - erf(v(0)/√2) over Δ, in units of the winner's: 1 for every token. */
 function ratios({ unit, first, all }, v, scale) {
-  const change = (l) => erf(v[l] / scale) - erf(all[l].initial / scale);
-  const winner = change(first.token) / unit.delta[first.token];
-  return v.map((_, l) => change(l) / unit.delta[l] / winner);
+  const rate = (l) => (Math.abs(v[l] - all[l].initial) > 1e-7 || all[l].initial === 0
+    ? erfDifference(all[l].initial / scale, v[l] / scale) / unit.delta[l] : NaN); // no digits are left
+  return v.map((_, l) => rate(l) / rate(first.token));
 }
-
-const moved = ({ unit, first, all }, l) =>
-  unit.delta[l] !== 0 && (all[l].initial === 0 ||
-    Math.abs(unit.delta[l] / unit.delta[first.token]) > 1e-6);
 
 function ratioPlot(context, line, lineGaps) {
   const { s, names, end } = context;
@@ -116,16 +112,16 @@ function ratioPlot(context, line, lineGaps) {
   const x = kept.map((n) => end * (1 - lineGaps[n]));
   const derived = kept.map((n) => ratios(context, line[n], SQRT_2));
   const printed = kept.map((n) => ratios(context, line[n], 2));
-  const shownTokens = s.delta.map((_, l) => l).filter((l) => moved(context, l));
+  const moving = s.delta.map((_, l) => l).filter((l) => context.unit.delta[l] !== 0);
   return {
     key: "ratio", title: "erf(v/√2)/Δ, in units of the winner's",
     x: { label: "time t", min: 0, max: end * 1.04 }, y: { label: "ratio", about: 1 },
     marks: [{ x: end, label: "t*" }],
-    series: shownTokens.flatMap((l) => [
+    series: moving.flatMap((l) => [
       { name: `${names[l]}, erf(v/2)/Δ as printed`, color: l, style: "dashed", x,
         y: printed.map((one) => one[l]) },
       { name: names[l], color: l, style: "line", x, y: derived.map((one) => one[l]) },
-    ]),
+    ].map(finiteOnly)),
   };
 }
 
@@ -190,7 +186,8 @@ function dots(context, simulation, plots) {
   });
   const x = states.map((one) => one.t);
   const gap = states.map((one) => Math.max(1 - one.t / end, 10 ** -DEEPEST));
-  const dotted = (values, l, at, name) => ({ name: `${name}, simulated`, color: l, style: "dots", x: at, y: values });
+  const dotted = (values, l, at, name) =>
+    finiteOnly({ name: `${name}, simulated`, color: l, style: "dots", x: at, y: values });
   const found = {
     weights: s.delta.map((_, l) => dotted(states.map((one) => one.length[l]), l, x, names[l])),
     share: s.delta.map((_, l) => dotted(states.map((one) => shares(one.unit)[l]), l, gap, names[l])),
@@ -198,7 +195,7 @@ function dots(context, simulation, plots) {
   if (many) found.ranks = [dotted(states.map((one) => stableRank(one.v)), 0, gap, "weights V")];
   else {
     const each = states.map((one) => ratios(context, one.unit, SQRT_2));
-    found.ratio = s.delta.map((_, l) => l).filter((l) => moved(context, l))
+    found.ratio = s.delta.map((_, l) => l).filter((l) => unit.delta[l] !== 0)
       .map((l) => dotted(each.map((one) => one[l]), l, x, names[l]));
   }
   return plots.map((plot) => found[plot.key] ?? []);

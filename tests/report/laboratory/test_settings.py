@@ -1,0 +1,111 @@
+"""Settings of the laboratory: their links, their Python calls, and no undefined numbers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.report.laboratory._node import evaluate, needs_node, numbers
+
+pytestmark = needs_node
+
+LINKS = (
+    "#theorem2",
+    "#theorem2&delta=1,0.8&start=0,0.6",
+    "#theorem2&delta=1,1,-0.5,0&eta_w=0.3&eta_z=2&tau=0.5&c=0.7&a=3&approach=3",
+    "#theorem2&delta=0.001,1e-6,1e-12&mode=descent&step=0.02",
+    "#theorem2&delta=1,0.95,0.9,-0.85&nodes=3&seed=4&c=-1&tau=2&approach=3",
+    "#theorem2&delta=1,0.5&nodes=2&mode=descent&step=0.01",
+    "#theorem1&end=2",
+    "#theorem1&attention=linear&activation=linear&eta_z=3&eta_w=0.5&tau=2&end=1",
+    "#theorem1&attention=sigmoid&activation=softplus&tokens=3&nodes=1",
+    "#theorem1&attention=softmax&mode=descent&step=0.1",
+    "#eqn6",
+    "#eqn6&mu=6,-2,0&end=1000&scale=0.333",
+    "#hierarchies",
+    "#hierarchies&rho=0.999&depth=12&classes=20&on=0&off=0.99&trees=1000",
+)
+
+
+@pytest.fixture(scope="module")
+def computed() -> dict[str, Any]:
+    return dict(zip(LINKS, evaluate([("pythonAndNumbers", [link]) for link in LINKS]), strict=True))
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_the_python_call_runs_and_computes_what_is_drawn(computed, link):
+    answer = computed[link]
+    assert answer["notes"] == []
+    names: dict[str, Any] = {}
+    exec(answer["python"], names)
+    simulated = {"simulated": "v", "logits": "z"}
+    for name, value in answer["numbers"].items():
+        theirs = numbers(value)
+        if name in simulated:
+            trajectory = names["trajectory" if answer["section"] == "theorem1" else "simulated"]
+            ours = getattr(trajectory, simulated[name]).reshape(theirs.shape)
+            np.testing.assert_allclose(theirs, ours, rtol=1e-6, atol=1e-9, err_msg=name)
+        else:
+            np.testing.assert_allclose(theirs, names[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_link_holds_all_settings():
+    (first,) = evaluate([("fromLink", ["#theorem2&delta=1,-0.5,1e-12&tau=0.37&mode=descent"])])
+    (link,) = evaluate([("toLink", [first["section"], first["settings"]])])
+    (again,) = evaluate([("fromLink", [link])])
+    assert first["notes"] == again["notes"] == []
+    assert again["settings"] == first["settings"]
+    assert again["settings"]["delta"] == [1, -0.5, 1e-12]
+    assert again["settings"]["tokens"] == 3
+
+
+DAMAGED = (
+    ("#nowhere", "theorem2", "There is no part “nowhere”."),
+    ("#eqn6&tau=1", "eqn6", "There is no setting “tau”."),
+    ("#eqn6&mu=1,x", "eqn6", "“x” is not a number for μ, target of each token"),
+    ("#eqn6&mu=1,NaN", "eqn6", "“NaN” is not a number"),
+    ("#hierarchies&rho=7", "hierarchies", "ρ of every edge: 7 became 1."),
+    ("#hierarchies&depth=2&distance=38", "hierarchies", None),
+    ("#theorem1&attention=none", "theorem1", "“none” is no choice for Attention σ"),
+    ("#theorem2&delta=%E0%A4%A", "theorem2", "is not a number"),
+    ("#theorem2&__proto__=1", "theorem2", "There is no setting “__proto__”."),
+    ("#constructor", "theorem2", "There is no part “constructor”."),
+)
+
+
+def test_a_damaged_link_is_read_as_far_as_possible_and_says_so():
+    answers = evaluate([("fromLink", [link]) for link, _, _ in DAMAGED])
+    for (link, part, note), read in zip(DAMAGED, answers, strict=True):
+        assert read["section"] == part
+        said = any(note in one for one in read["notes"]) if note else read["notes"] == []
+        assert said, (link, read["notes"])
+
+
+def test_no_setting_draws_what_is_no_number():
+    rng = np.random.default_rng(5)
+    links = [_random_link(rng) for _ in range(150)]
+    assert evaluate([("undefinedDrawings", [links])]) == [[]]
+
+
+def _random_link(rng: np.random.Generator) -> str:
+    def one(low: float, high: float) -> float:
+        return float(rng.choice([low, high, np.clip(0, low, high), rng.uniform(low, high)]))
+
+    def several(low: float, high: float, count: int) -> str:
+        return ",".join(str(one(low, high)) for _ in range(count))
+
+    count = int(rng.integers(1, 6))
+    rates = f"tau={one(0.1, 10)}&eta_w={one(0.01, 10)}&eta_z={one(0.01, 10)}"
+    mode = f"mode={rng.choice(['flow', 'descent'])}"
+    part = rng.choice(["theorem2", "theorem1", "eqn6", "hierarchies"])
+    return {
+        "theorem2": f"#theorem2&delta={several(-2, 2, count)}&start={several(-3, 3, count)}"
+        f"&nodes={rng.integers(1, 9)}&seed={rng.integers(0, 9)}&c={one(-3, 3)}&a={one(0.1, 10)}"
+        f"&approach={one(0.3, 6)}&{rates}&{mode}",
+        "theorem1": f"#theorem1&attention={rng.choice(['exp', 'linear', 'sigmoid', 'softmax'])}"
+        f"&activation={rng.choice(['linear', 'tanh', 'softplus'])}&{rates}&{mode}"
+        f"&z={one(-2, 2)}&size={one(0, 1)}&end={one(0.1, 20)}&step={one(0.001, 0.5)}",
+        "eqn6": f"#eqn6&mu={several(-6, 6, count)}&scale={one(0.1, 2)}&{mode}&end={one(1, 1000)}",
+        "hierarchies": f"#hierarchies&rho={one(0, 1)}&depth={rng.integers(1, 21)}&on={one(0, 1)}"
+        f"&off={one(0, 1)}&classes={rng.integers(2, 21)}&distance={2 * rng.integers(0, 20)}",
+    }[str(part)]
