@@ -51,10 +51,15 @@ for command, short_help, example in (
     ),
     (
         report,
-        "Write an HTML page of a run, or of several next to each other.",
+        "Write an HTML page of one or more runs.",
         "report runs/mine --out mine.html",
     ),
     (serve, "Show runs in the browser while they are written.", "serve runs --port 8765"),
+    (
+        laboratory,
+        "Write a page with sliders for the theorems.",
+        "laboratory --out laboratory.html --open",
+    ),
     (verify, "Check every claim of the papers.", "verify --claim lemma8 --json"),
     (
         reproduce,
