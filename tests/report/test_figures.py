@@ -147,10 +147,8 @@ def test_overview_has_a_row_per_claim_and_a_heading_per_topic(run: Run):
         run, "verify", figure, title="t", published="p.", finding="f.", verdict="agrees"
     )
     assert png.stat().st_size > 40_000
-    boxes = sorted(
-        (text.get_window_extent() for text in ax.texts if text.get_horizontalalignment() == "right"),
-        key=lambda box: -box.y0,
-    )
+    claims_left = [text for text in ax.texts if text.get_horizontalalignment() == "right"]
+    boxes = sorted((text.get_window_extent() for text in claims_left), key=lambda box: -box.y0)
     for upper, lower in itertools.pairwise(boxes):
         assert lower.y1 <= upper.y0 + 1  # rows do not run into each other
 

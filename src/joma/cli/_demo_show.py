@@ -109,4 +109,3 @@ def _paragraph(words: str, *, sign: Any = "", style: str = "", indent: int = 2) 
     first: Text = Text(printable(sign), style=style) if isinstance(sign, str) else sign
     row.add_row(first, Text(printable(words)))
     put(row)
-

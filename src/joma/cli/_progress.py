@@ -198,7 +198,7 @@ def _bar(title: str, steady: bool) -> Iterator[Report]:
             )
 
         def say(line: str) -> None:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(line, markup=False, highlight=False)
 
         yield Report(report, say)
 

@@ -16,6 +16,7 @@ Groups = dict[str, list[Record]]
 LOW, HIGH = 1e-12, 1e12
 """Ratios beyond these are drawn at the edge."""
 
+_FAILED = {"fontweight": "bold", "color": figures.VERMILLION}
 _ROW = 0.205  # inches
 _TOPIC_ROW = 0.42
 _MOST_CLAIMS = 30
@@ -141,7 +142,7 @@ def _draw_topic(ax: Axes, y: float, heading: str, records: Sequence[Record]) -> 
             clip_on=False,
         )
     held = sum(record["derived"]["holds"] for record in records)
-    failed = {"fontweight": "bold", "color": figures.VERMILLION} if held < len(records) else {}
+    failed = _FAILED if held < len(records) else {}
     figures.row_text(ax, "left", y, heading, 9, **failed)
     words = f"{held} of {len(records)} hold"
     figures.row_text(ax, "right", y, words, 8, **{"color": figures.GREY, **failed})
@@ -169,7 +170,7 @@ def _draw_row(ax: Axes, y: float, record: Record) -> None:
         ax.plot([x, x_printed], [y, y], color="#c9c9c9", linewidth=1, zorder=1)
         ax.plot(x_printed, y, "D", color=figures.VERMILLION, markersize=5, clip_on=False)
     ax.plot(x, y, "o", color=figures.BLUE, markersize=5.5, clip_on=False, zorder=3)
-    failed = {} if record["derived"]["holds"] else {"fontweight": "bold", "color": figures.VERMILLION}
+    failed = {} if record["derived"]["holds"] else _FAILED
     source = textwrap.shorten(record["source"], 48, placeholder=" …")
     figures.row_text(ax, "left", y, record["claim"], 8, **failed)
     figures.row_text(ax, "right", y, source, 8, **{"color": figures.GREY, **failed})
