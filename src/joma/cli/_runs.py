@@ -1,19 +1,25 @@
 """`joma runs`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from joma.cli import _show
 from joma.cli._errors import PlainCommand, command_group
+from joma.cli._folders import writing_to
 from joma.cli._options import Json
+from joma.cli._runs_words import number, shortened, state_cell, what_was_found
 from joma.errors import JomaError
 
 if TYPE_CHECKING:
-    from joma.runs import Run, TableDifference
+    from joma.runs import Run, RunSummary
 
-app = command_group("List, show and compare run folders.", "runs list")
+app = command_group("List, show, compare and plot run folders.", "runs list")
+
+_FORMATS = (".png", ".svg", ".pdf")
+_WIDE = 100
+"""Columns from which dates are shown with their year."""
 
 _Folder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
@@ -41,173 +47,129 @@ def list_(
     if not summaries:
         _show.say("No runs in ./runs yet." if root is None else f"No runs in {root}.")
         return
-    rows = _show.table("run", "began (UTC)", "status", "finding")
-    for summary in summaries:
-        outcome = summary.outcome
-        date = summary.date[:16].replace("T", " ")
-        finding = _show.printable(str(outcome.get("finding", "")))
-        rows.add_row(str(summary.path), date, _status(outcome), finding)
-    _show.put(rows)
+    _put_list(summaries)
 
 
 @app.command(
     cls=PlainCommand,
-    short_help="Show what a run did and what it left.",
+    short_help="Show findings, curves and settings of a run.",
     epilog="Example: joma runs show runs/fig4-20250101-120000",
 )
 def show(run: _Folder, json: Json = False) -> None:
-    """Show what a run was asked for, what it ran on, how it ended and what it left."""
+    """Show how a run ended, what was found in it, its curves, settings and files."""
+    from joma.cli._runs_show import put_run, record_of
     from joma.runs import Run, RunSummary
 
     opened = Run.open(run)
-    record = {
-        "path": str(opened.path),
-        "outcome": RunSummary.of(opened).outcome,
-        "verified": opened.verified,
-        "missing": opened.missing,
-        "config": opened.config,
-        "environment": opened.environment,
-        "findings": _findings(opened),
-        "metrics": _logged(opened),
-        "checkpoints": opened.checkpoints.steps[::-1],
-        "tables": {name: _shape(opened.read_table(name)) for name in opened.tables},
-        "figures": [str(path) for path in opened.figures],
-    }
+    summary = RunSummary.of(opened)
+    if summary.state == "damaged":
+        raise JomaError(summary.reason)
+    record = record_of(opened, summary)
     if json:
         _show.as_json(record)
-        return
-    if record["checkpoints"]:
-        record["checkpoints"] = {"at steps": record["checkpoints"]}
-    record["findings"] = _in_lines(record["findings"])
-    record["verified"] = "yes" if record["verified"] else "no, not all files have a checksum"
-    record = {key: value for key, value in record.items() if value}
-    rows = _show.table("", "")
-    rows.show_header = False
-    for key, value in _lines(record):
-        rows.add_row(key, _show.printable(value))
-    _show.put(rows)
+    else:
+        put_run(opened, summary, record)
 
 
 @app.command(
     cls=PlainCommand,
-    short_help="Compare the settings and numbers of two runs.",
+    short_help="Compare settings, curves and end values of two runs.",
     epilog="Example: joma runs compare runs/fig4-20250101-120000 runs/fig4-again",
 )
 def compare(first: _Folder, second: _Folder, json: Json = False) -> None:
-    """Compare two runs: settings, environment, outcome, and the numbers they measured and kept."""
-    from joma.runs import Run, RunSummary, compare_metrics, compare_tables, differing
+    """Compare two runs: settings that differ, loss curves, end values, and tables."""
+    from joma.cli._runs_compare import compare_runs, put_comparison
+    from joma.runs import Run
 
     one, two = Run.open(first), Run.open(second)
-    outcomes = [RunSummary.of(run).outcome for run in (one, two)]
-    differences = {
-        "config": differing(one.config, two.config),
-        "environment": differing(one.environment, two.environment),
-        "outcome": differing(outcomes[0], outcomes[1]),
-    }
-    tables, metrics = compare_tables(one, two), compare_metrics(one, two)
-    missing = sorted(set(one.tables) ^ set(two.tables))
+    record = compare_runs(one, two)
     if json:
-        record: dict[str, Any] = dict(differences)
-        record["metrics"] = None if metrics is None else _as_json(metrics)
-        record["tables"] = {table.table: _as_json(table) for table in tables}
-        record["tables_in_one_only"] = missing
         _show.as_json(record)
-        return
-    rows = _show.table("", str(first), str(second))
-    for part, entries in differences.items():
-        for key, (left, right) in entries.items():
-            rows.add_row(f"{part} {key}", _cell(left), _cell(right))
-    if rows.row_count:
-        _show.put(rows)
     else:
-        _show.say("Settings, environment and outcome are the same.")
-    if metrics is not None:
-        _show.say(f"metrics: {_in_words(metrics)}")
-    for table in tables:
-        _show.say(f"table {table.table}: {_in_words(table)}")
-    for name in missing:
-        _show.say(f"table {name}: in {first if name in one.tables else second} only")
+        put_comparison(one, two, record)
+
+
+@app.command(
+    cls=PlainCommand,
+    short_help="Draw loss, metrics by layer and findings of a run.",
+    epilog="Example: joma runs plot runs/mine --out mine.png",
+)
+def plot(
+    run: _Folder,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="A .png, .svg or .pdf file; otherwise figures/training.png in the run, or "
+            "RUN-training.png here while the run is running.",
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric", metavar="NAME", help="Metric to draw by layer; may be given repeatedly."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Draw a run: its loss, what was measured by layer as lines and as a map, and findings."""
+    from joma.runs import Run
+
+    path = _drawn(Run.open(run), out, metric)
+    if json:
+        _show.as_json({"figure": str(path)})
+    else:
+        _show.say(str(path))
+
+
+def _drawn(run: "Run", out: Path | None, metrics: list[str] | None) -> Path:
+    """Draw a run and return the file."""
+    if out is not None and out.suffix.lower() not in _FORMATS:
+        raise JomaError(f"--out must end in {', '.join(_FORMATS)}, got {out}")
+    if out is not None and out.is_dir():
+        raise JomaError(f"--out {out} is a folder, but must be a file")
+    from joma.common.files import write_bytes
+    from joma.report import figures, training
+    from joma.runs import state_of
+
+    figure = training.draw(run, metrics=metrics)
+    name = "-".join([training.NAME, *(metrics or [])])
+    if out is None and state_of(run) != "running":
+        with writing_to(run.path), run.locked():
+            return run.write_figure(
+                f"{name}.png", figures.rendered(figure, "png", dpi=training.DPI)
+            )
+    # Only the process that runs it may write to a run.
+    path = out or Path(f"{run.path.resolve().name}-{name}.png")
+    data = figures.rendered(figure, path.suffix.lower().removeprefix("."), dpi=training.DPI)
+    with writing_to(path):
+        write_bytes(path, data)
+    return path
+
+
+def _put_list(summaries: "list[RunSummary]") -> None:
+    width = _show.console().width
+    wide = width >= _WIDE
+    rows = _show.table("run", "began (UTC)", "state", "steps", "loss", "worst finding")
+    for place in (3, 4):
+        rows.columns[place].justify = "right"
+    for place in (1, 2, 3, 4):
+        rows.columns[place].no_wrap = True
+    rows.columns[0].ratio, rows.columns[5].ratio = (2, 3) if wide else (1, 1)
+    rows.expand = True
+    for summary in summaries:
+        date = summary.date[:16].replace("T", " ")
+        rows.add_row(
+            str(summary.path),
+            date if wide else date[5:],
+            state_cell(summary.state),
+            "" if summary.last_step is None else f"{summary.last_step}",
+            "" if summary.last_loss is None else number(summary.last_loss),
+            shortened(what_was_found(summary), 120 if wide else 70),
+        )
+    _show.put(rows)
 
 
 def _say_left_out(folder: Path, why: str) -> None:
     typer.echo(_show.printable(f"joma: left out {folder}: {why}"), err=True)
-
-
-def _in_words(table: "TableDifference") -> str:
-    if not table.same_shape:
-        what = "steps, names or members" if table.table == "metrics" else "columns or rows"
-        return f"not of the same {what}"
-    if table.equal:
-        return "equal"
-    largest = ", ".join(f"{name} {value:.2e}" for name, value in table.largest.items() if value)
-    return f"largest differences: {largest}"
-
-
-def _status(outcome: dict[str, Any]) -> str:
-    status = str(outcome.get("status", "unknown"))
-    if status == "done" and "verdict" in outcome:
-        return str(outcome["verdict"])
-    if status == "done" and "agrees" in outcome:  # of other commands, and of earlier versions
-        return "agrees" if outcome["agrees"] else "differs"
-    return status
-
-
-def _lines(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    for key, value in record.items():
-        if isinstance(value, dict):
-            lines += _lines(value, f"{prefix}{key} ")
-        elif isinstance(value, list) and key in ("figures", "findings"):
-            lines += [(key.removesuffix("s"), item) for item in value]
-        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            for number, item in enumerate(value, 1):
-                lines += _lines(item, f"{prefix}{key} {number} ")
-        else:
-            lines.append((f"{prefix}{key}", _cell(value)))
-    return lines
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return _show.printable("–") if value is None else str(value)
-
-
-def _findings(run: "Run") -> dict[str, Any] | None:
-    """Return what `findings.json` holds, None where there is none."""
-    from joma.runs import read_findings
-
-    found = read_findings(run)
-    return vars(found) if found.findings or found.not_judged else None
-
-
-def _in_lines(stored: dict[str, Any] | None) -> list[str]:
-    """Return a line for each finding."""
-    return [
-        f"{one['severity'] or one.get('kind')}, step {one.get('step')}: {one.get('sentence')} "
-        f"{one['advice']}"
-        for one in (stored or {"findings": []})["findings"]
-    ]
-
-
-def _shape(columns: dict[str, Any]) -> str:
-    rows = len(next(iter(columns.values())))
-    return f"{rows} rows: {', '.join(columns)}"
-
-
-def _as_json(table: "TableDifference") -> dict[str, Any]:
-    largest = {name: value if value == value else None for name, value in table.largest.items()}
-    return {"equal": table.equal, "largest": largest}
-
-
-def _logged(run: Any) -> dict[str, Any] | None:
-    """Return what the metrics log holds: rows, names, members, and the last step."""
-    log = run.metrics.read()
-    if not log["step"].size:
-        return None
-    return {
-        "rows": int(log["step"].size),
-        "names": sorted(set(log["name"])),
-        "members": int(log["member"].max()) + 1,
-        "last_step": int(log["step"].max()),
-    }

@@ -5,6 +5,6 @@ of figure from plain numbers or records, and `html` makes pages for a browser. N
 a result.
 """
 
-from joma.report import claims, figures, html, probe, series, superposition
+from joma.report import claims, figures, html, probe, series, superposition, training
 
-__all__ = ["claims", "figures", "html", "probe", "series", "superposition"]
+__all__ = ["claims", "figures", "html", "probe", "series", "superposition", "training"]

@@ -206,6 +206,19 @@ def save(
         ]
 
 
+def rendered(figure: Figure, kind: str, *, dpi: float = DPI) -> bytes:
+    """Return a figure as the bytes of a file, which are the same for the same figure.
+
+    Args:
+        figure: Made by `new`, or inside `style`.
+        kind: "png", "svg" or "pdf".
+        dpi: Dots per inch, of what is not lines and letters.
+    """
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with style():
+        return _render(figure, kind, dpi=dpi, metadata=dated.get(kind))
+
+
 def _annotate(figure: Figure, title: str, caption: str) -> None:
     for ax in figure.axes:
         _tidy(ax)

@@ -10,6 +10,7 @@ writing, resuming, listing and comparing such folders; no mathematics, no drawin
 
 from joma.runs._checkpoints import Checkpoint, Checkpoints, LatestCheckpoint
 from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
+from joma.runs._curves import Curve, curves_of, loss_curves
 from joma.runs._findings import RecordedFindings, read_findings
 from joma.runs._folder import check_out, check_restart, is_locked, is_run
 from joma.runs._list import RunSummary, list_runs
@@ -21,6 +22,7 @@ from joma.runs._state import RunCondition, RunState, condition_of, state_of
 __all__ = [
     "Checkpoint",
     "Checkpoints",
+    "Curve",
     "Existing",
     "LatestCheckpoint",
     "Metrics",
@@ -36,11 +38,13 @@ __all__ = [
     "compare_metrics",
     "compare_tables",
     "condition_of",
+    "curves_of",
     "default_folder",
     "differing",
     "is_locked",
     "is_run",
     "list_runs",
+    "loss_curves",
     "read",
     "read_findings",
     "state_of",

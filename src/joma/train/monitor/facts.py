@@ -195,7 +195,9 @@ class OptimizerView:
         group. The learning rate is the one that schedules start from.
         """
         each = [_settings(one) for one in self._living()]
-        return each[0] if len(each) == 1 else dict(enumerate(each)) or None
+        if len(each) == 1:
+            return each[0]
+        return {str(number): one for number, one in enumerate(each)} or None
 
     def record(self, *, energy: bool, angles: bool = True) -> None:
         """Let optimizers that project gradients record what `subspaces` yields.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,9 @@ from joma.train.monitor.record import (
 )
 from joma.train.monitor.undisturbed import undisturbed, unwrap
 from joma.train.processes import MonitoredProcesses
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EXPENSIVE_EVERY = 10
 """Every how many measurements the expensive metrics are measured too."""
@@ -326,6 +329,30 @@ class Monitor:
             found = None if self._live.failed else judgement
             return summary_of(first, self._alarm.sentence(), found, self._faults.sentences())
 
+    def plot(self) -> "Figure | None":
+        """Return the picture of the run so far: loss, metrics by layer, and findings.
+
+        `figure.savefig("mine.png")` writes it. The same is written to `figures/training.png` of the
+        run when the monitor is closed.
+
+        Returns:
+            A matplotlib Figure; None in processes that do not write.
+
+        Raises:
+            JomaError: No run folder could be made.
+        """
+        if not self._processes.first:
+            return None
+        from joma.report.training import draw
+
+        with self._lock:
+            if not self._closed:
+                self._guarded(self._update_findings)
+                self._recorder.flush()
+            if self._run is None:
+                raise JomaError("plot needs a run folder, and none could be made")
+            return draw(self._run)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return what a resumed training needs to measure as if it had not been stopped.
 
@@ -390,6 +417,7 @@ class Monitor:
                     self._recorder.close()
                     if finished:
                         self._outcome.end(error, self.stop_reason)
+                    self._recorder.draw()
             finally:
                 self._measurements.release()
                 self._faults.tried("closing", self._stack.close, effect="failed")

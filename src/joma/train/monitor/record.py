@@ -239,6 +239,18 @@ class Recorder:
         self.flush()
         self._with_run("merging the metrics log", lambda run: run.metrics.compact())
 
+    def draw(self) -> None:
+        """Write `figures/training.png` of what was recorded."""
+
+        def write(run: Run) -> None:
+            from joma.report import figures, training  # takes a second, once, at the end
+
+            if self.history.changes:
+                drawn = figures.rendered(training.draw(run), "png", dpi=training.DPI)
+                run.write_figure(f"{training.NAME}.png", drawn)
+
+        self._with_run("figures/training.png", write, "not drawn")
+
     def _with_run(
         self, what: str, action: Callable[[Run], Any], effect: str = "failed"
     ) -> Any | None:
