@@ -52,6 +52,19 @@ def test_signals_end_it_at_once_with_open_streams(tmp_path, number, code):
         assert "Traceback" not in out + err
 
 
+def test_a_signal_that_is_ignored_from_the_start_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts background jobs
+    try:
+        with started(tmp_path) as (process, client):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert client.get("/healthz").status == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 143
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_ten_megabytes_are_refused_without_being_kept(tmp_path):
     write_run(tmp_path)
     with started(tmp_path) as (process, client):

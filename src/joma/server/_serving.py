@@ -5,6 +5,7 @@ import errno
 import ipaddress
 import logging
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -143,12 +144,22 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_start = on_start
+        self._ignored = [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) is signal.SIG_IGN
+        ]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen."""
         await super().startup(sockets)
         if self.started:
             self._on_start()
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Stop at a signal, unless the program was started with it ignored."""
+        if sig not in self._ignored:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; streams that never end by themselves are ended first."""

@@ -144,10 +144,13 @@ body {{
   font: 1rem/1.5 system-ui, sans-serif;
   max-width: 40rem;
   margin: 15vh auto 0;
-  padding: 0 1rem;
+  padding: 0 1.5rem;
+  color: light-dark(#1c1e21, #e8eaed);
+  background: light-dark(#f6f7f9, #16181b);
 }}
-h1 {{ font-size: 1.4rem; }}
+h1 {{ font-size: 1.6rem; margin: 0; }}
 p {{ overflow-wrap: anywhere; }}
+a {{ color: light-dark(#0a5a96, #8ec5f4); }}
 </style>
 </head>
 <body>

@@ -1,6 +1,8 @@
 /* The list of runs: drawn from JSON, fetched again when the server says that a run changed. */
 
 const data = JSON.parse(byId("data").textContent);
+const MOST_COMPARED = 50;
+const chosen = new Set();
 const HEADS = ["run", "state", "worst finding", "steps", "last loss", "began (UTC)"];
 const STATES = ["running", "ended", "stopped", "died", "diverged", "damaged", "unknown"];
 
@@ -10,6 +12,7 @@ function row(run) {
     ? [el("span", { class: `badge ${run.worst.severity}`, text: run.worst.severity }), el("small", { class: "why", text: run.worst.sentence })]
     : ["–"];
   return el("tr", null,
+    data.live ? el("td", null, chooser(run)) : null,
     el("th", { scope: "row" }, el("a", { href: run.href, text: run.title }), run.reason ? el("small", { class: "reason", text: run.reason }) : null),
     el("td", null, el("span", { class: `pill ${state}`, text: state })),
     el("td", { class: "worst" }, worst),
@@ -18,11 +21,35 @@ function row(run) {
     el("td", { text: (run.date || "–").slice(0, 16).replace("T", " ") }));
 }
 
+/** Return the box that chooses a run to be compared with others. */
+function chooser(run) {
+  const box = el("input", { type: "checkbox", "aria-label": `Compare ${run.title}`, onchange: () => {
+    if (box.checked) chosen.add(run.id);
+    else chosen.delete(run.id);
+    offer();
+  } });
+  box.checked = chosen.has(run.id);
+  return box;
+}
+
+/** Offer to compare the chosen runs, once there are two. */
+function offer() {
+  const link = byId("compare");
+  const ids = [...chosen].slice(0, MOST_COMPARED);
+  link.hidden = ids.length < 2;
+  link.href = `compare?${ids.map((id) => `run=${encodeURIComponent(id)}`).join("&")}`;
+  link.textContent = `Compare ${ids.length} runs`;
+}
+
 function show(runs) {
+  const there = new Set(runs.map((run) => run.id));
+  chosen.forEach((id) => there.has(id) || chosen.delete(id));
+  offer();
+  const heads = data.live ? ["", ...HEADS] : HEADS;
   const sorted = [...runs].sort((one, two) => (two.date || "").localeCompare(one.date || ""));
   byId("runs").replaceChildren(sorted.length
     ? el("div", { class: "scroll list", tabindex: 0, role: "region", "aria-label": "Runs" },
-      el("table", { class: "runs" }, el("thead", null, el("tr", null, HEADS.map((it) => el("th", { scope: "col", text: it })))), el("tbody", null, sorted.map(row))))
+      el("table", { class: "runs" }, el("thead", null, el("tr", null, heads.map((it) => el(it ? "th" : "td", { scope: it ? "col" : null, text: it })))), el("tbody", null, sorted.map(row))))
     : el("p", { class: "quiet", text: "There are no runs here yet. `joma train tiny`, or joma.Monitor in a training of your own, makes one." }));
 }
 

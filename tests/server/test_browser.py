@@ -1,0 +1,100 @@
+"""A real browser follows a run."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from joma.runs import Run
+from joma.server import _watching
+from tests.server._client import Client
+from tests.server.conftest import MakeRun, serving
+
+pytestmark = pytest.mark.slow
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    """Return a tab that may neither complain nor ask another machine."""
+    page = browser.new_page()
+    troubles: list[str] = []
+    page.on("console", lambda it: troubles.append(it.text) if it.type == "error" else None)
+    page.on("pageerror", lambda it: troubles.append(str(it)))
+    page.on(
+        "request",
+        lambda it: (
+            None
+            if it.url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+            else troubles.append(it.url)
+        ),
+    )
+    yield page
+    page.close()
+    assert troubles == []
+
+
+def flush(run: Run, step: int) -> float:
+    """Log a step, and return when it was flushed."""
+    run.metrics.append(step, "loss", 1 / step)
+    run.metrics.append(step, "attention_entropy", 2.0, module="h.0", layer=0)
+    run.metrics.flush()
+    return time.monotonic()
+
+
+def test_rows_appear_within_two_seconds_of_their_flush(
+    tab: Any, make_run: MakeRun, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(_watching, "REFRESH_SECONDS", 0.5)
+    monkeypatch.setattr(_watching, "DISCOVER_SECONDS", 2.0)
+    run = make_run("live", done=False)
+    with serving(tmp_path / "runs") as server, run.locked():
+        id = Client(server.address).id_of("live")
+        tab.goto(f"{server.address.url}runs/{id}")
+        tab.wait_for_selector("#connection:has-text('live')")
+        took = []
+        for step in range(41, 46):
+            flushed = flush(run, step)
+            tab.wait_for_selector(f"#summary >> text=/\\b{step}\\b/", timeout=10_000)
+            took.append(time.monotonic() - flushed)
+        print(f"rows appear {', '.join(f'{it:.2f}' for it in took)} s after their flush")
+        assert sorted(took)[2] < 2  # the median: other programs may use this machine
+
+
+def test_the_list_follows_runs_that_begin_and_end(tab: Any, make_run: MakeRun, tmp_path):
+    (tmp_path / "runs").mkdir()
+    with serving(tmp_path / "runs") as server:
+        tab.goto(server.address.url)
+        run = make_run("late", done=False)
+        with run.locked():
+            run.write_json("outcome", {"status": "running"})
+            tab.wait_for_selector("tr:has-text('late') .pill.running", timeout=5000)
+            run.write_json("outcome", {"status": "done"})
+        tab.wait_for_selector("tr:has-text('late') .pill.ended", timeout=5000)
+        tab.click("tr a")
+        tab.wait_for_selector("h1:has-text('late')")
+        tab.click("a.home")
+        tab.wait_for_selector("tr:has-text('late')")
+        tab.click("text=Laboratory")
+        tab.wait_for_selector("input[type=range]")
+
+
+def test_a_damaged_run_says_so(tab: Any, make_run: MakeRun, tmp_path):
+    run = make_run("broken")
+    (run.path / "config.json").write_text("{")
+    with serving(tmp_path / "runs") as server:
+        tab.goto(f"{server.address.url}runs/{Client(server.address).id_of('broken')}")
+        tab.wait_for_selector("text=/damaged|not valid JSON/")
