@@ -98,7 +98,6 @@ function legendOf(series) {
 function writeLink() {
   const link = toLink(state.section, state.settings);
   if (link !== location.hash) history.replaceState(null, "", link);
-  find("#link").href = link;
 }
 
 function open(section, settings, notes = []) {

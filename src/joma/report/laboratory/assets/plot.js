@@ -27,7 +27,11 @@ export function ticks({ min, max, log, whole, reverse }, most) {
     const [low, high] = [Math.ceil(Math.log10(min) - 1e-9), Math.floor(Math.log10(max) + 1e-9)];
     const every = Math.max(1, Math.ceil((high - low + 1) / most));
     const found = [];
-    for (let e = low; e <= high; e++) if ((reverse ? high - e : e - low) % every === 0) found.push(10 ** e);
+    const within = (x) => x >= min * 0.999 && x <= max * 1.001;
+    for (let e = low - 1; e <= high; e++) {
+      if (every === 1 && high - low < 2) found.push(...[2, 5].map((m) => m * 10 ** e).filter(within));
+      if (e >= low && (reverse ? high - e : e - low) % every === 0) found.push(10 ** e);
+    }
     return found;
   }
   const rough = (max - min) / most;

@@ -11,8 +11,7 @@ const FIRST = 0.01;
 export function viewEqn6(s) {
   const sizes = s.mu.map(Math.abs);
   const names = s.mu.map((_, l) => `token ${l + 1}`);
-  const count = s.tokens > 8 ? 120 : 200;
-  const times = sequence(count, Math.log(FIRST), Math.log(s.end)).map(Math.exp);
+  const times = timesOf(s, sizes);
   const v = s.mu.map((mu) => eqn6Weights(mu, times));
   const entropy = times.map((_, n) => attentionEntropy(v.map((one) => one[n]), s.scale));
   const x = { label: "time t", log: true, min: FIRST, max: s.end };
@@ -39,9 +38,19 @@ export function viewEqn6(s) {
       ...(pair ? thresholds(pair) : [["Eqn 7", "needs two targets of different size"]]),
     ],
     note: unstable
-      ? `Steps above 2e^{−μ²/2} = ${shown(limit)} overshoot the largest target, so the gradient steps leave the flow.` : "",
+      ? `Steps above 2·exp(−μ²/2) = ${shown(limit)} overshoot the largest target, so the gradient steps leave the flow.` : "",
     dots: () => dots(s, simulation, names, plots),
   };
+}
+
+/** Times at equal logarithmic distances, and more of them where each token arrives. */
+function timesOf(s, sizes) {
+  const many = s.tokens > 8;
+  const base = sequence(many ? 60 : 120, Math.log(FIRST), Math.log(s.end)).map(Math.exp);
+  const arrivals = (many ? [0.7, 1.5, 2.5, 4, 7] : [0.5, 0.8, 1.2, 1.7, 2.3, 3, 4, 5.5, 8])
+    .flatMap((y) => sizes.map((mu) => elapsed(-Math.expm1(-y), mu)))
+    .filter((t) => t > FIRST && t < s.end);
+  return [...base, ...arrivals].sort((a, b) => a - b);
 }
 
 /** The smallest and the largest target that move, whose rates Eqn 7 compares. */

@@ -35,14 +35,13 @@ export function viewHierarchies(s) {
   const height = s.distance / 2;
   const derived = heights.map((h) => cooccurrence(h, s.depth, s.rho, rho0));
   if (Number.isNaN(derived[0])) {
-    return { problem: "With these values the tokens never occur (ρ^{L−1}ρ₀ = 1), so nothing can be " +
+    return { problem: "With these values the tokens never occur (ρᴸ⁻¹ρ₀ = 1), so nothing can be " +
       "conditioned on them. Choose a smaller ρ or a smaller P[top latent off]." };
   }
   const printed = heights.map((h) => cooccurrence(h, s.depth, s.rho, printed0));
   const simulation = new Sampling(
     new TreeSampler({ depth: s.depth, rho: s.rho, classProbs, offProbs, seed: s.seed }), s.trees);
   const plots = [levels(s, heights, derived, printed, height), edges(s, height, rho0, printed0), nearOne(s, height)];
-  const undefinedPrint = Number.isNaN(printed[0]);
   return {
     problem: null, plots, simulation,
     readouts: [
@@ -51,8 +50,8 @@ export function viewHierarchies(s) {
       ["… with ρ₀ as printed", shown(printed[height])],
       ["ρ₀ derived, printed", `${shown(rho0)}, ${shown(printed0)}`],
     ],
-    note: undefinedPrint ? "With ρ₀ as printed the tokens would never occur, so there is no dashed line."
-      : printed.some((p) => p < 0) ? "With ρ₀ as printed some probabilities are negative." : "",
+    note: Number.isNaN(printed[0])
+      ? "With ρ₀ as printed the tokens would never occur, so there is no dashed line." : "",
     dots: () => [measured(simulation.sampler, heights), atRho(simulation.sampler, s, height), []],
   };
 }

@@ -25,14 +25,13 @@ export function viewTheorem1(s) {
   const squares = new Array(s.tokens).fill(0);
   const history = [];
   simulation.squares = (rate, step) => {
-    for (let i = 0; i < s.tokens * s.nodes; i++) squares[Math.floor(i / s.nodes)] += (step * rate[i]) ** 2;
     while (history.length < simulation.kept.length) history.push([...squares]);
+    for (let i = 0; i < s.tokens * s.nodes; i++) squares[Math.floor(i / s.nodes)] += (step * rate[i]) ** 2;
   };
   const context = { s, data, problem, printed, softmax, unitRates, simulation, squares, history };
   const names = data.z.map((_, l) => `token ${l + 1}`);
   return {
     problem: null, simulation, names,
-    note: "",
     draw: () => drawn(context, names),
   };
 }
@@ -61,7 +60,7 @@ function plotsOf(context, names, states) {
     plain: unitRates ? null : states.map((one) => lawLogits(printed, start, one.v, b)),
   };
   return [
-    logitsPlot(context, names, states, laws), driftPlot(context, states), planePlot(context, names, states, laws),
+    logitsPlot(context, names, states, laws), driftPlot(context, states), planePlot(names, states, laws),
   ];
 }
 
@@ -121,8 +120,10 @@ export function drifts({ problem, printed, softmax, data }, states) {
 
 function driftPlot(context, states) {
   const { s, softmax, unitRates, history, squares } = context;
-  const { exact, plain, scale } = drifts(context, states);
-  const x = states.map((one) => one.t);
+  const later = states.slice(1); // at the start nothing has changed
+  const found = drifts(context, states);
+  const [exact, plain] = [found.exact.slice(1), found.plain.slice(1)];
+  const x = later.map((one) => one.t);
   const up = (values) => values.map((d) => Math.max(d, ROUNDING));
   const series = [];
   if (softmax || !unitRates) {
@@ -131,24 +132,24 @@ function driftPlot(context, states) {
   }
   const predicted = s.mode === "descent" && s.attention === "exp";
   if (predicted) {
-    const sums = [...history, squares].slice(0, states.length);
-    series.push({ name: "−(η_Z/2η_W) Σ (δv)²", color: 0, style: "line", x: x.slice(0, sums.length),
-      y: up(sums.map((one) => ((s.eta_z / (2 * s.eta_w)) * Math.max(...one)) / scale)) });
+    const sums = [...history, [...squares]].slice(1, states.length);
+    series.push({ name: "predicted: (η_Z/2η_W) Σ (δv)²", color: 0, style: "line", x: x.slice(0, sums.length),
+      y: up(sums.map((one) => ((s.eta_z / (2 * s.eta_w)) * Math.max(...one)) / found.scale)) });
   }
-  const dotted = predicted ? few(states.map((one, n) => ({ t: one.t, d: exact[n] })), 24)
-    : states.map((one, n) => ({ t: one.t, d: exact[n] }));
+  const each = later.map((one, n) => ({ t: one.t, d: exact[n] }));
+  const dotted = predicted ? few(each, 24) : each;
   series.push({ name: softmax ? "Σ z, simulated" : "the law, simulated", color: 0, style: "dots",
     x: dotted.map((one) => one.t), y: up(dotted.map((one) => one.d)) });
   return {
     key: "drift", title: "Change of the conserved quantity since t = 0", legend: true,
-    x: { label: "time t", min: 0, max: s.end }, y: { label: "largest change", log: true, min: ROUNDING },
+    x: { label: "time t", min: 0, max: s.end }, y: { label: "largest change", log: true },
     series: series.map(finiteOnly), // the sums of a diverging simulation overflow
   };
 }
 
-function planePlot({ softmax }, names, states, laws) {
+function planePlot(names, states, laws) {
   return {
-    key: "plane", title: softmax ? "Logits against Σ v²" : "Each token stays on its curve",
+    key: "plane", title: "Logits against Σ v²",
     x: { label: "Σ v² over the hidden nodes" }, y: { label: "z" },
     series: tokensOver(names, states, laws, (one, l) => one.v[l].reduce((sum, x) => sum + x * x, 0)),
   };
@@ -166,5 +167,5 @@ function drawn(context, names) {
   if (softmax) readouts.push(["Largest error of Eqn 18", shown(largest(plain))]);
   else if (!unitRates) readouts.push(["With the factor of unit rates", shown(largest(plain))]);
   if (s.attention === "sigmoid") readouts.push(["H(y) for sigmoid attention", "y + eʸ"]);
-  return { plots: plotsOf(context, names, states), readouts, note: simulation.ended ?? "" };
+  return { plots: plotsOf(context, names, states), readouts, note: softmax ? "Softmax has no law for each token alone: the lines are Eqn 18's estimate." : "" };
 }

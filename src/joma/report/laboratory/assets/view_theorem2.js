@@ -78,8 +78,8 @@ export function viewTheorem2(s) {
 }
 
 function noteOn({ fromZero, many }) {
-  if (many) return "The paper states the law for one node; nothing printed to compare with.";
-  return fromZero ? "" : "The printed law is for v(0) = 0, so it is not drawn in the first picture.";
+  if (many) return "The paper states its law for one node, so that nothing printed is drawn.";
+  return fromZero ? "" : "The printed law is for v(0) = 0, so it is not drawn.";
 }
 
 function addLimits(plot, { s, unit, first, names, many, fromZero, end }, limit, line, times) {
@@ -118,8 +118,8 @@ function ratioPlot(context, line, lineGaps) {
     x: { label: "time t", min: 0, max: end * 1.04 }, y: { label: "ratio", about: 1 },
     marks: [{ x: end, label: "t*" }],
     series: moving.flatMap((l) => [
-      { name: `${names[l]}, erf(v/2)/Δ as printed`, color: l, style: "dashed", x,
-        y: printed.map((one) => one[l]) },
+      ...(context.fromZero ? [{ name: `${names[l]}, erf(v/2)/Δ as printed`, color: l, style: "dashed", x,
+        y: printed.map((one) => one[l]) }] : []),
       { name: names[l], color: l, style: "line", x, y: derived.map((one) => one[l]) },
     ].map(finiteOnly)),
   };
