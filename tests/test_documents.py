@@ -134,7 +134,7 @@ def test_the_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
     assert len(_python(ROOT / "README.md")) == 3
     _run_page(ROOT / "README.md")
     said = capsys.readouterr().out
-    assert "The learning rate 0.1 is too high" in said
+    assert "The learning rate 0.029 is too high" in said
     assert said.count("steps watched") == 2
     assert (tmp_path / "out" / "monitor" / "findings.json").is_file()
 
@@ -144,7 +144,7 @@ def test_the_examples_of_the_tutorial_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # they leave run folders
     _run_page(ROOT / "docs" / "tutorial.md")
     said = capsys.readouterr().out
-    assert "The learning rate 0.1 is too high" in said
+    assert "The learning rate 0.03 is too high" in said
     assert (tmp_path / "runs" / "low" / "model" / "config.json").is_file()
 
 

@@ -19,6 +19,8 @@ _CODE_OR_TEX = re.compile(
 _NAME = r"<m[io]>([a-z]{2,})</m[io]>"
 _OPENS = r"(?:<mo[^>]*>(?:&#x00028;|\(|\[|&#x0007B;)|<mspace|</m)"
 _ENDS = r"(</m[in]>|</msub>|</msup>|</msubsup>|</msqrt>|</mfrac>|&#x00029;</mo>|\]</mo>)"
+_LONG = 60
+"""Characters of TeX from which on a formula in a line may be wider than a phone."""
 _SPACE = '<mspace width="0.167em" />'
 
 
@@ -54,8 +56,10 @@ def mathml(tex: str, displayed: bool) -> str:
     made = re.sub(_NAME, r"<mi>\1</mi>", made)
     made = re.sub(rf"(<mi>[a-z]{{2,}}</mi>)(?!{_OPENS})", rf"\1{_SPACE}", made)
     made = re.sub(rf"{_ENDS}(<mi>[a-z]{{2,}}</mi>)", rf"\1{_SPACE}\2", made)
-    made = re.sub(r'columnalign="(\w+)"', r'style="text-align:\1"', made)
+    made = re.sub(r'columnalign="(\w+)"', r'class="\1"', made)
     made = made.replace("<mover><mi>", '<mover accent="true"><mi>')
     made = made.replace("<mover><mrow><mi>", '<mover accent="true"><mrow><mi>')
     made = re.sub(r'<mo stretchy="true">&#x000AF;</mo>', "<mo>&#x000AF;</mo>", made)
-    return f'<div class="equation">{made}</div>' if displayed else made
+    if displayed:
+        return f'<div class="equation">{made}</div>'
+    return f'<span class="formula">{made}</span>' if len(tex) > _LONG else made

@@ -28,7 +28,7 @@ TRAINING = "training"
 """Name of the folder of the monitored training."""
 
 _CHANGES = (
-    "optimizer.learning_rate=0.05",
+    "optimizer.learning_rate=0.03",
     "optimizer.warmup=0",
     "training.steps=240",
     "monitor.every=10",
