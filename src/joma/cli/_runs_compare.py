@@ -9,7 +9,7 @@ import numpy as np
 
 from joma.cli import _show
 from joma.cli._runs_show import text_of
-from joma.cli._runs_words import number, say_curves
+from joma.cli._runs_words import number, say_curves, say_wrapped
 from joma.common.json_files import plain
 
 if TYPE_CHECKING:
@@ -106,13 +106,14 @@ def _put_ends(names: Sequence[str], ends: dict[str, Sequence[float | None]]) -> 
             equal.append(name)
             continue
         signed = number(None) if gap is None else f"{gap:+.3g}"
-        judged = gap is not None and name in _LOWER_IS_BETTER
-        better = names[0 if judged and gap > 0 else 1] if judged else ""
+        better = ""
+        if gap is not None and name in _LOWER_IS_BETTER:
+            better = names[1] if gap < 0 else names[0]
         rows.add_row(name, number(left), number(right), signed, better)
     if rows.row_count:
         _show.put(rows)
     if equal:
-        _show.say(f"Equal at the end: {', '.join(equal)}")
+        say_wrapped(f"Equal at the end: {', '.join(equal)}")
 
 
 def _ends(one: "Run", two: "Run") -> dict[str, tuple[float | None, float | None]]:

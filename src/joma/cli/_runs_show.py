@@ -1,12 +1,11 @@
 """What `joma runs show` prints: findings, curves, then settings and files."""
 
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from joma.cli import _show
-from joma.cli._runs_words import number, say_curves, severity_cell, state_cell
+from joma.cli._runs_words import number, say_curves, say_wrapped, severity_cell, state_cell
 
 if TYPE_CHECKING:
     from joma.runs import Curve, RecordedFindings, Run, RunSummary
@@ -78,9 +77,9 @@ def _put_head(run: "Run", summary: "RunSummary") -> None:
         words.append(f"last step {summary.last_step:,}")
     if summary.last_loss is not None:
         words.append(f"last loss {number(summary.last_loss)}")
-    _show.say(_show.printable(", ".join(words)))
+    say_wrapped(", ".join(words))
     if summary.reason:
-        _say_wrapped(summary.reason, "")
+        say_wrapped(summary.reason)
     _show.say("")
 
 
@@ -109,7 +108,7 @@ def _put_findings(found: "RecordedFindings") -> None:
     for one in found.not_judged:
         missing.setdefault(str(one.get("needs")), []).append(str(one.get("kind")))
     for needs, kinds in missing.items():
-        _say_wrapped(f"not judged: {', '.join(kinds)}; needs {needs}", "  ")
+        say_wrapped(f"not judged: {', '.join(kinds)}; needs {needs}", "  ")
     _show.say("")
 
 
@@ -136,15 +135,6 @@ def _put_curves(run: "Run") -> None:
         _show.say(f"Attention entropy by layer{some}, with first and last value")
         say_curves([(f"layer {curve.label}", curve) for curve in chosen])
         _show.say("")
-
-
-def _say_wrapped(text: str, indent: str) -> None:
-    width = max(20, _show.console().width)
-    lines = textwrap.wrap(
-        _show.printable(text), width, initial_indent=indent, subsequent_indent=indent + "  ",
-        break_long_words=True, break_on_hyphens=False,
-    )  # fmt: skip
-    _show.say("\n".join(lines))
 
 
 def _lines(record: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from joma.cli import _show
-from joma.cli._sparkline import scale_of, sparkline
+from joma.cli._sparkline import sparklines
 
 if TYPE_CHECKING:
     from joma.runs import Curve, RunSummary
@@ -73,8 +73,22 @@ def say_curves(lines: Sequence[tuple[str, "Curve"]]) -> None:
     labels = [_show.printable(label) for label, _ in lines]
     label_width = min(max(map(len, labels)), 34)
     room = max(8, min(60, _show.console().width - label_width - 26))
-    scale = scale_of(curve.values for _, curve in lines)
-    for label, (_, curve) in zip(labels, lines, strict=True):
+    curves = [curve for _, curve in lines]
+    for label, curve, drawn in zip(labels, curves, sparklines(curves, room), strict=True):
         first, last = (f"{value:.4g}" for value in (curve.values[0], curve.values[-1]))
-        drawn = sparkline(curve.values, room, scale)
         _show.say(f"  {label[:label_width]:<{label_width}} {first:>9} {drawn} {last}")
+
+
+def say_wrapped(text: str, indent: str = "") -> None:
+    """Print a text in lines that fit the terminal.
+
+    Args:
+        text: The text.
+        indent: What the first line begins with; further lines are indented by two more.
+    """
+    width = max(20, _show.console().width)
+    lines = textwrap.wrap(
+        _show.printable(text), width, initial_indent=indent, subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )  # fmt: skip
+    _show.say("\n".join(lines))

@@ -1,54 +1,62 @@
-"""Curves in one line of text."""
+"""Curves in one line of text each."""
 
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from joma.runs import Curve
 
 _BLOCKS, _LOST = "▁▂▃▄▅▆▇█", "×"
 _ASCII, _ASCII_LOST = "_.-=+*#@", "x"
 
 
-def sparkline(values: Any, width: int, scale: tuple[float, float] | None = None) -> str:
-    """Return a curve as a line of blocks, the lowest for the least value.
+def sparklines(curves: Sequence["Curve"], width: int) -> list[str]:
+    """Return curves as lines of blocks, the lowest for the least value of all.
 
-    A column is the mean of the values it stands for, and × where none of them is finite. Terminals
-    that have no blocks get characters of ASCII.
+    Columns are stretches of steps of equal length, the same for all curves. A column is the mean of
+    the values in it, × where none of them is finite, and the one before where there are none.
+    Terminals that have no blocks get characters of ASCII.
 
     Args:
-        values: The numbers, in their order.
-        width: Most columns; a shorter curve takes as many as it has numbers.
-        scale: The values of the lowest and the highest block; otherwise the curve's own.
+        curves: The curves.
+        width: Most columns.
     """
-    numbers = np.asarray(values, dtype=np.float64)
-    if numbers.size == 0:
-        return ""
-    means = np.array([_mean(part) for part in np.array_split(numbers, min(width, numbers.size))])
-    signs, lost = (_BLOCKS, _LOST) if _has_blocks() else (_ASCII, _ASCII_LOST)
-    low, high = scale or scale_of([means])
+    first = min(int(curve.steps[0]) for curve in curves)
+    steps = max(int(curve.steps[-1]) for curve in curves) - first + 1
+    columns = max(1, min(width, steps, max(len(curve.steps) for curve in curves)))
+    low, high = _range([curve.values for curve in curves])
     # Halves: the difference of two large numbers of opposite sign may not be finite.
     reach = high / 2 - low / 2
-    with np.errstate(invalid="ignore"):
-        share = (means / 2 - low / 2) / reach if reach > 0 else np.zeros_like(means)
-        share = np.clip(share, 0.0, 1.0)
-    return "".join(
-        signs[min(int(at * len(signs)), len(signs) - 1)] if np.isfinite(mean) else lost
-        for at, mean in zip(share, means, strict=True)
-    )
+    signs, lost = (_BLOCKS, _LOST) if _has_blocks() else (_ASCII, _ASCII_LOST)
+    lines = []
+    for curve in curves:
+        places = ((curve.steps - first) * columns) // steps
+        line = " " * int(places[0])
+        sign = lost
+        for place in range(int(places[0]), int(places[-1]) + 1):
+            own = curve.values[places == place]
+            if own.size:
+                sign = _sign(own[np.isfinite(own)], low, reach, signs) or lost
+            line += sign
+        lines.append(line)
+    return lines
 
 
-def scale_of(several: Iterable[Any]) -> tuple[float, float]:
-    """Return the least and the greatest finite value of curves."""
-    numbers = np.concatenate([np.asarray(values, dtype=np.float64) for values in several])
+def _sign(finite: Any, low: float, reach: float, signs: str) -> str:
+    if not finite.size:
+        return ""
+    share = (float(np.mean(finite / 2)) - low / 2) / reach if reach > 0 else 0.0
+    return signs[min(max(int(share * len(signs)), 0), len(signs) - 1)]
+
+
+def _range(several: Sequence[Any]) -> tuple[float, float]:
+    """Return the least and the greatest finite value."""
+    numbers = np.concatenate(several)
     finite = numbers[np.isfinite(numbers)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-
-
-def _mean(part: NDArray[np.float64]) -> float:
-    finite = part[np.isfinite(part)]
-    return float(np.mean(finite)) if finite.size else float("nan")
 
 
 def _has_blocks() -> bool:
