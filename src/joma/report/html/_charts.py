@@ -1,5 +1,6 @@
 """The metrics log of a run as charts: a series for each key, thinned where it is long."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ FEWEST_POINTS = 40
 """Points that every series keeps, however many series a run has."""
 _NEGLIGIBLE = 1e-6
 """Bounds below this share of every value are given as one number for the series."""
+_LARGEST_CODE = 2**62
 _JOINED = {"validation_loss": "loss"}
 """Metrics that are drawn in the chart of another."""
 
@@ -76,7 +78,9 @@ def recorded_series(log: Log) -> Iterator[RecordedSeries]:
     code = np.zeros(count, dtype=np.int64)
     for column in ("name", "module", "kind", "layer", "head", "member"):
         numbers = _codes(log[column])
-        code = _codes(code * (int(numbers.max()) + 1) + numbers)
+        if int(code.max() + 1) * int(numbers.max() + 1) > _LARGEST_CODE:
+            code = _codes(code)
+        code = code * (numbers.max() + 1) + numbers
     order = np.argsort(code, kind="stable")
     cuts = np.flatnonzero(np.diff(code[order])) + 1
     for rows in np.split(order, cuts):
@@ -97,19 +101,33 @@ def recorded_series(log: Log) -> Iterator[RecordedSeries]:
 def charts(recorded: list[RecordedSeries], most_points: int, budget: int) -> list[dict[str, Any]]:
     """Return the charts of a run, JSON-ready.
 
+    Where there are so many series that a few points of each exceed the budget, those of single
+    heads are left out, and the charts say how many.
+
     Args:
         recorded: The series of its log.
         most_points: The most points of a series.
         budget: About the most points of all series together.
     """
     drawn = [it for it in recorded if it.metric not in (*SHAPES, EVEN) and not _is_fact(it)]
-    most = _most_points([it.values.size for it in drawn], most_points, budget)
     by_chart: dict[str, list[RecordedSeries]] = {}
+    left_out: dict[str, int] = {}
+    crowded = len(drawn) * FEWEST_POINTS > 2 * budget
     for series in drawn:
-        by_chart.setdefault(_JOINED.get(series.metric, series.metric), []).append(series)
+        key = _JOINED.get(series.metric, series.metric)
+        listed = by_chart.setdefault(key, [])
+        if crowded and series.head is not None:
+            left_out[key] = left_out.get(key, 0) + 1
+        else:
+            listed.append(series)
+    chosen = [it for listed in by_chart.values() for it in listed]
+    most = _Most.within(chosen, most_points, budget)
     even = sorted({float(it.values[-1]) for it in recorded if it.metric == EVEN and it.values.size})
     return [
-        _chart(key, by_chart[key], most, even if key == "attention_entropy" else [])
+        {
+            **_chart(key, by_chart[key], most, even if key == "attention_entropy" else []),
+            "left_out": left_out.get(key, 0),
+        }
         for key in sorted(by_chart, key=order_of)
     ]
 
@@ -130,7 +148,9 @@ def _is_fact(series: RecordedSeries) -> bool:
     return series.metric in FACTS
 
 
-def _chart(key: str, listed: list[RecordedSeries], most: int, even: list[float]) -> dict[str, Any]:
+def _chart(
+    key: str, listed: list[RecordedSeries], most: "_Most", even: list[float]
+) -> dict[str, Any]:
     words = chart_words(key)
     listed = sorted(listed, key=_order)
     lines = [{"name": "even attention", "value": _number(value)} for value in even[:3]]
@@ -143,7 +163,7 @@ def _chart(key: str, listed: list[RecordedSeries], most: int, even: list[float])
         "axes": {"x": "step", "y": words.unit or words.title},
         "logarithmic": words.logarithmic,
         "lines": lines,
-        "series": [_series(it, most) for it in listed],
+        "series": [_series(it, most.of(it)) for it in listed],
     }
 
 
@@ -183,7 +203,7 @@ def rounded(values: NDArray[np.float64]) -> list[float | None]:
 
 
 def _number(value: float) -> float | None:
-    return float(f"{value:.6g}") if np.isfinite(value) else None
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _marks(values: NDArray[np.float64]) -> dict[str, list[int]]:
@@ -205,7 +225,27 @@ def _bound(
         return None
     if np.all(bounds[known] <= _NEGLIGIBLE * np.abs(values[known])):
         return float(f"{bounds[known].max():.2g}")
-    return [float(f"{it:.2g}") if np.isfinite(it) else None for it in bounds.tolist()]
+    return [float(f"{it:.2g}") if math.isfinite(it) else None for it in bounds.tolist()]
+
+
+@dataclass(frozen=True)
+class _Most:
+    """The most points of a series that is of no single head, and of one that is."""
+
+    whole: int
+    head: int
+
+    @classmethod
+    def within(cls, chosen: list[RecordedSeries], most: int, budget: int) -> "_Most":
+        """Return what keeps all within a budget; heads, which are many, get what others leave."""
+        whole = [it.values.size for it in chosen if it.head is None]
+        heads = [it.values.size for it in chosen if it.head is not None]
+        of_whole = _most_points(whole, most, budget)
+        left = budget - sum(min(size, of_whole) for size in whole)
+        return cls(of_whole, _most_points(heads, most, max(left, 0)))
+
+    def of(self, series: RecordedSeries) -> int:
+        return self.whole if series.head is None else self.head
 
 
 def _most_points(sizes: list[int], most: int, budget: int) -> int:
@@ -230,10 +270,12 @@ def _codes(column: NDArray[Any]) -> NDArray[np.int64]:
     """Return a number for each entry, the same for the same entries, counted from 0."""
     if column.dtype != object:
         return np.unique(column, return_inverse=True)[1].astype(np.int64)
+    # A log shares its words, so that few are compared as text.
+    places = np.fromiter(map(id, column), np.int64, count=column.size)
+    _, first, codes = np.unique(places, return_index=True, return_inverse=True)
     known: dict[Any, int] = {}
-    return np.fromiter(
-        (known.setdefault(it, len(known)) for it in column), np.int64, count=column.size
-    )
+    same = np.array([known.setdefault(word, len(known)) for word in column[first]], np.int64)
+    return same[codes]
 
 
 def _place(value: Any) -> int | None:

@@ -35,7 +35,7 @@ _SENTENCES = {
 _LOGARITHMIC = ("learning_rate", "gradient_norm", "update_relative", "weight_norm")
 _ENERGY = re.compile(r"gradient_energy_(\d+)")
 
-SECTIONS = ("Loss", "Attention", "Weights", "Gradients", "Other")
+SECTIONS = ("Training", "Attention", "Weights", "Gradients", "Other")
 
 FACTS = ("requires_grad", "optimized", "tied_layer", "vocabulary", "not_finite", "frozen")
 """Metrics that are recorded as facts, and are listed rather than drawn."""
@@ -58,6 +58,8 @@ _CHARTS = {
     "frozen_layer": ("update_relative", "gradient_norm"),
     "not_optimized": ("weight_norm", "update_relative"),
     "bad_initialisation": ("attention_entropy",),
+    "learning_rate_too_high": ("update_relative",),
+    "learning_rate_too_low": ("update_relative",),
 }
 """The charts on which a finding of a kind shows, the best first; the loss for all others."""
 
@@ -115,7 +117,7 @@ def charts_of_finding(kind: str) -> tuple[str, ...]:
 
 def _section(metric: str) -> str:
     if metric in ("loss", "learning_rate", "weight_decay"):
-        return "Loss"
+        return "Training"
     if metric.startswith(("attention", "theorem1")):
         return "Attention"
     if metric in ("stable_rank", "effective_rank", "weight_norm", "mlp_dead"):

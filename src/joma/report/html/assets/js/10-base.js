@@ -45,7 +45,7 @@ function bytes(size) {
   return size < 1 << 30 ? `${(size / (1 << 20)).toFixed(1)} MiB` : `${(size / (1 << 30)).toFixed(2)} GiB`;
 }
 
-const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+const plural = (number, word) => `${count(number)} ${word}${number === 1 || word.endsWith("s") ? "" : "s"}`;
 
 /** Return the first index of a sorted array whose entry is not below a value. */
 function lowerBound(sorted, value) {

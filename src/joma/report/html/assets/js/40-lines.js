@@ -71,14 +71,14 @@ class Lines {
     }
     this.plot = new uPlot(
       {
-        mode: 2, ...this.size(), padding: [10, 10, 0, 0], legend: { show: false }, cursor: { show: false },
+        mode: 2, ...this.size(), padding: [10, RIGHT, 0, 0], legend: { show: false }, cursor: { show: false },
         scales: {
           x: { time: false, auto: false, range: () => shownRange() },
           y: { distr: logarithmic ? 3 : 1, range: () => this.yRange(logarithmic) },
         },
         axes: [
           { ...axis, size: 26, gap: 3, values: (_, ticks) => ticks.map((it) => (Number.isInteger(it) ? count(it) : "")) },
-          { ...axis, size: 54, gap: 4, ...(logarithmic ? { splits: (plot) => logTicks(plot.scales.y.min, plot.scales.y.max), filter: (_, ticks) => ticks } : {}), values: (_, ticks) => ticks.map((it) => (it === null ? "" : short(it))) },
+          { ...axis, size: LEFT, gap: 4, ...(logarithmic ? { splits: (plot) => logTicks(plot.scales.y.min, plot.scales.y.max), filter: (_, ticks) => ticks } : {}), values: (_, ticks) => ticks.map((it) => (it === null ? "" : short(it))) },
         ],
         series: [{}, ...series],
         hooks: { drawAxes: [(plot) => this.drawBelow(plot)], draw: [(plot) => this.drawAbove(plot)] },

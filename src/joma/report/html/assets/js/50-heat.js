@@ -1,6 +1,6 @@
 /* Heat maps: a row for each layer or head, steps from left to right. */
 
-const LEFT = 54, RIGHT = 10;
+const LEFT = 54, RIGHT = 20;
 
 class Heat {
   constructor(host, card) {
@@ -83,7 +83,7 @@ class Heat {
       this.drawRow(pen, series, number * height, height - (height > 8 ? 1 : 0), width);
       if (number % every) return;
       pen.fillStyle = css("--muted");
-      pen.fillText(clip(pen, this.card.rowName(series), LEFT - 8), LEFT - 6, (number + 0.5) * height);
+      pen.fillText(clip(pen, this.card.rowName(series), LEFT - 8), LEFT - 6, Math.max((number + 0.5) * height, 6));
     });
     this.showCursor();
     this.markRow(false);

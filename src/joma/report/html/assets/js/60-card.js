@@ -256,6 +256,7 @@ class Card {
       const of = (list) => { const [a, b] = [Math.min(...list), Math.max(...list)]; return a === b ? count(a) : `${count(a)}–${count(b)}`; };
       notes.push(`${whom} from ${of(before)} to ${of(after)} points by minimum and maximum.`);
     }
+    if (this.chart.left_out) notes.push(`${plural(this.chart.left_out, "series")} of single heads are left out; the run folder has them.`);
     const bad = this.chosen().reduce((sum, it) => sum + Object.values(it.marks).flat().length, 0);
     if (bad) notes.push(`${plural(bad, "value")} not finite, marked ×.`);
     if (!this.shown.length) notes.push("Nothing was measured for this choice.");

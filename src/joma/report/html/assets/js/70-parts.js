@@ -1,5 +1,6 @@
 /* Everything around the charts: summary, findings, comparison, theory, GaLore, settings. */
 
+const SHOWN_FINDINGS = 10;
 const RANK = { critical: 0, warning: 1, note: 2 };
 const STATES = {
   running: "running", ended: "ended", stopped: "stopped", died: "died", diverged: "diverged", damaged: "damaged", unknown: "unknown",
@@ -30,7 +31,7 @@ function summaryStrip(run) {
     summary.learning_rate === undefined ? null : tile("learning rate", short(summary.learning_rate)),
     tile("wall time", duration(summary.seconds)),
     tile("device", summary.device || "–"),
-    tile("began", (summary.date || "–").slice(0, 10), el("small", { text: `${(summary.date || "").slice(11, 16)} UTC` })));
+    tile("began", el("span", { class: "nowrap", text: (summary.date || "–").slice(0, 10) }), el("small", { text: `${(summary.date || "").slice(11, 16)} UTC` })));
 }
 
 function worstOf(run) {
@@ -61,7 +62,12 @@ function findingsList() {
   const found = store.runs.flatMap((run, index) => run.findings.map((it) => ({ ...it, run, index })));
   found.sort((one, two) => RANK[one.severity] - RANK[two.severity] || (one.step || 0) - (two.step || 0));
   const nodes = [];
-  if (found.length) nodes.push(el("ol", { class: "findings" }, found.map(findingItem)));
+  const list = (some) => el("ol", { class: "findings" }, some.map(findingItem));
+  if (found.length) nodes.push(list(found.slice(0, SHOWN_FINDINGS)));
+  if (found.length > SHOWN_FINDINGS) {
+    const rest = found.slice(SHOWN_FINDINGS);
+    nodes.push(el("details", null, el("summary", { text: `${plural(rest.length, "further finding")}, none more severe` }), list(rest)));
+  }
   for (const run of store.runs) {
     const of = several() ? `${run.title}: ` : "";
     if (run.state === "damaged") nodes.push(el("p", { class: "quiet" }, pill("damaged"), ` ${of}${run.reason}`));

@@ -58,7 +58,8 @@ function fillLayers() {
 
 function showRange() {
   const [low, high] = shownRange();
-  byId("range").textContent = `steps ${count(Math.round(low))}–${count(Math.round(high))}`;
+  const at = view.cursor === null ? "" : `step ${count(Math.round(view.cursor))} of `;
+  byId("range").textContent = `${at || "steps "}${count(Math.round(low))}–${count(Math.round(high))}`;
   byId("reset").disabled = view.min === null;
 }
 
@@ -107,7 +108,7 @@ function begin() {
   fillNavigation();
   fillLayers();
   showRange();
-  view.drawn.push((changes) => changes.has("range") && showRange());
+  view.drawn.push((changes) => (changes.has("range") || changes.has("cursor")) && showRange());
   byId("zoom-in").addEventListener("click", () => zoomBy(0.5, view.cursor));
   byId("zoom-out").addEventListener("click", () => zoomBy(2, view.cursor));
   byId("reset").addEventListener("click", () => setRange());
