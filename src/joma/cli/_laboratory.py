@@ -17,7 +17,7 @@ def laboratory(
 ) -> None:
     """Write the laboratory, one page on which sliders move the theorems' closed forms.
 
-    It holds Theorems 1 and 2, Eqn 6 and the hierarchies of JoMA, each as a formula, as printed and
+    It holds Theorems 1 to 3, Eqn 6 and the hierarchies of JoMA, each as a formula, as printed and
     as a simulation. The page needs no server and no network.
     """
     from joma.common.files import write_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from joma.theory import as_printed, hblt, linear, nonlinear, spectra
+from joma.theory import as_printed, clusters, hblt, linear, marginals, nonlinear, spectra
 
 DELTAS = (
     [1.0, 0.7, 0.4, -0.3],
@@ -29,6 +29,13 @@ CONSTANTS = (  # c, A, η_W, η_Z, τ
 GAPS = np.array([1.0, 0.9, 0.5, 0.1, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10])
 MUS = (0.0, 1e-12, 1e-3, 0.3, 1.0, 1.5, 1.872, 2.5, 3.0, 4.0, 5.0, 5.5, 6.0, -2.0)
 TIMES = np.concatenate([[0.0], np.geomspace(1e-12, 1e3, 61), np.linspace(0.2, 0.45, 51)])
+SHAPES = {
+    "t3": marginals.StudentT(3),
+    "t5": marginals.StudentT(5),
+    "laplace": marginals.Laplace(),
+    "gaussian": marginals.Gaussian(),
+    "logistic": marginals.Logistic(),
+}
 RHOS = (0.0, 1e-12, 1e-3, 0.3, 0.9, 0.999, 1 - 1e-6, 1 - 1e-12, 1.0, -0.5, -0.999)
 
 
@@ -54,7 +61,7 @@ class Part:
 
 def parts() -> list[Part]:
     """Return the whole grid."""
-    return [_theorem2(), _many_nodes(), _eqn6(), _hierarchies()]
+    return [_theorem2(), _many_nodes(), _theorem3(), _eqn6(), _hierarchies()]
 
 
 def largest_difference(part: Part, found: list[np.ndarray]) -> float:
@@ -101,6 +108,26 @@ def _many_nodes() -> Part:
         velocity = linear.velocity_multi(delta, t)
         ranks = np.stack([spectra.stable_rank(v), spectra.stable_rank(velocity)], axis=1)
         part.add(ranks, "stableRankPairs", delta, t)
+    return part
+
+
+def _theorem3() -> Part:
+    part = Part("Theorem 3", 1e-300)
+    s = np.linspace(-8, 8, 65)
+    for name, shape in SHAPES.items():
+        part.add(shape.theta1(s), "theta1s", name, s)
+        part.add(shape.mean_residual(s), "meanResiduals", name, s)
+        for distance in (0.1, 0.5, 1.0, 2.0, 4.0, 8.0):
+            for length, bias in ((0.1, 4.0), (0.1, -0.5), (0.5, -1.0), (5.0, -4.0)):
+                v, mean = np.array([length]), np.array([distance])
+                where = (name, length, distance, bias)
+                value = clusters.expectations(shape, v, mean, bias).activity
+                part.add(value, "activity", *where)
+                value = as_printed.expectations(shape, v, mean, bias).activity
+                part.add(value, "printedActivity", *where)
+            if name in ("t3", "t5", "laplace"):
+                (point,) = clusters.critical_points(shape, distance)
+                part.add(point.ratio, "restRatio", name, distance)
     return part
 
 

@@ -12,6 +12,9 @@ Object.assign(known, {
     const problem = known.rows(delta, options);
     return times.map((t) => Object.values(known.stableRanks(problem, delta, t)));
   },
+  theta1s: (name, s) => s.map(known.MARGINALS[name].theta1),
+  meanResiduals: (name, s) => s.map((one) => known.meanResidual(name, one)),
+  restRatio: (name, distance) => known.restPoint(name, distance).ratio,
   cooccurrences: (depth, rho, rho0) =>
     Array.from({ length: depth }, (_, h) => known.cooccurrence(h, depth, rho, rho0)),
   entropies: (rows, scale) => rows.map((v) => known.attentionEntropy(v, scale)),
@@ -60,6 +63,13 @@ const numbersOf = {
     const n = s.tokens * s.nodes;
     return { simulated: shown.simulation.kept.map(({ y }) => [...y.subarray(0, n)]),
       logits: shown.simulation.kept.map(({ y }) => [...y.subarray(n, n + s.tokens)]) };
+  },
+  theorem3: (s) => {
+    const rest = known.restPoint(s.family, s.distance);
+    return { activity: known.activity(s.family, s.length, s.distance, s.bias),
+      printed: known.printedActivity(s.family, s.length, s.distance, s.bias),
+      mean_residual: linspace(-6, 6, 9).map((x) => known.meanResidual(s.family, x)),
+      ratio: rest ? [rest.ratio] : [] };
   },
   eqn6: (s) => {
     const t = linspace(Math.log(0.01), Math.log(s.end), 9).map(Math.exp);

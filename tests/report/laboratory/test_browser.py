@@ -13,7 +13,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
-PARTS = ("theorem2", "theorem1", "eqn6", "hierarchies")
+PARTS = ("theorem2", "theorem1", "theorem3", "eqn6", "hierarchies")
 CURVES = "jomaLaboratory.drawn.map(p => p.series.filter(s => s.style !== 'dots').map(s => s.y))"
 
 
@@ -76,7 +76,7 @@ class Visit:
 
 def test_every_part_loads_its_slider_moves_the_curves_and_its_link_restores_them(browser, address):
     visit = Visit(browser, viewport={"width": 1360, "height": 900})
-    keys = {"theorem2": "delta-0", "theorem1": "eta_z", "eqn6": "mu-1", "hierarchies": "rho"}
+    keys = dict(zip(PARTS, ("delta-0", "eta_z", "distance", "mu-1", "rho"), strict=True))
     for part in PARTS:
         visit.go(f"{address}#{part}")
         before = visit.page.evaluate(CURVES)

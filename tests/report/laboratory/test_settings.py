@@ -20,6 +20,9 @@ LINKS = (
     "#theorem1&attention=linear&activation=linear&eta_z=3&eta_w=0.5&tau=2&end=1",
     "#theorem1&attention=sigmoid&activation=softplus&tokens=3&nodes=1",
     "#theorem1&attention=softmax&mode=descent&step=0.1",
+    "#theorem3",
+    "#theorem3&family=gaussian&distance=0.3&length=4&bias=2",
+    "#theorem3&family=laplace&distance=5",
     "#eqn6",
     "#eqn6&mu=6,-2,0&end=1000&scale=0.333",
     "#hierarchies",
@@ -97,7 +100,7 @@ def _random_link(rng: np.random.Generator) -> str:
     count = int(rng.integers(1, 6))
     rates = f"tau={one(0.1, 10)}&eta_w={one(0.01, 10)}&eta_z={one(0.01, 10)}"
     mode = f"mode={rng.choice(['flow', 'descent'])}"
-    part = rng.choice(["theorem2", "theorem1", "eqn6", "hierarchies"])
+    part = rng.choice(["theorem2", "theorem1", "theorem3", "eqn6", "hierarchies"])
     return {
         "theorem2": f"#theorem2&delta={several(-2, 2, count)}&start={several(-3, 3, count)}"
         f"&nodes={rng.integers(1, 9)}&seed={rng.integers(0, 9)}&c={one(-3, 3)}&a={one(0.1, 10)}"
@@ -105,6 +108,8 @@ def _random_link(rng: np.random.Generator) -> str:
         "theorem1": f"#theorem1&attention={rng.choice(['exp', 'linear', 'sigmoid', 'softmax'])}"
         f"&activation={rng.choice(['linear', 'tanh', 'softplus'])}&{rates}&{mode}"
         f"&z={one(-2, 2)}&size={one(0, 1)}&end={one(0.1, 20)}&step={one(0.001, 0.5)}",
+        "theorem3": f"#theorem3&distance={one(0.1, 8)}&length={one(0.1, 5)}&bias={one(-4, 4)}"
+        f"&family={rng.choice(['t3', 't5', 'laplace', 'gaussian', 'logistic'])}",
         "eqn6": f"#eqn6&mu={several(-6, 6, count)}&scale={one(0.1, 2)}&{mode}&end={one(1, 1000)}",
         "hierarchies": f"#hierarchies&rho={one(0, 1)}&depth={rng.integers(1, 21)}&on={one(0, 1)}"
         f"&off={one(0, 1)}&classes={rng.integers(2, 21)}&distance={2 * rng.integers(0, 20)}",

@@ -6,3 +6,4 @@ export * from "./linear.js";
 export * from "./eqn6.js";
 export * from "./hblt.js";
 export * from "./block.js";
+export * from "./marginals.js";

@@ -86,6 +86,30 @@ drift = invariants.drift(trajectory)
 ${softmax ? "b = block.scores(x, z).mean(axis=0)\nestimate = z + invariants.softmax_logits(block, trajectory.v, b)\nestimate -= invariants.softmax_logits(block, v, b)\n" : ""}`;
 }
 
+const SHAPES = {
+  t3: "StudentT(3)", t5: "StudentT(5)", laplace: "Laplace()", gaussian: "Gaussian()", logistic: "Logistic()",
+};
+
+function theorem3(s) {
+  return `import numpy as np
+from joma.theory import as_printed, clusters, marginals
+
+shape = marginals.${SHAPES[s.family]}
+distance, length, bias = ${s.distance}, ${s.length}, ${s.bias}
+
+# Lemma 1: how often the node is active on a cluster at this distance
+v, mean = np.array([length, 0.0]), np.array([distance, 0.0])
+activity = clusters.expectations(shape, v, mean, bias).activity
+printed = as_printed.expectations(shape, v, mean, bias).activity
+
+# Theorem 3: where a node rests between two clusters, and at which a₋/a₊
+s = np.linspace(-6, 6, 9)
+mean_residual = shape.mean_residual(s)
+points = clusters.critical_points(shape, distance)
+ratio = [point.ratio for point in points]
+`;
+}
+
 function eqn6(s) {
   return `import numpy as np
 from joma.theory import as_printed, nonlinear
@@ -126,6 +150,7 @@ measured = levels[-1][levels[-1][:, 0] == 1].mean(axis=0)
 /** The call for a part and its settings; `reached` is where a simulation of Theorem 1 ended. */
 export function pythonCall(section, settings, reached) {
   if (section === "theorem1") return theorem1(settings, reached);
+  if (section === "theorem3") return theorem3(settings);
   if (section === "eqn6") return eqn6(settings);
   if (section === "hierarchies") return hierarchies(settings);
   return settings.nodes > 1 ? manyNodes(settings) : oneNode(settings);

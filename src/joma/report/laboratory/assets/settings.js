@@ -50,6 +50,15 @@ export const SECTIONS = {
     { key: "end", label: "Last time", min: 0.1, max: 20, log: true, value: 3 },
     ...mode("Length of a step", 0.001, 0.5, 0.05),
   ],
+  theorem3: [
+    { key: "distance", label: "D, distance of the two clusters", min: 0.1, max: 8, step: 0.01, value: 2 },
+    { key: "family", label: "Shape of a cluster", value: "t3",
+      options: { t3: "Student t₃", t5: "Student t₅", laplace: "Laplace", gaussian: "Gaussian", logistic: "logistic" } },
+    { key: "length", label: "‖v‖, length of the weights", min: 0.1, max: 5, log: true, value: 0.5 },
+    { key: "bias", label: "ξ, implicit bias", min: -4, max: 4, step: 0.01, value: -1 },
+    { key: "draws", label: "Sampled points", min: 1000, max: 1e6, log: true, value: 50000 },
+    seed("Seed of the samples", 1),
+  ],
   eqn6: [
     { key: "mu", label: "μ, target of each token", min: -6, max: 6, step: 0.01, list: true,
       value: [3, 2.5, 0.5, 0.3], more: (l) => Math.round(100 * 2.2 * 0.8 ** l) / 100 },
