@@ -1,8 +1,12 @@
 """A real browser follows a run."""
 
+import contextlib
 import shutil
+import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -90,6 +94,66 @@ def test_the_list_follows_runs_that_begin_and_end(tab: Any, make_run: MakeRun, t
         tab.wait_for_selector("tr:has-text('late')")
         tab.click("text=Laboratory")
         tab.wait_for_selector("input[type=range]")
+
+
+def test_pages_work_behind_a_proxy_that_adds_a_prefix(tab: Any, make_run: MakeRun, tmp_path):
+    run = make_run("live", done=False)
+    with serving(tmp_path / "runs") as server, prefixed(server.address.port) as url, run.locked():
+        tab.goto(url)
+        tab.click("tr a")
+        tab.wait_for_selector("#connection:has-text('live')")
+        assert tab.url.startswith(f"{url}runs/live-")
+        flush(run, 77)
+        tab.wait_for_selector("#summary >> text=/\\b77\\b/", timeout=10_000)
+        tab.click("a.home")
+        tab.wait_for_selector("tr:has-text('live')")
+        assert tab.url == url
+        tab.close()  # before the proxy ends its connections
+
+
+def test_runs_are_chosen_in_the_list_and_compared(tab: Any, make_run: MakeRun, tmp_path):
+    make_run("one")
+    make_run("two", lr=0.1)
+    with serving(tmp_path / "runs") as server:
+        tab.goto(server.address.url)
+        for name in ("one", "two"):
+            tab.check(f"input[aria-label='Compare {name}']")
+        tab.click("text=Compare 2 runs")
+        tab.wait_for_selector("h1:has-text('2 runs')")
+
+
+@contextlib.contextmanager
+def prefixed(port: int) -> Iterator[str]:
+    """Serve another server under a prefix, which is taken off, as Jupyter's proxy does."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.removeprefix("/user/me/proxy/8765")
+            assert path != self.path, f"{self.path} left the prefix"
+            connection = HTTPConnection("127.0.0.1", port)
+            connection.request("GET", path, headers=dict(self.headers))
+            answer = connection.getresponse()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("transfer-encoding", "connection"):
+                    self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the browser left the page
+                while data := answer.read1(65536):
+                    self.wfile.write(data)
+            connection.close()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    proxy.daemon_threads = True
+    threading.Thread(target=proxy.serve_forever).start()
+    try:
+        yield f"http://127.0.0.1:{proxy.server_port}/user/me/proxy/8765/"
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
 
 
 def test_a_damaged_run_says_so(tab: Any, make_run: MakeRun, tmp_path):

@@ -1,6 +1,7 @@
 """What a server must refuse."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 
@@ -165,6 +166,16 @@ def test_malformed_requests_are_refused(client: Client, request_: bytes):
     assert client.get("/healthz").status == 200
 
 
+def test_bad_requests_after_good_ones_are_no_news(client: Client, caplog):
+    good = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for bad in (b"\x00\x01\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nHost\r\n\r\n"):
+        for _ in range(5):
+            client.send(good + bad)
+            client.send(good * 3 + bad + good)
+    assert client.get("/healthz").status == 200
+    assert caplog.records == []
+
+
 def test_websockets_are_refused(client: Client):
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
                "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
@@ -237,12 +248,14 @@ def test_hostile_names_are_escaped(make_run: MakeRun, serve: Serve, tmp_path):
         (run.path / "manifest.json").unlink()
         (run.path / "config.json").write_text(json.dumps({**config, "name": f"<b>{name}</b>"}))
         run.path.rename(run.path.with_name(name.replace("/", "∕")))
+    strange = make_run("strange", rows=2)
+    os.rename(strange.path, os.fsencode(strange.path.parent) + b"/caf\xe9 is not UTF-8")
     client = serve()
     runs = client.get("/api/runs").json["runs"]
-    assert len(runs) == len(HOSTILE)
+    assert len(runs) == len(HOSTILE) + 1
     ids = [run["id"] for run in runs]
     query = "&".join(f"run={id}" for id in ids)
-    for path in ("/", *(f"/runs/{id}" for id in ids[:2]), f"/compare?{query}"):
+    for path in ("/", *(f"/runs/{id}" for id in ids[-2:]), f"/compare?{query}"):
         answer = client.get(path)
         assert answer.status == 200, answer.text
         assert "set-cookie" not in answer.headers

@@ -50,7 +50,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    "cache-control": "no-cache",
+    "cache-control": "private, no-cache",
     "vary": "Accept-Encoding, Cookie",
 }
 

@@ -182,6 +182,15 @@ class _BoundedProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; what was asked for before it on the connection is left out."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # half of an answer was sent
+            self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._cancel()
