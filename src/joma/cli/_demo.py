@@ -1,6 +1,7 @@
 """`joma demo`."""
 
 import contextlib
+import importlib.util
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from joma.cli._show import Record
 from joma.cli._verdicts import all_hold, summary
 from joma.cli._verify import check_claim, chosen, draw
 from joma.cli._workers import gather_as_completed, workers
+from joma.errors import how_to_install
 
 if TYPE_CHECKING:
     from joma.experiments import Request
@@ -141,11 +143,7 @@ def train_badly(folder: Path, seed: int) -> Record:
 
     config = read_config("tiny", [*_CHANGES, f"training.seed={seed}"])
     record: dict[str, Any] = {"run": str(folder), "learning_rate": config.optimizer.learning_rate}
-    try:
-        import transformers  # noqa: F401  (the model is one of its own)
-    except ImportError:
-        from joma.errors import how_to_install
-
+    if importlib.util.find_spec("transformers") is None:  # the model is one of its own
         return {**record, "left_out": f"the training needs transformers: {how_to_install('hf')}"}
     if (folder / "tour.json").is_file():  # of a tour that was stopped later
         return Run.open(folder).read_json("tour")
