@@ -5,6 +5,7 @@ Two test processes share two cores, so each computes with one thread.
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -39,3 +40,16 @@ def _answered_signals() -> Iterator[None]:
     for number, handler in before.items():
         if handler is not None:  # None: whoever set it was not Python
             signal.signal(number, handler)
+
+
+@pytest.fixture
+def pictures() -> None:
+    """Let monitors draw the picture of a run when they close."""
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the pictures of monitored runs, a second each, where a test does not ask."""
+    record = sys.modules.get("joma.train.monitor.record")
+    if record is not None and "pictures" not in request.fixturenames:
+        monkeypatch.setattr(record.Recorder, "draw", lambda self: None)

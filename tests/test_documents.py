@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from joma.experiments import EXPERIMENTS
 from joma.experiments.claims import CLAIMS, errata
 from joma.experiments.claims.errata import ERRATA
 from joma.experiments.cooccurrence import figure as cooccurrence
+from joma.runs import RunState
 from joma.train.findings import KINDS
 from joma.train.language import Config
 from joma.train.monitor import METRICS
@@ -91,6 +93,20 @@ def test_the_examples_of_watching_a_training_run(tmp_path, monkeypatch, capsys):
     for folder in ("runs/mine", "runs/lightning", "out/monitor"):
         assert (tmp_path / folder / "findings.json").is_file()
     assert list((tmp_path / "runs" / "board").iterdir())
+
+
+def test_the_examples_of_run_folders_run(tmp_path, monkeypatch, capsys, pictures):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(examples) == 4
+    exec(compile("\n".join(examples), "docs/runs.md", "exec"), {"__name__": "page"})
+    said = capsys.readouterr().out
+    assert "runs/mine ended 40" in said
+    assert "[0, 1]" in said
+    assert (tmp_path / "runs" / "mine" / "figures" / "training.png").is_file()
+    states = re.findall(r"^\| (\w+) \| ", page, flags=re.MULTILINE)[1:8]
+    assert set(states) == set(get_args(RunState))
 
 
 @pytest.mark.filterwarnings("ignore")  # of the trainers, which are other people's

@@ -104,13 +104,16 @@ class TestMetrics:
         found = {"kind": "dead_layer", "layer": 1, "head": None, "step": 3, "sentence": "It died."}
         found |= {"evidence": {"end": 0.0}, "module": "layers.1"}
         run.write_json("findings", [found])  # as before there were severities
-        assert "dead_layer, step 3: It died." in joma("runs", "show", "watched").stdout
+        assert "–  step 3  It died." in joma("runs", "show", "watched").stdout
         record = json.loads(joma("runs", "show", "watched", "--json").stdout)
         assert record["findings"]["findings"] == [found | {"severity": None, "advice": ""}]
         found |= {"severity": "warning", "advice": "Train it."}
         missing = [{"kind": "overfitting", "needs": "validation losses"}]
         run.write_json("findings", {"findings": [found], "not_judged": missing})
-        assert "warning, step 3: It died. Train it." in joma("runs", "show", "watched").stdout
+        lines = [line.split() for line in joma("runs", "show", "watched").stdout.splitlines()]
+        at = lines.index(["warning", "step", "3", "It", "died."])
+        assert lines[at + 1] == ["Train", "it."]
+        assert ["not", "judged:", "overfitting;", "needs", "validation", "losses"] in lines
         record = json.loads(joma("runs", "show", "watched", "--json").stdout)
         assert record["findings"] == {"findings": [found], "not_judged": missing}
 
@@ -129,7 +132,8 @@ class TestMetrics:
         logged("one", [1.0, 0.5], order=("loss",))
         logged("two", [1.0, 0.75], order=("loss",))
         text = joma("runs", "compare", "one", "two").stdout
-        assert text.splitlines()[-1] == "metrics: largest differences: loss 2.50e-01"
+        assert "Losses differ by more than 2% from step 100 on." in text
+        assert text.splitlines()[-1].split() == ["loss", "1.25", "1.375", "+0.125", "one"]
         record = json.loads(joma("runs", "compare", "one", "two", "--json").stdout)
         assert record["metrics"] == {"equal": False, "largest": {"loss": 0.25, "loss bound": 0.0}}
 
@@ -146,7 +150,116 @@ class TestMetrics:
         logged("one", [1.0, 0.5])
         logged("two", [1.0, 0.5], steps=(0, 200))
         text = joma("runs", "compare", "one", "two").stdout
-        assert "metrics: not of the same steps, names or members" in text
+        assert "The runs did not log the same steps, names or members." in text
+        assert "Equal at the end: loss, ncorr" in text
         logged("three", [1.0], steps=(0,))
         record = json.loads(joma("runs", "compare", "one", "three", "--json").stdout)
         assert record["metrics"] == {"equal": False, "largest": {}}
+
+
+class TestMonitored:
+    """Runs of a monitor in every state."""
+
+    @pytest.fixture(autouse=True)
+    def runs(self) -> None:
+        finding = {"kind": "not_finite", "severity": "critical", "step": 3, "layer": 1}
+        finding |= {"sentence": "The loss is not finite since step 3.", "advice": "Lower the rate."}
+        for number, (name, outcome) in enumerate(
+            {
+                "ended": {"status": "done"},
+                "killed": {"status": "running"},
+                "diverged": {"status": "done"},
+                "a-run-with-a-name-that-is-longer-than-most-names-are": {"status": "interrupted"},
+                "broken": {"status": "done"},
+                "old": None,
+            }.items()
+        ):
+            run = Run.create("monitor", {"optimizer": {"lr": number}}, out=Path("runs", name))
+            for step in range(1, 5):
+                run.metrics.append(step, "loss", 4.0 / step + number * (step > 2))
+                for layer in range(2):
+                    where = {"module": f"layers.{layer}", "kind": "self", "layer": layer}
+                    run.metrics.append(step, "attention_entropy", 1.0 + layer, **where)
+            run.metrics.flush()
+            if outcome is not None:
+                run.write_json("outcome", outcome)
+            if name == "diverged":
+                run.metrics.append(5, "loss", float("nan"))
+                run.metrics.flush()
+                run.write_json("findings", {"findings": [finding], "not_judged": []})
+            if name == "broken":
+                part = run.path / "metrics" / "part-000000.parquet"
+                part.write_bytes(part.read_bytes()[:-20])
+
+    @pytest.mark.parametrize("columns", [80, 120])
+    def test_list_shows_each_as_what_it_is(self, monkeypatch, columns: int):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = joma("runs", "list").stdout
+        assert max(map(len, text.splitlines())) <= columns
+        rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("runs/")}
+        for name, words in {
+            "ended": ["ended", "4", "1"],
+            "killed": ["died", "4", "2"],
+            "diverged": ["diverged", "5", "nan", "critical:"],
+            "old": ["unknown", "4", "6"],
+            "broken": ["damaged"],
+        }.items():
+            assert all(word in rows[f"runs/{name}"].split() for word in words), rows
+        records = json.loads(joma("runs", "list", "--json").stdout)
+        states = {Path(record["path"]).name: record["state"] for record in records}
+        assert states["diverged"] == "diverged"
+        assert states["broken"] == "damaged"
+        assert states["a-run-with-a-name-that-is-longer-than-most-names-are"] == "stopped"
+
+    @pytest.mark.parametrize("columns", [80, 120])
+    def test_show_begins_with_findings_and_curves(self, monkeypatch, columns: int):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = joma("runs", "show", "runs/diverged").stdout
+        assert max(map(len, text.splitlines())) <= columns
+        heads = ["Findings", "Loss,", "Attention", "Settings"]
+        places = [text.index(f"\n{head}") for head in heads]
+        assert places == sorted(places)
+        assert text.startswith("runs/diverged: diverged\n")
+        assert "critical  step 3  The loss is not finite since step 3." in text
+        lines = [line.split() for line in text.splitlines()]
+        assert ["loss", "4", "█▁▆▅×", "nan"] in lines
+        assert ["layer", "1", "2", "████", "2"] in lines
+
+    def test_a_damaged_run_is_named_by_show_compare_and_plot(self):
+        said = "joma: runs/broken/metrics/part-000000.parquet is damaged"
+        for words in (["show"], ["compare", "runs/ended"], ["plot"]):
+            assert sentence(joma("runs", *words, "runs/broken")).startswith(said)
+
+    def test_compare_shows_settings_curves_and_ends(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        text = joma("runs", "compare", "runs/ended", "runs/killed").stdout
+        assert max(map(len, text.splitlines())) <= 80
+        lines = [line.split() for line in text.splitlines()]
+        assert ["config", "optimizer.lr", "0", "1"] in lines
+        assert ["state", "ended", "died"] in lines
+        assert ["loss", "1", "2", "+1", "ended"] in lines
+        assert "Losses differ by more than 2% from step 3 on." in text
+        assert "Equal at the end: attention_entropy" in text
+        record = json.loads(joma("runs", "compare", "runs/ended", "runs/diverged", "--json").stdout)
+        assert record["losses_part_at"] == 3
+        assert record["ends"]["loss"] == [1.0, None]
+
+    def test_plot(self):
+        assert joma("runs", "plot", "runs/ended").stdout == "runs/ended/figures/training.png\n"
+        assert Run.open("runs/ended").verified
+        for out in ("a.png", "b.svg", "c.pdf"):
+            words = ["--metric", "attention_entropy"]
+            assert joma("runs", "plot", "runs/old", "--out", out, *words).stdout == f"{out}\n"
+            assert Path(out).stat().st_size > 1000
+        record = json.loads(joma("runs", "plot", "runs/diverged", "--json").stdout)
+        assert record == {"figure": "runs/diverged/figures/training.png"}
+        with Run.open("runs/killed").locked():
+            assert joma("runs", "plot", "runs/killed").stdout == "killed-training.png\n"
+        assert not Path("runs/killed/figures").exists()
+        bad = joma("runs", "plot", "runs/ended", "--out", "a.txt")
+        assert sentence(bad) == "joma: --out must end in .png, .svg, .pdf, got a.txt"
+        bad = joma("runs", "plot", "runs/ended", "--metric", "los")
+        assert "got 'los'; there is attention_entropy, loss" in sentence(bad)
+        assert "cannot write to --out" in sentence(
+            joma("runs", "plot", "runs/ended", "--out", "a.png/b.png")
+        )

@@ -67,6 +67,8 @@ def put_comparison(one: "Run", two: "Run", record: dict[str, Any]) -> None:
     if record["metrics"] is not None and record["metrics"]["equal"]:
         _show.say("metrics: equal")
     elif record["ends"]:
+        if not record["metrics"]["largest"]:
+            _show.say("The runs did not log the same steps, names or members.")
         _put_ends(names, record["ends"])
     for name, table in record["tables"].items():
         _show.say(f"table {name}: {_in_words(table)}")
@@ -145,9 +147,11 @@ def _parting(one: "Run", two: "Run") -> int | None:
         return None
     first, second = (curves[0] for curves in found)
     steps, left, right = np.intersect1d(first.steps, second.steps, return_indices=True)
-    for step, a, b in zip(steps, first.values[left], second.values[right], strict=True):
+    # Python's floats: NumPy warns of the difference of infinities.
+    pairs = zip(first.values[left].tolist(), second.values[right].tolist(), strict=True)
+    for step, (a, b) in zip(steps.tolist(), pairs, strict=True):
         if math.isfinite(a) != math.isfinite(b) or abs(a - b) > _PARTED * max(abs(a), abs(b)):
-            return int(step)
+            return step
     return None
 
 

@@ -110,14 +110,16 @@ def is_damaged_run(path: Path) -> bool:
     """
     if is_run(path):
         return not (path / CONFIG).exists() and not _is_unused(path)
-    if (path / ENVIRONMENT).exists():
-        names = (MANIFEST, CONFIG, "metrics")
-        return any((path / name).exists() for name in names)
     try:
-        listed = b'"environment.json"' in read_file(path / MANIFEST, largest=_LARGEST_MANIFEST)
+        if b'"environment.json"' in read_file(path / MANIFEST, largest=_LARGEST_MANIFEST):
+            return not _is_unused(path)
     except (OSError, JomaError):
-        return False
-    return listed and not _is_unused(path)
+        pass
+    try:
+        json_files.read(path / ENVIRONMENT)
+    except JomaError:  # of an older version, which had no manifest
+        return (path / ENVIRONMENT).exists() and (path / "metrics").is_dir()
+    return False
 
 
 def is_finished(folder: Path) -> bool:
