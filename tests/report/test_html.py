@@ -221,6 +221,19 @@ class TestPage:
         data = json.loads(_Elements(html).text["script"][0])
         assert len(data["runs"][0]["grids"]) == 3
 
+    def test_a_run_of_20_000_rows_fits_a_megabyte(self, tmp_path):
+        run = made_run(tmp_path / "run", steps=6000, layers=2, heads=1)
+        record = payload(run)
+        assert record["summary"]["rows"] > 20_000
+        assert len(page([record]).encode()) <= 1e6
+
+    def test_crowded_runs_leave_out_single_heads(self, tmp_path):
+        run = made_run(tmp_path / "run", layers=4, heads=12)
+        record = payload(run, budget=500)
+        entropy = next(it for it in record["charts"] if it["key"] == "attention_entropy")
+        assert entropy["left_out"] == 48
+        assert all(it["head"] is None for it in entropy["series"])
+
     def test_index(self, tmp_path):
         made_run(tmp_path / "runs" / "one", findings=[finding()])
         (tmp_path / "runs" / "bad").mkdir()

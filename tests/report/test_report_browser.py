@@ -71,7 +71,8 @@ def test_pointer_zooms_all_charts(browser, one):
         shown.mouse.move(box["x"] + box["width"] / 2, y, steps=3)
         shown.mouse.up()
         shown.wait_for_selector("#reset:enabled")
-        assert shown.text_content("#range") == "steps 16–32"
+        shown.mouse.move(5, 5)
+        until(shown, "document.getElementById('range').textContent === 'steps 16–32'")
         label = shown.get_attribute("#chart-attention_entropy .lines", "aria-label")
         assert label.startswith("Attention entropy over steps")
         shown.click("#reset")
@@ -147,6 +148,36 @@ def test_a_live_page_follows_its_run(browser, folder):
         until(shown, "document.querySelector('.strip').textContent.includes('62')")
         assert shown.text_content("#range") == zoomed
         assert shown.text_content("#chart-loss .legend .at") == "1.5"
+
+
+_FRAMES = """async () => {
+  const host = document.querySelector('#chart-loss .lines'), box = host.getBoundingClientRect();
+  const frames = [];
+  let before = performance.now();
+  for (let k = 0; k < 120; k++) {
+    host.dispatchEvent(new WheelEvent('wheel', {
+      ctrlKey: true, deltaY: k % 60 < 30 ? -24 : 24, clientX: box.left + box.width / 2,
+      clientY: box.top + 60, bubbles: true, cancelable: true,
+    }));
+    await new Promise(requestAnimationFrame);
+    frames.push(performance.now() - before);
+    before = performance.now();
+  }
+  return frames.sort((a, b) => a - b)[60];
+}"""
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_points_zoom_smoothly(browser, folder):
+    run = Run.create("monitor", {}, out=folder / "long")
+    steps = np.arange(1, 100_001)
+    noise = np.random.default_rng(0).normal(size=(steps.size, 1))
+    run.metrics.append_many(steps, "loss", 2 + np.exp(-steps / 9000)[:, None] + 0.2 * noise)
+    run.metrics.flush()
+    html = page([payload(run, most_points=100_000)])
+    with opened(browser, _written(folder / "long.html", html), **DESKTOP) as shown:
+        shown.wait_for_selector("#chart-loss .uplot canvas")
+        assert shown.evaluate(_FRAMES) < 1000 / 30
 
 
 class _served:  # noqa: N801

@@ -22,7 +22,7 @@ _FEWEST_OF_A_RUN = 6_000
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="One or more run folders.")],
     out: Annotated[
         Path | None,
         option(

@@ -240,7 +240,7 @@ class _Most:
         """Return what keeps all within a budget; heads, which are many, get what others leave."""
         whole = [it.values.size for it in chosen if it.head is None]
         heads = [it.values.size for it in chosen if it.head is not None]
-        of_whole = _most_points(whole, most, budget)
+        of_whole = _most_points(whole, most, int((0.75 if heads else 1.0) * budget))
         left = budget - sum(min(size, of_whole) for size in whole)
         return cls(of_whole, _most_points(heads, most, max(left, 0)))
 

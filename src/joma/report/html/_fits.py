@@ -11,7 +11,6 @@ import numpy as np
 
 from joma.errors import JomaError
 from joma.report.html._charts import RecordedSeries, rounded
-from joma.theory import nonlinear
 
 SECONDS = 60.0
 """Time after which no further layer is fitted."""
@@ -60,6 +59,10 @@ def _fit(curve: RecordedSeries) -> dict[str, Any]:
     Raises:
         JomaError: The measurements do not determine it.
     """
+    from scipy.special import ndtri  # here: a report without fits does not wait for SciPy
+
+    from joma.theory import nonlinear
+
     steps, first = np.unique(curve.steps, return_index=True)
     values = curve.values[first]
     finite = np.isfinite(values)
@@ -70,7 +73,8 @@ def _fit(curve: RecordedSeries) -> dict[str, Any]:
     nodes = np.unique(np.linspace(steps[0], steps[-1], _NODES).astype(np.int64))
     curve_there = fit.predict(nodes.astype(np.float64))
     later = fit.predict(steps[seen:])
-    inside = np.mean((later.low <= values[seen:]) & (values[seen:] <= later.high))
+    noise = float(ndtri((1 + fit.level) / 2) * fit.noise.median)
+    inside = np.mean((later.low - noise <= values[seen:]) & (values[seen:] <= later.high + noise))
     last_seen = values[seen - 1]
     return {
         "until": int(steps[seen - 1]),

@@ -84,9 +84,12 @@ def render(template: str, *, script: str, style: str, live: bool, data: Any, **w
             "form-action 'none'",
         )
     )
-    source = (ASSETS / template).read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(source).render(
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template(template).render(
         policy=Markup(policy),  # quotation marks inside; every word of it is ours
         script=Markup(script),
         style=Markup(style),

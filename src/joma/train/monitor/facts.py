@@ -31,7 +31,7 @@ class Facts:
         self._last: dict[tuple[str, str | None], float] = {}
 
     def rows(self, model: nn.Module, tensors: Tensors, parts: Parts) -> list[Row]:
-        """Return which weights are trained, their shapes, tied layers and the vocabulary, if changed.
+        """Return what is trained, shapes, tied layers and the vocabulary, where that changed.
 
         Args:
             model: The model, uncompiled.

@@ -1,6 +1,6 @@
 /* Heat maps: a row for each layer or head, steps from left to right. */
 
-const LEFT = 54, RIGHT = 20;
+const LEFT = 54, RIGHT = 26;
 
 class Heat {
   constructor(host, card) {

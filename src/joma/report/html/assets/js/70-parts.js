@@ -209,7 +209,7 @@ function theorySection() {
       ...run.fits.fits.map((it) => [`${of}layer ${it.layer}`, it.module, `steps up to ${count(it.until)}`, `${Math.round(100 * it.inside)}%`, it.error, it.error_last_value, it.misfit || "none found"]),
       ...run.fits.refused.map((it) => [`${of}layer ${it.layer}`, it.module, "not drawn", null, null, null, it.reason]),
     ];
-    nodes.push(numberTable(["layer", "module", "fitted to", "later values in the interval", "error (nats)", "error of the last value", "misfit or reason"], rows, "Fits of Eqn 6"));
+    nodes.push(numberTable(["layer", "module", "fitted to", "later values in the interval, noise added", "error (nats)", "error of the last value", "misfit or reason"], rows, "Fits of Eqn 6"));
   }
   return nodes;
 }
