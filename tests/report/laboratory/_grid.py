@@ -85,7 +85,11 @@ def _theorem2() -> Part:
         for start in STARTS:
             for offset, normalizer, eta_w, eta_z, tau in CONSTANTS:
                 unit = linear.unit_rates(delta, eta_w=eta_w, eta_z=eta_z, tau=tau)
-                ours = {"initial": start, "log_offset": offset, "normalizer": normalizer}
+                ours: dict[str, Any] = {
+                    "initial": start,
+                    "log_offset": offset,
+                    "normalizer": normalizer,
+                }
                 theirs = {"initial": start, "logOffset": offset, "normalizer": normalizer}
                 own = linear.blowup_time(unit.delta, **ours)
                 part.add(own, "blowupTimes", unit.delta, theirs)

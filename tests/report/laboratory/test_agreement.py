@@ -16,7 +16,7 @@ STATED = json.loads(
 
 @needs_node
 @pytest.mark.skipif(
-    np.finfo(np.longdouble).eps > 1e-18,
+    bool(np.finfo(np.longdouble).eps > 1e-18),
     reason="next to a blow-up the package is this exact only with a long double of 80 bits",
 )
 def test_closed_forms_agree_with_the_package_to_what_the_page_states():

@@ -14,6 +14,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 PARTS = ("theorem2", "theorem1", "theorem3", "eqn6", "hierarchies")
+KEYS = dict(zip(PARTS, ("delta-0", "eta_z", "distance", "mu-1", "rho"), strict=True))
 CURVES = "jomaLaboratory.drawn.map(p => p.series.filter(s => s.style !== 'dots').map(s => s.y))"
 
 
@@ -76,7 +77,6 @@ class Visit:
 
 def test_every_part_loads_its_slider_moves_the_curves_and_its_link_restores_them(browser, address):
     visit = Visit(browser, viewport={"width": 1360, "height": 900})
-    keys = dict(zip(PARTS, ("delta-0", "eta_z", "distance", "mu-1", "rho"), strict=True))
     for part in PARTS:
         visit.go(f"{address}#{part}")
         before = visit.page.evaluate(CURVES)
@@ -84,7 +84,7 @@ def test_every_part_loads_its_slider_moves_the_curves_and_its_link_restores_them
         assert visit.page.evaluate(
             "jomaLaboratory.drawn.some(p => p.series.some(s => s.style === 'dots'))"
         )
-        visit.move(keys[part], 0.7)
+        visit.move(KEYS[part], 0.7)
         after = visit.page.evaluate(CURVES)
         assert after != before
         settings = visit.page.evaluate("jomaLaboratory.settings")
@@ -133,4 +133,28 @@ def test_it_fits_a_phone_and_a_dark_screen_and_works_with_keys(browser, address)
     assert visit.page.evaluate("jomaLaboratory.settings.rho") == 0.899
     ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert sum(int(part) for part in ground[4:-1].split(",")) < 120
+    visit.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_a_slider_is_answered_within_a_frame(browser, address, part):
+    visit = Visit(browser, viewport={"width": 1360, "height": 900})
+    visit.go(f"{address}#{part}")
+    times = visit.page.evaluate(
+        """async (key) => {
+          const slider = document.querySelector(`[data-key="set-${key}"]`);
+          const times = [];
+          for (let n = 0; n < 80; n++) {
+            const share = 0.3 + 0.6 * ((7 * n) % 80) / 80;
+            slider.value = Number(slider.min) + share * (slider.max - slider.min);
+            slider.dispatchEvent(new Event("input", { bubbles: true }));
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            times.push(jomaLaboratory.timing.last);
+          }
+          return times.slice(20);
+        }""",
+        KEYS[part],
+    )
+    assert sorted(times)[len(times) // 2] < 16, times
     visit.close()

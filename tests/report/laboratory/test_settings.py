@@ -1,10 +1,13 @@
 """Settings of the laboratory: their links, their Python calls, and no undefined numbers."""
 
+import html
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from joma.report import laboratory
 from tests.report.laboratory._node import evaluate, needs_node, numbers
 
 pytestmark = needs_node
@@ -50,6 +53,13 @@ def test_the_python_call_runs_and_computes_what_is_drawn(computed, link):
             np.testing.assert_allclose(theirs, ours, rtol=1e-6, atol=1e-9, err_msg=name)
         else:
             np.testing.assert_allclose(theirs, names[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_the_settings_that_the_page_suggests_are_settings():
+    links = [html.unescape(one) for one in re.findall(r'<li><a href="(#[^"]*)"', laboratory.page())]
+    assert len(links) == 15
+    for link, read in zip(links, evaluate([("fromLink", [one]) for one in links]), strict=True):
+        assert read["notes"] == [], link
 
 
 def test_a_link_holds_all_settings():

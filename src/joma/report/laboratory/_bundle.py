@@ -32,9 +32,8 @@ def _add(name: str, read: Callable[[str], str], scopes: dict[str, str]) -> None:
         needed.append(f"const {{{' '.join(names.split())}}} = {_scope(module)};\n")
     exported = ", ".join(match[1] for match in _EXPORT.finditer(source))
     body = _EXPORT.sub("", _IMPORT.sub("", source))
-    scopes[name] = (
-        f"const {_scope(name)} = (() => {{\n{''.join(needed)}{body}return {{ {exported} }};\n}})();\n"
-    )
+    body = f"{''.join(needed)}{body}return {{ {exported} }};"
+    scopes[name] = f"const {_scope(name)} = (() => {{\n{body}\n}})();\n"
 
 
 def _scope(module: str) -> str:
