@@ -3,10 +3,10 @@
     python -m benchmarks.serve --seconds 300 --connections 200
     python -m benchmarks.serve --seconds 60 --connections 50 --streams 200
 
-A server in a process of its own serves a run that another process writes to (72 rows and a flush
-twice a second) and a few runs that have ended. `wrk` asks for pages and data over kept connections,
-as fast as it gets answers; where it is missing, this process does. Event streams are held open
-meanwhile, and one reader measures how long after a flush its rows can be read.
+A server in a process of its own serves a run that another process writes to (21,000 rows, and 71
+more with a flush twice a second) and a few runs that have ended. `wrk` asks for pages and data over
+kept connections, as fast as it gets answers; where it is missing, this process does. Event streams
+are held open meanwhile, and one reader measures how long after a flush its rows can be read.
 """
 
 import argparse
@@ -36,6 +36,9 @@ _METRICS = (
     "gradient_energy",
     "mlp_zero",
 )
+
+_STEPS_BEFORE = 300
+"""Steps of the live run when it begins to be watched: some 20,000 rows."""
 
 _WRK_SCRIPT = """
 local paths = { %s }
@@ -73,7 +76,14 @@ def write_ended(root: Path, name: str, rows: int) -> None:
 def write_live(folder: Path, seconds: float, every: float) -> None:
     """Write a run, and the time of each flush to standard output."""
     run = Run.create("live", {"lr": 1e-3}, out=folder)
-    end, step, rng = time.time() + seconds, 0, np.random.default_rng(1)
+    rng = np.random.default_rng(1)
+    for metric in _METRICS:
+        for layer in range(14):
+            values = rng.normal(size=(_STEPS_BEFORE, 1))
+            run.metrics.append_many(
+                np.arange(_STEPS_BEFORE), metric, values, module=f"h.{layer}", layer=layer
+            )
+    end, step = time.time() + seconds, _STEPS_BEFORE
     with run.locked():
         run.write_json("outcome", {"status": "running"})
         while time.time() < end:
@@ -99,7 +109,11 @@ def started(*words: str, read: bool = True) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.terminate()
-        process.wait(10)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            print(f"{words[-1]} did not end within 10 s")
+            process.kill()
         if process.stdout is not None:
             process.stdout.close()
 

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from joma.cli import _serve
 from tests.cli._command import joma, sentence
 
 
@@ -24,7 +23,7 @@ def test_folders_must_exist(tmp_path, monkeypatch):
 
 def test_options_must_make_sense(tmp_path):
     assert "at most 65535, got 70000" in sentence(joma("serve", str(tmp_path), "--port", "70000"))
-    for name in ("http://x", "a/b", "*", ""):
+    for name in ("http://x", "a/b", "*", "", "a:80"):
         assert "--allow-host" in sentence(joma("serve", str(tmp_path), "--allow-host", name))
     line = sentence(joma("serve", str(tmp_path), "--host", "256.1.1.1"))
     assert "cannot serve on 256.1.1.1" in line
@@ -60,7 +59,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     ("host", "token"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)]
 )
 def test_elsewhere_a_token_is_asked_for(tmp_path, host: str, token: bool):
-    from joma.server._serving import RunServer
+    from joma.server import RunServer
 
     try:
         server = RunServer(tmp_path, host=host, port=0)
@@ -74,16 +73,19 @@ def test_elsewhere_a_token_is_asked_for(tmp_path, host: str, token: bool):
 def test_it_says_where_it_serves(tmp_path, monkeypatch):
     from joma import server
 
-    def serve(runs, *, on_start, **options):
-        on_start(server.Address("127.0.0.1", 8765, None))
-        raise KeyboardInterrupt
+    class Interrupted:
+        def __init__(self, runs, *, on_start, **options) -> None:
+            self.on_start = on_start
+
+        def run(self) -> None:
+            self.on_start(server.Address("127.0.0.1", 8765, None))
+            raise KeyboardInterrupt
 
     opened = []
-    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(server, "RunServer", Interrupted)
     monkeypatch.setattr("webbrowser.open", opened.append)
     result = joma("serve", str(tmp_path), "--open")
     assert result.exit_code == 0
     assert "at http://127.0.0.1:8765/\n" in result.stdout
     assert result.stdout.endswith("Stopped.\n")
     assert opened == ["http://127.0.0.1:8765/"]
-    assert _serve.serve.__doc__

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from joma.runs import Run
-from joma.server import _watching
-from joma.server._serving import RunServer
+from joma.server import RunServer, _watching
 from tests.server._client import Client
 
 MakeRun = Callable[..., Run]

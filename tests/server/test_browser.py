@@ -1,7 +1,6 @@
 """A real browser follows a run."""
 
 import contextlib
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -13,22 +12,17 @@ import pytest
 
 from joma.runs import Run
 from joma.server import _watching
+from tests.report._browser import launched
 from tests.server._client import Client
 from tests.server.conftest import MakeRun, serving
 
 pytestmark = pytest.mark.slow
-CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+    with launched() as started:
+        yield started
 
 
 @pytest.fixture

@@ -48,10 +48,12 @@ def serve(
     if port is not None and port > _LARGEST_PORT:
         raise JomaError(f"--port must be at most {_LARGEST_PORT}, got {port}")
     for name in allow_host or ():
-        if not name or any(sign in name for sign in "/@*?# "):
-            raise JomaError(f"--allow-host must be a name without a scheme or path, got {name!r}")
+        if not name or any(sign in name for sign in "/@*?#: "):
+            raise JomaError(
+                f"--allow-host must be a name without scheme, port or path, got {name!r}"
+            )
     from joma.common.signals import raising_on_sigterm
-    from joma.server import serve as serve_runs
+    from joma.server import RunServer
 
     def report(address: "Address") -> None:
         where = ", ".join(str(folder) for folder in folders)
@@ -62,16 +64,17 @@ def serve(
 
             webbrowser.open(address.url)
 
+    server = RunServer(
+        folders,
+        host=host,
+        port=port,
+        allowed_hosts=allow_host or (),
+        ask_token=token,
+        on_start=report,
+    )
     try:
         with raising_on_sigterm():
-            serve_runs(
-                folders,
-                host=host,
-                port=port,
-                allowed_hosts=[name.partition(":")[0] for name in allow_host or ()],
-                ask_token=token,
-                on_start=report,
-            )
+            server.run()
     except KeyboardInterrupt as error:
         if type(error) is not KeyboardInterrupt:
             raise  # SIGTERM

@@ -1,10 +1,10 @@
 """The web server behind `joma serve`: run folders in the browser, while they are being written.
 
-`application` makes the Starlette application and `serve` runs it. One watcher looks at the folders
-for all readers, a view is computed once for each version of a run, and everything is read-only:
-the server never writes to a run folder and never holds its lock. What may live here is finding
-runs, serving what `joma.report` draws, telling browsers what changed, and refusing requests; no
-drawing and no mathematics.
+`application` makes the Starlette application and `RunServer` runs it. One watcher looks at the
+folders for all readers, a view is computed once for each version of a run, and everything is
+read-only: the server never writes to a run folder and never holds its lock. What may live here is
+finding runs, serving what `joma.report` draws, telling browsers what changed, and refusing
+requests; no drawing and no mathematics.
 
 This room needs the extra `serve` (Starlette and uvicorn).
 """
@@ -18,6 +18,6 @@ except ModuleNotFoundError as error:
     raise JomaError(f"joma serve needs {error.name}: {how_to_install('serve')}") from error
 
 from joma.server._application import application
-from joma.server._serving import DEFAULT_PORT, Address, serve
+from joma.server._serving import Address, RunServer
 
-__all__ = ["DEFAULT_PORT", "Address", "application", "serve"]
+__all__ = ["Address", "RunServer", "application"]

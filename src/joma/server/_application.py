@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ _logger = logging.getLogger(__name__)
 
 MOST_COMPARED = 50
 """Most runs on one page."""
+
+_START = secrets.token_hex(4)
+"""Part of every ETag: another start may count otherwise, and be of another version of joma."""
 
 _FIRST_SEARCH_SECONDS = 5.0
 _LARGE = 1 << 16
@@ -57,7 +61,7 @@ class _Server:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.table = RunTable(roots)
         self.cache = AnswerCache()
-        self.hub = EventHub(self.table)
+        self.hub = EventHub()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._renewing: dict[str, asyncio.Task[None]] = {}
 
@@ -249,7 +253,7 @@ async def _answer(
     request: Request, answer: Answer, media_type: str, policy: str | None = None
 ) -> Response:
     """Return an answer of the cache: not at all if the reader has it, compressed if possible."""
-    headers = {"etag": f'W/"{answer.version}"'}
+    headers = {"etag": f'W/"{_START}-{answer.version}"'}
     if policy is not None:
         headers["content-security-policy"] = policy
     known = request.headers.get("if-none-match", "")

@@ -6,25 +6,32 @@ nobody down; whoever holds an event stream is told when the new one is there.
 """
 
 import asyncio
+import contextlib
 import gzip
+import queue
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 MOST_BYTES = 64 << 20
 """Most bytes of all compressed answers together."""
 
-STALE_SECONDS = 5.0
-"""How long the version before is given to readers while the next one is computed."""
+STALE_SECONDS = 30.0
+"""How long the version before is given to readers while the next one is computed; less than the
+time of which a new event stream repeats the changes."""
 
 UNUSED_SECONDS = 600.0
 """What nobody asked for in this time is forgotten, and no longer computed with every change."""
 
 _LEVEL = 5
 
+_WORKERS = 2
+
 Key = tuple[str, ...]
+_Body = tuple[int, bytes]
+_Job = tuple[Callable[[], bytes], "asyncio.Future[_Body]"]
 
 
 @dataclass(eq=False)
@@ -65,11 +72,15 @@ class AnswerCache:
         self._most_bytes = most_bytes
         self._answers: OrderedDict[Key, Answer] = OrderedDict()
         self._computing: dict[Key, asyncio.Task[Answer]] = {}
-        self._workers = ThreadPoolExecutor(2, thread_name_prefix="joma-answers")
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        for number in range(_WORKERS):
+            name = f"joma-answers-{number}"
+            threading.Thread(target=_work, args=[self._jobs], name=name, daemon=True).start()
 
     def close(self) -> None:
         """End the worker threads, without waiting for what they compute."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for _ in range(_WORKERS):
+            self._jobs.put(None)
 
     async def get(
         self,
@@ -107,11 +118,13 @@ class AnswerCache:
     async def renew(
         self, key: Key, version: Callable[[], str], make: Callable[[], bytes]
     ) -> Answer:
-        """Compute the answer for a key again, and return it.
+        """Return the answer of the present version, computed unless it is there.
 
         Computing takes at most half of the time, however fast versions follow each other.
         """
         answer = self._answers.get(key)
+        if answer is not None and answer.version == version():
+            return answer
         if answer is not None and key not in self._computing:
             pause = answer.finished + answer.seconds - time.monotonic()
             if pause > 0:
@@ -155,10 +168,11 @@ class AnswerCache:
         self, key: Key, version: Callable[[], str], make: Callable[[], bytes]
     ) -> Answer:
         try:
-            loop = asyncio.get_running_loop()
             before, started = self._answers.get(key), time.monotonic()
             label = version()  # before reading: what changes meanwhile is of the next version
-            size, compressed = await loop.run_in_executor(self._workers, _compressed, make)
+            result: asyncio.Future[_Body] = asyncio.get_running_loop().create_future()
+            self._jobs.put((make, result))
+            size, compressed = await result
             now = time.monotonic()
             asked = before.asked if before is not None else now
             answer = Answer(label, compressed, size, now - started, now, asked)
@@ -177,9 +191,29 @@ class AnswerCache:
                 del self._answers[key]
 
 
-def _compressed(make: Callable[[], bytes]) -> tuple[int, bytes]:
-    body = make()
-    return len(body), gzip.compress(body, _LEVEL, mtime=0)
+def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
+    """Compute in a thread that does not keep the program from ending, as those of pools do."""
+    while (job := jobs.get()) is not None:
+        make, result = job
+        body, error = None, None
+        try:
+            whole = make()
+            body = len(whole), gzip.compress(whole, _LEVEL, mtime=0)
+            del whole
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            result.get_loop().call_soon_threadsafe(_settle, result, body, error)
+        del job, make, result, body, error  # nothing is kept while waiting for the next
+
+
+def _settle(result: "asyncio.Future[_Body]", body: _Body | None, error: Exception | None) -> None:
+    if result.done():  # nobody waits for it any more
+        return
+    if error is not None:
+        result.set_exception(error)
+    elif body is not None:
+        result.set_result(body)
 
 
 def _retrieve(task: "asyncio.Task[Answer]") -> None:

@@ -5,9 +5,9 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 from joma.errors import JomaError
-from joma.server._table import RunTable
 
 HEARTBEAT_SECONDS = 15.0
 """How often a stream without news sends a comment, so that no proxy closes it."""
@@ -15,6 +15,7 @@ HEARTBEAT_SECONDS = 15.0
 MOST_STREAMS = 1000
 """Most streams that are open at the same time."""
 
+_MOST_REMEMBERED = 20_000
 _RECENT_SECONDS = 60.0
 """A new stream begins with the changes of this time: its page was made a moment before."""
 
@@ -24,15 +25,12 @@ class EventHub:
 
     A stream holds at most one change for each run, however slow its reader is. Used in one event
     loop.
-
-    Args:
-        table: The runs.
     """
 
-    def __init__(self, table: RunTable) -> None:
-        self._table = table
+    def __init__(self) -> None:
         self._start = secrets.token_hex(4)
         self._streams: set[_Stream] = set()
+        self._announced: dict[str, _Change] = {}
         self._closing = False
 
     @property
@@ -48,8 +46,13 @@ class EventHub:
             version: The version that readers now get; None if the run is gone.
             number: Of the change; streams that are opened again continue after it.
         """
+        change = _Change(version, number, time.monotonic())
+        self._announced.pop(id, None)
+        self._announced[id] = change  # at the end: the oldest are forgotten first
+        if len(self._announced) > _MOST_REMEMBERED:
+            del self._announced[next(iter(self._announced))]
         for stream in self._streams:
-            stream.put(id, version, number)
+            stream.put(id, change)
 
     def close(self) -> None:
         """End all streams."""
@@ -65,22 +68,22 @@ class EventHub:
         """
         if len(self._streams) >= MOST_STREAMS:
             raise JomaError(f"{MOST_STREAMS} event streams are open already, which is the most")
-        stream = _Stream()
-        for run in self._table.runs():
-            if self._is_missed(last_id, run.number, run.changed):
-                stream.put(run.id, run.version, run.number)
-        return self._send(stream)
+        return self._send(last_id)
 
-    def _is_missed(self, last_id: str | None, number: int, changed: float) -> bool:
-        recent = time.monotonic() - changed < _RECENT_SECONDS
+    def _is_missed(self, last_id: str | None, change: "_Change") -> bool:
+        recent = time.monotonic() - change.time < _RECENT_SECONDS
         if recent or not last_id:  # recent ones may have been announced out of their order
             return recent
         start, _, seen = last_id.partition("-")
         known = start == self._start and seen.isascii() and seen.isdigit() and len(seen) < 20
-        return not known or number > int(seen)  # of another server: any run may have changed
+        return not known or change.number > int(seen)  # of another server: any run may have changed
 
-    async def _send(self, stream: "_Stream") -> AsyncIterator[bytes]:
+    async def _send(self, last_id: str | None) -> AsyncIterator[bytes]:
+        stream = _Stream()
         self._streams.add(stream)
+        for id, change in self._announced.items():
+            if self._is_missed(last_id, change):
+                stream.put(id, change)
         try:
             yield b"retry: 1000\n\n"
             while not self._closing:
@@ -94,24 +97,33 @@ class EventHub:
                 stream.wake.clear()
                 if waiting and not self._closing:
                     yield b"".join(
-                        self._encoded(id, *change)
-                        for id, change in sorted(waiting.items(), key=lambda item: item[1][1])
+                        self._encoded(id, change)
+                        for id, change in sorted(waiting.items(), key=lambda item: item[1].number)
                     )
         finally:
             self._streams.discard(stream)
 
-    def _encoded(self, id: str, version: str | None, number: int) -> bytes:
-        data = json.dumps({"run": id, "version": version})
-        return f"id: {self._start}-{number}\nevent: change\ndata: {data}\n\n".encode()
+    def _encoded(self, id: str, change: "_Change") -> bytes:
+        data = json.dumps({"run": id, "version": change.version})
+        return f"id: {self._start}-{change.number}\nevent: change\ndata: {data}\n\n".encode()
+
+
+class _Change(NamedTuple):
+    """A change that was announced, and when, in seconds of `time.monotonic`."""
+
+    version: str | None
+    number: int
+    time: float
 
 
 class _Stream:
     """What one reader is still to be sent."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, tuple[str | None, int]] = {}
+        self.waiting: dict[str, _Change] = {}
         self.wake = asyncio.Event()
 
-    def put(self, id: str, version: str | None, number: int) -> None:
-        self.waiting[id] = version, number
+    def put(self, id: str, change: _Change) -> None:
+        """Add a change, in place of an earlier one of the same run."""
+        self.waiting[id] = change
         self.wake.set()

@@ -7,6 +7,7 @@ import logging
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ _PORTS_TRIED = 20
 _LARGEST_HEAD = 1 << 15
 _SECONDS_FOR_A_REQUEST = 20.0
 _MOST_CONNECTIONS = 2000
+_SWITCH_SECONDS = 0.001
+"""How long Python lets a thread that computes an answer keep the thread that sends waiting."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,8 @@ class Address:
         return f"http://{host}:{self.port}/{query}"
 
 
-def serve(
-    runs: Path | str | Sequence[Path | str],
-    *,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    allowed_hosts: Collection[str] = (),
-    ask_token: bool = False,
-    on_start: Callable[[Address], None] = lambda address: None,
-) -> None:
-    """Serve run folders until Ctrl-C or SIGTERM, which then continue as Python raises them.
+class RunServer:
+    """A server of run folders that is bound to its address; `run` serves until a signal.
 
     Args:
         runs: A run folder, a folder of runs, or several of them.
@@ -71,24 +66,11 @@ def serve(
         ask_token: Whether a token is asked for on the loopback too.
         on_start: Called with the address once the server listens.
 
-    Raises:
-        JomaError: A folder does not exist, or the address cannot be used.
-    """
-    RunServer(
-        runs,
-        host=host,
-        port=port,
-        allowed_hosts=allowed_hosts,
-        ask_token=ask_token,
-        on_start=on_start,
-    ).run()
-
-
-class RunServer:
-    """A server that is bound to its address and can be run and stopped; arguments as for `serve`.
-
     Attributes:
         address: Where it can be reached.
+
+    Raises:
+        JomaError: A folder does not exist, or the address cannot be used.
     """
 
     def __init__(
@@ -110,9 +92,14 @@ class RunServer:
         self._server = _Uvicorn(_config(app), lambda: on_start(self.address))
 
     def run(self) -> None:
-        """Serve until `stop` or a signal."""
-        with self._listener:
-            self._server.run(sockets=[self._listener])
+        """Serve until `stop`, Ctrl-C or SIGTERM; signals then continue as Python raises them."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            with self._listener:
+                self._server.run(sockets=[self._listener])
+        finally:
+            sys.setswitchinterval(before)
 
     def stop(self) -> None:
         """Ask the server to stop, from any thread."""

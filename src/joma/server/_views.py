@@ -10,7 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from joma.common import json_files
 from joma.errors import JomaError
 from joma.runs import Run
 from joma.server._guard import content_policy
@@ -128,7 +127,7 @@ def policy(page: bytes) -> str:
 
 
 def _json(value: Any) -> bytes:
-    text = json.dumps(json_files.plain(value), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
 
 
