@@ -164,7 +164,7 @@ def test_the_examples_of_the_tutorial_run(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "runs" / "low" / "model" / "config.json").is_file()
 
 
-TRIED_APART = {"latents", "probes", "monitor", "galore", "tutorial"}
+TRIED_APART = {"latents", "probes", "monitor", "galore", "tutorial", "runs"}
 """Pages whose examples have a test of their own."""
 OTHER_PAGES = [
     page
