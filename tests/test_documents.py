@@ -90,7 +90,7 @@ def test_the_examples_of_watching_a_training_run(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("steps watched") == 3
     assert "stopped: " in said
-    for folder in ("runs/mine", "runs/lightning", "out/monitor"):
+    for folder in ("runs/watched", "runs/lightning", "out/monitor"):
         assert (tmp_path / folder / "findings.json").is_file()
     assert list((tmp_path / "runs" / "board").iterdir())
 
