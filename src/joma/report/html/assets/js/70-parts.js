@@ -69,10 +69,10 @@ function findingsList() {
     nodes.push(el("details", null, el("summary", { text: `${plural(rest.length, "further finding")}, none more severe` }), list(rest)));
   }
   for (const run of store.runs) {
-    const of = several() ? `${run.title}: ` : "";
+    const of = several() ? `${run.title}: ` : "", begin = (text) => (of ? of + text : text[0].toUpperCase() + text.slice(1));
     if (run.state === "damaged") nodes.push(el("p", { class: "quiet" }, pill("damaged"), ` ${of}${run.reason}`));
-    else if (!run.findings.length && !run.judged) nodes.push(el("p", { class: "quiet", text: `${of}no findings were recorded; this run was not judged.` }));
-    else if (!run.findings.length) nodes.push(el("p", { class: "quiet" }, badge("good", "none"), ` ${of}${run.not_judged.length ? "nothing was found by the rules that could be judged." : "nothing out of the ordinary was found."}`));
+    else if (!run.findings.length && !run.judged) nodes.push(el("p", { class: "quiet", text: begin("no findings were recorded; this run was not judged.") }));
+    else if (!run.findings.length) nodes.push(el("p", { class: "quiet" }, badge("good", "none"), ` ${begin(run.not_judged.length ? "nothing was found by the rules that could be judged." : "nothing out of the ordinary was found.")}`));
     if (run.not_judged.length) {
       nodes.push(el("details", { class: "quiet" }, el("summary", { text: `${of}${plural(run.not_judged.length, "rule")} could not be judged` }),
         el("ul", null, run.not_judged.map((it) => el("li", { text: `${it.kind}: needs ${it.needs}` })))));
