@@ -5,7 +5,6 @@ from typing import Any
 import mpmath as mp
 import numpy as np
 import pytest
-from scipy import special
 
 from tests.report.laboratory._node import evaluate, needs_node, numbers
 
@@ -13,21 +12,25 @@ pytestmark = [needs_node, pytest.mark.slow]
 
 POINTS = 100_000
 CHECKED = 400  # of these by mpmath
-TOLERANCE = 1e-13
+TOLERANCE = 1e-14
 
 
 def test_theorem_2_up_to_the_last_digit_before_the_blow_up():
     rng = np.random.default_rng(3)
-    calls = []
+    settings = []
     for _ in range(POINTS):
         delta = float(rng.choice([-1, 1]) * 10 ** rng.uniform(-12, 1))
         initial = float(rng.choice([0.0, rng.uniform(-3, 3), rng.uniform(-20, 20)]))
         offset, normalizer = float(rng.uniform(-3, 3)), float(10 ** rng.uniform(-1, 1))
-        total = special.erfc(initial * np.sign(delta) / np.sqrt(2))
-        own = total * normalizer * np.sqrt(np.pi / 2) / (abs(delta) * np.exp(offset))
-        t = float(own * (1 - 10 ** rng.uniform(-14, -1e-3)))
         options = {"initial": initial, "logOffset": offset, "normalizer": normalizer}
-        calls.append(("weights", [[delta], [t], options]))
+        settings.append((delta, options))
+    # SciPy's erfc is off by up to 1e-13 here: times of its making lie behind the blow-up.
+    own = numbers(evaluate([("blowupTimes", [[delta], options]) for delta, options in settings]))
+    times = own.ravel() * (1 - 10 ** rng.uniform(-14, -1e-3, POINTS))
+    calls = [
+        ("weights", [[delta], [float(t)], options])
+        for (delta, options), t in zip(settings, times, strict=True)
+    ]
     found = numbers(evaluate(calls)).ravel()
     assert np.all(np.isfinite(found))
     worst = 0.0
@@ -70,7 +73,7 @@ def test_eqn_6_within_the_sudden_growth_too():
             )
             error = (when - end * now - smooth) / mp.exp(-((m * r) ** 2) / 2)
             worst = max(worst, float(abs(error) / now))
-    assert worst < 1e-11, worst
+    assert worst < 1e-12, worst
 
 
 def _erf_difference(a: Any, b: Any) -> Any:
