@@ -48,6 +48,7 @@ request = function()
   return wrk.format("GET", paths[next])
 end
 wrk.headers["Accept-Encoding"] = "gzip"
+%s
 done = function(summary, latency, requests)
   local e = summary.errors
   io.write(string.format(
@@ -124,6 +125,12 @@ def rss(pid: int) -> float:
     return int(found[1]) / 1024 if found else float("nan")
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return what a process computed so far."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def hold_stream(port: int, heard: list[int]) -> None:
     """Hold a stream of events open, and count what comes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -175,7 +182,8 @@ async def sample(pid: int, seen: list[tuple[float, float]]) -> None:
 
 async def with_wrk(port: int, paths: list[str], options: argparse.Namespace) -> dict[str, float]:
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(_WRK_SCRIPT % ", ".join(f'"{path}"' for path in paths))
+        pause = f"delay = function() return {options.pause * 1000:.0f} end" if options.pause else ""
+        script.write(_WRK_SCRIPT % (", ".join(f'"{path}"' for path in paths), pause))
         script.flush()
         process = await asyncio.create_subprocess_exec(
             *("wrk", "-t", "1", "-c", str(options.connections), "-d", f"{options.seconds}s"),
@@ -204,6 +212,7 @@ async def without_wrk(port: int, paths: list[str], options: argparse.Namespace) 
             counts["bytes"] += len(await reader.readexactly(int(length[1]) if length else 0))
             counts["status"] += " 200 " not in answer.split("\r\n")[0]
             took.append(time.monotonic() - begun)
+            await asyncio.sleep(options.pause)
         writer.close()
 
     await asyncio.gather(*(ask(number) for number in range(options.connections)))
@@ -236,7 +245,9 @@ async def measure(port: int, pid: int, writer: Any, options: argparse.Namespace)
     await asyncio.sleep(2)  # what was flushed before anybody listened does not count
     background.append(asyncio.create_task(measure_delay(port, live, flushed, delays)))
     load = with_wrk if shutil.which("wrk") and not options.no_wrk else without_wrk
+    cpu, begun = cpu_seconds(pid), time.monotonic()
     result = await load(port, paths, options)
+    result["cpu"] = (cpu_seconds(pid) - cpu) / (time.monotonic() - begun)
     for task in background:
         task.cancel()
     with contextlib.suppress(ProcessLookupError):
@@ -256,6 +267,7 @@ def show(
     print(f"{options.connections} connections, {options.streams} streams, {options.seconds} s, "
           f"load averages {', '.join(f'{it:.1f}' for it in os.getloadavg())}")  # fmt: skip
     print(f"requests {result['requests']:,.0f}, {rate:,.0f}/s, {result['bytes'] / 2**20:,.0f} MiB")
+    print(f"the server had {result['cpu'] * 100:.0f}% of a core")
     print(f"errors {sum(errors.values()):.0f} {errors}")
     print(f"latency p50 {result['p50']:.1f} ms, p99 {result['p99']:.1f} ms, "
           f"max {result['max']:.1f} ms")  # fmt: skip
@@ -282,6 +294,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000, help="Rows of each of them.")
     parser.add_argument("--every", type=float, default=0.5, help="Seconds between flushes.")
     parser.add_argument("--warm-up", type=float, default=20, help="Seconds before memory counts.")
+    parser.add_argument("--pause", type=float, default=0, help="Seconds a reader waits in between.")
     parser.add_argument("--only", default="", help="Ask only for addresses that begin so.")
     parser.add_argument("--no-wrk", action="store_true")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)

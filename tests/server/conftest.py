@@ -67,7 +67,7 @@ def serving(runs: Any, **options: Any) -> Iterator[RunServer]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(60)  # imports take long on a busy machine
         yield server
     finally:
         server.stop()

@@ -61,6 +61,7 @@ class _Server:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.table = RunTable(roots)
         self.cache = AnswerCache()
+        self.lists = AnswerCache()  # quickly made, and not to wait for what is not
         self.hub = EventHub()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._renewing: dict[str, asyncio.Task[None]] = {}
@@ -104,6 +105,7 @@ class _Server:
                 task.cancel()
             await asyncio.to_thread(watcher.stop)
             self.cache.close()
+            self.lists.close()
 
     def _hear(self, changed: list[str]) -> None:
         """Pass changes from the watcher's thread to the event loop."""
@@ -113,7 +115,7 @@ class _Server:
 
     def _take(self, changed: list[str]) -> None:
         """Announce changes: of a run that somebody reads, as soon as its new data is ready."""
-        self.cache.outdate("list page")
+        self.lists.outdate("list page")
         for id in changed:
             run = self.table.get(id)
             self.cache.outdate(id)
@@ -167,7 +169,7 @@ class _Server:
     async def show_list(self, request: Request) -> Response:
         """Answer `/`: the list of runs."""
         number = str(self.table.number)
-        answer = await self.cache.get(
+        answer = await self.lists.get(
             ("list page",),
             lambda: number,
             lambda: _views.list_page(self.table.runs()),
@@ -201,7 +203,7 @@ class _Server:
     async def send_list(self, request: Request) -> Response:
         """Answer `/api/runs`: the list of runs as JSON."""
         number = str(self.table.number)
-        answer = await self.cache.get(
+        answer = await self.lists.get(
             ("list",), lambda: number, lambda: _views.run_list(self.table.runs())
         )
         return await _answer(request, answer, "application/json")

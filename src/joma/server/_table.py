@@ -131,7 +131,7 @@ class RunTable:
         """Check one folder; return its id if the table had to be changed, otherwise nothing."""
         id = _id(folder)
         known = self._runs.get(id)
-        stamp = _stamp(folder)
+        stamp = _stamp(folder, running=known is not None and known.summary.state == "running")
         if stamp == self._stamps.get(folder):
             if known is None or not _lost_its_process(known):
                 return []
@@ -199,8 +199,12 @@ def _id(folder: Path) -> str:
     return f"{word or 'run'}-{mark}"
 
 
-def _stamp(folder: Path) -> _Stamp:
-    """Return what tells whether anything in a run folder changed, without opening a file."""
+def _stamp(folder: Path, running: bool) -> _Stamp:
+    """Return what tells whether anything in a run folder changed, without opening a file.
+
+    The folder of the log changes several times with each flush, the manifest once and last. So
+    the folder does not count as long as a run with a manifest is running.
+    """
     stamp: list[tuple[int, int, int] | int] = []
     for name in _WATCHED:
         try:
@@ -209,6 +213,8 @@ def _stamp(folder: Path) -> _Stamp:
             stamp.append(error.errno or 0)
         else:
             stamp.append((status.st_mtime_ns, status.st_size, status.st_ino))
+    if running and isinstance(stamp[_WATCHED.index("manifest.json")], tuple):
+        stamp[_WATCHED.index("metrics")] = 0
     return tuple(stamp)
 
 
