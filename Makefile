@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+INSTALL := $(BIN)/python tools/install.py -c constraints.txt
 
 .PHONY: demo test lint types tests slow docs figures errata bench clean
 
@@ -29,7 +29,7 @@ slow: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The pictures of README and docs, made anew.
+# The pictures of README and docs.
 figures: $(VENV)/.installed-dev
 	$(BIN)/python tools/docs_figures.py
 
@@ -48,11 +48,14 @@ $(VENV)/bin/python:
 	    { echo "joma needs Python 3.11 or newer; say which with: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# What README uses: the extras for Hugging Face's trainer and models, and for `joma serve`.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) -e .
+	@echo "Installing joma and what it needs, PyTorch among it, into $(VENV): some minutes, once."
+	@$(INSTALL) -e '.[hf,serve]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) -e '.[dev]'
-	$(INSTALL) --no-deps galore-torch==1.0  # a reference for tests; what it depends on is not needed
+	@echo "Installing joma and what its tests and docs need into $(VENV): some minutes, once."
+	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) --no-deps galore-torch==1.0  # a reference for tests; what it depends on is not needed
 	@touch $@ $(VENV)/.installed

@@ -1,7 +1,6 @@
 """README and docs speak of what exists."""
 
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import re
@@ -44,12 +43,9 @@ def test_counts_are_current():
     ) in " ".join(README.split())
 
 
-def test_the_errata_page_is_what_the_tool_writes():
-    spec = importlib.util.spec_from_file_location("errata_page", ROOT / "tools" / "errata_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+def test_the_errata_page_is_what_the_tool_writes(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    tool = importlib.import_module("errata_page")
     assert (ROOT / "docs" / "errata.md").read_text(encoding="utf-8") == tool.page()
 
 
@@ -60,7 +56,7 @@ def test_commands_name_what_exists():
     for command, rest in commands:
         words = shlex.split(rest)
         if command == "reproduce":
-            assert set(words) <= set(EXPERIMENTS), rest
+            assert set(words) <= {*EXPERIMENTS, "--list"}, rest
         elif "--claim" in words:
             assert words[words.index("--claim") + 1] in IDS, rest
 
@@ -71,7 +67,7 @@ def test_the_examples_of_learning_a_hierarchy_run(tmp_path, monkeypatch):
     examples = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(examples) == 2
     exec(compile("\n".join(examples), "docs/latents.md", "exec"), {})
-    assert (tmp_path / "runs" / "mine" / "metrics").is_dir()
+    assert (tmp_path / "runs" / "latents" / "metrics").is_dir()
 
 
 def test_the_examples_of_measuring_a_model_run(capsys):
@@ -94,7 +90,7 @@ def test_the_examples_of_watching_a_training_run(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("steps watched") == 3
     assert "stopped: " in said
-    for folder in ("runs/mine", "runs/lightning", "out/monitor"):
+    for folder in ("runs/watched", "runs/lightning", "out/monitor"):
         assert (tmp_path / folder / "findings.json").is_file()
     assert list((tmp_path / "runs" / "board").iterdir())
 
@@ -137,13 +133,59 @@ def test_the_page_of_the_monitor_names_what_it_measures_and_finds():
     assert [kind for kind in KINDS if f"| `{kind}` |" not in page] == []
 
 
-def test_python_examples_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # one leaves a run folder
-    examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(examples) == 6
-    for example in examples:
-        exec(compile(example, "README.md", "exec"), {"__name__": "page"})
-    assert "The learning rate 0.1 is too high" in capsys.readouterr().out
+def _python(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def _run_page(page: Path) -> None:
+    """Run the Python of a page in its order, as somebody does who pastes all of it."""
+    code = "\n".join(_python(page))
+    exec(compile(code, page.name, "exec"), {"__name__": "page"})
+
+
+@pytest.mark.filterwarnings("ignore")  # of the trainer, which is other people's
+def test_the_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
+    monkeypatch.chdir(tmp_path)  # they leave run folders
+    assert len(_python(ROOT / "README.md")) == 3
+    _run_page(ROOT / "README.md")
+    said = capsys.readouterr().out
+    assert "The learning rate 0.029 is too high" in said
+    assert said.count("steps watched") == 2
+    assert (tmp_path / "out" / "monitor" / "findings.json").is_file()
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_the_examples_of_the_tutorial_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # they leave run folders
+    _run_page(ROOT / "docs" / "tutorial.md")
+    said = capsys.readouterr().out
+    assert "The learning rate 0.03 is too high" in said
+    assert (tmp_path / "runs" / "low" / "model" / "config.json").is_file()
+
+
+TRIED_APART = {"latents", "probes", "monitor", "galore", "tutorial", "runs"}
+"""Pages whose examples have a test of their own."""
+OTHER_PAGES = [
+    page
+    for page in sorted(ROOT.glob("docs/**/*.md"))
+    if page.stem not in TRIED_APART and _python(page)
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", OTHER_PAGES, ids=lambda page: page.stem)
+def test_the_examples_of_other_pages_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # each page in a folder of its own
+    _run_page(page)
+
+
+def test_examples_of_two_pages_never_write_to_the_same_run():
+    owners: dict[str, str] = {}
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
+        written = re.findall(r'(?:run|out)=\s*"(runs/[\w-]+)"', "\n".join(_python(page)))
+        for name in set(written):
+            assert owners.setdefault(name, page.name) == page.name, name
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda p: p.name)
@@ -213,7 +255,7 @@ def test_hierarchy_table_is_what_the_figure_draws():
         return [f"{value:.{digits}f}" for value in values]
 
     assert numbers("derived") == written(data.derived, 4)
-    assert numbers("with ρ₀ as printed") == written(data.printed, 4)
+    assert numbers(r"with $\rho_0$ as printed") == written(data.printed, 4)
     sampled = numbers(f"{cooccurrence.SAMPLES:,} sampled trees (standard error)")
     errors = [f" ({1000 * error:.0f})" for error in data.standard_error]
     assert sampled == [a + b for a, b in zip(written(data.sampled, 3), errors, strict=True)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from joma.experiments.claims import errata
 from joma.experiments.claims.errata import CLARIFICATIONS, DOCUMENTS, ERRATA, Erratum
+from plain_mathematics import mark
 
 TARGET = Path(__file__).parent.parent / "docs" / "errata.md"
 
@@ -42,8 +43,6 @@ were at hand.
 ```console
 joma verify --claim thm2 --json
 ```
-
-![Relative error of each printed statement in its example, grouped by slip](figures/errata.png)
 """
 
 TEXTS = {
@@ -102,7 +101,7 @@ def _clarifications(document: str) -> str:
     for remark in CLARIFICATIONS:
         if remark.document == document:
             claims = f" ({_ids(remark.claims)})" if remark.claims else ""
-            lines.append(f"- **{_escaped(remark.place)}.** {_escaped(remark.text)}{claims}")
+            lines.append(f"- **{_escaped(remark.place)}.** {mark(remark.text)}{claims}")
     return "\n".join(lines)
 
 
@@ -111,8 +110,8 @@ def _ids(claims: tuple[str, ...]) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A text that ends with a full stop and is safe in Markdown."""
-    return _escaped(text if text.endswith(".") else f"{text}.")
+    """A text that ends with a full stop, its formulas as TeX."""
+    return mark(text if text.endswith(".") else f"{text}.")
 
 
 def _escaped(text: str) -> str:

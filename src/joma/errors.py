@@ -20,20 +20,18 @@ class JomaError(ValueError):
     """
 
 
-def how_to_install(extra: str, *others: str) -> str:
+def how_to_install(extra: str) -> str:
     """Return the command that installs an optional dependency into a clone of the repository.
 
     The package is on no index, so its extras are installed from the clone.
 
     Args:
         extra: The name of the extra, such as "hf".
-        others: Further packages that are needed.
 
-    >>> how_to_install("hf", "accelerate")
-    "pip install -c constraints.txt -e '.[hf]' accelerate, in the clone of joma"
+    >>> how_to_install("hf")
+    "pip install -c constraints.txt -e '.[hf]', in the clone of joma"
     """
-    words = " ".join((f"pip install -c constraints.txt -e '.[{extra}]'", *others))
-    return f"{words}, in the clone of joma"
+    return f"pip install -c constraints.txt -e '.[{extra}]', in the clone of joma"
 
 
 def printable(text: str, limit: int | None = MESSAGE_LENGTH) -> str:

@@ -132,10 +132,30 @@ def test_demo_leaves_out_what_needs_a_package_that_is_missing(monkeypatch, tmp_p
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name in missing else found(name)
     )
-    few = {name: experiments.EXPERIMENTS[name] for name in ("fig4", "galore")}
+    few = {"fig4": experiments.EXPERIMENTS["fig4"]}
     monkeypatch.setattr(experiments, "EXPERIMENTS", few)
     monkeypatch.setattr(_demo, "chosen", lambda names: ["thm2"])
     result = joma("demo", "--jobs", "1", "--out", str(tmp_path / "tour"))
     assert result.exit_code == 0
-    assert "Left out: galore needs transformers" in " ".join(result.stdout.split())
-    assert not (tmp_path / "tour" / "galore").exists()
+    assert "Left out: the training needs transformers" in " ".join(result.stdout.split())
+    assert not (tmp_path / "tour" / "training").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_demo_shows_what_the_monitor_found_in_sixty_lines(monkeypatch, tmp_path):
+    pytest.importorskip("transformers", reason="the tour trains one of its models")
+    fewer = [line for line in _demo._CHANGES if "steps" not in line]
+    monkeypatch.setattr(_demo, "_CHANGES", (*fewer, "training.steps=60"))
+    few = {"fig4": experiments.EXPERIMENTS["fig4"]}
+    monkeypatch.setattr(experiments, "EXPERIMENTS", few)
+    monkeypatch.setattr(_demo, "chosen", lambda names: ["thm2", "lemma1"])
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = tmp_path / "tour"
+    result = joma("demo", "--jobs", "1", "--out", str(folder))
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) + 2 * 5 <= 60  # the whole tour has five more figures, of two lines at most
+    assert "The learning rate 0.03 is too high" in " ".join(result.stdout.split())
+    assert lines[-1] == f"The runs in the browser: joma serve {folder}"
+    assert lines[-2] == f"Report of the training: {folder / 'report.html'}"
+    assert "<!doctype html>" in (folder / "report.html").read_text(encoding="utf-8").lower()

@@ -377,7 +377,7 @@ class TestOtherModels:
         }
         shown = joma("probe", "moe", "--text", "text.txt", "--out", "b").stdout
         down = [it["value"] for it in ranks if "0.mlp.experts.down_proj" in it["module"]]
-        assert f"{min(down):.4g} … {max(down):.4g}" in shown
+        assert f"{min(down):#.4g} … {max(down):#.4g}" in shown
         low = records("moe", "--low-memory", "--metrics", "stable_rank", "--out", "c")
         assert sorted(it["value"] for it in low) == sorted(it["value"] for it in ranks)
 

@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 import pytest
 
 from joma.cli import _progress
-from joma.cli._progress import progress, reports
+from joma.cli._progress import progress, reports, weighted_progress
 
 
 def wait_for(text: str, stream: io.StringIO) -> str:
@@ -47,8 +47,24 @@ class TestLines:
             assert "left" not in wait_for("C30", stderr)
 
     def test_the_time_left_is_what_the_speed_says(self):
-        part = _progress._Part("training", first=100, began=10.0, done=200, total=500)
-        assert part.left(30.0) == ", about 60 s left"
+        part = _progress._Part("training", first=100, began=10.0, done=200, total=500, at=30.0)
+        assert part.seconds_left(30.0) == 60
+
+    def test_the_time_left_counts_down_while_a_long_piece_is_under_way(self):
+        part = _progress._Part("training", first=100, began=10.0, done=200, total=500, at=30.0)
+        assert [part.seconds_left(30.0 + waited) for waited in (10, 50, 90)] == [50, 10, 1]
+
+    def test_steady_time_left_never_rises(self):
+        part = _progress._Part("", first=0, began=0.0, done=50, total=100, at=10.0, steady=True)
+        assert part.seconds_left(10.0) == 10
+        part.advance("", 51, 30.0)  # one slow piece
+        assert part.seconds_left(30.0) == 10
+
+    def test_weighted_work_is_shown_in_percent(self):
+        with redirect_stderr(io.StringIO()) as stderr, weighted_progress("demo", 8.0) as advance:
+            wait_for("demo: 0%", stderr)
+            advance(6.0)
+            assert "left" in wait_for("demo: 75%", stderr)
 
     def test_a_reader_that_left_stops_nothing(self):
         tried: list[str] = []

@@ -84,7 +84,7 @@ def test_nothing_recorded_and_old_findings(tmp_path: Path):
 
 def test_lines_and_maps_are_the_numbers(tmp_path: Path):
     run = recorded(tmp_path / "run", layers=3)
-    figure = training.draw(run, metrics=["attention_entropy"])
+    figure: Any = training.draw(run, metrics=["attention_entropy"])
     _, lines, heat = figure.axes[:3]
     curves = [line for line in lines.lines if len(line.get_xdata()) == 5]
     assert [line.get_ydata()[0] for line in curves] == [5.0, 6.0, 7.0]
@@ -110,7 +110,7 @@ def test_a_loss_over_a_decade_gets_a_logarithmic_axis(tmp_path: Path):
     run.metrics.append_many([1, 2], "loss", [[2.0], [1.0]])
     run.metrics.append(2, "validation_loss", 1.5)
     run.metrics.flush()
-    loss = training.draw(run).axes[0]
+    loss: Any = training.draw(run).axes[0]
     assert loss.get_yscale() == "linear"
     legend = loss.get_legend()
     assert legend is not None

@@ -29,11 +29,10 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich help doubles the time to answer
 )
 for command, short_help, example in (
-    (verify, "Check every claim of the papers.", "verify --claim lemma8 --json"),
     (
-        reproduce,
-        "Make figures and tables of the papers again.",
-        "reproduce fig4 --out fig4-again --seed 1",
+        train,
+        "Train a language model and watch it learn.",
+        "train tiny --out first --set training.steps=100",
     ),
     (
         probe,
@@ -46,18 +45,13 @@ for command, short_help, example in (
         "superposition EleutherAI/pythia-70m --text book.txt",
     ),
     (
-        train,
-        "Train a language model and watch it learn.",
-        "train tiny --out first --set training.steps=100",
-    ),
-    (
         memory,
         "Print what training a model takes of a GPU's memory.",
         "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing",
     ),
     (
         report,
-        "Write an HTML page of a run, or of several next to each other.",
+        "Write an HTML page of one or more runs.",
         "report runs/mine --out mine.html",
     ),
     (serve, "Show runs in the browser while they are written.", "serve runs --port 8765"),
@@ -66,7 +60,13 @@ for command, short_help, example in (
         "Write a page with sliders for the theorems.",
         "laboratory --out laboratory.html --open",
     ),
-    (demo, "All of it, in about a minute.", "demo --out tour"),
+    (verify, "Check every claim of the papers.", "verify --claim lemma8 --json"),
+    (
+        reproduce,
+        "Make figures and tables of the papers again.",
+        "reproduce fig4 --out fig4-again --seed 1",
+    ),
+    (demo, "Take the tour: about a minute, no data needed.", "demo --out tour"),
 ):
     kind = VerifyCommand if command is verify else PlainCommand
     app.command(cls=kind, short_help=short_help, epilog=f"Example: joma {example}")(command)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from joma import experiments
-from joma.cli._show import Record, as_json, cell, console, mark, printable, put, table
+from joma.cli._show import Record, as_json, cell, console, mark, printable, put, say, table
 from joma.common.text import duration
 from joma.experiments import Experiment, Request, Scale
 
@@ -113,9 +113,9 @@ def show_plans(
         as_json(plans)
         return
     for plan in plans:
-        typer.echo(f"{plan['name']}: {plan['title']} → {plan['run']}")
+        say(f"{plan['name']}: {plan['title']} → {plan['run']}")
         for line in _lines(plan):
-            typer.echo(f"  {line}")
+            say(f"  {line}")
     known = [plan["about_seconds"] for plan in plans if plan["about_seconds"] is not None]
     if known and len(plans) > 1:
         others = [plan["name"] for plan in plans if plan["about_seconds"] is None]
@@ -139,7 +139,7 @@ def warn(requests: Mapping[str, Request]) -> None:
         if fitting:  # the largest of them
             seconds = experiment.takes(request)[fitting[-1]].seconds * _share(experiment, request)
             words += f"; --scale {fitting[-1]} takes about {duration(seconds)}"
-        typer.echo(words, err=True)
+        say(words, err=True)
 
 
 def _kind(scale: Scale) -> str:

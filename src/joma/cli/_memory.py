@@ -146,14 +146,14 @@ def memory(
         )
         return
     _print(found, chosen, limit)
-    typer.echo(
+    _show.say(
         f"{_show.printable(model)}: {adamw.parameters / 1e6:,.0f}M parameters in {dtype}, batch "
         f"{batch} × {window} tokens"
         f"{', checkpointing' if checkpointing else ''}; rank {projection.rank}, "
         f"{max(one.projected for one in found)} matrices projected."
     )
     if limit is not None:
-        typer.echo(_fit(chosen, limit))
+        _show.say(_fit(chosen, limit))
 
 
 def _state_reduction(one: "MemoryEstimate", adamw: "MemoryEstimate") -> float:

@@ -329,7 +329,7 @@ def by_layer(probed: "Probed") -> list[dict[str, str]]:
             column = _column(one.metric, probed.roles.get(one.module))
             values = several.setdefault((one.layer, label, column), [])
             values.append(one.value)
-            low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+            low, high = f"{min(values):#.4g}", f"{max(values):#.4g}"
             row[column] = low if low == high else f"{low} … {high}"
     return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
 

@@ -9,7 +9,9 @@ import itertools
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 import unicodedata
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +34,9 @@ _ACTING = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\ud
 """Characters that act on a terminal or cannot be encoded, and that JSON need not escape."""
 
 _FILE_WIDTH = 140
+
+_HANGING = 2
+"""Spaces before what continues a line that begins without any."""
 
 _SIGNS = {
     "✓": "ok",
@@ -63,19 +68,43 @@ def as_json(value: Any) -> None:
 def say(text: str, *, err: bool = False) -> None:
     """Print a line, whatever a file or the user put into it: what acts on a terminal is escaped.
 
+    On a terminal a line that is too long continues on the next, indented, and never inside a word;
+    a path or command stays in one piece.
+
     Args:
         text: The line, or several.
         err: Whether it goes to standard error.
     """
-    typer.echo(errors.printable(text, limit=None), err=err)
+    text = errors.printable(text, limit=None)
+    if limited(sys.stderr if err else sys.stdout):
+        text = "\n".join(_wrapped(line) for line in text.split("\n"))
+    typer.echo(text, err=err)
+
+
+def limited(stream: Any) -> bool:
+    """Return whether a window limits what is written to a stream; a file has any width."""
+    return stream.isatty() or "COLUMNS" in os.environ
+
+
+def _wrapped(line: str) -> str:
+    indent = re.match(r" *(?:- )?", line)
+    assert indent is not None
+    return textwrap.fill(
+        line,
+        max(shutil.get_terminal_size().columns, 20),
+        subsequent_indent=" " * (len(indent[0]) or _HANGING),
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 def console() -> "Console":
     """Return standard output; wide when it is a file, for nobody's window limits it."""
     from rich.console import Console
 
-    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if limited else _FILE_WIDTH, highlight=False, markup=False)
+    width = None if limited(sys.stdout) else _FILE_WIDTH
+    return Console(width=width, highlight=False, markup=False)
 
 
 def put(*renderables: Any) -> None:

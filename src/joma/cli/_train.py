@@ -228,7 +228,7 @@ def _warnings_after(say: Callable[[str], None]) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.propagate = before
     for line in handler.lines:
-        typer.echo(line, err=True)
+        _show.say(line, err=True)
 
 
 def _finding(trained: "Trained") -> str:
@@ -260,21 +260,21 @@ def _answer(asked: _Asked, run: "Run", trained: "Trained") -> None:
         return
     resumed = f", resumed from step {trained.begun_at}" if trained.begun_at else ""
     monitor = trained.monitor_seconds
-    typer.echo(
+    _show.say(
         f"{_show.sentence(_finding(trained))}{resumed}. {trained.parameters / 1e6:.3g}M "
         f"parameters, {trained.tokens_per_second:,.0f} tokens/s, {trained.seconds:.1f} s"
         f"{f', of them {monitor:.1f} for the monitor' if monitor else ''}."
     )
     for line in trained.lines:
-        typer.echo(_show.printable(f"  {line}"))
-    typer.echo(f"  {run.path}")
+        _show.say(f"  {line}")
+    _show.say(f"  {run.path}")
     if trained.stopped is not None:
-        typer.echo(
+        _show.say(
             f"Training stopped at step {trained.step} of {asked.config.training.steps}, as "
             f"monitor.stop_on asks: {_show.printable(trained.stopped)}"
         )
-        typer.echo(f"Its checkpoint is saved. Continue with: {asked.command()}")
-    typer.echo(f"Probe the series with: {probing}")
+        _show.say(f"Its checkpoint is saved. Continue with: {asked.command()}")
+    _show.say(f"Probe the series with: {probing}")
 
 
 def _record(run: "Run", trained: "Trained", series: Path) -> dict[str, Any]:
@@ -310,14 +310,14 @@ def _estimate(asked: _Asked) -> None:
         _show.as_json({"run": str(folder), **record, "config": asked.config.sections()})
         return
     memory = "unknown" if found.memory is None else f"about {found.memory / 1e9:.2g} GB"
-    typer.echo(
+    _show.say(
         f"{found.parameters / 1e6:.3g}M parameters, {found.tokens / 1e6:.3g}M tokens in "
         f"{asked.config.training.steps} steps → {folder}"
     )
-    typer.echo(
+    _show.say(
         f"  about {duration(found.seconds)} on {asked.device}, as a few steps went, "
         f"memory {memory}, disk about {found.disk / 1e9:.2g} GB with {found.exports} models"
     )
     for name, section in asked.config.sections().items():
         entries = ", ".join(f"{key} {value}" for key, value in section.items())
-        typer.echo(f"  [{name}] {entries}")
+        _show.say(f"  [{name}] {entries}")

@@ -65,6 +65,28 @@ def gather(
     return records
 
 
+def gather_as_completed(
+    futures: Sequence["Future[Record] | _Here"],
+    costs: Sequence[float],
+    advance: Callable[[float], None],
+) -> list[Record]:
+    """Return the results in the order of the futures; report the cost of each as it is done."""
+    from concurrent.futures import Future
+
+    pending = [future for future in futures if isinstance(future, Future)]
+    for future, cost in zip(futures, costs, strict=True):
+        if isinstance(future, Future):
+            future.add_done_callback(lambda _, cost=cost: advance(cost))
+    nothing: Callable[[], None] = lambda: None  # noqa: E731
+    if pending:
+        return gather(futures, nothing)
+    records: list[Record] = []
+    for future, cost in zip(futures, costs, strict=True):
+        records += gather([future], nothing)
+        advance(cost)
+    return records
+
+
 class _Here:
     """Work that this process does when its result is asked for."""
 

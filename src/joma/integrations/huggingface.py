@@ -17,7 +17,7 @@ try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
-        f"joma.integrations.huggingface needs transformers: {how_to_install('hf', 'accelerate')}"
+        f"joma.integrations.huggingface needs transformers: {how_to_install('hf')}"
     ) from error
 
 

@@ -16,8 +16,13 @@ Groups = dict[str, list[Record]]
 LOW, HIGH = 1e-12, 1e12
 """Ratios beyond these are drawn at the edge."""
 
+_FAILED = {"fontweight": "bold", "color": figures.VERMILLION}
 _ROW = 0.205  # inches
-_TALLEST = 60  # rows in one column
+_TOPIC_ROW = 0.42
+_MOST_CLAIMS = 30
+"""Claims that get a row each; more than these share the row of their topic."""
+_SPREAD = (0.0, -0.18, 0.18, -0.3, 0.3, -0.09, 0.09, -0.24, 0.24)
+"""Offsets of neighbouring points of a topic, in rows, so that each can be seen."""
 
 
 def ratio(error: float | None, tolerance: float | None) -> float:
@@ -34,36 +39,40 @@ def ratio(error: float | None, tolerance: float | None) -> float:
 def draw_verdicts(
     verdicts: Sequence[Record], *, topics: Mapping[str, str] | None = None, width: float = 9.0
 ) -> Figure:
-    """Draw one row per claim on a logarithmic axis; a claim holds left of one.
+    """Draw each claim on a logarithmic axis; a claim holds left of one.
 
-    A printed form is drawn where it differs from the derived one.
+    Up to 30 claims have a row each. More share the row of their topic, a point for each. A printed
+    form is drawn where it differs from the derived one.
 
     Args:
         verdicts: records as `joma verify --json` prints them.
-        topics: heading of each claim id; rows of a heading stand together, in the order in which
+        topics: heading of each claim id; claims of a heading stand together, in the order in which
             headings first come. Claims without one are under "Other claims"; without `topics`
             there are no headings.
-        width: inches of one column; with very many claims there are two.
+        width: inches.
     """
     if not verdicts:
         raise JomaError("verdicts must hold at least one record, got none")
-    columns = _columns(_grouped(verdicts, topics))
-    rows = max(_rows(groups) for groups in columns)
-    figure, _ = figures.new(
-        width * len(columns), _ROW * (rows + 1) + 1.1, rows=1, columns=len(columns)
-    )
+    groups = _grouped(verdicts, topics)
+    shared = len(verdicts) > _MOST_CLAIMS and len(groups) > 1
+    rows = len(groups) if shared else _rows(groups)
+    height = (_TOPIC_ROW if shared else _ROW) * (rows + 1) + 1.1
+    figure, ax = figures.new(width, height)
     with figures.style():
-        for ax, groups in zip(figure.axes, columns, strict=True):
-            _draw_axis(ax, rows)
-            y = 0
-            for heading, records in groups.items():
-                if heading:
-                    figures.row_text(ax, "left", y, heading, 9, fontweight="bold")
-                    y += 1
-                for record in records:
-                    _draw_row(ax, y, record)
-                    y += 1
-        _draw_legend(figure.axes[0])
+        _draw_axis(ax, rows)
+        y = 0
+        for heading, records in groups.items():
+            if shared:
+                _draw_topic(ax, y, heading, records)
+                y += 1
+                continue
+            if heading:
+                figures.row_text(ax, "left", y, heading, 9, fontweight="bold")
+                y += 1
+            for record in records:
+                _draw_row(ax, y, record)
+                y += 1
+        _draw_legend(ax)
     return figure
 
 
@@ -93,15 +102,6 @@ def _rows(groups: Groups) -> int:
     return sum(len(records) + bool(heading) for heading, records in groups.items())
 
 
-def _columns(groups: Groups) -> list[Groups]:
-    """Return one column, or for many rows two of similar height that break no group."""
-    if _rows(groups) <= _TALLEST or len(groups) < 2:
-        return [groups]
-    items = list(groups.items())
-    halves = ((dict(items[:cut]), dict(items[cut:])) for cut in range(1, len(items)))
-    return list(min(halves, key=lambda half: max(_rows(half[0]), _rows(half[1]))))
-
-
 def _grouped(verdicts: Iterable[Record], topics: Mapping[str, str] | None) -> Groups:
     groups: Groups = {}
     for record in verdicts:
@@ -122,17 +122,55 @@ def _draw_axis(ax: Axes, rows: int) -> None:
     ax.axvline(1, color=figures.BLACK, linewidth=1)
 
 
-def _draw_row(ax: Axes, y: float, record: Record) -> None:
-    derived, printed = record["derived"], record["printed"]
-    tolerance = derived["tolerance"]
+def _draw_topic(ax: Axes, y: float, heading: str, records: Sequence[Record]) -> None:
+    """Draw the claims of a topic as points of one row, spread a little where they would meet."""
     ax.axhline(y, color="#ececec", linewidth=0.7, zorder=0)
-    x = ratio(derived["error"], tolerance)
-    if printed is not None and printed["error"] != derived["error"]:
-        x_printed = ratio(printed["error"], tolerance)
+    points = [(_derived(record), "o", figures.BLUE, 5.0) for record in records]
+    points += [
+        (_printed(record), "D", figures.VERMILLION, 4.5) for record in records if _differs(record)
+    ]
+    for number, (x, marker, color, size) in enumerate(sorted(points, key=lambda point: point[0])):
+        offset = _SPREAD[number % len(_SPREAD)]
+        ax.plot(
+            x,
+            y + offset,
+            marker,
+            color=color,
+            markersize=size,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            clip_on=False,
+        )
+    held = sum(record["derived"]["holds"] for record in records)
+    failed = _FAILED if held < len(records) else {}
+    figures.row_text(ax, "left", y, heading, 9, **failed)
+    words = f"{held} of {len(records)} hold"
+    figures.row_text(ax, "right", y, words, 8, **{"color": figures.GREY, **failed})
+
+
+def _derived(record: Record) -> float:
+    return ratio(record["derived"]["error"], record["derived"]["tolerance"])
+
+
+def _printed(record: Record) -> float:
+    return ratio(record["printed"]["error"], record["derived"]["tolerance"])
+
+
+def _differs(record: Record) -> bool:
+    """Whether there is a printed form that measures differently from the derived one."""
+    printed = record["printed"]
+    return printed is not None and printed["error"] != record["derived"]["error"]
+
+
+def _draw_row(ax: Axes, y: float, record: Record) -> None:
+    ax.axhline(y, color="#ececec", linewidth=0.7, zorder=0)
+    x = _derived(record)
+    if _differs(record):
+        x_printed = _printed(record)
         ax.plot([x, x_printed], [y, y], color="#c9c9c9", linewidth=1, zorder=1)
         ax.plot(x_printed, y, "D", color=figures.VERMILLION, markersize=5, clip_on=False)
     ax.plot(x, y, "o", color=figures.BLUE, markersize=5.5, clip_on=False, zorder=3)
-    failed = {} if derived["holds"] else {"fontweight": "bold", "color": figures.VERMILLION}
+    failed = {} if record["derived"]["holds"] else _FAILED
     source = textwrap.shorten(record["source"], 48, placeholder=" …")
     figures.row_text(ax, "left", y, record["claim"], 8, **failed)
     figures.row_text(ax, "right", y, source, 8, **{"color": figures.GREY, **failed})

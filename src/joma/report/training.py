@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from joma.errors import JomaError
+from joma.probes.metrics import METRICS as REGISTERED
 from joma.report import figures
 from joma.report.marks import draw_findings, grouped, mark_steps
 from joma.runs import Curve, Run, RunSummary, curves_of, loss_curves, read_findings
@@ -34,6 +35,7 @@ _TITLES = {
 _LINE_MAP, _HEAT_MAP, _MISSING = "viridis", "magma", "#d4d4d4"
 _LIGHTEST = 0.88  # the end of the map of lines is too light for a white ground
 _MOST_POINTS = 4000
+_LONGEST = 18  # characters of the label of a layer
 _WIDTH, _TOP, _LOSS, _ROW, _GAP, _BOTTOM = 11.0, 0.85, 2.2, 1.75, 0.55, 0.55
 
 
@@ -56,7 +58,8 @@ def draw(run: Run, *, metrics: Sequence[str] | None = None) -> Figure:
     curves = {name: curves_of(log, name) for name in names}
     groups = grouped(read_findings(run).findings)
     with figures.style():
-        figure, grid = _figure(len(curves))
+        longest = max((len(it.label) for own in curves.values() for it in own), default=0)
+        figure, grid = _figure(len(curves), min(longest, _LONGEST))
         loss = figure.add_subplot(grid[0, 0])
         _draw_loss(loss, log)
         limits = _limits(log, curves.values())
@@ -102,7 +105,8 @@ def _available(log: Mapping[str, NDArray[Any]], asked: Sequence[str] | None) -> 
     return list(dict.fromkeys(asked))
 
 
-def _figure(rows: int) -> tuple[Figure, GridSpec]:
+def _figure(rows: int, longest: int) -> tuple[Figure, GridSpec]:
+    """Return a figure and its panels, with room for labels of so many characters."""
     heights = [_LOSS, *[_ROW] * rows]
     height = _TOP + sum(heights) + _GAP * rows + _BOTTOM
     figure = Figure(figsize=(_WIDTH, height))
@@ -118,7 +122,7 @@ def _figure(rows: int) -> tuple[Figure, GridSpec]:
         top=1 - _TOP / height,
         bottom=_BOTTOM / height,
         hspace=_GAP / (sum(heights) / len(heights)),
-        wspace=0.13,
+        wspace=0.13 + 0.016 * max(0, longest - 3),
     )
     return figure, grid
 
@@ -160,7 +164,7 @@ def _draw_loss(ax: Axes, log: Mapping[str, NDArray[Any]]) -> None:
     if values.size and values.min() > 0 and values.max() > 10 * values.min():
         ax.set_yscale("log")
     if len(ax.get_legend_handles_labels()[1]) > 1:
-        ax.legend(loc="upper right", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none")
+        ax.legend(loc="lower right", bbox_to_anchor=(1.0, 0.98), fontsize=8, ncols=3)
 
 
 def _mark_lost(ax: Axes, curves: Sequence[Curve]) -> None:
@@ -227,7 +231,7 @@ def _draw_heat(figure: Figure, ax: Axes, name: str, curves: Sequence[Curve]) -> 
     labels = [curve.label or "model" for curve in curves]
     every = -(-len(labels) // 10)
     ticks = list(range(0, len(labels), every))
-    ax.set_yticks(ticks, [labels[tick][:18] for tick in ticks])
+    ax.set_yticks(ticks, [labels[tick][:_LONGEST] for tick in ticks])
     for text, tick in zip(ax.get_yticklabels(), ticks, strict=True):
         text.set_color(_colors(len(curves))[tick])
         text.set_fontweight("bold")
@@ -256,7 +260,11 @@ def _words(name: str) -> tuple[str, str]:
     energy = re.fullmatch(r"gradient_energy_(\d+)", name)
     if energy:
         return f"Gradient energy in the top {energy[1]} directions", "share"
-    return _TITLES.get(name, (name.replace("_", " ").capitalize(), ""))
+    if name in _TITLES:
+        return _TITLES[name]
+    known = REGISTERED.get(name)
+    words = name.replace("_", " ") if known is None else known.column
+    return words[:1].upper() + words[1:], "" if known is None else known.unit
 
 
 def _head(figure: Figure, run: Run, *, several: bool) -> None:

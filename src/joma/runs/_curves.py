@@ -45,7 +45,7 @@ def curves_of(log: Mapping[str, NDArray[Any]], metric: str) -> list[Curve]:
     rows = {name: log[name][chosen] for name in ("step", "layer", "module", "kind", "value")}
     module = np.where(rows["kind"] != "", rows["module"], "")
     places = [*zip(rows["layer"].tolist(), rows["kind"], module, strict=True)]
-    known = sorted(set(places))
+    known = sorted(set(places), key=lambda it: (it[1], it[0], it[2]))  # kind by kind
     numbers = {place: number for number, place in enumerate(known)}
     place = np.array([numbers[it] for it in places])
     curves, labels = [], _labels(known)

@@ -33,7 +33,7 @@ def gradient_means(block: Block, samples: Samples, state: State) -> Array:
 
 
 def drift(trajectory: Trajectory) -> Array:
-    """Assumption 1 in a training: ‖E[g x](t) - E[g x](0)‖ / ‖E[g x](0)‖, shape (T,).
+    """Assumption 1 in a training: `‖E[g x](t) - E[g x](0)‖ / ‖E[g x](0)‖`, shape (T,).
 
     It is 0 where the assumption holds, and 1 where the means have vanished, as they do where
     cross-entropy has been learned.

@@ -46,7 +46,7 @@ def reproduce(run: Run, request: Request) -> Outcome:
             run,
             "hierarchy-one-layer",
             shallow,
-            title="The same in networks of one layer",
+            title="What attention attends to in networks of one layer",
             caption="\n".join(outcome.paragraphs[:2]),
         )
     return outcome

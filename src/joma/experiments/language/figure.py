@@ -129,8 +129,7 @@ def draw_depths(curves: Mapping[Key, Curves], recorded: Mapping[Key, Curves]) ->
         _step_axis(below, own.steps)
     axes[0, 0].set_ylabel("attention entropy (nats)")
     axes[1, 0].set_ylabel("stable rank of lower layer")
-    deepest = max(own.depth for own in shown)
-    _share(axes[0], bottom=-0.06 if deepest <= _IN_A_ROW else -0.4)  # room for the legend
+    _share(axes[0], bottom=-0.06)
     _share(axes[1])
     for own, ax in zip(shown, axes[0], strict=True):
         _legend(ax, own.depth, bool(recorded) and own is shown[0])
@@ -206,7 +205,8 @@ def _line_style(layer: int, depth: int) -> tuple[str, float]:
 def _legend(ax: Axes, depth: int, recorded: bool) -> None:
     """Say what the lines of a panel are, in the room that collapsed attention would take."""
     handles = []
-    for layer in range(depth):
+    shown = range(depth) if depth <= _IN_A_ROW else (0, depth // 2, depth - 1)
+    for layer in shown:  # neighbours of ten colours are too alike to be named one by one
         color, width = _line_style(layer, depth)
         words = "layer 0" if layer == 0 else f"{layer}"
         handles.append(Line2D([], [], color=color, lw=width, label=words))
@@ -215,7 +215,7 @@ def _legend(ax: Axes, depth: int, recorded: bool) -> None:
     ax.legend(
         handles=handles,
         loc="lower center",
-        ncols=len(handles) if len(handles) <= _IN_A_ROW else -(-len(handles) // 2),
+        ncols=len(handles),
         fontsize=8,
         handlelength=1.2,
         columnspacing=0.9,
