@@ -10,6 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, GPT2Config, LlamaConfig
 
+from joma.common.quiet import quietly
 from joma.errors import JomaError
 from joma.models.blank import PRESETS, blank_model
 from joma.models.loading import class_of
@@ -204,7 +205,8 @@ def _allocated_peak(folder, dtype, checkpointing):
     """The most bytes that are allocated while gradients are dropped."""
     model = real_model(folder, dtype)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        with quietly():  # deprecated in new versions of transformers, the only name in old ones
+            model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def drop(parameter):
         parameter.grad = None

@@ -102,6 +102,15 @@ def memory(
     clip: Annotated[
         bool, typer.Option("--clip", help="The norm of the whole gradient is clipped.")
     ] = False,
+    device: Annotated[
+        str,
+        option(
+            "--device",
+            "DEVICE",
+            "Where the training runs: cuda, that is a GPU, or cpu.",
+            parser=one_of("cuda", "cpu"),
+        ),
+    ] = "cuda",
     card: Annotated[
         str | None,
         option("--card", "CARD", "A card such as rtx-4090 or h100-80, or its memory in GiB."),
@@ -123,7 +132,7 @@ def memory(
     )
 
     limit = None if card is None else card_memory(card)
-    setup = TrainingSetup(batch, window, checkpointing, dtype, clip)  # type: ignore[arg-type]
+    setup = TrainingSetup(batch, window, checkpointing, dtype, clip, device)  # type: ignore[arg-type]
     full = 16 if dtype == "bf16" else 32
     for name, value in (("bits", bits), ("projector-bits", projector_bits)):
         if value not in (None, 8, full):

@@ -4,12 +4,14 @@ AdamW in eight bits and GaLore make two steps on parameters of the same shapes o
 what they store is counted, not written down a second time.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from joma.optim import AdamW8bit, GaLoreAdamW
 from joma.optim.galore import layout, selection, subspace
@@ -61,7 +63,12 @@ class ProjectionSettings:
 
 
 def parameter_costs(
-    model: nn.Module, optimizer: str, projection: ProjectionSettings, *, clip: bool = False
+    model: nn.Module,
+    optimizer: str,
+    projection: ProjectionSettings,
+    *,
+    clip: bool = False,
+    device: Literal["cuda", "cpu"] = "cuda",
 ) -> dict[Tensor, Cost]:
     """Return what an optimizer takes for each parameter of a model that wants a gradient.
 
@@ -70,6 +77,7 @@ def parameter_costs(
         optimizer: One of `OPTIMIZERS`.
         projection: Settings of GaLore.
         clip: Whether the norm of the whole gradient is clipped.
+        device: Where it is trained.
 
     Raises:
         JomaError: GaLore projects nothing, or a setting is out of range.
@@ -80,7 +88,7 @@ def parameter_costs(
     if optimizer == "sgd":
         return {one: Cost(one.nbytes) for one in trained}
     if optimizer == "adamw-8bit":
-        return _by_kind(trained, [False] * len(trained), _adamw_8bit)
+        return _by_kind(trained, [False] * len(trained), _adamw_8bit, device)
     defaults = {"rank": projection.rank}
     groups = selection.parameter_groups(model, (), defaults)
     members = [
@@ -98,11 +106,12 @@ def parameter_costs(
             side=projection.side,
             bits=projection.bits,
             projector_bits=projection.projector_bits,
+            clip_norm=1.0 if clip else None,
             verbose=False,
         )
 
-    costs = _by_kind([one for one, _ in members], [on for _, on in members], galore)
-    return costs if clip else _with_kernels(costs, projection)
+    costs = _by_kind([one for one, _ in members], [on for _, on in members], galore, device)
+    return costs if clip or device == "cpu" else _with_kernels(costs, projection)
 
 
 def _with_kernels(
@@ -171,7 +180,8 @@ def _refresh_workspace(searches: Sequence[subspace.BasisSearch]) -> int:
             live.know([one.gradient.matrix, *([] if one.old is None else [one.old])])
             one.gradient.energy()
         for one, basis in zip(searches, subspace.power_bases(searches), strict=True):
-            one.gradient.project(basis.to(one.gradient.matrix.dtype), one.side)
+            projected = one.gradient.project(basis.to(one.gradient.matrix.dtype), one.side)
+            subspace.square_sum(projected)
     return live.peak()
 
 
@@ -187,23 +197,30 @@ def _by_kind(
     parameters: Sequence[Tensor],
     projected: Sequence[bool],
     make: Callable[[_Samples], torch.optim.Optimizer],
+    device: Literal["cuda", "cpu"],
 ) -> dict[Tensor, Cost]:
-    """Return the costs of parameters, each found on one of its shape, type and treatment."""
+    """Return the costs of parameters, each found on one of its shape, type and treatment.
+
+    Optimizers take tensors on the meta device for those of a GPU. For those of the CPU there is
+    FakeTensorMode: tensors without numbers that say they are there.
+    """
     kinds = {
         parameter: (tuple(parameter.shape), parameter.dtype, on)
         for parameter, on in zip(parameters, projected, strict=True)
     }
-    samples = {
-        kind: nn.Parameter(torch.empty(kind[0], dtype=kind[1], device="meta"))
-        for kind in dict.fromkeys(kinds.values())
-    }
-    optimizer = make([(sample, kind[2]) for kind, sample in samples.items()])
-    costs = {kind: _cost(optimizer, sample, kind[2]) for kind, sample in samples.items()}
+    place = "meta" if device == "cuda" else "cpu"
+    with contextlib.nullcontext() if device == "cuda" else FakeTensorMode():
+        samples = {
+            kind: nn.Parameter(torch.empty(kind[0], dtype=kind[1], device=place))
+            for kind in dict.fromkeys(kinds.values())
+        }
+        optimizer = make([(sample, kind[2]) for kind, sample in samples.items()])
+        costs = {kind: _cost(optimizer, sample, kind[2]) for kind, sample in samples.items()}
     return {parameter: costs[kind] for parameter, kind in kinds.items()}
 
 
 def _cost(optimizer: torch.optim.Optimizer, sample: Tensor, projected: bool) -> Cost:
-    live = LiveMemory()
+    live = LiveMemory(sample.device.type)
     sample.grad = torch.empty_like(sample)
     with live:
         live.know([sample, sample.grad])

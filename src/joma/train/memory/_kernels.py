@@ -1,0 +1,125 @@
+"""What the operations of a device allocate that the meta device does not show."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_ATEN = torch.ops.aten
+_FUSED_BACKWARD = (
+    _ATEN._scaled_dot_product_flash_attention_backward.default,
+    _ATEN._scaled_dot_product_efficient_attention_backward.default,
+)
+_FEW_TOKENS = 3072
+"""Up to so many tokens, gradients of embeddings are added up on a GPU without a workspace."""
+
+
+def workspace_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Return bytes that an operation takes for the time it runs.
+
+    Args:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+    """
+    if func in _FUSED_BACKWARD:
+        # The gradient of the queries is summed in float32; each row has a sum of its own.
+        query = args[1]
+        copy = 0 if query.dtype == torch.float32 else 4 * query.numel()
+        return copy + 4 * query.numel() // query.shape[-1]
+    if func is _ATEN.linalg_vector_norm.default:
+        # torch reads bfloat16 as float32 without a copy on a GPU, and makes a copy for float64.
+        kind = kwargs.get("dtype")
+        return 8 * args[0].numel() if kind == torch.float64 != args[0].dtype else 0
+    if func is _ATEN.embedding_dense_backward.default and args[1].numel() > _FEW_TOKENS:
+        return 4 * args[0].numel()
+    return 0
+
+
+class GpuKernels(TorchFunctionMode):
+    """Makes attention and dropout on the meta device save what they save on a GPU.
+
+    On the meta device attention would be computed by the formula, with a matrix of all pairs of
+    positions, and dropout would save factors where the GPU saves a mask of bytes.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function, or in its place what runs on a GPU."""
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        if func is torch.nn.functional.dropout:
+            return _dropout(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class CpuKernels(TorchFunctionMode):
+    """Makes attention on the meta device save what it saves on the CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function, or in its place what runs on the CPU."""
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _cpu_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if attn_mask is None and query.dtype != torch.float32:
+        return _ATEN._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if enable_gqa:
+        key, value = _repeated(query, key, value)
+    if attn_mask is not None:
+        shape = (*query.shape[:-1], key.shape[-2])
+        attn_mask = attn_mask.to(query.dtype).expand(shape)
+    return _ATEN._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _cpu_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if dropout_p:  # then the CPU computes attention by the formula, as the meta device does
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa:
+        key, value = _repeated(query, key, value)
+    if attn_mask is not None:
+        attn_mask = attn_mask.to(query.dtype)
+    return _ATEN._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    )[0]
+
+
+def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values with as many heads as the queries have."""
+    repeats = query.shape[-3] // key.shape[-3]
+    return key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
