@@ -16,6 +16,22 @@ _FEW_TOKENS = 3072
 """Up to so many tokens, gradients of embeddings are added up on a GPU without a workspace."""
 
 
+def run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of an operation, also of one that the meta device lacks for some types.
+
+    Args:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+    """
+    if func is not _ATEN._grouped_mm.default or not args[0].is_meta:
+        return func(*args, **kwargs)
+    # Products of experts: devices multiply all types, the meta device bfloat16 alone.
+    low = (torch.empty_like(one, dtype=torch.bfloat16) for one in args[:2])
+    made = func(*low, *args[2:], **{**kwargs, "out_dtype": None})
+    return torch.empty_like(made, dtype=args[0].dtype)
+
+
 def workspace_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """Return bytes that an operation takes for the time it runs.
 
@@ -83,7 +99,8 @@ def _attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
     if enable_gqa:
-        key, value = _repeated(query, key, value)
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     if attn_mask is not None:
         shape = (*query.shape[:-1], key.shape[-2])
         attn_mask = attn_mask.to(query.dtype).expand(shape)
@@ -106,19 +123,11 @@ def _cpu_attention(
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    if enable_gqa:
-        key, value = _repeated(query, key, value)
     if attn_mask is not None:
         attn_mask = attn_mask.to(query.dtype)
     return _ATEN._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
     )[0]
-
-
-def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values with as many heads as the queries have."""
-    repeats = query.shape[-3] // key.shape[-3]
-    return key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from joma.train.memory._kernels import workspace_of
+from joma.train.memory._kernels import run, workspace_of
 
 _ALIGNED = 512
 """Bytes of which the CUDA allocator gives out multiples."""
@@ -103,7 +103,7 @@ class LiveMemory(TorchDispatchMode):
                 return _scalar(args[0].dtype)
             if func is torch.ops.aten._to_copy.default and kwargs.get("device") == _CPU:
                 return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-        made = func(*args, **kwargs)
+        made = run(func, args, kwargs)
         changed = False
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device:
