@@ -36,6 +36,8 @@ CUBLAS = 2 * 32 * 2**20
 STEPS = 2
 _FEW_TOKENS = 3072
 aten: Any = torch.ops.aten
+_IN_PLACE = (aten._fused_sgd_.default, aten._fused_adamw_.default)
+"""Fused updates: they change their arguments, and allocate and return nothing."""
 
 
 def simulate(
@@ -64,7 +66,7 @@ def simulate(
         warnings.simplefilter("ignore")
         model = prepare(model)
         stack.enter_context(_kernels())
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(_without_memory())
         _place(model)
         if checkpointing:
             again = {
@@ -89,6 +91,11 @@ def simulate(
             optimizer.step()
             optimizer.zero_grad()
     return allocated.peak + CUBLAS
+
+
+def _without_memory() -> FakeTensorMode:
+    """Return a mode that refuses operations it lacks: by default it runs them on real tensors."""
+    return FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
 
 def _place(model: nn.Module) -> None:
@@ -157,6 +164,8 @@ class _Kernels(TorchDispatchMode):
                 if kind.is_floating_point
                 else int(kind == torch.int64)
             )
+        if func in _IN_PLACE:
+            return None
         scratch = [torch.empty(size, dtype=torch.uint8) for size in _workspaces(func, args, kwargs)]
         made = func(*args, **kwargs)
         del scratch

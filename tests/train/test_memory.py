@@ -284,7 +284,12 @@ def test_the_peak_of_a_training_step_is_that_of_the_allocator(llama, name, setti
 
 @pytest.mark.parametrize(
     ("name", "dtype", "clip"),
-    [("adamw", "bf16", False), ("galore-adamw", "bf16", False), ("galore-adamw", "fp32", True)],
+    [
+        ("adamw", "bf16", False),
+        ("galore-adamw", "bf16", False),
+        ("galore-adamw", "fp32", False),
+        ("galore-adamw", "fp32", True),
+    ],
 )
 def test_the_estimate_for_the_cpu_is_what_is_allocated_there(tmp_path, name, dtype, clip):
     """Heads that share keys, copies to float32 of products in bfloat16, copies of norms."""
