@@ -214,6 +214,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    if query.shape[:-2] != key.shape[:-2] and not enable_gqa:  # no fused kernel broadcasts heads
+        formula = aten._scaled_dot_product_attention_math.default
+        return formula(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
     if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
         flash = aten._scaled_dot_product_flash_attention.default
         return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]

@@ -14,6 +14,8 @@ _FUSED_BACKWARD = (
 )
 _FEW_TOKENS = 3072
 """Up to so many tokens, gradients of embeddings are added up on a GPU without a workspace."""
+_FLASH_SIZE = 256
+"""Largest size of a head in flash attention."""
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -84,6 +86,15 @@ class CpuKernels(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_formula = torch.nn.functional.scaled_dot_product_attention
+"""Attention on the meta device, where it keeps the weights of all pairs of positions."""
+
+
+def _needs_formula(query: Tensor, key: Tensor, enable_gqa: bool) -> bool:
+    """Return whether no kernel takes the heads: keys that are spread over the queries' heads."""
+    return not enable_gqa and query.shape[:-2] != key.shape[:-2]
+
+
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -94,7 +105,11 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if attn_mask is None and query.dtype != torch.float32:
+    if _needs_formula(query, key, enable_gqa):
+        return _formula(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    sizes = {query.shape[-1], value.shape[-1]}
+    is_flash = attn_mask is None and query.dtype != torch.float32
+    if is_flash and len(sizes) == 1 and max(sizes) <= _FLASH_SIZE:
         return _ATEN._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
@@ -119,10 +134,9 @@ def _cpu_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if dropout_p:  # then the CPU computes attention by the formula, as the meta device does
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+    if dropout_p or _needs_formula(query, key, enable_gqa):
+        more = {"scale": scale, "enable_gqa": enable_gqa}
+        return _formula(query, key, value, attn_mask, dropout_p, is_causal, **more)
     if attn_mask is not None:
         attn_mask = attn_mask.to(query.dtype)
     return _ATEN._scaled_dot_product_flash_attention_for_cpu(
