@@ -1,20 +1,26 @@
-"""`joma memory` against trainings on a GPU: predicted and measured peaks, and sizes of states.
+"""`joma memory` against trainings: predicted and measured peaks, and sizes of states.
 
-    python -m benchmarks.memory [--states] [--only N ...] [--json]
+    python -m benchmarks.memory [--simulated | --cpu | --states] [--only N ...] [--json]
 
-Each configuration makes three real steps on random tokens. The measured peak is
+On a GPU each configuration makes three real steps on random tokens. The measured peak is
 `torch.cuda.max_memory_allocated`, the largest of the forward pass, the backward pass and the step
-of the optimizer; the prediction is made before, on the meta device. With `--states` the states of
-GaLore are compared with those of AdamW in bfloat16; without a GPU they are computed alone.
+of the optimizer; the prediction is made before, on the meta device. Without a GPU there are two
+substitutes: `--simulated` makes the same steps on tensors without numbers
+(`benchmarks.memory_simulated` says what it assumes), and `--cpu` measures real, smaller trainings
+on the CPU against the prediction for the CPU. GaLore chooses its subspaces in every step.
+
+With `--states` the states of GaLore are compared with those of AdamW in bfloat16; they are measured
+on a GPU, and without one for the models that fit the CPU.
 """
 
 import argparse
 import gc
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -34,6 +40,9 @@ from joma.train.memory import (
 GIB = 2**30
 STEPS = 3
 TOLERANCE = 0.05
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+SMALL = ("llama-60m", "llama-130m")
+"""Models whose states are measured on the CPU if there is no GPU."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Case:
     projector_bits: Literal[8] | None = None
     per_layer: bool = False
     clip: bool = False
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    device: Literal["cuda", "cpu"] = "cuda"
 
     @property
     def projection(self) -> ProjectionSettings:
@@ -62,11 +73,13 @@ class Case:
     @property
     def setup(self) -> TrainingSetup:
         """How the model is trained."""
-        return TrainingSetup(self.batch, self.window, self.checkpointing, clip=self.clip)
+        passes = self.batch, self.window, self.checkpointing
+        return TrainingSetup(*passes, self.dtype, self.clip, self.device)
 
     def words(self) -> str:
         """Return the settings in words."""
         more = [f"{self.batch} × {self.window}"]
+        more += ["fp32"] if self.dtype == "fp32" else []
         more += ["checkpointing"] if self.checkpointing else []
         if self.optimizer in ("galore-adamw", "lora"):
             more.append(f"rank {self.projection.rank}")
@@ -96,6 +109,29 @@ CASES = (
     Case("llama-7b", "galore-adamw", 16, 256, True, **EIGHT),
     Case("llama-7b", "galore-adamw", 1, 2048, True, projector_bits=8, **EIGHT),
 )
+CPU_CASES = tuple(
+    replace(case, device="cpu")
+    for case in (
+        Case("llama-60m", "adamw", 4, 256, dtype="fp32"),
+        Case("llama-60m", "sgd", 4, 256),
+        Case("llama-60m", "adamw-8bit", 8, 256),
+        Case("llama-60m", "lora", 4, 256, rank=64),
+        Case("llama-60m", "galore-adamw", 4, 256),
+        Case("llama-60m", "galore-adamw", 1, 256, dtype="fp32", clip=True),
+        Case("llama-60m", "galore-adamw", 1, 128, projector_bits=8, clip=True, **EIGHT),
+        Case("llama-130m", "adamw", 4, 256, True),
+        Case("llama-130m", "sgd", 1, 128, dtype="fp32"),
+        Case("llama-130m", "adamw-8bit", 1, 128, dtype="fp32"),
+        Case("llama-130m", "galore-adamw", 4, 128, dtype="fp32"),
+        Case("llama-130m", "galore-adamw", 4, 256, True, **EIGHT),
+        Case("llama-350m", "adamw", 1, 128),
+        Case("llama-350m", "lora", 1, 256, rank=64, dtype="fp32"),
+        Case("llama-350m", "galore-adamw", 1, 128),
+        Case("llama-350m", "galore-adamw", 1, 256, True, projector_bits=8, **EIGHT),
+        Case("llama-1b", "lora", 1, 128, True, rank=64),
+        Case("llama-1b", "galore-adamw", 1, 128, True, **EIGHT),
+    )
+)
 STATES = {
     "bf16": ProjectionSettings(1),
     "8-bit moments": ProjectionSettings(1, bits=8),
@@ -103,11 +139,26 @@ STATES = {
 }
 
 
-def build(name: str, device: str) -> nn.Module:
+def build(case: Case) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(preset_config(name), dtype=torch.bfloat16).train()
+    torch.manual_seed(0)
+    dtype = DTYPES[case.dtype]
+    with torch.device(case.device):
+        model = AutoModelForCausalLM.from_config(preset_config(case.model), dtype=dtype).train()
+    return prepared(case, model)
+
+
+def prepared(case: Case, model: nn.Module) -> nn.Module:
+    """Return the model with LoRA, if that is to be trained, and with checkpointing."""
+    if case.optimizer == "lora":
+        import peft
+
+        lora = peft.LoraConfig(r=case.projection.rank, target_modules="all-linear")
+        model = peft.get_peft_model(model, lora)  # type: ignore[arg-type]
+    if case.checkpointing:
+        enable_checkpointing(model)
+    return model
 
 
 def optimizer_of(case: Case, model: nn.Module) -> torch.optim.Optimizer:
@@ -123,6 +174,7 @@ def optimizer_of(case: Case, model: nn.Module) -> torch.optim.Optimizer:
         model,
         1e-4,
         rank=wanted.rank,
+        gap=1,  # as the prediction has it: a step in which subspaces are chosen
         bits=wanted.bits,
         projector_bits=wanted.projector_bits,
         per_layer=wanted.per_layer,
@@ -131,17 +183,9 @@ def optimizer_of(case: Case, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def measure(case: Case, device: str = "cuda") -> dict[str, Any]:
-    """Train and return the peak of each phase, in GiB."""
-    torch.manual_seed(0)
-    model = build(case.model, device)
-    if case.optimizer == "lora":
-        import peft
-
-        lora = peft.LoraConfig(r=case.projection.rank, target_modules="all-linear")
-        model = peft.get_peft_model(model, lora)  # type: ignore[arg-type]
-    if case.checkpointing:
-        enable_checkpointing(model)
+def measure(case: Case) -> dict[str, Any]:
+    """Train on a GPU and return the peak of each phase, in GiB."""
+    model = build(case)
     optimizer = optimizer_of(case, model)
     peaks = {"forward": 0, "backward": 0, "step": 0}
     losses = []
@@ -154,7 +198,7 @@ def measure(case: Case, device: str = "cuda") -> dict[str, Any]:
         return result
 
     for _ in range(STEPS):
-        tokens = torch.randint(32000, (case.batch, case.window), device=device)
+        tokens = torch.randint(32000, (case.batch, case.window), device=case.device)
         given = {"input_ids": tokens, "labels": tokens, "use_cache": False}
         loss = phase("forward", lambda given=given: model(**given).loss)
         phase("backward", loss.backward)
@@ -166,19 +210,42 @@ def measure(case: Case, device: str = "cuda") -> dict[str, Any]:
     return {"total_gib": max(found.values()), "peaks_gib": found, "losses": losses}
 
 
+def measure_without_gpu(case: Case) -> dict[str, Any]:
+    """Train on the CPU, or on tensors without numbers, and return the peak in GiB."""
+    if case.device == "cpu":
+        from benchmarks.memory_cpu import measure_on_cpu
+
+        model = build(case)
+        peak = measure_on_cpu(model, lambda: optimizer_of(case, model), case.batch, case.window)
+    else:
+        from benchmarks.memory_simulated import simulate
+
+        peak = simulate(
+            blank_model(case.model, DTYPES[case.dtype]),
+            lambda model: optimizer_of(case, model),
+            case.batch,
+            case.window,
+            checkpointing=case.checkpointing,
+            prepare=lambda model: prepared(replace(case, checkpointing=False), model),
+        )
+    return {"total_gib": peak / GIB}
+
+
 def clean() -> None:
     gc.collect()
+    if not torch.cuda.is_available():
+        return
     torch.cuda.empty_cache()
     torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
 
 
-def compare(case: Case) -> dict[str, Any]:
+def compare(case: Case, measure: Callable[[Case], dict[str, Any]]) -> dict[str, Any]:
     start = time.perf_counter()
     [predicted] = estimate_memory(case.model, case.setup, case.projection, [case.optimizer])
     seconds = time.perf_counter() - start
     clean()
-    before = torch.cuda.memory_allocated() / GIB
+    before = torch.cuda.memory_allocated() / GIB if torch.cuda.is_available() else 0.0
     measured: dict[str, Any]
     try:
         measured = measure(case)
@@ -207,11 +274,11 @@ def print_case(one: dict[str, Any]) -> None:
         return
     peaks = " ".join(
         f"{phase} {one['predicted_peaks_gib'][phase]:.2f}/{size:.2f}"
-        for phase, size in one["measured"]["peaks_gib"].items()
+        for phase, size in one["measured"].get("peaks_gib", {}).items()
     )
     total = one["measured"]["total_gib"]
-    print(f"{name} {one['predicted_gib']:7.2f} {total:7.2f} {one['error']:+7.1%}   {peaks}")
-    sys.stdout.flush()
+    line = f"{name} {one['predicted_gib']:8.3f} {total:8.3f} {one['error']:+7.2%}  {peaks}"
+    print(line.rstrip(), flush=True)
 
 
 def computed_states(model: nn.Module, case: Case) -> int:
@@ -221,9 +288,9 @@ def computed_states(model: nn.Module, case: Case) -> int:
 
 def measured_states(case: Case) -> int:
     """Bytes of the state after a step with short sequences."""
-    model = build(case.model, "cuda")
+    model = build(case)
     optimizer = optimizer_of(case, model)
-    tokens = torch.randint(32000, (1, 64), device="cuda")
+    tokens = torch.randint(32000, (1, 64), device=case.device)
     model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
     optimizer.step()
     values = (value for state in optimizer.state.values() for value in state.values())
@@ -232,18 +299,23 @@ def measured_states(case: Case) -> int:
 
 def states() -> list[dict[str, Any]]:
     rows = []
+    device: Any = "cuda" if torch.cuda.is_available() else "cpu"
     for name, preset in PRESETS.items():
         model = blank_model(name, torch.bfloat16)
-        adamw = computed_states(model, Case(name, "adamw", 1, 64))
+        plain = Case(name, "adamw", 1, 64, device=device)
+        is_measured = device == "cuda" or name in SMALL
+        adamw = computed_states(model, plain)
+        measured_adamw = measured_states(plain) if is_measured and name != "llama-7b" else adamw
         for kind, wanted in STATES.items():
             bits, bases = wanted.bits, wanted.projector_bits
-            case = Case(name, "galore-adamw", 1, 64, False, preset.rank, bits, bases, True)
+            case = replace(plain, optimizer="galore-adamw", rank=preset.rank, per_layer=True)
+            case = replace(case, bits=bits, projector_bits=bases)
             row = {"model": name, "rank": preset.rank, "states": kind, "adamw_gib": adamw / GIB}
             row["computed_gib"] = computed_states(model, case) / GIB
             row["computed_less"] = 1 - row["computed_gib"] / row["adamw_gib"]
-            if torch.cuda.is_available():
+            if is_measured:
                 row["measured_gib"] = measured_states(case) / GIB
-                row["measured_less"] = 1 - row["measured_gib"] / row["adamw_gib"]
+                row["measured_less"] = 1 - row["measured_gib"] * GIB / measured_adamw
                 clean()
             rows.append(row)
     return rows
@@ -262,7 +334,10 @@ def print_states(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--states", action="store_true", help="sizes of states alone")
+    kinds = arguments.add_mutually_exclusive_group()
+    kinds.add_argument("--simulated", action="store_true", help="on tensors without numbers")
+    kinds.add_argument("--cpu", action="store_true", help="real trainings on the CPU")
+    kinds.add_argument("--states", action="store_true", help="sizes of states alone")
     arguments.add_argument("--only", type=int, nargs="*", help="numbers of configurations, from 0")
     arguments.add_argument("--json", action="store_true", help="print JSON after the tables")
     given = arguments.parse_args()
@@ -270,19 +345,26 @@ def main() -> None:
     if given.states:
         answer["states"] = states()
         print_states(answer["states"])
-    elif not torch.cuda.is_available():
-        sys.exit("measuring needs a GPU; --states works without")
+    elif not (given.cpu or given.simulated or torch.cuda.is_available()):
+        sys.exit("measuring needs a GPU; --simulated, --cpu and --states work without")
     else:
-        print(f"GiB: predicted, measured, error; predicted/measured of each phase ({STEPS} steps)")
-        answer["gpu"] = torch.cuda.get_device_name()
+        without = given.cpu or given.simulated
+        kind = (
+            "simulated" if given.simulated else "measured on the CPU" if given.cpu else "measured"
+        )
+        phases = "" if without else f"; predicted/measured of each phase ({STEPS} steps)"
+        print(f"GiB: predicted, {kind}, error{phases}")
+        answer["device"] = "cpu" if without else torch.cuda.get_device_name()
         answer["cases"] = []
-        for number, case in enumerate(CASES):
+        for number, case in enumerate(CPU_CASES if given.cpu else CASES):
             if given.only is None or number in given.only:
-                answer["cases"].append(compare(case))
+                answer["cases"].append(compare(case, measure_without_gpu if without else measure))
                 print_case(answer["cases"][-1])
         errors = [abs(one["error"]) for one in answer["cases"] if one["error"] is not None]
         within = sum(error <= TOLERANCE for error in errors)
         print(f"{within} of {len(errors)} configurations are within {TOLERANCE:.0%}")
+        if errors:
+            print(f"median error {statistics.median(errors):.2%}, worst {max(errors):.2%}")
     if given.json:
         print(json.dumps(answer, indent=1))
 

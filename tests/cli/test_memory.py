@@ -87,6 +87,23 @@ def test_the_table_says_what_fits(llama):
     assert "lora does not fit: 0." in too_small.stdout
 
 
+def test_a_rank_above_all_matrices_leaves_the_other_optimizers(llama):
+    wide = ("--window", "64", "--rank", "500", "--optimizer", "adamw", "--device", "cpu")
+    result = joma("memory", llama, *wide)
+    assert "galore-adamw" not in result.stdout
+    assert "parameters in bf16 on the CPU" in result.stdout
+    assert "GaLore is left out: it projects nothing at rank 500." in result.stdout
+    assert "no matrices projected" in result.stdout
+
+
+def test_the_table_fits_80_columns(llama, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = joma("memory", llama, *SMALL, "--card", "rtx-4090").stdout.splitlines()
+    table = lines[: next(at for at, line in enumerate(lines) if "parameters in bf16" in line)]
+    assert len(table) == 2 + len(PARTS) + 4  # no label is broken into two lines
+    assert max(map(len, table)) <= 80
+
+
 def test_what_is_refused(llama, tmp_path):
     (tmp_path / "empty").mkdir()
     for arguments, words in (
@@ -98,5 +115,7 @@ def test_what_is_refused(llama, tmp_path):
         ([llama, "--bits", "4"], "8, 16 or 32"),
         ([llama, "--bits", "32"], "--bits must be 8 or 16 with --dtype bf16, got 32"),
         ([llama, "--window", "4096"], "window must be at most 2048"),
+        ([llama, "--rank", "96", "--window", "4096", "--optimizer", "sgd"], "at most 2048"),
+        ([llama, "--device", "tpu"], "cuda, cpu"),
     ):
         assert words in sentence(joma("memory", *arguments))

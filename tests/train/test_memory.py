@@ -281,6 +281,45 @@ def test_the_peak_of_a_training_step_is_that_of_the_allocator(llama, name, setti
     assert found.total - found.parts["weights"] - CUBLAS == pytest.approx(measured, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "clip"),
+    [
+        ("adamw", "bf16", False),
+        ("galore-adamw", "bf16", False),
+        ("galore-adamw", "fp32", False),
+        ("galore-adamw", "fp32", True),
+    ],
+)
+def test_the_estimate_for_the_cpu_is_what_is_allocated_there(tmp_path, name, dtype, clip):
+    """Heads that share keys, copies to float32 of products in bfloat16, copies of norms."""
+    grouped = LlamaConfig(**{**LLAMA.to_dict(), "num_key_value_heads": 1})
+    grouped.save_pretrained(tmp_path)
+    model = class_of(grouped)(grouped).to(DTYPES[dtype]).train()
+    settings: Any = {"rank": RANK, "gap": 1, "clip_norm": 1.0 if clip else None, "verbose": False}
+    optimizer: Any = (
+        torch.optim.AdamW(model.parameters(), fused=True)
+        if name == "adamw"
+        else GaLoreAdamW(model, **settings)
+    )
+
+    def train():
+        for _ in range(2):
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    found = estimates(tmp_path, name, dtype=dtype, clip=clip, device="cpu")
+    assert found.total == pytest.approx(profiled_peak(train) + weights, rel=0.02)
+
+
+def test_the_norm_of_a_whole_gradient_takes_a_copy_in_float64(llama):
+    model = blank_model(llama, torch.bfloat16)
+    costs = parameter_costs(model, "galore-adamw", ProjectionSettings(RANK), clip=True)
+    embedding = next(one for one in costs if one.shape == (VOCABULARY, 96))
+    assert costs[embedding].workspace >= 8 * embedding.numel()
+
+
 def test_parts_add_up_and_the_peak_is_the_largest_phase(folder):
     for found in estimates(folder):
         assert tuple(found.parts) == PARTS
@@ -384,6 +423,21 @@ def test_other_architectures_are_followed(tmp_path, kind, settings):
     for found in estimates(tmp_path, "adamw", "lora"):
         assert found.saved > BATCH * WINDOW * 96 * 2 * 10
         assert found.total == sum(found.parts.values()) > CUBLAS + found.saved
+
+
+def test_experts_are_multiplied_in_float32_too(tmp_path):
+    experts = {"num_local_experts": 4, "hidden_size": 96, "intermediate_size": 272}
+    made = AutoConfig.for_model(
+        "mixtral",
+        **experts,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+    )
+    made.save_pretrained(tmp_path)
+    saved = [estimates(tmp_path, "adamw", dtype=one).saved for one in ("bf16", "fp32")]
+    assert 1.5 * saved[0] < saved[1] <= 2.1 * saved[0]
 
 
 def test_a_model_without_a_loss_is_followed(tmp_path):

@@ -102,6 +102,15 @@ def memory(
     clip: Annotated[
         bool, typer.Option("--clip", help="The norm of the whole gradient is clipped.")
     ] = False,
+    device: Annotated[
+        str,
+        option(
+            "--device",
+            "DEVICE",
+            "Where the training runs: cuda, that is a GPU, or cpu.",
+            parser=one_of("cuda", "cpu"),
+        ),
+    ] = "cuda",
     card: Annotated[
         str | None,
         option("--card", "CARD", "A card such as rtx-4090 or h100-80, or its memory in GiB."),
@@ -112,7 +121,7 @@ def memory(
 
     The model is built without numbers, and a training step is made on it: the parts are what is
     allocated at the peak of the step. --bits, --projector-bits, --side and --per-layer are settings
-    of GaLore and change its column alone.
+    of GaLore and change its column alone. With --device cpu it is the memory of the CPU.
     """
     from joma.train.memory import (
         ProjectionSettings,
@@ -123,7 +132,7 @@ def memory(
     )
 
     limit = None if card is None else card_memory(card)
-    setup = TrainingSetup(batch, window, checkpointing, dtype, clip)  # type: ignore[arg-type]
+    setup = TrainingSetup(batch, window, checkpointing, dtype, clip, device)  # type: ignore[arg-type]
     full = 16 if dtype == "bf16" else 32
     for name, value in (("bits", bits), ("projector-bits", projector_bits)):
         if value not in (None, 8, full):
@@ -135,23 +144,35 @@ def memory(
         8 if projector_bits == 8 else None,
         per_layer,
     )
-    found = estimate_memory(model, setup, projection, OPTIMIZERS)
+    try:
+        found = estimate_memory(model, setup, projection, OPTIMIZERS)
+    except JomaError:
+        if optimizer in (None, _CHOSEN):
+            raise
+        others = [name for name in OPTIMIZERS if name != _CHOSEN]
+        found = estimate_memory(model, setup, projection, others)  # GaLore projects nothing
     chosen = next(one for one in found if one.optimizer == (optimizer or _CHOSEN))
     adamw = found[0]
     if json:
         more = {"model": model, "rank": projection.rank, "batch": batch, "window": window}
+        more["device"] = device
         _show.as_json(
             {**_record(chosen, adamw, limit), **more, "card_gib": limit}
             | {"optimizers": {one.optimizer: _record(one, adamw, limit) for one in found}}
         )
         return
     _print(found, chosen, limit)
+    millions = adamw.parameters / 1e6
+    size = f"{millions:,.0f}M" if millions >= 10 else f"{millions:.2g}M"
+    projected = max(one.projected for one in found)
     _show.say(
-        f"{_show.printable(model)}: {adamw.parameters / 1e6:,.0f}M parameters in {dtype}, batch "
-        f"{batch} × {window} tokens"
+        f"{_show.printable(model)}: {size} parameters in {dtype}"
+        f"{' on the CPU' if device == 'cpu' else ''}, batch {batch} × {window} tokens"
         f"{', checkpointing' if checkpointing else ''}; rank {projection.rank}, "
-        f"{max(one.projected for one in found)} matrices projected."
+        f"{projected or 'no'} matrices projected."
     )
+    if not projected:
+        _show.say(f"GaLore is left out: it projects nothing at rank {projection.rank}.")
     if limit is not None:
         _show.say(_fit(chosen, limit))
 
@@ -184,9 +205,7 @@ def _print(found: "list[MemoryEstimate]", chosen: "MemoryEstimate", limit: float
     table.add_row("total", *(f"{one.total / _GIB:.2f}" for one in found))
     table.add_row("peak in", *(one.phase for one in found))
     adamw = found[0]
-    table.add_row(
-        "states less than AdamW's", *(f"{_state_reduction(one, adamw):.1%}" for one in found)
-    )
+    table.add_row("states below AdamW's", *(f"{_state_reduction(one, adamw):.1%}" for one in found))
     if limit is not None:
         fits = ["yes" if one.total <= limit * _GIB else "no" for one in found]
         table.add_row(f"fits {limit:g} GiB", *fits)

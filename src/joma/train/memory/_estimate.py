@@ -13,7 +13,7 @@ from joma.errors import JomaError
 from joma.models.blank import PRESETS, blank_model
 from joma.train.memory._lora import add_lora
 from joma.train.memory._optimizers import OPTIMIZERS, Cost, ProjectionSettings, parameter_costs
-from joma.train.memory._passes import TrainingPasses, training_passes
+from joma.train.memory._passes import Device, TrainingPasses, training_passes
 
 GIB = 2**30
 PARTS = ("weights", "gradients", "states", "projectors", "activations", "logits", "workspace")
@@ -54,6 +54,7 @@ class TrainingSetup:
         checkpointing: Whether blocks compute their activations again in the backward pass.
         dtype: "bf16" or "fp32": type of the weights and all that is computed with them.
         clip: Whether the norm of the whole gradient is clipped.
+        device: "cuda" for a GPU, or "cpu".
     """
 
     batch: int = 1
@@ -61,11 +62,13 @@ class TrainingSetup:
     checkpointing: bool = False
     dtype: Literal["bf16", "fp32"] = "bf16"
     clip: bool = False
+    device: Device = "cuda"
 
     def __post_init__(self) -> None:
         whole_number("batch", self.batch, 1)
         whole_number("window", self.window, 2)
         check_one_of("dtype", self.dtype, tuple(DTYPES))
+        check_one_of("device", self.device, ("cuda", "cpu"))
 
 
 @dataclass(frozen=True)
@@ -141,15 +144,22 @@ def estimate_memory(
             continue
         if with_lora:
             add_lora(model, projection.rank)
-        costs = {name: parameter_costs(model, name, projection, clip=setup.clip) for name in names}
+        costs = {
+            name: parameter_costs(model, name, projection, clip=setup.clip, device=setup.device)
+            for name in names
+        }
         passes = training_passes(
-            model, setup.batch, setup.window, checkpointing=setup.checkpointing
+            model,
+            setup.batch,
+            setup.window,
+            checkpointing=setup.checkpointing,
+            device=setup.device,
         )
         for name in names:
             per_layer = name == "galore-adamw" and projection.per_layer
             waits = name == "galore-adamw" and setup.clip
             peaks = list(_peaks(passes, costs[name], per_layer, waits))
-            found[name] = _estimate(name, model, passes, costs[name], peaks)
+            found[name] = _estimate(name, model, passes, costs[name], peaks, setup.device)
     return [found[name] for name in optimizers]
 
 
@@ -159,9 +169,10 @@ def _estimate(
     passes: TrainingPasses,
     costs: Mapping[Tensor, Cost],
     peaks: Sequence[_Peak],
+    device: Device,
 ) -> MemoryEstimate:
     highest = max(peaks, key=lambda peak: peak.total)
-    buffers = _CUBLAS + sum(cost.buffer for cost in costs.values())
+    buffers = (_CUBLAS if device == "cuda" else 0) + sum(cost.buffer for cost in costs.values())
     fixed = {
         "weights": sum(one.nbytes for one in (*model.parameters(), *model.buffers())),
         "states": sum(cost.states for cost in costs.values()),

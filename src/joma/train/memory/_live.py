@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from joma.train.memory._kernels import run, workspace_of
+
 _ALIGNED = 512
 """Bytes of which the CUDA allocator gives out multiples."""
-_FLASH_BACKWARD = (
-    torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
-)
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,8 @@ class LiveMemory(TorchDispatchMode):
     """Counts the bytes of storages that operations make, for as long as these exist.
 
     A tensor without numbers has none to decide by: a condition on it is taken as true, and a number
-    read from it is 1.0, or the whole number 0.
+    read from it is 1.0, or the whole number 0. Counters of steps, which FakeTensorMode leaves
+    without a number as well, are 1.
 
     Args:
         device: Type of the device whose tensors count.
@@ -95,19 +94,23 @@ class LiveMemory(TorchDispatchMode):
     ) -> Any:
         """Run an operation and count what it made."""
         kwargs = kwargs or {}
-        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+        if args and isinstance(args[0], FakeTensor):
+            if func is torch.ops.aten._local_scalar_dense.default:
+                is_counter = args[0].dtype == torch.int64
+                return 1 if is_counter else _scalar(args[0].dtype)
+        elif args and isinstance(args[0], Tensor) and args[0].is_meta:
             if func is torch.ops.aten._local_scalar_dense.default:
                 return _scalar(args[0].dtype)
             if func is torch.ops.aten._to_copy.default and kwargs.get("device") == _CPU:
                 return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-        made = func(*args, **kwargs)
+        made = run(func, args, kwargs)
         changed = False
         for tensor in tree_leaves(made):
             if isinstance(tensor, Tensor) and tensor.device.type == self._device:
                 kind = "logits" if self._is_logits(tensor) else "activations"
                 changed |= self._add(tensor, kind)
         if changed:
-            workspace = _accumulator(args[1]) if func in _FLASH_BACKWARD else 0
+            workspace = workspace_of(func, args, kwargs)
             self.moments.append(
                 Moment(self.activations, self.logits, workspace, self.arrived, self.phase)
             )
@@ -128,58 +131,6 @@ class LiveMemory(TorchDispatchMode):
     def _forget(self, key: int) -> None:
         _, kind, size = self._storages.pop(key, (None, "known", 0))
         self._live[kind] -= size
-
-
-class GpuKernels(TorchFunctionMode):
-    """Makes attention and dropout on the meta device save what they save on a GPU.
-
-    On the meta device attention would be computed by the formula, with a matrix of all pairs of
-    positions, and dropout would save factors where the GPU saves a mask of bytes.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function, or in its place what runs on a GPU."""
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        if func is torch.nn.functional.dropout:
-            return _dropout(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if attn_mask is None and query.dtype != torch.float32:
-        return torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
-        )[0]
-    if enable_gqa:
-        repeats = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-    if attn_mask is not None:
-        shape = (*query.shape[:-1], key.shape[-2])
-        attn_mask = attn_mask.to(query.dtype).expand(shape)
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
-    )[0]
-
-
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
-
-
-def _accumulator(query: Tensor) -> int:
-    """Return bytes of the float32 copy in which the gradient of the queries is summed."""
-    return 4 * query.numel() if query.dtype != torch.float32 else 0
 
 
 def _scalar(dtype: torch.dtype) -> bool | int | float:

@@ -4,18 +4,26 @@ AdamW in eight bits and GaLore make two steps on parameters of the same shapes o
 what they store is counted, not written down a second time.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from joma.optim import AdamW8bit, GaLoreAdamW
 from joma.optim.galore import layout, selection, subspace
 from joma.train.memory._live import LiveMemory
 
 OPTIMIZERS = ("adamw", "adamw-8bit", "sgd", "lora", "galore-adamw")
+_PLACES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "cuda": ("meta", contextlib.nullcontext),
+    "cpu": ("cpu", FakeTensorMode),
+}
+"""Where tensors without numbers are, by device. Optimizers take those on the meta device for those
+of a GPU; in FakeTensorMode tensors say that they are on the CPU."""
 Side = Literal["short", "left", "right", "smallest"]
 
 
@@ -61,7 +69,12 @@ class ProjectionSettings:
 
 
 def parameter_costs(
-    model: nn.Module, optimizer: str, projection: ProjectionSettings, *, clip: bool = False
+    model: nn.Module,
+    optimizer: str,
+    projection: ProjectionSettings,
+    *,
+    clip: bool = False,
+    device: Literal["cuda", "cpu"] = "cuda",
 ) -> dict[Tensor, Cost]:
     """Return what an optimizer takes for each parameter of a model that wants a gradient.
 
@@ -70,6 +83,7 @@ def parameter_costs(
         optimizer: One of `OPTIMIZERS`.
         projection: Settings of GaLore.
         clip: Whether the norm of the whole gradient is clipped.
+        device: Where it is trained.
 
     Raises:
         JomaError: GaLore projects nothing, or a setting is out of range.
@@ -80,7 +94,7 @@ def parameter_costs(
     if optimizer == "sgd":
         return {one: Cost(one.nbytes) for one in trained}
     if optimizer == "adamw-8bit":
-        return _by_kind(trained, [False] * len(trained), _adamw_8bit)
+        return _by_kind(trained, [False] * len(trained), _adamw_8bit, device)
     defaults = {"rank": projection.rank}
     groups = selection.parameter_groups(model, (), defaults)
     members = [
@@ -98,30 +112,32 @@ def parameter_costs(
             side=projection.side,
             bits=projection.bits,
             projector_bits=projection.projector_bits,
+            clip_norm=1.0 if clip else None,
             verbose=False,
         )
 
-    costs = _by_kind([one for one, _ in members], [on for _, on in members], galore)
-    return costs if clip else _with_kernels(costs, projection)
+    costs = _by_kind([one for one, _ in members], [on for _, on in members], galore, device)
+    place, mode = _PLACES[device]
+    with mode():
+        return _with_batches(costs, projection, place, has_kernels=not clip and device == "cuda")
 
 
-def _with_kernels(
-    costs: Mapping[Tensor, Cost], projection: ProjectionSettings
+def _with_batches(
+    costs: Mapping[Tensor, Cost], projection: ProjectionSettings, place: str, *, has_kernels: bool
 ) -> dict[Tensor, Cost]:
-    """Return costs where kernels of the GPU move the projected matrices of type bfloat16.
+    """Return costs where matrices choose their subspaces together, and kernels may move them.
 
-    Choosing subspaces remains in torch operations, several at a time unless each parameter moves by
-    itself. Kernels keep a buffer, as large as the largest of their launches needs.
+    They choose several at a time unless each parameter moves by itself. The kernels of the GPU take
+    matrices of type bfloat16; they need no workspace for the time of a step, and keep a buffer, as
+    large as the largest of their launches needs.
     """
     found = dict(costs)
-    taken = [
-        one
-        for one, cost in costs.items()
-        if cost.is_projected and one.dtype == torch.bfloat16 and not projection.projector_bits
-    ]
-    if not taken:
+    taken = [one for one, cost in costs.items() if cost.is_projected]
+    has_kernels = has_kernels and not projection.projector_bits
+    has_kernels = has_kernels and all(one.dtype == torch.bfloat16 for one in taken)
+    if projection.per_layer and not has_kernels:
         return found
-    searches = [_search(one, projection) for one in taken]
+    searches = [_search(one, projection, place) for one in taken]
     together = [[at] for at in range(len(taken))]
     launches = together
     if not projection.per_layer:
@@ -133,8 +149,9 @@ def _with_kernels(
         if key not in known:
             known[key] = _refresh_workspace([searches[at] for at in some])
         for at in some:
-            found[taken[at]] = replace(found[taken[at]], workspace=known[key])
-    if projection.rank % layout.ALIGNED == 0:
+            moving = 0 if has_kernels else found[taken[at]].workspace
+            found[taken[at]] = replace(found[taken[at]], workspace=max(known[key], moving))
+    if has_kernels and projection.rank % layout.ALIGNED == 0:
         sizes = [
             layout.buffer_numbers(searches[at].gradient.shape, projection.rank, searches[at].side)
             for at in range(len(taken))
@@ -153,25 +170,26 @@ def _side(parameter: Tensor, projection: ProjectionSettings) -> subspace.Side:
     )
 
 
-def _search(parameter: Tensor, projection: ProjectionSettings) -> subspace.BasisSearch:
+def _search(parameter: Tensor, projection: ProjectionSettings, place: str) -> subspace.BasisSearch:
     """Return the search for a parameter's subspace, without memory."""
     side = _side(parameter, projection)
-    gradient = torch.empty_like(parameter, device="meta", requires_grad=False)
+    gradient = torch.empty(parameter.shape, dtype=parameter.dtype, device=place)
     length = parameter.shape[side == "right"]
-    old = torch.empty(length, projection.rank, dtype=parameter.dtype, device="meta")
+    old = torch.empty(length, projection.rank, dtype=parameter.dtype, device=place)
     whole = subspace.GradientMatrix(gradient)
     return subspace.BasisSearch(whole, side, projection.rank, old, torch.Generator())
 
 
 def _refresh_workspace(searches: Sequence[subspace.BasisSearch]) -> int:
     """Return bytes that choosing subspaces needs."""
-    live = LiveMemory()
+    live = LiveMemory(searches[0].gradient.matrix.device.type)
     with torch.no_grad(), live:
         for one in searches:
             live.know([one.gradient.matrix, *([] if one.old is None else [one.old])])
             one.gradient.energy()
         for one, basis in zip(searches, subspace.power_bases(searches), strict=True):
-            one.gradient.project(basis.to(one.gradient.matrix.dtype), one.side)
+            projected = one.gradient.project(basis.to(one.gradient.matrix.dtype), one.side)
+            subspace.square_sum(projected)
     return live.peak()
 
 
@@ -187,23 +205,26 @@ def _by_kind(
     parameters: Sequence[Tensor],
     projected: Sequence[bool],
     make: Callable[[_Samples], torch.optim.Optimizer],
+    device: Literal["cuda", "cpu"],
 ) -> dict[Tensor, Cost]:
     """Return the costs of parameters, each found on one of its shape, type and treatment."""
     kinds = {
         parameter: (tuple(parameter.shape), parameter.dtype, on)
         for parameter, on in zip(parameters, projected, strict=True)
     }
-    samples = {
-        kind: nn.Parameter(torch.empty(kind[0], dtype=kind[1], device="meta"))
-        for kind in dict.fromkeys(kinds.values())
-    }
-    optimizer = make([(sample, kind[2]) for kind, sample in samples.items()])
-    costs = {kind: _cost(optimizer, sample, kind[2]) for kind, sample in samples.items()}
+    place, mode = _PLACES[device]
+    with mode():
+        samples = {
+            kind: nn.Parameter(torch.empty(kind[0], dtype=kind[1], device=place))
+            for kind in dict.fromkeys(kinds.values())
+        }
+        optimizer = make([(sample, kind[2]) for kind, sample in samples.items()])
+        costs = {kind: _cost(optimizer, sample, kind[2]) for kind, sample in samples.items()}
     return {parameter: costs[kind] for parameter, kind in kinds.items()}
 
 
 def _cost(optimizer: torch.optim.Optimizer, sample: Tensor, projected: bool) -> Cost:
-    live = LiveMemory()
+    live = LiveMemory(sample.device.type)
     sample.grad = torch.empty_like(sample)
     with live:
         live.know([sample, sample.grad])

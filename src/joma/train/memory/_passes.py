@@ -2,8 +2,9 @@
 
 import contextlib
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,11 @@ from torch import Tensor, nn
 from joma.common.quiet import quietly, reading
 from joma.errors import JomaError
 from joma.models import enable_checkpointing
-from joma.train.memory._live import GpuKernels, LiveMemory, Moment
+from joma.train.memory._kernels import CpuKernels, GpuKernels
+from joma.train.memory._live import LiveMemory, Moment
+
+Device = Literal["cuda", "cpu"]
+_KERNELS = {"cuda": GpuKernels, "cpu": CpuKernels}
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,12 @@ class TrainingPasses:
 
 
 def training_passes(
-    model: nn.Module, batch: int, window: int, *, checkpointing: bool = False
+    model: nn.Module,
+    batch: int,
+    window: int,
+    *,
+    checkpointing: bool = False,
+    device: Device = "cuda",
 ) -> TrainingPasses:
     """Return what the passes of a training step allocate, by making them.
 
@@ -54,6 +64,7 @@ def training_passes(
         batch: Number of sequences.
         window: Length of a sequence in tokens.
         checkpointing: Whether each block computes its activations again in the backward pass.
+        device: The device for which a model on the meta device stands.
 
     Raises:
         JomaError: The model does not read tokens, or its operations depend on numbers.
@@ -63,10 +74,11 @@ def training_passes(
     context = _context(config)
     if context is not None and window > context:
         raise JomaError(f"window must be at most {context} for this model, got {window}")
+    place = next(model.parameters()).device
+    kernels = _KERNELS[device] if place.type == "meta" else contextlib.nullcontext
     if checkpointing:
-        _checkpoint(model)
-    device = next(model.parameters()).device
-    tokens = torch.zeros(batch, window, dtype=torch.long, device=device)
+        _checkpoint(model, kernels)
+    tokens = torch.zeros(batch, window, dtype=torch.long, device=place)
 
     def is_logits(tensor: Tensor) -> bool:
         return (
@@ -75,7 +87,7 @@ def training_passes(
             and (tensor.numel() >= batch * (window - 1) * vocabulary)
         )
 
-    live = LiveMemory(device.type, is_logits)
+    live = LiveMemory(place.type, is_logits)
     arrivals: list[Arrival] = []
 
     def arrived(parameter: Tensor) -> None:
@@ -95,8 +107,7 @@ def training_passes(
         with reading(lambda said: f"{what} ({said})"), quietly(), contextlib.ExitStack() as stack:
             stack.enter_context(live)
             live.know([tokens, *model.parameters(), *model.buffers()])
-            if device.type == "meta":
-                stack.enter_context(GpuKernels())
+            stack.enter_context(kernels())
             loss = _loss(model, tokens)
             saved = live.activations
             live.phase = "backward"
@@ -121,12 +132,11 @@ def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return loss
 
 
-def _checkpoint(model: nn.Module) -> None:
-    again = GpuKernels if next(model.parameters()).is_meta else contextlib.nullcontext
+def _checkpoint(model: nn.Module, kernels: Callable[[], Any]) -> None:
     # The recomputed pass runs inside the backward pass, where function modes are switched off.
     settings = {
         "use_reentrant": False,
-        "context_fn": lambda: (contextlib.nullcontext(), again()),
+        "context_fn": lambda: (contextlib.nullcontext(), kernels()),
     }
     with quietly():
         enable_checkpointing(model, settings)
