@@ -11,17 +11,21 @@ from joma.data import corpus
 from joma.experiments._experiment import Outcome, Request
 from joma.experiments._trained import write_results
 from joma.experiments.galore import EXPERIMENT
-from joma.experiments.galore.findings import judge
+from joma.experiments.galore.findings import WANTED_ERROR, judge
+from joma.experiments.galore.groups import networks_of, tuning
 from joma.experiments.galore.results import (
     GaloreResults,
+    Paired,
     Variant,
     best_rates,
     collect,
+    paired,
     tables,
     theory_stable_rank,
+    tuning_losses,
     variants,
 )
-from joma.experiments.galore.setting import GROUPS, METHODS, SIZES, networks_of, tuning
+from joma.experiments.galore.setting import CONTROLS, GROUPS, METHODS, SIZES
 from joma.report import figures
 from joma.runs import Run
 
@@ -50,8 +54,10 @@ def reproduce(run: Run, request: Request) -> Outcome:
     size = SIZES[request.scale].with_options(request.options)
     for group in request.groups or GROUPS:
         # The learning rates of all other groups follow from the tuning.
-        train_networks(run, tuning(size), size, request, "tune")
-        train_networks(run, networks_of(group, size, best_rates(run, size)), size, request, group)
+        while not (best := best_rates(run, size)):
+            train_networks(run, tuning(size, tuning_losses(run, size)), size, request, "tune")
+        if group != "tune":
+            train_networks(run, networks_of(group, size, best), size, request, group)
     results = collect(run, size)
     outcome = judge(results, published_size=request.scale == "full")
     write_results(run, EXPERIMENT, outcome, draw(results), tables(results), best=results.best)
@@ -63,7 +69,8 @@ def draw(results: GaloreResults) -> Figure:
     panels = [
         _draw_curves,
         _draw_memory,
-        _draw_gradient_rank,
+        *([_draw_differences] if _differences(results) else []),
+        *([_draw_controls] if results.size.controls else [_draw_gradient_rank]),
         _draw_captured,
         _draw_weights,
         *([_draw_ranks] if variants(results, "ranks") else []),
@@ -128,6 +135,69 @@ def _draw_memory(ax: Axes, results: GaloreResults) -> None:
     ax.set(title="Loss and optimizer state", xlabel="optimizer state, MB", ylabel="last loss")
     ax.set_xlim(left=0)
     ax.legend(fontsize=7.5)
+
+
+def _differences(results: GaloreResults) -> list[tuple[str, Paired, str]]:
+    """Return paired differences of methods as shares of full rank's loss, with their colours."""
+    full = results.losses("full")
+    if results.size.seeds == 1 or not np.isfinite(full).any():
+        return []
+    level = float(np.nanmean(full))
+    found = []
+    for rank in (results.size.rank, *results.size.svd_ranks):
+        galore, svd = (results.losses(one, rank=rank) for one in ("galore", "svd"))
+        found += [
+            (f"GaLore − galore-torch's\nmethod, rank {rank}", galore - svd, figures.BLUE),
+            (f"GaLore − full rank,\nrank {rank}", galore - full, figures.BLACK),
+        ]
+    shares = [(name, paired(one / level, 0 * one), color) for name, one, color in found]
+    return [one for one in shares if one[1].count > 1]
+
+
+def _draw_differences(ax: Axes, results: GaloreResults) -> None:
+    found = _differences(results)
+    for place, (_, one, color) in enumerate(found):
+        mean, error = 100 * one.mean, 200 * one.error
+        ax.errorbar(mean, place, xerr=error, fmt="o", color=color, capsize=3)
+    ax.axvline(0, color=figures.GREY, lw=1)
+    ax.axvspan(-100 * WANTED_ERROR, 100 * WANTED_ERROR, color=figures.GREY, alpha=0.15, lw=0)
+    ax.set_yticks(range(len(found)), [name for name, _, _ in found], fontsize=7.5)
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    count = max(one.count for _, one, _ in found)
+    ax.set(title=f"Paired differences, {count} seeds", xlabel="% of the loss (± 2 SE)")
+
+
+def _draw_controls(ax: Axes, results: GaloreResults) -> None:
+    """Draw the stable rank of gradients in the training and in what comes closer to the theory."""
+    curves = {
+        "training, one batch": (results.by_step("gradient_stable_rank"), figures.BLUE, "o-"),
+        f"training, {results.size.averaged} batches": (
+            results.by_step("averaged_stable_rank"),
+            figures.SKY,
+            "o-",
+        ),
+    }
+    for control, color in zip(
+        CONTROLS, (figures.GREEN, figures.ORANGE, figures.VERMILLION), strict=True
+    ):
+        found = results.by_step("gradient_stable_rank", control=control)
+        curves[control] = (found, color, "s--")
+    for label, (by_step, color, style) in curves.items():
+        if by_step:
+            steps = [step + 1 for step in by_step]
+            means = [one.mean() for one in by_step.values()]
+            ax.plot(steps, means, style, ms=3.5, color=color, label=label)
+    expected = theory_stable_rank()
+    at = np.linspace(1, results.size.steps, len(expected))
+    ax.plot(at, expected, ":", color=figures.GREY, label="reversible gradient (theory)")
+    ax.set(
+        title="Stable rank of the gradient, full rank",
+        xlabel="step + 1 (theory: scaled)",
+        xscale="log",
+        yscale="log",
+        ylabel="mean over matrices",
+    )
+    ax.legend(fontsize=7)
 
 
 def _draw_gradient_rank(ax: Axes, results: GaloreResults) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.experiments._trained import columns, groups_done
+from joma.experiments.galore.groups import networks_of, tuning
 from joma.experiments.galore.setting import (
+    CONTROLS,
     GROUPS,
     KEPT_MOMENTS,
     METHODS,
@@ -19,8 +21,6 @@ from joma.experiments.galore.setting import (
     GaloreSize,
     LearningRate,
     Method,
-    networks_of,
-    tuning,
 )
 from joma.runs import Run
 from joma.theory import galore as theory
@@ -118,6 +118,15 @@ class GaloreResults:
         timed = self.outcome(method, timed=True) or self.outcome(method)
         return float(timed.get("seconds", np.nan)), float(timed.get("slowest", np.nan))
 
+    def tried(self, method: Method) -> dict[LearningRate, float]:
+        """Return the last loss at each learning rate that was tried of a method."""
+        member = self.size.tuning_member
+        return {
+            one.rate: float(outcome.get("validation_loss") or np.inf)
+            for one, outcome in self.outcomes.items()
+            if one == self.size.network(method, one.rate, member)
+        }
+
     @property
     def methods(self) -> list[Method]:
         """The methods of which a network is done."""
@@ -136,22 +145,35 @@ class GaloreResults:
 
 def best_rates(run: Run, size: GaloreSize) -> dict[str, LearningRate]:
     """Return the learning rate of each method with the lowest loss, empty where networks miss."""
+    known = tuning_losses(run, size)
     losses: dict[str, dict[LearningRate, float]] = {}
-    done = groups_done(run, [network.name for network in tuning(size)])
-    for network in tuning(size):
-        if network.name not in done:
+    for network in tuning(size, known):
+        if network not in known:
             return {}
-        loss = done[network.name].read_json("outcome")["validation_loss"]
-        losses.setdefault(network.method, {})[network.rate] = np.inf if loss is None else loss
+        losses.setdefault(network.method, {})[network.rate] = known[network]
     best = {method: min(found, key=lambda rate: found[rate]) for method, found in losses.items()}
     return {method: best.get(method, best["galore"]) for method in size.rates}
+
+
+def tuning_losses(run: Run, size: GaloreSize) -> dict[GaLoreNetwork, float]:
+    """Return the last loss of the networks of the tuning that are done; infinite if it was lost."""
+    losses: dict[GaLoreNetwork, float] = {}
+    while True:
+        new = {one.name: one for one in tuning(size, losses) if one not in losses}
+        done = groups_done(run, new)
+        if not done:
+            return losses
+        for name, own in done.items():
+            loss = own.read_json("outcome")["validation_loss"]
+            losses[new[name]] = np.inf if loss is None or np.isnan(loss) else loss
 
 
 def collect(run: Run, size: GaloreSize) -> GaloreResults:
     """Read the networks that are done from their run folders."""
     best = best_rates(run, size)
-    wanted = {group: networks_of(group, size, best) if best else [] for group in GROUPS}
-    wanted["tune"] = tuning(size)
+    wanted = {"tune": tuning(size, tuning_losses(run, size))}
+    for group in GROUPS[1:]:
+        wanted[group] = networks_of(group, size, best) if best else []
     every = {network.name: network for networks in wanted.values() for network in networks}
     runs = {every[name]: own for name, own in groups_done(run, every).items()}
     outcomes = {network: own.read_json("outcome") for network, own in runs.items()}
@@ -172,7 +194,7 @@ class Variant:
         label: The setting's value in words.
         value: The setting's value as a number, 0 where it is a word.
         losses: The last validation loss of each seed.
-        difference: Paired with GaLore's default.
+        difference: Paired with the default; with moments that are kept, at the same gap.
     """
 
     group: str
@@ -186,6 +208,7 @@ def variants(results: GaloreResults, group: str) -> list[Variant]:
     """Return the networks of a group with the default among them, those that are done."""
     size = results.size
     choices: list[tuple[str, float, dict[str, Any]]]
+    default: dict[str, Any] = {}
     if group == "ranks":
         choices = [(f"rank {one}", one, {"rank": one}) for one in sorted({size.rank, *size.ranks})]
     elif group == "gaps":
@@ -195,19 +218,26 @@ def variants(results: GaloreResults, group: str) -> list[Variant]:
         ]
         choices.append(("by energy", size.gap, {"refresh": "energy"}))
     elif group == "moments":
-        choices = [(one, 0, {"moments": one}) for one in (KEPT_MOMENTS, *size.moments)]
+        gaps = size.moment_gaps or (size.gap,)
+        choices = [
+            (one if len(gaps) == 1 else f"{one}, gap {gap}", gap, {"moments": one, "gap": gap})
+            for gap in gaps
+            for one in (KEPT_MOMENTS, *size.moments)
+        ]
+        default = {"moments": KEPT_MOMENTS}
     elif group == "recipe":
         choices = [(one, 0, {"reading": one}) for one in READINGS if size.micro_batches]
+        default = {"reading": READINGS[0]}
     else:
         assert group == "warm-lora"
         choices = [(f"step {one}", one, {"switch": one}) for one in (0, *size.switches)]
     method = "lora" if group == "warm-lora" else "galore"
-    default = results.losses(method, **(choices[0][2] if group == "recipe" and choices else {}))
     found = []
     for label, value, changed in choices:
         losses = results.losses(method, **changed)
+        others = results.losses(method, **({**changed, **default} if default else {}))
         if np.isfinite(losses).any():
-            found.append(Variant(group, label, value, losses, paired(losses, default)))
+            found.append(Variant(group, label, value, losses, paired(losses, others)))
     return found if len(found) > 1 else []
 
 
@@ -244,6 +274,7 @@ def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
                 "refresh": network.refresh,
                 "switch": network.switch,
                 "reading": network.reading,
+                "control": network.control,
                 **{key: _number(outcome.get(key)) for key in _NUMBERS},
             }
         )
@@ -276,13 +307,18 @@ def _number(value: Any) -> float:
 
 def _subspaces(results: GaloreResults) -> Iterable[dict[str, Any]]:
     names = ["gradient_stable_rank", "gradient_captured", "weight_overlap", "weight_stable_rank"]
+    names += ["averaged_stable_rank", "gradient_noise"]
     for lag in results.size.lags:
         names.append(f"captured_after_{lag}")
-    for name in names:
+    kinds = [(name, "") for name in names]
+    kinds += [("gradient_stable_rank", control) for control in CONTROLS if results.size.controls]
+    for name, control in kinds:
         for member in range(results.size.seeds):
-            for step, value, module in zip(*results.metric(name, "full", member), strict=True):
+            found = results.metric(name, "full", member, control=control)
+            for step, value, module in zip(*found, strict=True):
                 yield {
                     "measure": name,
+                    "control": control,
                     "seed": member,
                     "step": int(step),
                     "matrix": str(module),
