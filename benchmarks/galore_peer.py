@@ -113,8 +113,11 @@ def main() -> None:
     run = Run.open(chosen.run)
     size = SIZES[run.config["scale"]].with_options(run.config.get("options", {}))
     results = collect(run, size)
+    if "svd" not in results.best:
+        sys.exit(f"{chosen.run} has no tuned learning rates yet: run its groups tune and seeds")
     rank = chosen.rank or size.rank
     peer = peer_losses(run, results, rank)
+    results = collect(run, size)  # with what the experiment has trained meanwhile
     level = float(peer.mean())
     ours, svd = (results.losses(one, rank=rank) for one in ("galore", "svd"))
     rows = [

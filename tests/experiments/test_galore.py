@@ -33,6 +33,7 @@ RATES = {
     "full": LearningRate(1e-3),
     "galore": LOW,
     "svd": LOW,
+    "power": LOW,
     "residual": LOW,
     "lora": LearningRate(2e-3),
 }
@@ -52,7 +53,7 @@ def test_everything_is_measured_and_drawn(run: Run):
     assert [path.name for path in run.figures] == ["galore.png", "galore.svg"]
     found = results.collect(run, TINY)
     assert found.missing == ()
-    assert found.methods == ["full", "galore", "svd", "residual", "lora"]
+    assert found.methods == ["full", "galore", "svd", "power", "residual", "lora"]
     for group in ("ranks", "gaps", "moments", "warm-lora", "recipe"):
         for one in results.variants(found, group):
             assert np.isfinite(one.losses).all()
@@ -123,15 +124,16 @@ def test_every_group_has_its_networks_and_names_differ():
     wanted = {group: networks_of(group, FULL, RATES) for group in GROUPS[1:]}
     wanted["tune"] = tuning(FULL, {})
     assert {group: len(own) for group, own in wanted.items()} == {
-        "tune": 4,  # from which the search starts
-        "seeds": 15,
+        "tune": 5,  # from which the search starts
+        "seeds": 18,
+        "aligned": 3,
         "moments": 15,  # with those that keep them, which are also among the seeds
         "ranks": 12,
         "gaps": 15,
         "warm-lora": 9,
         "recipe": 9,
-        "theory": 9,
-        "time": 5,
+        "theory": 12,
+        "time": 6,
     }
     every = {one for own in wanted.values() for one in own}
     assert len({one.name for one in every}) == len(every)

@@ -23,7 +23,7 @@ from joma.runs import Run
 
 TINY, MEDIUM = SIZES["tiny"], SIZES["medium"]
 LOW = LearningRate(2e-2, 0.25)
-BEST = {"full": LearningRate(1e-2, 0.125), "galore": LOW, "svd": LOW, "residual": LOW}
+BEST = {"full": LearningRate(1e-2, 0.125), "galore": LOW, "svd": LOW, "power": LOW, "residual": LOW}
 
 
 def bowl(network: GaLoreNetwork) -> float:
@@ -40,7 +40,7 @@ class TestSearch:
             losses |= {one: bowl(one) for one in new}
             rounds += 1
         assert rounds > 2
-        for method in ("full", "galore"):
+        for method in ("full", "galore", "svd"):
             found = {one.rate: loss for one, loss in losses.items() if one.method == method}
             best = min(found, key=lambda rate: found[rate])
             assert best == pytest.approx((5e-3, 2.0))
@@ -86,7 +86,7 @@ class TestMediumScale:
             group: len(groups.networks_of(group, MEDIUM, BEST))
             for group in ("seeds", "ranks", "moments", "recipe", "theory")
         }
-        assert counts == {"seeds": 21, "ranks": 12, "moments": 24, "recipe": 9, "theory": 9}
+        assert counts == {"seeds": 24, "ranks": 12, "moments": 24, "recipe": 9, "theory": 8}
         seeds = groups.networks_of("seeds", MEDIUM, BEST)
         assert len({one.member for one in seeds if one.method == "svd"}) == MEDIUM.seeds
         assert len({one.member for one in seeds if one.method == "residual"}) == 3
@@ -121,6 +121,19 @@ class TestMediumScale:
         outcome = findings.judge(found, published_size=False)
         assert outcome.verdict == "not comparable"
 
+    def test_the_changes_to_galore_torch_are_told_apart(self):
+        losses, change = {}, {"svd": 0.0, "power": -0.01, "galore": -0.02}
+        wanted = groups.networks_of("seeds", MEDIUM, BEST)
+        wanted += groups.networks_of("aligned", MEDIUM, BEST)
+        for one in wanted:
+            aligned = -0.03 if one.moments == "align" else 0.0
+            losses[one] = 2 + 0.1 * one.member + change.get(one.method, 0.0) + aligned
+        (words,) = findings._apart(made(losses))
+        assert "power iteration, all at once -0.0100 ± 0.0000 (SE, 3 seeds)" in words
+        assert "power iteration, staggered -0.0200" in words
+        assert "turned to the old -0.0300" in words
+        assert findings._apart(made({})) == []
+
 
 class TestTheory:
     def test_controls_come_closer_to_the_theory(self):
@@ -129,13 +142,13 @@ class TestTheory:
             model = networks.make_model(TINY, 0, "cpu")
             optimizer = training._make_control(model, network, "cpu")
             trained = list(networks.matrices(model))
-            if control == CONTROLS[0]:
+            if control in CONTROLS[:2]:
                 assert isinstance(optimizer, torch.optim.AdamW)
                 continue
             assert isinstance(optimizer, torch.optim.SGD)
             (group,) = optimizer.param_groups
             assert (group["lr"], group["momentum"]) == (DESCENT_RATE, 0)
-            alone = control == CONTROLS[2]
+            alone = control == CONTROLS[3]
             assert (trained == [f"{TINY.layers - 1}.mlp.down_proj.weight"]) == alone
 
     def test_a_control_reads_one_batch_at_one_rate(self, tmp_path, monkeypatch: pytest.MonkeyPatch):
@@ -148,7 +161,7 @@ class TestTheory:
 
         monkeypatch.setattr(torch.optim.SGD, "step", spy)
         size = dataclasses.replace(TINY, steps=4)
-        network = size.network("full", LearningRate(1e-2), control=CONTROLS[1])
+        network = size.network("full", LearningRate(1e-2), control=CONTROLS[2])
         training.train_network(training.Task(tmp_path / "one", network, size, 0, "cpu"))
         losses = Run.open(tmp_path / "one").metrics.read("loss")["value"]
         assert rates == [DESCENT_RATE] * 4

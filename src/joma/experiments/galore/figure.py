@@ -25,7 +25,7 @@ from joma.experiments.galore.results import (
     tuning_losses,
     variants,
 )
-from joma.experiments.galore.setting import CONTROLS, GROUPS, METHODS, SIZES
+from joma.experiments.galore.setting import CONTROLS, GROUPS, MANY, METHODS, SIZES
 from joma.report import figures
 from joma.runs import Run
 
@@ -33,10 +33,11 @@ _COLORS = {
     "full": figures.BLACK,
     "galore": figures.BLUE,
     "svd": figures.SKY,
+    "power": figures.PURPLE,
     "residual": figures.GREEN,
     "lora": figures.VERMILLION,
 }
-_MARKERS = {"full": "s", "galore": "o", "svd": "x", "residual": "D", "lora": "^"}
+_MARKERS = {"full": "s", "galore": "o", "svd": "x", "power": "v", "residual": "D", "lora": "^"}
 
 
 def check_needs(request: Request) -> None:
@@ -113,15 +114,13 @@ def _draw_curves(ax: Axes, results: GaloreResults) -> None:
 def _draw_memory(ax: Axes, results: GaloreResults) -> None:
     for method in results.methods:
         state = results.outcome(method).get("state_bytes", np.nan) / 1e6
-        seconds, _ = results.step_time(method)
-        losses = results.losses(method)
-        ax.plot(
-            np.full(len(losses), state),
-            losses,
-            _MARKERS[method],
-            color=_COLORS[method],
-            label=f"{seconds * 1e3:.3g} ms a step",
-        )
+        losses, label = results.losses(method), METHODS[method]
+        if results.size.timed_steps:  # else other work on the device may have been timed with it
+            label += f", {results.step_time(method)[0] * 1e3:.3g} ms a step"
+        style, color = _MARKERS[method], _COLORS[method]
+        if len(losses) > 1:
+            ax.plot(np.full(len(losses), state), losses, style, color=color, alpha=0.25, ms=4)
+        ax.plot(state, np.nanmean(losses), style, color=color, label=label)
     for one in variants(results, "ranks"):
         state = results.outcome("galore", rank=int(one.value)).get("state_bytes", np.nan) / 1e6
         ax.plot(state, np.nanmean(one.losses), ".", color=_COLORS["galore"], ms=6)
@@ -171,15 +170,14 @@ def _draw_controls(ax: Axes, results: GaloreResults) -> None:
     """Draw the stable rank of gradients in the training and in what comes closer to the theory."""
     curves = {
         "training, one batch": (results.by_step("gradient_stable_rank"), figures.BLUE, "o-"),
-        f"training, {results.size.averaged} batches": (
-            results.by_step("averaged_stable_rank"),
+        f"training, {MANY * results.size.averaged} batches": (
+            results.by_step("averaged_stable_rank", control=CONTROLS[0]),
             figures.SKY,
             "o-",
         ),
     }
-    for control, color in zip(
-        CONTROLS, (figures.GREEN, figures.ORANGE, figures.VERMILLION), strict=True
-    ):
+    colors = figures.GREEN, figures.ORANGE, figures.VERMILLION
+    for control, color in zip(CONTROLS[1:], colors, strict=True):
         found = results.by_step("gradient_stable_rank", control=control)
         curves[control] = (found, color, "s--")
     for label, (by_step, color, style) in curves.items():

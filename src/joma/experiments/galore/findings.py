@@ -16,7 +16,7 @@ from joma.experiments.galore.results import (
     theory_stable_rank,
     variants,
 )
-from joma.experiments.galore.setting import CONTROLS, METHODS, READINGS, LearningRate, Method
+from joma.experiments.galore.setting import CONTROLS, MANY, METHODS, READINGS, LearningRate, Method
 
 PUBLISHED = {
     "60M": (34.88, 34.06),
@@ -125,6 +125,7 @@ def _paragraphs(results: GaloreResults) -> tuple[str, ...]:
     found = [
         *_tuned(results),
         *_against_svd(results),
+        *_apart(results),
         *_others(results),
         *_moments(results),
         *_sweep(results, "ranks", "ranks"),
@@ -202,6 +203,22 @@ def _against_svd(results: GaloreResults) -> list[str]:
     return found
 
 
+def _apart(results: GaloreResults) -> list[str]:
+    """Say which of the changes to galore-torch's method its difference comes from."""
+    svd = results.losses("svd")
+    tried = {
+        "power iteration, all at once": results.losses("power"),
+        "power iteration, staggered": results.losses("galore"),
+        "SVD with the new basis turned to the old": results.losses("svd", moments="align"),
+    }
+    # The same seeds in all, or the differences would not compare.
+    there = np.isfinite([svd, *tried.values()]).all(0)
+    if there.sum() < 2:
+        return []
+    parts = [f"{name} {paired(one[there], svd[there])}" for name, one in tried.items()]
+    return [f"From galore-torch's method, one change after the other: {'; '.join(parts)}."]
+
+
 def _others(results: GaloreResults) -> list[str]:
     shown: list[Method] = [one for one in results.methods if one in ("residual", "lora")]
     if not shown or "galore" not in results.methods:
@@ -267,17 +284,20 @@ def _gradient_rank(results: GaloreResults) -> list[str]:
     averaged, noise = (results.by_step(name) for name in ("averaged_stable_rank", "gradient_noise"))
     if averaged:
         words += (
-            f" That of the mean of {results.size.averaged} batches {_course(averaged)}; noise is "
-            f"{noise[min(noise)].mean():.0%} of a batch's ‖G‖² at first and "
-            f"{noise[last].mean():.0%} at the end."
+            f" Noise is {noise[min(noise)].mean():.0%} of a batch's ‖G‖² at first and "
+            f"{noise[last].mean():.0%} at the end (estimates, which may exceed 100%). The stable "
+            f"rank of the mean of {results.size.averaged} batches {_course(averaged)}"
         )
+        many = results.by_step("averaged_stable_rank", control=CONTROLS[0])
+        more = f"; of {MANY * results.size.averaged} batches it {_course(many)}" if many else ""
+        words += f"{more}."
     expected = theory_stable_rank()
     words += (
         " In the theory of a reversible gradient (B and C fixed, exact gradient, plain descent) it "
         f"falls, in our example from {expected[0]:.1f} to {expected[-1]:.1f}; none of these "
         "conditions holds in this training, so it tests the theory's reach, not its proof."
     )
-    controls = {one: results.by_step("gradient_stable_rank", control=one) for one in CONTROLS}
+    controls = {one: results.by_step("gradient_stable_rank", control=one) for one in CONTROLS[1:]}
     parts = [f"{name} {_course(one)}" for name, one in controls.items() if len(one) > 1]
     if parts:
         words += f" Trainings that come closer to them: {'; '.join(parts)}."

@@ -100,6 +100,13 @@ def networks_of(
             for member in range(size.controls)
             for one in CONTROLS
         ]
+    if group == "aligned":
+        # galore-torch's method with bases turned to the old ones, for what the difference is from.
+        return [
+            size.network("svd", best["svd"], member, moments="align")
+            for member in members
+            if "power" in best
+        ]
     if group == "moments":
         changes: list[dict[str, Any]] = [
             {"moments": one, "gap": gap}

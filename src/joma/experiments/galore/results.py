@@ -311,7 +311,9 @@ def _subspaces(results: GaloreResults) -> Iterable[dict[str, Any]]:
     for lag in results.size.lags:
         names.append(f"captured_after_{lag}")
     kinds = [(name, "") for name in names]
-    kinds += [("gradient_stable_rank", control) for control in CONTROLS if results.size.controls]
+    if results.size.controls:
+        kinds.append(("averaged_stable_rank", CONTROLS[0]))
+        kinds += [("gradient_stable_rank", control) for control in CONTROLS[1:]]
     for name, control in kinds:
         for member in range(results.size.seeds):
             found = results.metric(name, "full", member, control=control)

@@ -4,26 +4,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-Method = Literal["full", "galore", "svd", "residual", "lora"]
+Method = Literal["full", "galore", "svd", "power", "residual", "lora"]
 METHODS: dict[Method, str] = {
     "full": "full rank, AdamW",
     "galore": "GaLore, power iteration, staggered",
     "svd": "GaLore, galore-torch's method",
+    "power": "GaLore, power iteration, all at once",
     "residual": "GaLore with residual scaling",
     "lora": "LoRA",
 }
 """What each method is called in tables and figures."""
 
-GROUPS = ("tune", "seeds", "ranks", "moments", "gaps", "warm-lora", "recipe", "theory", "time")
+GROUPS = (
+    "tune",
+    "seeds",
+    "aligned",
+    "ranks",
+    "moments",
+    "gaps",
+    "warm-lora",
+    "recipe",
+    "theory",
+    "time",
+)
 READINGS = ("accumulated, clipped", "accumulated", "each micro-batch")
 """Readings of the published 7B recipe: when its parameters move, and whether clipping acts."""
 
-CONTROLS = ("fixed batch, AdamW", "fixed batch, descent", "one matrix, descent")
+CONTROLS = ("many batches", "fixed batch, AdamW", "fixed batch, descent", "one matrix, descent")
 """Trainings that come closer and closer to what the theory of a reversible gradient assumes.
 
-The same batch at every step, then plain gradient descent as well, then of the last layer's last
-matrix alone. That matrix's inputs do not change then.
+The usual training, measured with gradients of very many batches; the same batch at every step, then
+plain gradient descent as well, then of the last layer's last matrix alone, whose inputs do not
+change then.
 """
+MANY = 16
+"""How many times as many batches the first control averages."""
 DESCENT_RATE = 0.1
 """Learning rate of plain gradient descent, the same at every step."""
 
@@ -210,7 +225,7 @@ class GaloreSize:
         fields: dict[str, Any] = {}
         if method != "full":
             fields["rank"] = self.rank
-        if method in ("galore", "svd", "residual"):
+        if method in ("galore", "svd", "power", "residual"):
             fields |= {"gap": self.gap, "moments": KEPT_MOMENTS}
         return GaLoreNetwork(method, rate, member, **{**fields, **changed})
 
@@ -230,6 +245,7 @@ SIZES = {
             "full": (LearningRate(3e-3), LearningRate(1e-2, SCALE)),
             "galore": (LearningRate(1e-2, SCALE),),
             "svd": (),
+            "power": (),
             "residual": (LearningRate(1e-2, SCALE),),
             "lora": (LearningRate(1e-2, SCALE),),
         },
@@ -291,7 +307,8 @@ SIZES = {
         rates={
             "full": (LearningRate(2e-2, SCALE / 4),),
             "galore": (LearningRate(2e-2, SCALE),),
-            "svd": (),
+            "svd": (LearningRate(2e-2, SCALE),),
+            "power": (),
             "residual": (),
         },
         rank=32,
@@ -313,7 +330,7 @@ SIZES = {
         variant_seeds=3,
         recipe_batch=32,
         averaged=16,
-        controls=3,
+        controls=2,
     ),
     "full": GaloreSize(
         "wikitext-2",
@@ -328,7 +345,8 @@ SIZES = {
         rates={
             "full": (LearningRate(2e-2, SCALE / 4),),
             "galore": (LearningRate(2e-2, SCALE),),
-            "svd": (),
+            "svd": (LearningRate(2e-2, SCALE),),
+            "power": (),
             "residual": (LearningRate(2e-2, SCALE),),
             "lora": (LearningRate(2e-2, SCALE),),
         },

@@ -26,7 +26,8 @@ class SubspaceStudy:
         run: Run of the network.
         size: Size of the experiment; says when to measure, and r.
         matrices: The matrices by name.
-        averaged: Returns averaged gradients by name, given the step; none where not wanted.
+        averaged: Returns averaged gradients by name, none where not wanted, and over how many
+            batches, given the step.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class SubspaceStudy:
         run: Run,
         size: GaloreSize,
         matrices: Mapping[str, nn.Parameter],
-        averaged: Callable[[int], Mapping[str, Tensor]] = lambda _: {},
+        averaged: Callable[[int], tuple[Mapping[str, Tensor], int]] = lambda _: ({}, 0),
     ) -> None:
         self.run, self.size, self.matrices, self.averaged = run, size, matrices, averaged
         self._bases: dict[int, dict[str, Tensor]] = {}
@@ -50,12 +51,13 @@ class SubspaceStudy:
             return
         if studied:
             self._keep(step)
-        for name, gradient in (self.averaged(step) if studied else {}).items():
+        means, count = self.averaged(step) if studied else ({}, 0)
+        for name, gradient in means.items():
             _, squares = leading_directions(gradient, self.size.rank)
             self._log(step, "averaged_stable_rank", squares.sum() / squares[0], name)
             own = self.matrices[name].grad
             assert own is not None
-            noise = noise_share(own, gradient, self.size.averaged)
+            noise = noise_share(own, gradient, count)
             self._log(step, "gradient_noise", noise, name)
         new: dict[str, Tensor] = {}
         for name, one in self.matrices.items():

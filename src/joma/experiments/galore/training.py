@@ -29,6 +29,7 @@ from joma.experiments.galore.setting import (
     CLIP,
     CONTROLS,
     DESCENT_RATE,
+    MANY,
     READINGS,
     TUNING_MEMBER,
     GaLoreNetwork,
@@ -209,7 +210,7 @@ class _Trainer:
                 self.optimizer = self._make(self.model, network, self.device)
             begun = time.perf_counter()
             self._set_rate(step, size.steps, network.switch)
-            at = 0 if network.control else step
+            at = 0 if network.control in CONTROLS[1:] else step
             self._backward(step, self.text.batch(self.seed, at, size.batch))
             if study is not None:
                 seconds += time.perf_counter() - begun
@@ -283,7 +284,7 @@ class _Trainer:
 
     def _set_rate(self, step: int, steps: int, switch: int = 0) -> None:
         """Set the learning rate of a step; the one of LoRA rises again after the switch."""
-        if self.network.control in CONTROLS[1:]:
+        if self.network.control in CONTROLS[2:]:
             return  # as gradient descent in theory, at one rate
         share = schedule((step + 1) / steps)
         if switch and step >= switch:
@@ -291,11 +292,15 @@ class _Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate.rate * share * group.get("share", 1.0)
 
-    def _averaged_gradients(self, step: int) -> dict[str, torch.Tensor]:
-        """Return the gradients of the matrices over many batches that are not trained on."""
+    def _averaged_gradients(self, step: int) -> tuple[dict[str, torch.Tensor], int]:
+        """Return the mean gradients of matrices over batches that are not trained on, and how many.
+
+        None where they are not wanted.
+        """
         inside = matrices(self.model)
         total = {name: torch.zeros_like(one) for name, one in inside.items()}
-        count = 0 if self.network.control else self.size.averaged
+        times = {"": 1, CONTROLS[0]: MANY}.get(self.network.control, 0)
+        count = times * self.size.averaged
         for number in range(count):
             batch = self.text.batch(
                 self.seed, _OTHER_BATCHES * (number + 1) + step, self.size.batch
@@ -304,7 +309,7 @@ class _Trainer:
                 found = torch.autograd.grad(loss_of(self.model, batch), list(inside.values()))
             for name, one in zip(inside, found, strict=True):
                 total[name] += one / count
-        return total if count else {}
+        return total if count else {}, count
 
     def _add_lora(self) -> None:
         model: Any = self.model
@@ -331,9 +336,9 @@ class _Trainer:
 
 def _make_control(model: nn.Module, network: GaLoreNetwork, device: str) -> torch.optim.Optimizer:
     """Return the optimizer of a control, and freeze what it does not train."""
-    if network.control == CONTROLS[0]:
+    if network.control in CONTROLS[:2]:
         return make_optimizer(model, network, device)
-    if network.control == CONTROLS[2]:
+    if network.control == CONTROLS[3]:
         last: Any = model
         last = last.model.layers[-1].mlp.down_proj.weight
         for one in model.parameters():
