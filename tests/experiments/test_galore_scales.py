@@ -117,7 +117,7 @@ class TestMediumScale:
         assert all("not more than two standard errors" in one for one in words)
         shares = {name: one.mean for name, one, _ in figure._differences(found)}
         level = np.mean([2 + 0.1 * member for member in range(MEDIUM.seeds)])
-        assert shares["GaLore − full rank,\nrank 16"] == pytest.approx(0.6 / 16 / level)
+        assert shares["GaLore, rank 16,\nfrom full rank"] == pytest.approx(0.6 / 16 / level)
         outcome = findings.judge(found, published_size=False)
         assert outcome.verdict == "not comparable"
 

@@ -294,8 +294,8 @@ def _gradient_rank(results: GaloreResults) -> list[str]:
     expected = theory_stable_rank()
     words += (
         " In the theory of a reversible gradient (B and C fixed, exact gradient, plain descent) it "
-        f"falls, in our example from {expected[0]:.1f} to {expected[-1]:.1f}; none of these "
-        "conditions holds in this training, so it tests the theory's reach, not its proof."
+        f"falls, in our example from {expected[0]:.1f} to {expected[-1]:.1f}. None of these "
+        "conditions holds in this training, so that its course neither confirms nor contradicts it."
     )
     controls = {one: results.by_step("gradient_stable_rank", control=one) for one in CONTROLS[1:]}
     parts = [f"{name} {_course(one)}" for name, one in controls.items() if len(one) > 1]
