@@ -77,7 +77,7 @@ def peer_losses(run: Run, results: GaloreResults, rank: int) -> np.ndarray:
     request = EXPERIMENTS["galore"].request(seed=run.config["seed"], scale=run.config["scale"])
     losses = []
     for member in range(results.size.seeds):
-        network = results.size.network("svd", results.best["svd"], member, rank=rank)
+        network = results.size.network("svd", results.best["galore"], member, rank=rank)
         folder = run.path / "peer" / network.name
         outcome = folder / "outcome.json"
         if not outcome.exists():
@@ -119,7 +119,8 @@ def main() -> None:
     peer = peer_losses(run, results, rank)
     results = collect(run, size)  # with what the experiment has trained meanwhile
     level = float(peer.mean())
-    ours, svd = (results.losses(one, rank=rank) for one in ("galore", "svd"))
+    ours = results.losses("galore", rank=rank)
+    svd = results.losses("svd", rank=rank, rate=results.best["galore"])
     rows = [
         row("ours (power, staggered) − galore_torch", paired(ours, peer), level),
         row("ours (projection='svd') − galore_torch", paired(svd, peer), level),

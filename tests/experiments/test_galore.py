@@ -126,7 +126,7 @@ def test_every_group_has_its_networks_and_names_differ():
     assert {group: len(own) for group, own in wanted.items()} == {
         "tune": 5,  # from which the search starts
         "seeds": 18,
-        "aligned": 3,
+        "equal-rates": 6,
         "moments": 15,  # with those that keep them, which are also among the seeds
         "ranks": 12,
         "gaps": 15,

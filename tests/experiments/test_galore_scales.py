@@ -124,13 +124,13 @@ class TestMediumScale:
     def test_the_changes_to_galore_torch_are_told_apart(self):
         losses, change = {}, {"svd": 0.0, "power": -0.01, "galore": -0.02}
         wanted = groups.networks_of("seeds", MEDIUM, BEST)
-        wanted += groups.networks_of("aligned", MEDIUM, BEST)
+        wanted += groups.networks_of("equal-rates", MEDIUM, BEST)
         for one in wanted:
             aligned = -0.03 if one.moments == "align" else 0.0
             losses[one] = 2 + 0.1 * one.member + change.get(one.method, 0.0) + aligned
         (words,) = findings._apart(made(losses))
         assert "power iteration, all at once -0.0100 ± 0.0000 (SE, 3 seeds)" in words
-        assert "power iteration, staggered -0.0200" in words
+        assert "power iteration, staggered -0.0200 ± 0.0000 (SE, 6 seeds)" in words
         assert "turned to the old -0.0300" in words
         assert findings._apart(made({})) == []
 

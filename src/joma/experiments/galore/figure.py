@@ -144,12 +144,16 @@ def _differences(results: GaloreResults) -> list[tuple[str, Paired, str]]:
         galore, svd = (results.losses(one, rank=rank) for one in ("galore", "svd"))
         found.append((f"GaLore, rank {rank},\nfrom galore-torch's", galore - svd, figures.BLUE))
         if rank == results.size.rank:
+            rate = results.best["galore"]
+            same = results.losses("svd", rate=rate)
             others = {
-                "all at once,": results.losses("power"),
-                "SVD, aligned,": results.losses("svd", moments="align"),
+                "GaLore": galore,
+                "all at once": results.losses("power"),
+                "SVD, aligned": results.losses("svd", rate=rate, moments="align"),
             }
             for name, one in others.items():
-                found.append((f"{name}\nfrom galore-torch's", one - svd, figures.SKY))
+                label = f"{name}, from galore-torch's\nat GaLore's rate"
+                found.append((label, one - same, figures.SKY))
         found += [
             (f"GaLore, rank {rank},\nfrom full rank", galore - full, figures.BLACK),
             (f"galore-torch's, rank {rank},\nfrom full rank", svd - full, figures.GREY),

@@ -205,18 +205,18 @@ def _against_svd(results: GaloreResults) -> list[str]:
 
 def _apart(results: GaloreResults) -> list[str]:
     """Say which of the changes to galore-torch's method its difference comes from."""
-    svd = results.losses("svd")
+    rate = results.best.get("galore")
+    svd = results.losses("svd", rate=rate)
     tried = {
-        "power iteration, all at once": results.losses("power"),
         "power iteration, staggered": results.losses("galore"),
-        "SVD with the new basis turned to the old": results.losses("svd", moments="align"),
+        "power iteration, all at once": results.losses("power"),
+        "SVD, the new basis turned to the old": results.losses("svd", rate=rate, moments="align"),
     }
-    # The same seeds in all, or the differences would not compare.
-    there = np.isfinite([svd, *tried.values()]).all(0)
-    if there.sum() < 2:
+    found = {name: paired(one, svd) for name, one in tried.items()}
+    parts = [f"{name} {one}" for name, one in found.items() if one.count > 1]
+    if not parts or "power" not in results.best:
         return []
-    parts = [f"{name} {paired(one[there], svd[there])}" for name, one in tried.items()]
-    return [f"From galore-torch's method, one change after the other: {'; '.join(parts)}."]
+    return [f"From galore-torch's method at GaLore's learning rate: {'; '.join(parts)}."]
 
 
 def _others(results: GaloreResults) -> list[str]:

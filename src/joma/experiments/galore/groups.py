@@ -100,13 +100,11 @@ def networks_of(
             for member in range(size.controls)
             for one in CONTROLS
         ]
-    if group == "aligned":
-        # galore-torch's method with bases turned to the old ones, for what the difference is from.
-        return [
-            size.network("svd", best["svd"], member, moments="align")
-            for member in members
-            if "power" in best
-        ]
+    if group == "equal-rates":
+        # For what the difference from galore-torch's method comes from: also with aligned bases.
+        plain = [size.network("svd", rate, member) for member in every]
+        aligned = [size.network("svd", rate, member, moments="align") for member in members]
+        return [*plain, *aligned] if "power" in best else []
     if group == "moments":
         changes: list[dict[str, Any]] = [
             {"moments": one, "gap": gap}

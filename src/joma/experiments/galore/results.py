@@ -140,7 +140,8 @@ class GaloreResults:
         fields = dict(changed)
         if fields.get("switch"):
             fields["full_rate"] = self.best["full"]
-        return self.size.network(method, self.best[method], member, **fields)
+        rate = fields.pop("rate", self.best[method])
+        return self.size.network(method, rate, member, **fields)
 
 
 def best_rates(run: Run, size: GaloreSize) -> dict[str, LearningRate]:

@@ -18,7 +18,7 @@ METHODS: dict[Method, str] = {
 GROUPS = (
     "tune",
     "seeds",
-    "aligned",
+    "equal-rates",
     "ranks",
     "moments",
     "gaps",
