@@ -398,6 +398,10 @@ def test_a_reversible_gradient_loses_its_rank():
     ranks = results.theory_stable_rank()
     assert ranks[0] > 4
     assert ranks[-1] < 1.1
+    bent = results.theory_stable_rank(realizable=True)
+    assert bent[0] < 1.5
+    assert bent.max() > 3 * bent[0]  # rises on the way, in the same theory
+    assert bent[-1] < 1.1
 
 
 def test_a_missing_text_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch):

@@ -86,7 +86,7 @@ class TestMediumScale:
             group: len(groups.networks_of(group, MEDIUM, BEST))
             for group in ("seeds", "ranks", "moments", "recipe", "theory")
         }
-        assert counts == {"seeds": 24, "ranks": 12, "moments": 24, "recipe": 9, "theory": 8}
+        assert counts == {"seeds": 24, "ranks": 12, "moments": 24, "recipe": 9, "theory": 4}
         seeds = groups.networks_of("seeds", MEDIUM, BEST)
         assert len({one.member for one in seeds if one.method == "svd"}) == MEDIUM.seeds
         assert len({one.member for one in seeds if one.method == "residual"}) == 3

@@ -22,8 +22,8 @@ EXPERIMENT = Experiment(
     scales={
         "tiny": Scale(seconds=20, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=150, device="2 CPU cores", memory="1 GB"),
-        "medium": Scale(seconds=3600, device="one CPU core", memory="1 GB"),
-        "full": Scale(seconds=1400, device="one H200", memory="30 GB of GPU memory"),
+        "medium": Scale(seconds=2400, device="one CPU core", memory="1 GB"),
+        "full": Scale(seconds=1900, device="one H200", memory="30 GB of GPU memory"),
     },
     default_scale="small",
     options=(

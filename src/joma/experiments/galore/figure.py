@@ -193,9 +193,11 @@ def _draw_controls(ax: Axes, results: GaloreResults) -> None:
             steps = [step + 1 for step in by_step]
             means = [one.mean() for one in by_step.values()]
             ax.plot(steps, means, style, ms=3.5, color=color, label=label)
-    expected = theory_stable_rank()
-    at = np.linspace(1, results.size.steps, len(expected))
-    ax.plot(at, expected, ":", color=figures.GREY, label="reversible gradient (theory)")
+    for realizable, style in ((False, ":"), (True, "-.")):
+        expected = theory_stable_rank(realizable=realizable)
+        at = np.linspace(1, results.size.steps, len(expected))
+        start = "along curvature" if realizable else "Gaussian"
+        ax.plot(at, expected, style, color=figures.GREY, lw=1.2, label=f"theory, {start} start")
     ax.set(
         title="Stable rank of the gradient, full rank",
         xlabel="step + 1 (theory: scaled)",

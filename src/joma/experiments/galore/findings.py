@@ -268,8 +268,8 @@ def _best(found: list[Variant]) -> str:
 def _gradient_rank(results: GaloreResults) -> list[str]:
     """Say how the gradient's stable rank changes, and next to it what the theory says of its own.
 
-    The theory has fixed B and C, exact gradients and plain descent. None of that holds in the
-    training, so that a rank that rises does not contradict it; the controls come closer.
+    The theory has fixed B and C, exact gradients and plain descent, none of which holds in the
+    training, and says where the rank ends, not how it gets there. The controls come closer.
     """
     ranks = results.by_step("gradient_stable_rank")
     if len(ranks) < 2:
@@ -291,11 +291,13 @@ def _gradient_rank(results: GaloreResults) -> list[str]:
         many = results.by_step("averaged_stable_rank", control=CONTROLS[0])
         more = f"; of {MANY * results.size.averaged} batches it {_course(many)}" if many else ""
         words += f"{more}."
-    expected = theory_stable_rank()
+    falling, bent = theory_stable_rank(), theory_stable_rank(realizable=True)
     words += (
-        " In the theory of a reversible gradient (B and C fixed, exact gradient, plain descent) it "
-        f"falls, in our example from {expected[0]:.1f} to {expected[-1]:.1f}. None of these "
-        "conditions holds in this training, so that its course neither confirms nor contradicts it."
+        " The theory of a reversible gradient (B and C fixed, exact gradient, plain descent) has it "
+        "fall in the end, and not on the way: in our examples from "
+        f"{falling[0]:.1f} to {falling[-1]:.1f} where the first gradient is Gaussian, and from "
+        f"{bent[0]:.1f} up to {bent.max():.1f} and down to {bent[-1]:.1f} where it lies along the "
+        "largest curvature. A rank that rises before convergence does not contradict it."
     )
     controls = {one: results.by_step("gradient_stable_rank", control=one) for one in CONTROLS[1:]}
     parts = [f"{name} {_course(one)}" for name, one in controls.items() if len(one) > 1]

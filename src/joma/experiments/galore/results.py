@@ -243,16 +243,24 @@ def variants(results: GaloreResults, group: str) -> list[Variant]:
 
 
 @cache
-def theory_stable_rank(steps: int = 4000) -> np.ndarray:
+def theory_stable_rank(steps: int = 4000, *, realizable: bool = False) -> np.ndarray:
     """Return the stable rank of a reversible gradient under gradient ascent, (steps + 1,).
 
-    GaLore's G = A − BWC with fixed B and C, whose eigenvalues fall as 1/k; a Gaussian A and W = 0
-    at the start. Only the directions with the least curvature are left in the end.
+    GaLore's G = A − BWC with fixed B and C, whose eigenvalues fall as 1/k, and W = 0 at the start.
+    Only the directions with the least curvature are left in the end. On the way there, the rank
+    need not fall: it depends on where the first gradient lies.
+
+    Args:
+        steps: Steps of gradient ascent.
+        realizable: Whether A = BVC for a Gaussian V, as in regression with a true solution V, so
+            that the first gradient lies along the largest curvature; else A is Gaussian itself.
     """
     rng, side = np.random.default_rng(0), 16
     turns = [np.linalg.qr(rng.standard_normal((side, side)))[0] for _ in range(2)]
     b, c = ((turn / np.arange(1, side + 1)) @ turn.T for turn in turns)
-    problem = theory.ReversibleGradient(rng.standard_normal((1, side, side)), b[None], c[None])
+    drawn = rng.standard_normal((side, side))
+    a = b @ drawn @ c if realizable else drawn
+    problem = theory.ReversibleGradient(a[None], b[None], c[None])
     path = theory.descend(problem, np.zeros((side, side)), step=1.0, steps=steps, rank=side)
     values = np.linalg.svd(problem.gradient(path.w), compute_uv=False)
     return (values**2).sum(-1) / values[..., 0] ** 2

@@ -330,7 +330,7 @@ SIZES = {
         variant_seeds=3,
         recipe_batch=32,
         averaged=16,
-        controls=2,
+        controls=1,
     ),
     "full": GaloreSize(
         "wikitext-2",
