@@ -76,7 +76,7 @@ def draw(results: GaloreResults) -> Figure:
         _draw_weights,
         *([_draw_ranks] if variants(results, "ranks") else []),
         *([_draw_gaps] if variants(results, "gaps") else []),
-        *([_draw_moments] if variants(results, "moments") else []),
+        *([_draw_moments] if _is_complete(results, "moments") else []),
         *([_draw_warm] if variants(results, "warm-lora") else []),
         *([_draw_recipe] if variants(results, "recipe") else []),
     ]
@@ -89,6 +89,11 @@ def draw(results: GaloreResults) -> Figure:
     for ax in places[len(panels) :]:
         ax.set_axis_off()
     return figure
+
+
+def _is_complete(results: GaloreResults, group: str) -> bool:
+    """Return whether the networks of a group with several are all there."""
+    return bool(variants(results, group)) and group not in results.missing
 
 
 def _draw_curves(ax: Axes, results: GaloreResults) -> None:
@@ -112,12 +117,15 @@ def _draw_curves(ax: Axes, results: GaloreResults) -> None:
 
 
 def _draw_memory(ax: Axes, results: GaloreResults) -> None:
+    full = results.losses("full")
     for method in results.methods:
         state = results.outcome(method).get("state_bytes", np.nan) / 1e6
         losses, label = results.losses(method), METHODS[method]
         if results.size.timed_steps:  # else other work on the device may have been timed with it
             label += f", {results.step_time(method)[0] * 1e3:.3g} ms a step"
-        ax.plot(state, np.nanmean(losses), _MARKERS[method], color=_COLORS[method], label=label)
+        # Of methods with fewer seeds than full rank, the same seeds are compared.
+        loss = float(np.nanmean(full)) + paired(losses, full).mean
+        ax.plot(state, loss, _MARKERS[method], color=_COLORS[method], label=label)
     for one in variants(results, "ranks"):
         state = results.outcome("galore", rank=int(one.value)).get("state_bytes", np.nan) / 1e6
         ax.plot(state, np.nanmean(one.losses), ".", color=_COLORS["galore"], ms=6)
@@ -204,7 +212,8 @@ def _draw_controls(ax: Axes, results: GaloreResults) -> None:
         xscale="log",
         ylabel="mean over matrices",
     )
-    ax.legend(fontsize=7)
+    ax.set_ylim(0, 1.75 * ax.get_ylim()[1])  # room for the legend
+    ax.legend(fontsize=6.5, ncols=2, loc="upper left")
 
 
 def _draw_gradient_rank(ax: Axes, results: GaloreResults) -> None:

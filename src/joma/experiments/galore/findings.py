@@ -293,8 +293,8 @@ def _gradient_rank(results: GaloreResults) -> list[str]:
         words += f"{more}."
     falling, bent = theory_stable_rank(), theory_stable_rank(realizable=True)
     words += (
-        " The theory of a reversible gradient (B and C fixed, exact gradient, plain descent) has it "
-        "fall in the end, and not on the way: in our examples from "
+        " The theory of a reversible gradient (B and C fixed, exact gradient, plain descent) has "
+        "it fall in the end, and not on the way: in our examples from "
         f"{falling[0]:.1f} to {falling[-1]:.1f} where the first gradient is Gaussian, and from "
         f"{bent[0]:.1f} up to {bent.max():.1f} and down to {bent[-1]:.1f} where it lies along the "
         "largest curvature. A rank that rises before convergence does not contradict it."
