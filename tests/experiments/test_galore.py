@@ -12,6 +12,7 @@ from torch import nn
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, Verdict
 from joma.experiments.galore import findings, networks, results, study, training
+from joma.experiments.galore.groups import networks_of, tuning
 from joma.experiments.galore.lora import LoRALinear, add_lora
 from joma.experiments.galore.residual import GROWTH, ResidualGaLoreAdamW, limited
 from joma.experiments.galore.results import GaloreResults, Variant, paired
@@ -21,8 +22,6 @@ from joma.experiments.galore.setting import (
     SIZES,
     GaLoreNetwork,
     LearningRate,
-    networks_of,
-    tuning,
 )
 from joma.optim import GaLoreAdamW
 from joma.runs import Run
@@ -34,6 +33,7 @@ RATES = {
     "full": LearningRate(1e-3),
     "galore": LOW,
     "svd": LOW,
+    "power": LOW,
     "residual": LOW,
     "lora": LearningRate(2e-3),
 }
@@ -53,7 +53,7 @@ def test_everything_is_measured_and_drawn(run: Run):
     assert [path.name for path in run.figures] == ["galore.png", "galore.svg"]
     found = results.collect(run, TINY)
     assert found.missing == ()
-    assert found.methods == ["full", "galore", "svd", "residual", "lora"]
+    assert found.methods == ["full", "galore", "svd", "power", "residual", "lora"]
     for group in ("ranks", "gaps", "moments", "warm-lora", "recipe"):
         for one in results.variants(found, group):
             assert np.isfinite(one.losses).all()
@@ -110,7 +110,9 @@ def test_the_readings_of_the_recipe_differ_in_updates_and_clipping(run: Run):
 def test_what_is_done_is_not_done_again(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(training, "make_model", lambda *_: pytest.fail("trained again"))
     best = results.best_rates(run, TINY)
-    for group in GROUPS:
+    wanted = tuning(TINY, results.tuning_losses(run, TINY))
+    training.train_networks(run, wanted, TINY, EXPERIMENT.request(scale="tiny"), "tune")
+    for group in GROUPS[1:]:
         wanted = networks_of(group, TINY, best)
         training.train_networks(run, wanted, TINY, EXPERIMENT.request(scale="tiny"), group)
     other = [TINY.network("galore", LearningRate(0.5))]
@@ -119,22 +121,26 @@ def test_what_is_done_is_not_done_again(run: Run, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_group_has_its_networks_and_names_differ():
-    wanted = {group: networks_of(group, FULL, RATES) for group in GROUPS}
-    assert len(wanted["tune"]) == len(tuning(FULL)) == 21
-    assert {group: len(own) for group, own in wanted.items() if group != "tune"} == {
-        "seeds": 15,
-        "moments": 12,
+    wanted = {group: networks_of(group, FULL, RATES) for group in GROUPS[1:]}
+    wanted["tune"] = tuning(FULL, {})
+    assert {group: len(own) for group, own in wanted.items()} == {
+        "tune": 5,  # from which the search starts
+        "seeds": 18,
+        "equal-rates": 6,
+        "moments": 15,  # with those that keep them, which are also among the seeds
         "ranks": 12,
         "gaps": 15,
         "warm-lora": 9,
         "recipe": 9,
-        "time": 5,
+        "theory": 12,
+        "time": 6,
     }
     every = {one for own in wanted.values() for one in own}
     assert len({one.name for one in every}) == len(every)
     small = SIZES["small"]
     rates = {method: one[0] for method, one in small.rates.items()}
-    trained = {one for group in GROUPS for one in networks_of(group, small, rates)}
+    trained = {one for group in GROUPS[1:] for one in networks_of(group, small, rates)}
+    trained |= set(tuning(small, {}))
     assert {one.method for one in trained} == {"full", "galore", "lora"}
     assert len(trained) == 3
     svd = networks.make_optimizer(
@@ -323,7 +329,8 @@ class TestVerdict:
         ("lost", "by_gap", "spread", "verdict"),
         [
             (0.004, 0.001, 0.0, Verdict.AGREES),
-            (-0.02, -0.01, 0.0, Verdict.AGREES),
+            (-0.004, -0.01, 0.0, Verdict.AGREES),
+            (-0.02, -0.01, 0.0, Verdict.INCOMPLETE),  # lower than print ever is
             (0.02, 0.001, 0.0, Verdict.DIFFERS),
             (0.004, 0.02, 0.0, Verdict.DIFFERS),
             (0.010, 0.001, 0.01, Verdict.INCOMPLETE),
@@ -333,6 +340,11 @@ class TestVerdict:
         outcome = findings.judge(planted(lost, by_gap, spread), published_size=True)
         assert outcome.verdict is verdict
         assert f"{lost:+.4f}" in outcome.finding
+        assert ("too far below full rank" in outcome.finding) == (lost == -0.02)
+
+    def test_one_seed_does_not_decide(self):
+        single = dataclasses.replace(planted(0.004, 0.001), size=dataclasses.replace(FULL, seeds=1))
+        assert findings.judge(single, published_size=True).verdict is Verdict.INCOMPLETE
 
     def test_it_is_incomplete_without_the_groups_it_needs(self):
         full = planted(0.004, 0.001)
@@ -344,10 +356,12 @@ class TestVerdict:
         assert findings.judge(full, False).verdict is Verdict.NOT_COMPARABLE
 
     def test_the_comparison_with_galore_torch_says_its_error(self):
-        words = findings.judge(planted(0.004, 0.001, 0.01), True).paragraphs[1]
+        words, *_, chance = findings.judge(planted(0.004, 0.001, 0.01), True).paragraphs
         assert "not more than two standard errors" in words
         # A spread of 0.01 over three seeds is 0.01 / √3 of 1.104.
         assert "the standard error is 0.52% of the loss, above the 0.5% wanted" in words
+        # Student's t with two degrees of freedom exceeds 2 with probability 0.184 (two-sided).
+        assert "by chance in 18% of comparisons of 3 seeds" in chance
 
     def test_published_shares(self):
         # Perplexity 34.88 against 34.06 is 3.5519 against 3.5281 nats.
@@ -384,6 +398,10 @@ def test_a_reversible_gradient_loses_its_rank():
     ranks = results.theory_stable_rank()
     assert ranks[0] > 4
     assert ranks[-1] < 1.1
+    bent = results.theory_stable_rank(realizable=True)
+    assert bent[0] < 1.5
+    assert bent.max() > 3 * bent[0]  # rises on the way, in the same theory
+    assert bent[-1] < 1.1
 
 
 def test_a_missing_text_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch):

@@ -1,9 +1,9 @@
 """GaLore on a small Llama: loss, memory and time next to full rank and LoRA, and why it works.
 
-Here live the setting and the list of networks (`setting`), the optimizers and LoRA that only this
-experiment needs (`residual`, `lora`), the model and its text (`networks`), what is measured of
-gradients and weights (`study`), the training (`training`), what the numbers say (`results`,
-`findings`) and the picture (`figure`).
+Here live the setting (`setting`), the networks of each group (`groups`), the optimizers and LoRA
+that only this experiment needs (`residual`, `lora`), the model and its text (`networks`), what is
+measured of gradients and weights (`study`), the training (`training`), what the numbers say
+(`results`, `findings`) and the picture (`figure`).
 """
 
 from joma.experiments._experiment import ChoiceOption, Experiment, Option, Scale
@@ -22,14 +22,20 @@ EXPERIMENT = Experiment(
     scales={
         "tiny": Scale(seconds=20, device="2 CPU cores", memory="1 GB"),
         "small": Scale(seconds=150, device="2 CPU cores", memory="1 GB"),
-        "full": Scale(seconds=1400, device="one H200", memory="30 GB of GPU memory"),
+        "medium": Scale(seconds=2400, device="one CPU core", memory="1 GB"),
+        "full": Scale(seconds=1900, device="one H200", memory="30 GB of GPU memory"),
     },
     default_scale="small",
     options=(
         Option("steps", None, "training steps of each network", int),
         ChoiceOption(
             "corpus",
-            {"tiny": "embedded", "small": "embedded", "full": "wikitext-2"},
+            {
+                "tiny": "embedded",
+                "small": "embedded",
+                "medium": "wikitext-2",
+                "full": "wikitext-2",
+            },
             "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "
             "hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
             ("wikitext-2", "wikitext-103", "embedded"),

@@ -12,16 +12,20 @@ from joma.experiments._experiment import Outcome, Request
 from joma.experiments._trained import write_results
 from joma.experiments.galore import EXPERIMENT
 from joma.experiments.galore.findings import judge
+from joma.experiments.galore.groups import networks_of, tuning
 from joma.experiments.galore.results import (
     GaloreResults,
+    Paired,
     Variant,
     best_rates,
     collect,
+    paired,
     tables,
     theory_stable_rank,
+    tuning_losses,
     variants,
 )
-from joma.experiments.galore.setting import GROUPS, METHODS, SIZES, networks_of, tuning
+from joma.experiments.galore.setting import CONTROLS, GROUPS, MANY, METHODS, SIZES
 from joma.report import figures
 from joma.runs import Run
 
@@ -29,10 +33,11 @@ _COLORS = {
     "full": figures.BLACK,
     "galore": figures.BLUE,
     "svd": figures.SKY,
+    "power": figures.PURPLE,
     "residual": figures.GREEN,
     "lora": figures.VERMILLION,
 }
-_MARKERS = {"full": "s", "galore": "o", "svd": "x", "residual": "D", "lora": "^"}
+_MARKERS = {"full": "s", "galore": "o", "svd": "x", "power": "v", "residual": "D", "lora": "^"}
 
 
 def check_needs(request: Request) -> None:
@@ -50,8 +55,10 @@ def reproduce(run: Run, request: Request) -> Outcome:
     size = SIZES[request.scale].with_options(request.options)
     for group in request.groups or GROUPS:
         # The learning rates of all other groups follow from the tuning.
-        train_networks(run, tuning(size), size, request, "tune")
-        train_networks(run, networks_of(group, size, best_rates(run, size)), size, request, group)
+        while not (best := best_rates(run, size)):
+            train_networks(run, tuning(size, tuning_losses(run, size)), size, request, "tune")
+        if group != "tune":
+            train_networks(run, networks_of(group, size, best), size, request, group)
     results = collect(run, size)
     outcome = judge(results, published_size=request.scale == "full")
     write_results(run, EXPERIMENT, outcome, draw(results), tables(results), best=results.best)
@@ -63,12 +70,13 @@ def draw(results: GaloreResults) -> Figure:
     panels = [
         _draw_curves,
         _draw_memory,
-        _draw_gradient_rank,
+        *([_draw_differences] if _differences(results) else []),
+        *([_draw_controls] if results.size.controls else [_draw_gradient_rank]),
         _draw_captured,
         _draw_weights,
         *([_draw_ranks] if variants(results, "ranks") else []),
         *([_draw_gaps] if variants(results, "gaps") else []),
-        *([_draw_moments] if variants(results, "moments") else []),
+        *([_draw_moments] if _is_complete(results, "moments") else []),
         *([_draw_warm] if variants(results, "warm-lora") else []),
         *([_draw_recipe] if variants(results, "recipe") else []),
     ]
@@ -81,6 +89,11 @@ def draw(results: GaloreResults) -> Figure:
     for ax in places[len(panels) :]:
         ax.set_axis_off()
     return figure
+
+
+def _is_complete(results: GaloreResults, group: str) -> bool:
+    """Return whether the networks of a group with several are all there."""
+    return bool(variants(results, group)) and group not in results.missing
 
 
 def _draw_curves(ax: Axes, results: GaloreResults) -> None:
@@ -104,17 +117,15 @@ def _draw_curves(ax: Axes, results: GaloreResults) -> None:
 
 
 def _draw_memory(ax: Axes, results: GaloreResults) -> None:
+    full = results.losses("full")
     for method in results.methods:
         state = results.outcome(method).get("state_bytes", np.nan) / 1e6
-        seconds, _ = results.step_time(method)
-        losses = results.losses(method)
-        ax.plot(
-            np.full(len(losses), state),
-            losses,
-            _MARKERS[method],
-            color=_COLORS[method],
-            label=f"{seconds * 1e3:.3g} ms a step",
-        )
+        losses, label = results.losses(method), METHODS[method]
+        if results.size.timed_steps:  # else other work on the device may have been timed with it
+            label += f", {results.step_time(method)[0] * 1e3:.3g} ms a step"
+        # Of methods with fewer seeds than full rank, the same seeds are compared.
+        loss = float(np.nanmean(full)) + paired(losses, full).mean
+        ax.plot(state, loss, _MARKERS[method], color=_COLORS[method], label=label)
     for one in variants(results, "ranks"):
         state = results.outcome("galore", rank=int(one.value)).get("state_bytes", np.nan) / 1e6
         ax.plot(state, np.nanmean(one.losses), ".", color=_COLORS["galore"], ms=6)
@@ -128,6 +139,81 @@ def _draw_memory(ax: Axes, results: GaloreResults) -> None:
     ax.set(title="Loss and optimizer state", xlabel="optimizer state, MB", ylabel="last loss")
     ax.set_xlim(left=0)
     ax.legend(fontsize=7.5)
+
+
+def _differences(results: GaloreResults) -> list[tuple[str, Paired, str]]:
+    """Return paired differences of methods as shares of full rank's loss, with their colours."""
+    full = results.losses("full")
+    if results.size.seeds == 1 or not np.isfinite(full).any():
+        return []
+    level = float(np.nanmean(full))
+    found = []
+    for rank in (results.size.rank, *results.size.svd_ranks):
+        galore, svd = (results.losses(one, rank=rank) for one in ("galore", "svd"))
+        found.append((f"GaLore, rank {rank},\nfrom galore-torch's", galore - svd, figures.BLUE))
+        if rank == results.size.rank:
+            rate = results.best["galore"]
+            same = results.losses("svd", rate=rate)
+            others = {
+                "GaLore": galore,
+                "all at once": results.losses("power"),
+                "SVD, aligned": results.losses("svd", rate=rate, moments="align"),
+            }
+            for name, one in others.items():
+                label = f"{name}, from galore-torch's\nat GaLore's rate"
+                found.append((label, one - same, figures.SKY))
+        found += [
+            (f"GaLore, rank {rank},\nfrom full rank", galore - full, figures.BLACK),
+            (f"galore-torch's, rank {rank},\nfrom full rank", svd - full, figures.GREY),
+        ]
+    shares = [(name, paired(one / level, 0 * one), color) for name, one, color in found]
+    return [one for one in shares if one[1].count > 1]
+
+
+def _draw_differences(ax: Axes, results: GaloreResults) -> None:
+    found = _differences(results)
+    for place, (_, one, color) in enumerate(found):
+        mean, error = 100 * one.mean, 200 * one.error
+        ax.errorbar(mean, place, xerr=error, fmt="o", color=color, capsize=3)
+    ax.axvline(0, color=figures.GREY, lw=1)
+    labels = [f"{name} ({one.count} seeds)" for name, one, _ in found]
+    ax.set_yticks(range(len(found)), labels, fontsize=7)
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.set(title="Paired differences", xlabel="% of the loss (± 2 SE)")
+
+
+def _draw_controls(ax: Axes, results: GaloreResults) -> None:
+    """Draw the stable rank of gradients in the training and in what comes closer to the theory."""
+    curves = {
+        "training, one batch": (results.by_step("gradient_stable_rank"), figures.BLUE, "o-"),
+        f"training, {MANY * results.size.averaged} batches": (
+            results.by_step("averaged_stable_rank", control=CONTROLS[0]),
+            figures.SKY,
+            "o-",
+        ),
+    }
+    colors = figures.GREEN, figures.ORANGE, figures.VERMILLION
+    for control, color in zip(CONTROLS[1:], colors, strict=True):
+        found = results.by_step("gradient_stable_rank", control=control)
+        curves[control] = (found, color, "s--")
+    for label, (by_step, color, style) in curves.items():
+        if by_step:
+            steps = [step + 1 for step in by_step]
+            means = [one.mean() for one in by_step.values()]
+            ax.plot(steps, means, style, ms=3.5, color=color, label=label)
+    for realizable, style in ((False, ":"), (True, "-.")):
+        expected = theory_stable_rank(realizable=realizable)
+        at = np.linspace(1, results.size.steps, len(expected))
+        start = "along curvature" if realizable else "Gaussian"
+        ax.plot(at, expected, style, color=figures.GREY, lw=1.2, label=f"theory, {start} start")
+    ax.set(
+        title="Stable rank of the gradient, full rank",
+        xlabel="step + 1 (theory: scaled)",
+        xscale="log",
+        ylabel="mean over matrices",
+    )
+    ax.set_ylim(0, 1.75 * ax.get_ylim()[1])  # room for the legend
+    ax.legend(fontsize=6.5, ncols=2, loc="upper left")
 
 
 def _draw_gradient_rank(ax: Axes, results: GaloreResults) -> None:

@@ -122,15 +122,14 @@ def make_optimizer(model: nn.Module, network: GaLoreNetwork, device: str) -> tor
             fused=device == "cuda",
         )
     kind = ResidualGaLoreAdamW if network.method == "residual" else GaLoreAdamW
-    as_published = network.method == "svd"
     settings: dict[str, Any] = {
         "rank": network.rank,
         "gap": network.gap,
         "refresh": network.refresh,
         "scale": network.rate.share,
         "moments": network.moments,
-        "projection": "svd" if as_published else "power",
-        "stagger": not as_published,
+        "projection": "svd" if network.method == "svd" else "power",
+        "stagger": network.method not in ("svd", "power"),
         "per_layer": network.reading == "each micro-batch",
         "seed": network.member,
         "verbose": False,

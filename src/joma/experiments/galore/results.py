@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from joma.experiments._trained import columns, groups_done
+from joma.experiments.galore.groups import networks_of, tuning
 from joma.experiments.galore.setting import (
+    CONTROLS,
     GROUPS,
     KEPT_MOMENTS,
     METHODS,
@@ -19,8 +21,6 @@ from joma.experiments.galore.setting import (
     GaloreSize,
     LearningRate,
     Method,
-    networks_of,
-    tuning,
 )
 from joma.runs import Run
 from joma.theory import galore as theory
@@ -118,6 +118,15 @@ class GaloreResults:
         timed = self.outcome(method, timed=True) or self.outcome(method)
         return float(timed.get("seconds", np.nan)), float(timed.get("slowest", np.nan))
 
+    def tried(self, method: Method) -> dict[LearningRate, float]:
+        """Return the last loss at each learning rate that was tried of a method."""
+        member = self.size.tuning_member
+        return {
+            one.rate: float(outcome.get("validation_loss") or np.inf)
+            for one, outcome in self.outcomes.items()
+            if one == self.size.network(method, one.rate, member)
+        }
+
     @property
     def methods(self) -> list[Method]:
         """The methods of which a network is done."""
@@ -131,27 +140,41 @@ class GaloreResults:
         fields = dict(changed)
         if fields.get("switch"):
             fields["full_rate"] = self.best["full"]
-        return self.size.network(method, self.best[method], member, **fields)
+        rate = fields.pop("rate", self.best[method])
+        return self.size.network(method, rate, member, **fields)
 
 
 def best_rates(run: Run, size: GaloreSize) -> dict[str, LearningRate]:
     """Return the learning rate of each method with the lowest loss, empty where networks miss."""
+    known = tuning_losses(run, size)
     losses: dict[str, dict[LearningRate, float]] = {}
-    done = groups_done(run, [network.name for network in tuning(size)])
-    for network in tuning(size):
-        if network.name not in done:
+    for network in tuning(size, known):
+        if network not in known:
             return {}
-        loss = done[network.name].read_json("outcome")["validation_loss"]
-        losses.setdefault(network.method, {})[network.rate] = np.inf if loss is None else loss
+        losses.setdefault(network.method, {})[network.rate] = known[network]
     best = {method: min(found, key=lambda rate: found[rate]) for method, found in losses.items()}
     return {method: best.get(method, best["galore"]) for method in size.rates}
+
+
+def tuning_losses(run: Run, size: GaloreSize) -> dict[GaLoreNetwork, float]:
+    """Return the last loss of the networks of the tuning that are done; infinite if it was lost."""
+    losses: dict[GaLoreNetwork, float] = {}
+    while True:
+        new = {one.name: one for one in tuning(size, losses) if one not in losses}
+        done = groups_done(run, new)
+        if not done:
+            return losses
+        for name, own in done.items():
+            loss = own.read_json("outcome")["validation_loss"]
+            losses[new[name]] = np.inf if loss is None or np.isnan(loss) else loss
 
 
 def collect(run: Run, size: GaloreSize) -> GaloreResults:
     """Read the networks that are done from their run folders."""
     best = best_rates(run, size)
-    wanted = {group: networks_of(group, size, best) if best else [] for group in GROUPS}
-    wanted["tune"] = tuning(size)
+    wanted = {"tune": tuning(size, tuning_losses(run, size))}
+    for group in GROUPS[1:]:
+        wanted[group] = networks_of(group, size, best) if best else []
     every = {network.name: network for networks in wanted.values() for network in networks}
     runs = {every[name]: own for name, own in groups_done(run, every).items()}
     outcomes = {network: own.read_json("outcome") for network, own in runs.items()}
@@ -172,7 +195,7 @@ class Variant:
         label: The setting's value in words.
         value: The setting's value as a number, 0 where it is a word.
         losses: The last validation loss of each seed.
-        difference: Paired with GaLore's default.
+        difference: Paired with the default; with moments that are kept, at the same gap.
     """
 
     group: str
@@ -186,6 +209,7 @@ def variants(results: GaloreResults, group: str) -> list[Variant]:
     """Return the networks of a group with the default among them, those that are done."""
     size = results.size
     choices: list[tuple[str, float, dict[str, Any]]]
+    default: dict[str, Any] = {}
     if group == "ranks":
         choices = [(f"rank {one}", one, {"rank": one}) for one in sorted({size.rank, *size.ranks})]
     elif group == "gaps":
@@ -195,33 +219,48 @@ def variants(results: GaloreResults, group: str) -> list[Variant]:
         ]
         choices.append(("by energy", size.gap, {"refresh": "energy"}))
     elif group == "moments":
-        choices = [(one, 0, {"moments": one}) for one in (KEPT_MOMENTS, *size.moments)]
+        gaps = size.moment_gaps or (size.gap,)
+        choices = [
+            (one if len(gaps) == 1 else f"{one}, gap {gap}", gap, {"moments": one, "gap": gap})
+            for gap in gaps
+            for one in (KEPT_MOMENTS, *size.moments)
+        ]
+        default = {"moments": KEPT_MOMENTS}
     elif group == "recipe":
         choices = [(one, 0, {"reading": one}) for one in READINGS if size.micro_batches]
+        default = {"reading": READINGS[0]}
     else:
         assert group == "warm-lora"
         choices = [(f"step {one}", one, {"switch": one}) for one in (0, *size.switches)]
     method = "lora" if group == "warm-lora" else "galore"
-    default = results.losses(method, **(choices[0][2] if group == "recipe" and choices else {}))
     found = []
     for label, value, changed in choices:
         losses = results.losses(method, **changed)
+        others = results.losses(method, **({**changed, **default} if default else {}))
         if np.isfinite(losses).any():
-            found.append(Variant(group, label, value, losses, paired(losses, default)))
+            found.append(Variant(group, label, value, losses, paired(losses, others)))
     return found if len(found) > 1 else []
 
 
 @cache
-def theory_stable_rank(steps: int = 4000) -> np.ndarray:
+def theory_stable_rank(steps: int = 4000, *, realizable: bool = False) -> np.ndarray:
     """Return the stable rank of a reversible gradient under gradient ascent, (steps + 1,).
 
-    GaLore's G = A − BWC with fixed B and C, whose eigenvalues fall as 1/k; a Gaussian A and W = 0
-    at the start. Only the directions with the least curvature are left in the end.
+    GaLore's G = A − BWC with fixed B and C, whose eigenvalues fall as 1/k, and W = 0 at the start.
+    Only the directions with the least curvature are left in the end. On the way there, the rank
+    need not fall: it depends on where the first gradient lies.
+
+    Args:
+        steps: Steps of gradient ascent.
+        realizable: Whether A = BVC for a Gaussian V, as in regression with a true solution V, so
+            that the first gradient lies along the largest curvature; else A is Gaussian itself.
     """
     rng, side = np.random.default_rng(0), 16
     turns = [np.linalg.qr(rng.standard_normal((side, side)))[0] for _ in range(2)]
     b, c = ((turn / np.arange(1, side + 1)) @ turn.T for turn in turns)
-    problem = theory.ReversibleGradient(rng.standard_normal((1, side, side)), b[None], c[None])
+    drawn = rng.standard_normal((side, side))
+    a = b @ drawn @ c if realizable else drawn
+    problem = theory.ReversibleGradient(a[None], b[None], c[None])
     path = theory.descend(problem, np.zeros((side, side)), step=1.0, steps=steps, rank=side)
     values = np.linalg.svd(problem.gradient(path.w), compute_uv=False)
     return (values**2).sum(-1) / values[..., 0] ** 2
@@ -244,6 +283,7 @@ def tables(results: GaloreResults) -> dict[str, dict[str, list[Any]]]:
                 "refresh": network.refresh,
                 "switch": network.switch,
                 "reading": network.reading,
+                "control": network.control,
                 **{key: _number(outcome.get(key)) for key in _NUMBERS},
             }
         )
@@ -276,13 +316,20 @@ def _number(value: Any) -> float:
 
 def _subspaces(results: GaloreResults) -> Iterable[dict[str, Any]]:
     names = ["gradient_stable_rank", "gradient_captured", "weight_overlap", "weight_stable_rank"]
+    names += ["averaged_stable_rank", "gradient_noise"]
     for lag in results.size.lags:
         names.append(f"captured_after_{lag}")
-    for name in names:
+    kinds = [(name, "") for name in names]
+    if results.size.controls:
+        kinds.append(("averaged_stable_rank", CONTROLS[0]))
+        kinds += [("gradient_stable_rank", control) for control in CONTROLS[1:]]
+    for name, control in kinds:
         for member in range(results.size.seeds):
-            for step, value, module in zip(*results.metric(name, "full", member), strict=True):
+            found = results.metric(name, "full", member, control=control)
+            for step, value, module in zip(*found, strict=True):
                 yield {
                     "measure": name,
+                    "control": control,
                     "seed": member,
                     "step": int(step),
                     "matrix": str(module),

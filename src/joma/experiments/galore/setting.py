@@ -1,22 +1,46 @@
-"""How large the experiment is made, and which networks each of its groups trains."""
+"""The networks of the experiment, and how large it is made at each scale."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-Method = Literal["full", "galore", "svd", "residual", "lora"]
+Method = Literal["full", "galore", "svd", "power", "residual", "lora"]
 METHODS: dict[Method, str] = {
     "full": "full rank, AdamW",
     "galore": "GaLore, power iteration, staggered",
     "svd": "GaLore, galore-torch's method",
+    "power": "GaLore, power iteration, all at once",
     "residual": "GaLore with residual scaling",
     "lora": "LoRA",
 }
 """What each method is called in tables and figures."""
 
-GROUPS = ("tune", "seeds", "moments", "ranks", "gaps", "warm-lora", "recipe", "time")
+GROUPS = (
+    "tune",
+    "seeds",
+    "equal-rates",
+    "ranks",
+    "moments",
+    "gaps",
+    "warm-lora",
+    "recipe",
+    "theory",
+    "time",
+)
 READINGS = ("accumulated, clipped", "accumulated", "each micro-batch")
 """Readings of the published 7B recipe: when its parameters move, and whether clipping acts."""
+
+CONTROLS = ("many batches", "fixed batch, AdamW", "fixed batch, descent", "one matrix, descent")
+"""Trainings that come closer and closer to what the theory of a reversible gradient assumes.
+
+The usual training, measured with gradients of very many batches; the same batch at every step, then
+plain gradient descent as well, then of the last layer's last matrix alone, whose inputs do not
+change then.
+"""
+MANY = 16
+"""How many times as many batches the first control averages."""
+DESCENT_RATE = 0.1
+"""Learning rate of plain gradient descent, the same at every step."""
 
 CLIP = 1.0
 """The largest norm of a gradient in the published 7B recipe."""
@@ -27,6 +51,8 @@ KEPT_MOMENTS = "keep"
 
 NEVER = 10**9
 """A gap that no training reaches."""
+TUNING_MEMBER = 1000
+"""Number of the seed that learning rates are tuned on where it must not be one of those judged."""
 
 
 class LearningRate(NamedTuple):
@@ -63,6 +89,7 @@ class GaLoreNetwork:
         switch: The step at which full rank gives way to LoRA; 0 for LoRA from the beginning.
         full_rate: Learning rates up to that step, None without one.
         reading: How the 7B recipe is read, for the networks that compare its readings.
+        control: How the network is trained to come closer to the theory, one of `CONTROLS`.
         timed: Whether it is trained for a few steps alone on the device, to measure their time.
     """
 
@@ -76,6 +103,7 @@ class GaLoreNetwork:
     switch: int = 0
     full_rate: LearningRate | None = None
     reading: str = ""
+    control: str = ""
     timed: bool = False
 
     @property
@@ -87,7 +115,8 @@ class GaLoreNetwork:
         parts += [f"g{gap}-{self.moments}"] if self.gap else []
         parts += [self.refresh] if self.refresh != "gap" else []
         parts += [f"from{self.switch}"] if self.switch else []
-        parts += [self.reading.replace(",", "").replace(" ", "-")] if self.reading else []
+        for words in (self.reading, self.control):
+            parts += [words.replace(",", "").replace(" ", "-")] if words else []
         parts += ["timed"] if self.timed else []
         rate = str(self.rate).replace(" × ", "x")
         return "-".join([*parts, f"lr{rate}", f"seed{self.member}"])
@@ -109,20 +138,30 @@ class GaloreSize:
         seeds: Networks of each kind.
         rates: Learning rates that are tried of each method that is compared; one without any takes
             GaLore's.
+        climb: Whether more are tried around the best one, by factors of two, until it is better
+            than all of its neighbours; on a seed that is not judged.
         rank: Rank of GaLore and LoRA.
         gap: Steps between two choices of the subspace.
         ranks: Other ranks.
+        svd_ranks: Those of them at which galore-torch's method is compared too, with all seeds.
         gaps: Other gaps; `NEVER` keeps the first subspace. With any, refreshes by captured energy
             are compared too.
         moments: Other treatments of the moments when the basis turns.
+        moment_gaps: Gaps at which they are compared; the default gap where there are none.
+        variant_seeds: Networks of each kind in sweeps, of residual scaling and of LoRA; `seeds`
+            where it is 0.
         switches: Steps at which full rank gives way to LoRA.
         micro_batches: Micro-batches of a step of the 7B recipe; 0 where it is left out.
         recipe_steps: Steps of its networks.
+        recipe_batch: Sequences of each of its steps; `batch` where it is 0.
         timed_steps: Steps whose time is measured; 0 where the training's own time serves.
         valid_windows: Sequences on which the loss is measured.
         evaluations: How often it is measured in training.
         studied: Steps before which the gradient's rank is measured and weights are kept.
         lags: Steps after which an old basis is tried on a new gradient.
+        averaged: Batches over which the gradient is averaged when its rank is measured a second
+            time, with less noise; 0 for no second time.
+        controls: How many seeds the controls of the theory have.
         processes: Networks that are trained at the same time on a GPU.
     """
 
@@ -149,12 +188,24 @@ class GaloreSize:
     evaluations: int
     studied: tuple[int, ...]
     lags: tuple[int, ...]
+    climb: bool = False
+    svd_ranks: tuple[int, ...] = ()
+    moment_gaps: tuple[int, ...] = ()
+    variant_seeds: int = 0
+    recipe_batch: int = 0
+    averaged: int = 0
+    controls: int = 0
     processes: int = 1
 
     def with_options(self, options: Mapping[str, Any]) -> "GaloreSize":
         """Return the same size with the options that were given."""
         steps, corpus = options.get("steps"), options.get("corpus")
         return replace(self, steps=steps or self.steps, corpus=corpus or self.corpus)
+
+    @property
+    def tuning_member(self) -> int:
+        """The number of the seed that learning rates are tuned on."""
+        return TUNING_MEMBER if self.climb else 0
 
     @property
     def studied_steps(self) -> tuple[int, ...]:
@@ -174,14 +225,9 @@ class GaloreSize:
         fields: dict[str, Any] = {}
         if method != "full":
             fields["rank"] = self.rank
-        if method in ("galore", "svd", "residual"):
+        if method in ("galore", "svd", "power", "residual"):
             fields |= {"gap": self.gap, "moments": KEPT_MOMENTS}
         return GaLoreNetwork(method, rate, member, **{**fields, **changed})
-
-
-def _grid(*rates: float) -> tuple[LearningRate, ...]:
-    """Return learning rates with GaLore's factor for the matrices, and with less."""
-    return tuple(LearningRate(rate, share) for rate in rates for share in (SCALE, SCALE / 4))
 
 
 SIZES = {
@@ -199,6 +245,7 @@ SIZES = {
             "full": (LearningRate(3e-3), LearningRate(1e-2, SCALE)),
             "galore": (LearningRate(1e-2, SCALE),),
             "svd": (),
+            "power": (),
             "residual": (LearningRate(1e-2, SCALE),),
             "lora": (LearningRate(1e-2, SCALE),),
         },
@@ -215,6 +262,8 @@ SIZES = {
         evaluations=2,
         studied=(0, 2, 3),
         lags=(1, 2),
+        averaged=2,
+        controls=2,
     ),
     "small": GaloreSize(
         "embedded",
@@ -245,6 +294,44 @@ SIZES = {
         studied=(0, 10, 50, 100, 150),
         lags=(1, 10, 50),
     ),
+    "medium": GaloreSize(
+        "wikitext-2",
+        width=128,
+        hidden=344,
+        layers=2,
+        heads=4,
+        window=64,
+        batch=8,
+        steps=600,
+        seeds=6,
+        rates={
+            "full": (LearningRate(2e-2, SCALE / 4),),
+            "galore": (LearningRate(2e-2, SCALE),),
+            "svd": (LearningRate(2e-2, SCALE),),
+            "power": (),
+            "residual": (),
+        },
+        rank=32,
+        gap=50,
+        ranks=(16,),
+        gaps=(),
+        moments=("project", "rotate", "reset"),
+        switches=(),
+        micro_batches=8,
+        recipe_steps=100,
+        timed_steps=0,
+        valid_windows=256,
+        evaluations=6,
+        studied=(0, 10, 50, 100, 200, 400),
+        lags=(1, 10, 50),
+        climb=True,
+        svd_ranks=(16,),
+        moment_gaps=(10, 50),
+        variant_seeds=3,
+        recipe_batch=32,
+        averaged=16,
+        controls=1,
+    ),
     "full": GaloreSize(
         "wikitext-2",
         width=256,
@@ -256,16 +343,12 @@ SIZES = {
         steps=2000,
         seeds=3,
         rates={
-            "full": (
-                LearningRate(1e-3),
-                LearningRate(2e-3),
-                LearningRate(4e-3),
-                *_grid(1e-2, 2e-2),
-            ),
-            "galore": _grid(1e-2, 2e-2),
-            "svd": (),
-            "residual": _grid(1e-2, 2e-2),
-            "lora": _grid(1e-2, 2e-2, 4e-2),
+            "full": (LearningRate(2e-2, SCALE / 4),),
+            "galore": (LearningRate(2e-2, SCALE),),
+            "svd": (LearningRate(2e-2, SCALE),),
+            "power": (),
+            "residual": (LearningRate(2e-2, SCALE),),
+            "lora": (LearningRate(2e-2, SCALE),),
         },
         rank=64,
         gap=200,
@@ -280,60 +363,9 @@ SIZES = {
         evaluations=20,
         studied=(0, 10, 50, 100, 200, 500, 1000, 1500),
         lags=(1, 10, 50, 200),
+        climb=True,
+        averaged=16,
+        controls=3,
         processes=6,
     ),
 }
-
-
-def tuning(size: GaloreSize) -> list[GaLoreNetwork]:
-    """Return the networks that decide the learning rates, all of the first seed."""
-    return [
-        size.network(method, rate)
-        for method in METHODS
-        if method in size.rates
-        for rate in size.rates[method]
-    ]
-
-
-def networks_of(
-    group: str, size: GaloreSize, best: Mapping[str, LearningRate]
-) -> list[GaLoreNetwork]:
-    """Return the networks of a group.
-
-    Args:
-        group: One of `GROUPS`.
-        size: Size of the experiment.
-        best: The learning rate of each method that is compared.
-    """
-    members = range(size.seeds)
-    rate = best["galore"]
-    if group == "tune":
-        return tuning(size)
-    if group == "seeds":
-        return [
-            size.network(method, best[method], member)
-            for member in members
-            for method in METHODS
-            if method in best
-        ]
-    if group == "moments":
-        changes: list[dict[str, Any]] = [{"moments": one} for one in size.moments]
-    elif group == "ranks":
-        changes = [{"rank": one} for one in size.ranks]
-    elif group == "gaps":
-        changes = [{"gap": one} for one in size.gaps]
-        changes += [{"refresh": "energy"}] if size.gaps else []
-    elif group == "recipe":
-        changes = [{"reading": one} for one in READINGS] if size.micro_batches else []
-    elif group == "time":
-        if not size.timed_steps:
-            return []
-        return [size.network(one, best[one], timed=True) for one in METHODS if one in best]
-    else:
-        assert group == "warm-lora"
-        return [
-            size.network("lora", best["lora"], member, switch=switch, full_rate=best["full"])
-            for member in members
-            for switch in size.switches
-        ]
-    return [size.network("galore", rate, one, **change) for one in members for change in changes]

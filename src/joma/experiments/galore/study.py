@@ -1,6 +1,6 @@
 """What is measured of a network's gradients and weights while it learns in full rank."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,25 @@ class SubspaceStudy:
     the r leading directions of W_t − W_0 lies in those of the last W − W_0. Directions are those of
     the shorter side.
 
+    With gradients averaged over many batches, they also get `averaged_stable_rank`, that of such a
+    gradient, and `gradient_noise`, the share of ‖G‖²_F of a single batch that is noise.
+
     Args:
         run: Run of the network.
         size: Size of the experiment; says when to measure, and r.
         matrices: The matrices by name.
+        averaged: Returns averaged gradients by name, none where not wanted, and over how many
+            batches, given the step.
     """
 
-    def __init__(self, run: Run, size: GaloreSize, matrices: Mapping[str, nn.Parameter]) -> None:
-        self.run, self.size, self.matrices = run, size, matrices
+    def __init__(
+        self,
+        run: Run,
+        size: GaloreSize,
+        matrices: Mapping[str, nn.Parameter],
+        averaged: Callable[[int], tuple[Mapping[str, Tensor], int]] = lambda _: ({}, 0),
+    ) -> None:
+        self.run, self.size, self.matrices, self.averaged = run, size, matrices, averaged
         self._bases: dict[int, dict[str, Tensor]] = {}
         self._kept: dict[int, dict[str, Tensor]] = {}
         self._start = {name: one.detach().cpu().clone() for name, one in matrices.items()}
@@ -40,6 +51,14 @@ class SubspaceStudy:
             return
         if studied:
             self._keep(step)
+        means, count = self.averaged(step) if studied else ({}, 0)
+        for name, gradient in means.items():
+            _, squares = leading_directions(gradient, self.size.rank)
+            self._log(step, "averaged_stable_rank", squares.sum() / squares[0], name)
+            own = self.matrices[name].grad
+            assert own is not None
+            noise = noise_share(own, gradient, count)
+            self._log(step, "gradient_noise", noise, name)
         new: dict[str, Tensor] = {}
         for name, one in self.matrices.items():
             assert one.grad is not None
@@ -90,6 +109,20 @@ def leading_directions(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     wide = matrix.double() if matrix.shape[0] <= matrix.shape[1] else matrix.double().mT
     squares, directions = torch.linalg.eigh(wide @ wide.mT)  # in rising order
     return directions[:, -rank:].to(matrix.dtype), squares.flip(0)
+
+
+def noise_share(single: Tensor, averaged: Tensor, count: int) -> Tensor:
+    """Return an estimate of E‖N‖² / E‖G + N‖², the share of noise in a single batch's gradient.
+
+    For batches that are independent, E‖single − averaged‖² is (1 + 1/count) E‖N‖².
+
+    Args:
+        single: Gradient of one batch, which is not among those averaged.
+        averaged: Mean of the gradients of other batches.
+        count: How many.
+    """
+    noise = (single - averaged).square().sum() * count / (count + 1)
+    return noise / single.square().sum().clamp(min=1e-30)
 
 
 def captured_share(gradient: Tensor, basis: Tensor) -> Tensor:

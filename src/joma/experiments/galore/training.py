@@ -25,9 +25,37 @@ from joma.experiments.galore.networks import (
     state_bytes,
     validation_loss,
 )
-from joma.experiments.galore.setting import CLIP, READINGS, GaLoreNetwork, GaloreSize
+from joma.experiments.galore.setting import (
+    CLIP,
+    CONTROLS,
+    DESCENT_RATE,
+    MANY,
+    READINGS,
+    TUNING_MEMBER,
+    GaLoreNetwork,
+    GaloreSize,
+)
 from joma.experiments.galore.study import SubspaceStudy
 from joma.runs import Run
+
+_NO_MATTER = (
+    "processes",
+    "seeds",
+    "variant_seeds",
+    "rates",
+    "climb",
+    "ranks",
+    "svd_ranks",
+    "gaps",
+    "moments",
+    "moment_gaps",
+    "switches",
+    "controls",
+)
+"""Fields of the size that decide which networks there are, and not what becomes of one."""
+
+_OTHER_BATCHES = 10**6
+"""More than the steps of any training: batches from there on are never trained on."""
 
 WARM_STEPS = 20
 """Steps before the time of a step is measured, at most as many as are measured."""
@@ -101,7 +129,14 @@ def several_at_once(size: GaloreSize, device: str) -> int:
     return size.processes if device == "cuda" else 1
 
 
-def train_network(task: Task, report: Callable[[int, int], None] = lambda *_: None) -> None:
+OptimizerMaker = Callable[[nn.Module, GaLoreNetwork, str], torch.optim.Optimizer]
+
+
+def train_network(
+    task: Task,
+    report: Callable[[int, int], None] = lambda *_: None,
+    optimizer: OptimizerMaker = make_optimizer,
+) -> None:
     """Train one network and write what became of it to its run folder.
 
     The metrics have `loss` of every step, `validation_loss` by the number of steps made, and of
@@ -110,17 +145,18 @@ def train_network(task: Task, report: Callable[[int, int], None] = lambda *_: No
     Args:
         task: The network, and where it goes.
         report: Is called with the number of steps made and of all steps.
+        optimizer: Makes the optimizer of the model, the network and the device.
     """
     network, size = task.network, task.size
-    settings = {key: value for key, value in asdict(size).items() if key not in ("processes",)}
+    settings = {key: value for key, value in asdict(size).items() if key not in _NO_MATTER}
     config = {**settings, "network": asdict(network), "seed": task.seed}
     own = Run.resume("galore-network", config, out=task.folder, device=task.device)
     own.metrics.rewind(-1)
     text = load_text(size, task.device)
     # Networks with the same number have the same seed, whatever their method.
-    seed = member_seeds("galore", task.seed, size.seeds)[network.member]
+    seed = member_seeds("galore", task.seed, network.member + 1)[network.member]
     model = make_model(size, seed, task.device)
-    trainer = _Trainer(own, model, network, size, seed, text, task.device)
+    trainer = _Trainer(own, model, network, size, seed, text, task.device, optimizer)
     if network.timed:
         outcome = trainer.measure_time()
     elif network.reading:
@@ -143,6 +179,7 @@ class _Trainer:
         seed: int,
         text: ByteText,
         device: str,
+        make: OptimizerMaker,
     ) -> None:
         self.run, self.model, self.network, self.size = run, model, network, size
         self.text, self.device, self.seed = text, device, seed
@@ -153,14 +190,15 @@ class _Trainer:
             first = GaLoreNetwork("full", network.full_rate, network.member)
         elif network.method == "lora":
             self._add_lora()
-        self.rate, self.optimizer = first.rate, make_optimizer(model, first, device)
+        self._make = _make_control if network.control else make
+        self.rate, self.optimizer = first.rate, self._make(model, first, device)
 
     def train(self, report: Callable[[int, int], None]) -> dict[str, Any]:
         """Train to the end, and return what came of it."""
         size, network = self.size, self.network
         study = None
-        if network.method == "full":
-            study = SubspaceStudy(self.run, size, matrices(self.model))
+        if network.method == "full" and network.member != TUNING_MEMBER:
+            study = SubspaceStudy(self.run, size, matrices(self.model), self._averaged_gradients)
         seconds, measured = 0.0, set(size.measured_steps)
         for step in range(size.steps):
             if step in measured:
@@ -169,10 +207,11 @@ class _Trainer:
             if network.switch and step == network.switch:
                 self._add_lora()
                 self.rate = network.rate
-                self.optimizer = make_optimizer(self.model, network, self.device)
+                self.optimizer = self._make(self.model, network, self.device)
             begun = time.perf_counter()
             self._set_rate(step, size.steps, network.switch)
-            self._backward(step, self.text.batch(self.seed, step, size.batch))
+            at = 0 if network.control in CONTROLS[1:] else step
+            self._backward(step, self.text.batch(self.seed, at, size.batch))
             if study is not None:
                 seconds += time.perf_counter() - begun
                 study.before_step(step)
@@ -193,7 +232,7 @@ class _Trainer:
         updates, norms = 0, list[float]()
         for step in range(size.recipe_steps):
             self._set_rate(step, size.recipe_steps)
-            batch = self.text.batch(self.seed, step, size.batch)
+            batch = self.text.batch(self.seed, step, size.recipe_batch or size.batch)
             parts = batch.tensor_split(size.micro_batches)
             for part in parts:
                 self._backward(step, part, share=1 / len(parts))
@@ -245,11 +284,32 @@ class _Trainer:
 
     def _set_rate(self, step: int, steps: int, switch: int = 0) -> None:
         """Set the learning rate of a step; the one of LoRA rises again after the switch."""
+        if self.network.control in CONTROLS[2:]:
+            return  # as gradient descent in theory, at one rate
         share = schedule((step + 1) / steps)
         if switch and step >= switch:
             share *= min(1.0, (step + 1 - switch) / max(1.0, 0.02 * steps))
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate.rate * share * group.get("share", 1.0)
+
+    def _averaged_gradients(self, step: int) -> tuple[dict[str, torch.Tensor], int]:
+        """Return the mean gradients of matrices over batches that are not trained on, and how many.
+
+        None where they are not wanted.
+        """
+        inside = matrices(self.model)
+        total = {name: torch.zeros_like(one) for name, one in inside.items()}
+        times = {"": 1, CONTROLS[0]: MANY}.get(self.network.control, 0)
+        count = times * self.size.averaged
+        for number in range(count):
+            batch = self.text.batch(
+                self.seed, _OTHER_BATCHES * (number + 1) + step, self.size.batch
+            )
+            with _fast_products(self.device), torch.enable_grad():
+                found = torch.autograd.grad(loss_of(self.model, batch), list(inside.values()))
+            for name, one in zip(inside, found, strict=True):
+                total[name] += one / count
+        return total if count else {}, count
 
     def _add_lora(self) -> None:
         model: Any = self.model
@@ -272,6 +332,19 @@ class _Trainer:
             "refreshes": max((one.refreshes for one in projected), default=0),
             **more,
         }
+
+
+def _make_control(model: nn.Module, network: GaLoreNetwork, device: str) -> torch.optim.Optimizer:
+    """Return the optimizer of a control, and freeze what it does not train."""
+    if network.control in CONTROLS[:2]:
+        return make_optimizer(model, network, device)
+    if network.control == CONTROLS[3]:
+        last: Any = model
+        last = last.model.layers[-1].mlp.down_proj.weight
+        for one in model.parameters():
+            one.requires_grad_(one is last)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    return torch.optim.SGD(trained, lr=DESCENT_RATE)
 
 
 @contextlib.contextmanager
