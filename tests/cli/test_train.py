@@ -298,7 +298,7 @@ def test_a_finding_ends_the_training_with_a_checkpoint(monkeypatch: pytest.Monke
     assert "Continue with: joma train config.toml --out run" in result.stdout
     assert Run.open("run").checkpoints.steps[0] == last
     shown = joma("runs", "show", "run").stdout
-    assert "critical, step 3: The loss diverged. Take a lower one." in " ".join(shown.split())
+    assert "critical step 3 The loss diverged. Take a lower one." in " ".join(shown.split())
 
     result = joma("train", "config.toml", "--out", "run")  # which goes on, as was asked
     assert "stopped" not in result.stdout

@@ -78,7 +78,7 @@ def _put_head(run: "Run", summary: "RunSummary") -> None:
     if summary.last_loss is not None:
         words.append(f"last loss {number(summary.last_loss)}")
     say_wrapped(", ".join(words))
-    if summary.reason:
+    if summary.reason and summary.state != "diverged":  # whose reason is its first finding
         say_wrapped(summary.reason)
     _show.say("")
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from joma.cli import _show
-from joma.cli._sparkline import sparklines
 
 if TYPE_CHECKING:
     from joma.runs import Curve, RunSummary
@@ -70,6 +69,8 @@ def say_curves(lines: Sequence[tuple[str, "Curve"]]) -> None:
     Args:
         lines: What a curve is of, and the curve.
     """
+    from joma.cli._sparkline import sparklines
+
     labels = [_show.printable(label) for label, _ in lines]
     label_width = min(max(map(len, labels)), 34)
     room = max(8, min(60, _show.console().width - label_width - 26))
