@@ -421,6 +421,17 @@ def test_the_learning_rate_is_named_as_it_was_when_steps_were_large() -> None:
     assert kinds(moving(0.08)) == set()
 
 
+def test_where_every_weight_grows_tenfold_that_is_what_is_said() -> None:
+    growing = tuple(np.geomspace(1, 20, len(MEASURED)))
+    norms = {f"weight_norm__layers_{at}_{part}": growing for at in range(4) for part in "ab"}
+    every = {f"update_relative__layers_{at}_{part}": 0.3 for at in range(4) for part in "ab"}
+    missing = needs(layers_of(**every, **norms), "learning_rate_too_high")
+    assert missing is not None
+    assert "all have" in missing
+    del norms["weight_norm__layers_0_a"]
+    assert "learning_rate_too_high" in kinds(layers_of(**every, **norms))
+
+
 def test_smaller_steps_are_too_large_where_attention_collapses_meanwhile() -> None:
     falling = (2.5, 2.4, 2.2, 2.0, 1.0, 0.3, 0.2, 0.1)
     attention = {

@@ -56,6 +56,11 @@ def judge_rate(recorded: Recorded) -> Verdict:
         needs = "update_relative, which was not measured"
     elif len(steps) < LAST:
         needs = f"{LAST} steps whose moves were measured; there are {len(steps)}"
+    elif {one.module for one in moves} <= grown:
+        needs = (
+            "a weight that has not grown tenfold, as those do that begin near 0; all have, which "
+            "itself suggests a learning rate that is too high or weights that begin too small"
+        )
     elif not len(table):
         needs = "weights that are finite and trained"
     else:
