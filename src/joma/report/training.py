@@ -269,7 +269,8 @@ def _words(name: str) -> tuple[str, str]:
 
 def _head(figure: Figure, run: Run, *, several: bool) -> None:
     summary = RunSummary.of(run)
-    words = [str(run.config.get("model", run.name))]
+    model = run.config.get("model")
+    words = [model if isinstance(model, str) else run.name]
     words += [] if summary.state == "running" else [summary.state]  # a picture is of a moment
     if summary.last_step is not None:
         words.append(f"step {summary.last_step:,}")
