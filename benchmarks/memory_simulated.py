@@ -266,10 +266,9 @@ def _kernels() -> Iterator[None]:
     stubs = {"triton": triton, "triton.language": language}
     before = {key: sys.modules.get(key) for key in (*stubs, name)}
     has_kernels, is_cuda = adamw.has_kernels, FakeTensor.is_cuda
-    is_tracing = masking_utils.is_tracing
-    masking_utils.is_tracing = lambda tensor=None: (
-        False
-    )  # else it makes masks for all eventualities
+    masks: Any = masking_utils
+    is_tracing = masks.is_tracing
+    masks.is_tracing = lambda tensor=None: False  # else it makes masks for all eventualities
     sys.modules.update(stubs)
     adamw.has_kernels = lambda: True  # type: ignore[assignment]
     FakeTensor.is_cuda = property(lambda tensor: True)  # type: ignore[assignment]
@@ -277,7 +276,7 @@ def _kernels() -> Iterator[None]:
         yield
     finally:
         adamw.has_kernels = has_kernels
-        masking_utils.is_tracing = is_tracing
+        masks.is_tracing = is_tracing
         FakeTensor.is_cuda = is_cuda  # type: ignore[assignment]
         for key, module in before.items():
             sys.modules.pop(key, None)

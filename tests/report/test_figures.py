@@ -166,7 +166,7 @@ def test_many_claims_share_the_row_of_their_topic():
         "Topic 2",
         "20 of 20 hold",
     ]
-    points = [line for line in ax.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    points = [it for it in ax.lines if it.get_marker() == "o" and np.size(it.get_xdata())]
     assert len(points) == 60
 
 

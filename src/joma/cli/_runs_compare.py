@@ -67,7 +67,7 @@ def put_comparison(one: "Run", two: "Run", record: dict[str, Any]) -> None:
     if record["metrics"] is not None and record["metrics"]["equal"]:
         _show.say("metrics: equal")
     elif record["ends"]:
-        if not record["metrics"]["largest"]:
+        if record["metrics"] is None or not record["metrics"]["largest"]:
             _show.say("The runs did not log the same steps, names or members.")
         _put_ends(names, record["ends"])
     for name, table in record["tables"].items():

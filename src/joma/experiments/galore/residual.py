@@ -43,9 +43,7 @@ class ResidualGaLoreAdamW(GaLoreAdamW):
         change = super()._change(parameter, group, gradient, side)
         if side is not None:
             assert parameter.grad is not None
-            moved = residual_move(
-                parameter.grad, gradient, change, self._basis(parameter, group), side
-            )
+            moved = residual_move(parameter.grad, gradient, change, self._basis(parameter), side)
             state = self.state[parameter]
             self._residuals[parameter], state[_LENGTH] = limited(moved, state.get(_LENGTH))
         return change
