@@ -239,7 +239,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 @contextlib.contextmanager
 def _kernels() -> Iterator[None]:
     """Let the real code believe in a GPU: buffers are allocated, and launches do nothing."""
-    from transformers import masking_utils
+    import transformers.masking_utils
 
     from joma.optim.galore import adamw
 
@@ -264,6 +264,7 @@ def _kernels() -> Iterator[None]:
     stubs = {"triton": triton, "triton.language": language}
     before = {key: sys.modules.get(key) for key in (*stubs, name)}
     has_kernels, is_cuda = adamw.has_kernels, FakeTensor.is_cuda
+    masking_utils: Any = transformers.masking_utils
     is_tracing = masking_utils.is_tracing
     masking_utils.is_tracing = lambda tensor=None: (
         False
