@@ -129,7 +129,6 @@ CPU_CASES = tuple(
         Case("llama-350m", "galore-adamw", 1, 128),
         Case("llama-350m", "galore-adamw", 1, 256, True, projector_bits=8, **EIGHT),
         Case("llama-1b", "lora", 1, 128, True, rank=64),
-        Case("llama-1b", "galore-adamw", 1, 128, True, **EIGHT),
     )
 )
 STATES = {

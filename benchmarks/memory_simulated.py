@@ -241,7 +241,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 @contextlib.contextmanager
 def _kernels() -> Iterator[None]:
     """Let the real code believe in a GPU: buffers are allocated, and launches do nothing."""
-    from transformers import masking_utils
+    import transformers.masking_utils
 
     from joma.optim.galore import adamw
 
@@ -266,9 +266,9 @@ def _kernels() -> Iterator[None]:
     stubs = {"triton": triton, "triton.language": language}
     before = {key: sys.modules.get(key) for key in (*stubs, name)}
     has_kernels, is_cuda = adamw.has_kernels, FakeTensor.is_cuda
-    masks: Any = masking_utils
-    is_tracing = masks.is_tracing
-    masks.is_tracing = lambda tensor=None: False  # else it makes masks for all eventualities
+    masking_utils: Any = transformers.masking_utils
+    is_tracing = masking_utils.is_tracing
+    masking_utils.is_tracing = lambda tensor=None: False  # else it makes masks for any case
     sys.modules.update(stubs)
     adamw.has_kernels = lambda: True  # type: ignore[assignment]
     FakeTensor.is_cuda = property(lambda tensor: True)  # type: ignore[assignment]
@@ -276,7 +276,7 @@ def _kernels() -> Iterator[None]:
         yield
     finally:
         adamw.has_kernels = has_kernels
-        masks.is_tracing = is_tracing
+        masking_utils.is_tracing = is_tracing
         FakeTensor.is_cuda = is_cuda  # type: ignore[assignment]
         for key, module in before.items():
             sys.modules.pop(key, None)
