@@ -270,7 +270,7 @@ def _kernels() -> Iterator[None]:
     is_tracing = masking_utils.is_tracing
     masking_utils.is_tracing = lambda tensor=None: False  # else it makes masks for any case
     sys.modules.update(stubs)
-    adamw.has_kernels = lambda: True  # type: ignore[assignment]
+    adamw.has_kernels = lambda device: True  # type: ignore[assignment]
     FakeTensor.is_cuda = property(lambda tensor: True)  # type: ignore[assignment]
     try:
         yield
