@@ -237,7 +237,7 @@ class TestPage:
     def test_index(self, tmp_path):
         made_run(tmp_path / "runs" / "one", findings=[finding()])
         (tmp_path / "runs" / "bad").mkdir()
-        (tmp_path / "runs" / "bad" / "environment.json").write_text("{}")
+        (tmp_path / "runs" / "bad" / "environment.json").write_text('{"joma": "0.2.0"}')
         (tmp_path / "runs" / "bad" / "config.json").write_text(f'"{HOSTILE[:9]}"')
         elements = _Elements(index_page(list_runs(tmp_path / "runs")))
         data = json.loads(elements.text["script"][0])
