@@ -1,5 +1,6 @@
 """Everything a page shows of one run, ready for JSON."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -186,11 +187,18 @@ def _finding(found: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
     record["evidence"] = {
         str(name): value
         for name, value in (evidence.items() if isinstance(evidence, Mapping) else ())
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if _is_number(value)
     }
     wanted = charts_of_finding(str(found.get("kind")))
     record["chart"] = next((key for key in wanted if key in keys), None)
     return record
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value of a file is a number that JSON has; whole ones have any size."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, Any]:

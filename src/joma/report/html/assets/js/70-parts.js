@@ -179,13 +179,13 @@ function tablesSection() {
 /** What low-rank gradients would let GaLore save, in words and as tables. */
 function galoreSection() {
   return store.runs.filter((it) => it.galore).flatMap((run) => {
-    const { weights, ranks, shapes, adamw_bytes: adamw } = run.galore, nodes = [];
+    const { weights, ranks, finite, shapes, adamw_bytes: adamw } = run.galore, nodes = [];
     if (several()) nodes.push(el("h3", { text: run.title }));
     const percent = (share) => (share > 0.99995 ? "> 99.99%" : `${(100 * share).toFixed(share > 0.99 ? 2 : 1)}%`);
     for (const it of ranks) {
       nodes.push(el("p", { class: "plain" },
         el("strong", { text: `Rank ${it.rank} ` }),
-        `holds ${percent(it.median)} of the squared gradient of the median weight and ${percent(it.least)} of the least, of ${plural(it.gradients, "gradient")} at their last measurement.`,
+        `holds ${percent(it.median)} of the squared gradient of the median weight and ${percent(it.least)} of the least, of ${plural(it.gradients, "gradient")} at their last ${finite ? "" : "finite "}measurement.`,
         it.galore_bytes && adamw ? ` For these weights the optimizer would keep ${bytes(it.galore_bytes)} instead of AdamW's ${bytes(adamw)} in float32${it.galore_bytes < adamw ? `, ${Math.round(100 * (1 - it.galore_bytes / adamw))}% less` : ", so nothing is saved"}.` : ""));
     }
     nodes.push(el("p", { class: "quiet", text: shapes
