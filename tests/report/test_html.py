@@ -108,7 +108,7 @@ class TestPayload:
         odd = [{"kind": 3, "step": "x", "layer": True, "evidence": [1], "severity": "bad"}, {}]
         run = made_run(tmp_path / "run", findings=odd)
         for found in payload(run)["findings"]:
-            assert found["severity"] == "note"
+            assert found["severity"] == "unrated"
             assert found["step"] is None
             assert found["chart"] == "loss"
 
@@ -275,6 +275,16 @@ class TestPage:
         states = {it["id"]: it["state"] for it in data["runs"]}
         assert states == {"one": "ended", "bad": "damaged"}
         assert data["runs"][-1]["worst"]["severity"] in ("warning", "note")
+
+    def test_the_list_tells_runs_apart_and_says_nan(self, tmp_path):
+        for name in ("small", "large"):
+            run = made_run(tmp_path / name / "monitor")
+            run.metrics.append(100, "loss", np.nan)
+            run.metrics.flush()
+        data = json.loads(_Elements(index_page(list_runs(tmp_path))).text["script"][0])
+        assert {it["title"] for it in data["runs"]} == {"small/monitor", "large/monitor"}
+        assert {it["last_loss_text"] for it in data["runs"]} == {"NaN"}
+        assert payload(run)["title"] == "large/monitor"
 
     def test_is_report(self, tmp_path):
         report, other = tmp_path / "a.html", tmp_path / "b.html"

@@ -201,7 +201,8 @@ def test_an_optimizer_inside_itself_does_not_hold_up_the_training(tmp_path: Path
     model = nn.Linear(2, 2)
 
     class Endless:
-        param_groups = [{"params": [model.weight], "lr": 0.5}]
+        def __init__(self) -> None:
+            self.param_groups = [{"params": [model.weight], "lr": 0.5}]
 
         @property
         def optimizer(self) -> "Endless":

@@ -1,7 +1,7 @@
 /* Everything around the charts: summary, findings, comparison, theory, GaLore, settings. */
 
 const SHOWN_FINDINGS = 10;
-const RANK = { critical: 0, warning: 1, note: 2 };
+const RANK = { critical: 0, warning: 1, note: 2, unrated: 3 };
 const STATES = {
   running: "running", ended: "ended", stopped: "stopped", died: "died", diverged: "diverged", damaged: "damaged", unknown: "unknown",
 };
@@ -206,8 +206,8 @@ function theorySection() {
   for (const run of fitted) {
     const of = several() ? `${run.title}, ` : "";
     const rows = [
-      ...run.fits.fits.map((it) => [`${of}layer ${it.layer}`, it.module, `steps up to ${count(it.until)}`, `${Math.round(100 * it.inside)}%`, it.error, it.error_last_value, it.misfit || "none found"]),
-      ...run.fits.refused.map((it) => [`${of}layer ${it.layer}`, it.module, "not drawn", null, null, null, it.reason]),
+      ...run.fits.fits.map((it) => [`${of}${it.layer === null ? "no layer" : `layer ${it.layer}`}`, it.module, `steps up to ${count(it.until)}`, `${Math.round(100 * it.inside)}%`, it.error, it.error_last_value, it.misfit || "none found"]),
+      ...run.fits.refused.map((it) => [`${of}${it.layer === null ? "no layer" : `layer ${it.layer}`}`, it.module, "not drawn", null, null, null, it.reason]),
     ];
     nodes.push(numberTable(["layer", "module", "fitted to", "later values in the interval, noise added", "error (nats)", "error of the last value", "misfit or reason"], rows, "Fits of Eqn 6"));
   }
