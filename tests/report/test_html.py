@@ -118,6 +118,14 @@ class TestPayload:
         assert galore["adamw_bytes"] == 2 * 4 * 2 * 64 * 256
         assert galore["ranks"][0]["galore_bytes"] == 2 * 4 * 8 * (2 * 256 + 64)
 
+    def test_series_come_in_the_order_of_the_log(self, tmp_path):
+        names = [f"layers.{number}.linear{number % 3}" for number in (7, 2, 11, 0, 5, 3)]
+        run = Run.create("monitor", {}, out=tmp_path / "run")
+        for name in names:
+            run.metrics.append(0, "gradient_stable_rank", 1.0, module=name, layer=0)
+        run.metrics.flush()
+        assert [it["module"] for it in payload(run)["galore"]["weights"]] == names
+
     def test_gradients_that_are_not_finite(self, tmp_path):
         run = Run.create("monitor", {}, out=tmp_path / "run")
         for step, energy in enumerate((0.25, 0.5, float("nan"))):

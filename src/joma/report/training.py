@@ -130,7 +130,8 @@ def _figure(rows: int, longest: int) -> tuple[Figure, GridSpec]:
 def _limits(log: Mapping[str, NDArray[Any]], several: Any) -> tuple[float, float]:
     """Return the first and last step of what is drawn, with a margin."""
     losses = np.isin(log["name"].astype(str), ("loss", "validation_loss"))
-    steps = [*log["step"][losses][[0, -1]].tolist()] if losses.any() else []
+    own = log["step"][losses]
+    steps = [int(own.min()), int(own.max())] if own.size else []
     steps += [int(step) for curves in several for it in curves for step in it.steps[[0, -1]]]
     first, last = (min(steps), max(steps)) if steps else (0, 1)
     margin = max(0.5, 0.01 * (last - first))

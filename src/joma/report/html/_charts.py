@@ -83,7 +83,7 @@ def recorded_series(log: Log) -> Iterator[RecordedSeries]:
         code = code * (numbers.max() + 1) + numbers
     order = np.argsort(code, kind="stable")
     cuts = np.flatnonzero(np.diff(code[order])) + 1
-    for rows in np.split(order, cuts):
+    for rows in sorted(np.split(order, cuts), key=lambda it: it[0]):
         first = rows[0]
         yield RecordedSeries(
             metric=str(log["name"][first]),

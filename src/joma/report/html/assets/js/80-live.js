@@ -14,6 +14,12 @@ function showConnection(connected) {
   if (node.textContent !== word) node.textContent = word;
 }
 
+function showRemoved(id) {
+  live.removed.add(id);
+  showConnection(true);
+  announce("The folder of a run was removed; the page shows what it held last.");
+}
+
 function follow() {
   listen(`${store.api}/events`, {
     open: (missed) => {
@@ -30,6 +36,7 @@ function follow() {
       }
       if (!store.runs.some((it) => it.id === about.run) || live.versions.get(about.run) === about.version) return;
       live.versions.set(about.run, about.version);
+      if (about.version === null) return showRemoved(about.run);
       live.waiting.add(about.run);
       fetchWaiting();
     },
@@ -46,9 +53,7 @@ async function fetchWaiting() {
     try {
       const answer = await fetch(`${store.api}/runs/${id.split("/").map(encodeURIComponent).join("/")}`, { cache: "no-store" });
       if (answer.status === 404 || answer.status === 410) {
-        live.removed.add(id);
-        showConnection(true);
-        announce("The folder of this run was removed; the page shows what it held last.");
+        showRemoved(id);
         continue;
       }
       if (!answer.ok) throw new Error(String(answer.status));
