@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from joma.errors import JomaError
 from joma.report.html import damaged_payload, index_page, is_report, page, payload
-from joma.report.html._thin import kept_points
+from joma.report.thinning import kept_points
 from joma.runs import Run, list_runs
 from tests.report._runs import HOSTILE, finding, made_run
 

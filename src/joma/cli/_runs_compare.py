@@ -1,7 +1,7 @@
 """What `joma runs compare` prints: settings that differ, curves and end values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ def put_comparison(one: "Run", two: "Run", record: dict[str, Any]) -> None:
     _put_losses(one, two, names, record)
     if record["metrics"] is not None and record["metrics"]["equal"]:
         _show.say("metrics: equal")
-    elif record["ends"]:
+    elif record["metrics"] is not None and record["ends"]:
         if not record["metrics"]["largest"]:
             _show.say("The runs did not log the same steps, names or members.")
         if None not in (steps := record["last_steps"]) and steps[0] != steps[1]:
@@ -99,7 +99,7 @@ def _put_losses(one: "Run", two: "Run", names: Sequence[str], record: dict[str, 
         _show.say(f"Losses first differ by more than {_PARTED:.0%} at step {step:,}.")
 
 
-def _put_ends(names: Sequence[str], ends: dict[str, Sequence[float | None]]) -> None:
+def _put_ends(names: Sequence[str], ends: Mapping[str, Sequence[float | None]]) -> None:
     _show.say("\nEnd values, each the mean over layers")
     rows = _show.table("metric", *names, "difference", "better")
     for column in rows.columns[1:4]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.report.html._thin import kept_points
 from joma.report.html._words import EVEN, FACTS, SETTINGS, SHAPES, chart_words, order_of
+from joma.report.thinning import kept_points
 
 FEWEST_POINTS = 40
 """Points that every series keeps, however many series a run has."""

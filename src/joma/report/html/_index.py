@@ -56,8 +56,8 @@ def index_row(summary: Any, identifier: str, title: str | None = None) -> dict[s
         title: What the run is called; otherwise by its folder alone.
     """
     worst = getattr(summary, "worst", None)
-    loss = getattr(summary, "last_loss", None)
-    lost = loss is not None and not math.isfinite(loss)
+    loss: float | None = getattr(summary, "last_loss", None)
+    finite = loss is None or math.isfinite(loss)
     return {
         "id": identifier,
         "href": f"runs/{quote(identifier, safe='/')}",
@@ -67,8 +67,8 @@ def index_row(summary: Any, identifier: str, title: str | None = None) -> dict[s
         "state": getattr(summary, "state", "unknown"),
         "reason": getattr(summary, "reason", None),
         "last_step": getattr(summary, "last_step", None),
-        "last_loss": None if lost else loss,
-        "last_loss_text": not_finite_word(loss) if lost else None,
+        "last_loss": loss if finite else None,
+        "last_loss_text": None if loss is None or finite else not_finite_word(loss),
         "worst": None
         if not worst
         else {
