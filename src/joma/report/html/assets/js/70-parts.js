@@ -23,7 +23,7 @@ function summaryStrip(run) {
   const { summary } = run, worst = worstOf(run);
   const loss = summary.loss, low = loss && loss.lowest !== undefined ? `lowest ${short(loss.lowest)} at step ${count(loss.lowest_step)}` : "";
   return el("dl", { class: "strip" },
-    tile("state", pill(run.state), run.reason && run.state !== "diverged" ? el("small", { text: run.reason }) : null),
+    tile("state", pill(run.state), run.reason && !["diverged", "damaged"].includes(run.state) ? el("small", { text: run.reason }) : null),
     tile("worst finding", worst ? badge(worst) : el("span", { text: run.judged ? "none" : "not judged" })),
     tile("steps", count(summary.last_step)),
     tile("last loss", lossWord(loss), low ? el("small", { text: low }) : null),
@@ -31,7 +31,7 @@ function summaryStrip(run) {
     summary.learning_rate === undefined ? null : tile("learning rate", short(summary.learning_rate)),
     tile("wall time", duration(summary.seconds)),
     tile("device", summary.device || "–"),
-    tile("began", el("span", { class: "nowrap", text: (summary.date || "–").slice(0, 10) }), el("small", { text: `${(summary.date || "").slice(11, 16)} UTC` })));
+    tile("began", el("span", { class: "nowrap", text: (summary.date || "–").slice(0, 10) }), summary.date ? el("small", { text: `${summary.date.slice(11, 16)} UTC` }) : null));
 }
 
 function worstOf(run) {
