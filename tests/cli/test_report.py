@@ -55,6 +55,9 @@ def test_damaged_runs():
     assert result.exit_code == 0
     assert "runs/two is shown as damaged" in result.stderr
     assert '"state":"damaged"' in Path("report.html").read_text()
+    Path("runs/two/environment.json").write_text("{")
+    result = joma("report", "runs/one", "runs/two")
+    assert "runs/two is shown as damaged: runs/two/environment.json is not" in result.stderr
     _damage(Path("runs/one"))
     assert "is damaged" in sentence(joma("report", "runs/one", "runs/two"))
 

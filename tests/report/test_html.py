@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from joma.errors import JomaError
 from joma.report.html import damaged_payload, index_page, is_report, page, payload
-from joma.report.html._thin import kept_points
+from joma.report.thinning import kept_points
 from joma.runs import Run, list_runs
 from tests.report._runs import HOSTILE, finding, made_run
 
@@ -106,7 +108,7 @@ class TestPayload:
         odd = [{"kind": 3, "step": "x", "layer": True, "evidence": [1], "severity": "bad"}, {}]
         run = made_run(tmp_path / "run", findings=odd)
         for found in payload(run)["findings"]:
-            assert found["severity"] == "note"
+            assert found["severity"] == "unrated"
             assert found["step"] is None
             assert found["chart"] == "loss"
 
@@ -115,6 +117,44 @@ class TestPayload:
         # Two weights of 64 × 256: 2mn numbers each; rank 8 keeps r(2·256 + 64).
         assert galore["adamw_bytes"] == 2 * 4 * 2 * 64 * 256
         assert galore["ranks"][0]["galore_bytes"] == 2 * 4 * 8 * (2 * 256 + 64)
+
+    def test_series_come_in_the_order_of_the_log(self, tmp_path):
+        names = [f"layers.{number}.linear{number % 3}" for number in (7, 2, 11, 0, 5, 3)]
+        run = Run.create("monitor", {}, out=tmp_path / "run")
+        for name in names:
+            run.metrics.append(0, "gradient_stable_rank", 1.0, module=name, layer=0)
+        run.metrics.flush()
+        assert [it["module"] for it in payload(run)["galore"]["weights"]] == names
+
+    def test_gradients_that_are_not_finite(self, tmp_path):
+        run = Run.create("monitor", {}, out=tmp_path / "run")
+        for step, energy in enumerate((0.25, 0.5, float("nan"))):
+            for name, value in (("gradient_energy_8", energy), ("gradient_stable_rank", energy)):
+                run.metrics.append(step, name, value, module="layers.0.linear1", layer=0)
+            run.metrics.append(step, "gradient_energy_8", float("inf"), module="lost", layer=1)
+        run.metrics.flush()
+        record = payload(run)
+        assert record["galore"]["weights"] == [
+            {
+                "module": "layers.0.linear1",
+                "layer": 0,
+                "energy": {8: 0.5},
+                "step": 1,
+                "stable_rank": 0.5,
+            }
+        ]
+        assert not record["galore"]["finite"]
+        assert record["galore"]["ranks"][0]["least"] == 0.5
+        page([record])
+
+    def test_evidence_that_is_not_finite(self, tmp_path):
+        evidence = {"loss": float("nan"), "huge": 10**400, "limit": 2.0}
+        run = made_run(tmp_path / "run")
+        (run.path / "findings.json").write_text(json.dumps([{"kind": "x", "evidence": evidence}]))
+        (run.path / "manifest.json").unlink()
+        record = payload(run)
+        assert set(record["findings"][0]["evidence"]) == {"huge", "limit"}
+        page([record])
 
     def test_eqn6_is_refused_for_few_measurements(self, tmp_path):
         fits = payload(made_run(tmp_path / "run"), fit=True)["fits"]
@@ -236,14 +276,23 @@ class TestPage:
 
     def test_index(self, tmp_path):
         made_run(tmp_path / "runs" / "one", findings=[finding()])
-        (tmp_path / "runs" / "bad").mkdir()
-        (tmp_path / "runs" / "bad" / "environment.json").write_text('{"joma": "0.2.0"}')
-        (tmp_path / "runs" / "bad" / "config.json").write_text(f'"{HOSTILE[:9]}"')
+        bad = made_run(tmp_path / "runs" / "bad")
+        (bad.path / "config.json").write_text(f'"{HOSTILE[:9]}"')
         elements = _Elements(index_page(list_runs(tmp_path / "runs")))
         data = json.loads(elements.text["script"][0])
         states = {it["id"]: it["state"] for it in data["runs"]}
         assert states == {"one": "ended", "bad": "damaged"}
         assert data["runs"][-1]["worst"]["severity"] in ("warning", "note")
+
+    def test_the_list_tells_runs_apart_and_says_nan(self, tmp_path):
+        for name in ("small", "large"):
+            run = made_run(tmp_path / name / "monitor")
+            run.metrics.append(100, "loss", np.nan)
+            run.metrics.flush()
+        data = json.loads(_Elements(index_page(list_runs(tmp_path))).text["script"][0])
+        assert {it["title"] for it in data["runs"]} == {"small/monitor", "large/monitor"}
+        assert {it["last_loss_text"] for it in data["runs"]} == {"NaN"}
+        assert payload(run)["title"] == "large/monitor"
 
     def test_is_report(self, tmp_path):
         report, other = tmp_path / "a.html", tmp_path / "b.html"
@@ -257,6 +306,15 @@ def _policy(elements: _Elements) -> str:
     found = [it for tag, it in elements.found if tag == "meta" and "http-equiv" in it]
     assert len(found) == 1
     return str(found[0]["content"])
+
+
+def test_pages_need_neither_matplotlib_nor_torch():
+    code = (
+        "import sys, joma.report.html, joma.report.laboratory; "
+        "print(sorted({'matplotlib', 'torch', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_scripts_have_no_way_to_turn_text_into_markup():

@@ -140,6 +140,7 @@ def test_a_live_page_follows_its_run(browser, folder):
     with _served(run) as (address, changed), opened(browser, address, **DESKTOP) as shown:
         until(shown, "document.getElementById('connection').textContent !== ''")
         shown.click("#zoom-in")
+        shown.wait_for_selector("#reset:enabled")
         zoomed = shown.text_content("#range")
         run.metrics.append_many([61, 62], "loss", [[2.0], [1.5]])
         run.metrics.flush()

@@ -101,6 +101,15 @@ def test_a_critical_finding_of_divergence_makes_it_diverged(run: Run, status: st
         assert state_of(run) == ("diverged" if status == "done" else "running")
 
 
+def test_the_reason_of_a_divergence_is_its_own_finding(run: Run):
+    earlier = {"kind": "attention_collapse", "severity": "critical", "step": 5, "sentence": "No."}
+    run.write_json("findings", {"findings": [earlier, DIVERGED]})
+    summary = RunSummary.of(run)
+    assert (summary.state, summary.reason) == ("diverged", "NaN at 61.")
+    assert summary.worst is not None
+    assert summary.worst["step"] == 5
+
+
 def test_asking_for_the_state_never_refuses_a_run_that_starts(run: Run):
     done = threading.Event()
 
@@ -145,7 +154,7 @@ def test_a_run_of_another_machine_is_judged_by_its_files(run: Run, monkeypatch):
     monkeypatch.setattr(_state.platform, "node", lambda: "elsewhere")
     summary = RunSummary.of(run)
     assert summary.state == "running"
-    assert run.environment["host"].lower() in summary.reason
+    assert run.environment["host"] in summary.reason
 
 
 def damaged(root: Path) -> dict[Path, str]:

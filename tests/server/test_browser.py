@@ -1,6 +1,7 @@
 """A real browser follows a run."""
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -70,6 +71,37 @@ def test_rows_appear_within_two_seconds_of_their_flush(
             took.append(time.monotonic() - flushed)
         print(f"rows appear {', '.join(f'{it:.2f}' for it in took)} s after their flush")
         assert sorted(took)[2] < 2  # the median: other programs may use this machine
+
+
+_HIDE = """hidden => {
+  Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+def test_a_hidden_page_holds_no_stream_and_catches_up(tab: Any, make_run: MakeRun, tmp_path):
+    run = make_run("live", done=False)
+    with serving(tmp_path / "runs") as server, run.locked():
+        id = Client(server.address).id_of("live")
+        tab.goto(f"{server.address.url}runs/{id}")
+        tab.wait_for_selector("#connection:has-text('live')")
+        tab.evaluate(_HIDE, True)
+        flush(run, 88)
+        tab.wait_for_timeout(1000)
+        assert "88" not in tab.text_content("#summary")
+        tab.evaluate(_HIDE, False)
+        tab.wait_for_selector("#summary >> text=/\\b88\\b/", timeout=5000)
+
+
+def test_the_connection_says_nothing_of_how_a_run_ended(tab: Any, make_run: MakeRun, tmp_path):
+    damaged = make_run("damaged")
+    (damaged.path / "outcome.json").write_text("{")
+    with serving(tmp_path / "runs") as server:
+        tab.goto(f"{server.address.url}runs/{Client(server.address).id_of('damaged')}")
+        tab.wait_for_selector("#connection:has-text('connected')")
+        assert tab.text_content("#summary .pill") == "damaged"
+        shutil.rmtree(damaged.path)
+        tab.wait_for_selector("#connection:has-text('removed')", timeout=5000)
 
 
 def test_the_list_follows_runs_that_begin_and_end(tab: Any, make_run: MakeRun, tmp_path):

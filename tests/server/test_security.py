@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from urllib.request import urlopen
 
 import pytest
 
@@ -320,3 +321,12 @@ class TestToken:
         assert client.address.token not in caplog.text
         out = capfd.readouterr()
         assert client.address.token not in out.out + out.err
+
+
+def test_every_address_of_this_machine_is_one_of_its_names(make_run: MakeRun, tmp_path):
+    make_run()
+    with (
+        serving(tmp_path / "runs", host="127.0.0.2") as server,
+        urlopen(server.address.url, timeout=10) as answer,
+    ):
+        assert answer.status == 200

@@ -1,6 +1,7 @@
 """How a monitored training ended, as the run folder says it: by real processes where it matters."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def test_a_resumed_run_is_running_again_and_ends_again(tmp_path: Path):
     run = Run.open(tmp_path / "run")
     assert state_of(run) == "ended"
     with monitored(tmp_path / "run", step=1):
-        assert run.read_json("outcome") == {"status": "running"}
+        assert run.read_json("outcome") == {"status": "running", "host": platform.node()}
         assert state_of(run) == "running"
     assert state_of(run) == "ended"
     with monitored(tmp_path / "run") as second:
@@ -194,3 +195,20 @@ def test_the_picture_is_written_and_a_failure_never_ends_a_training(
         monitor.step(1.0)
     assert state_of(Run.open(tmp_path / "b")) == "ended"
     assert "figures/training.png not drawn" in monitor.summary()
+
+
+def test_an_optimizer_inside_itself_does_not_hold_up_the_training(tmp_path: Path):
+    model = nn.Linear(2, 2)
+
+    class Endless:
+        def __init__(self) -> None:
+            self.param_groups = [{"params": [model.weight], "lr": 0.5}]
+
+        @property
+        def optimizer(self) -> "Endless":
+            return self
+
+    wrapped: Any = Endless()
+    with joma.Monitor(model, wrapped, run=tmp_path / "run") as monitor:
+        monitor.step(1.0)
+    assert Run.open(tmp_path / "run").config["optimizer"] == {"name": "Endless", "lr": 0.5}

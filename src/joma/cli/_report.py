@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from joma.cli import _show
+from joma.cli._folders import writing_to
 from joma.cli._options import Json, count, option
 from joma.errors import JomaError
 
@@ -76,7 +77,8 @@ def report(
         chosen = _conditions(where or [])
         references = [read_reference(file, metrics, chosen) for file in reference or []]
         data = page(payloads, references=references).encode()
-        write_bytes(target, data)
+        with writing_to(target):
+            write_bytes(target, data)
     if json:
         _show.as_json(
             {
@@ -104,11 +106,11 @@ def report(
 
 def _payloads(runs: list[Path], points: int, fit: bool, progress: "Report") -> list[dict[str, Any]]:
     """Return the payload of each run; one of several that is damaged is shown as damaged."""
-    from joma.report.html import damaged_payload, payload
-    from joma.runs import Run, is_run
+    from joma.report.html import damaged_payload, payload, run_titles
+    from joma.runs import Run, is_damaged_run, is_run
 
     for path in runs:
-        if not is_run(path):
+        if not is_run(path) and not is_damaged_run(path):
             raise JomaError(f"{path} is not a run folder")
     budget = None if len(runs) == 1 else max(_FEWEST_OF_A_RUN, _ALL_POINTS // len(runs))
     found: list[dict[str, Any]] = []
@@ -129,15 +131,8 @@ def _payloads(runs: list[Path], points: int, fit: bool, progress: "Report") -> l
         found.append(made)
     if all(it["state"] == "damaged" for it in found):
         raise JomaError(found[0]["reason"])
-    return _with_titles(found, runs)
-
-
-def _with_titles(found: list[dict[str, Any]], runs: list[Path]) -> list[dict[str, Any]]:
-    """Return the payloads with titles that tell them apart: folders may have the same name."""
-    names = [it["title"] for it in found]
-    for it, path in zip(found, runs, strict=True):
-        if names.count(it["title"]) > 1:
-            it["title"] = str(path)
+    for it, title in zip(found, run_titles(runs), strict=True):
+        it["title"] = title
     return found
 
 

@@ -1,7 +1,7 @@
 """What `joma runs compare` prints: settings that differ, curves and end values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ def compare_runs(one: "Run", two: "Run") -> dict[str, Any]:
     return {
         "runs": [str(one.path), str(two.path)],
         "states": [summary.state for summary in summaries],
+        "last_steps": [summary.last_step for summary in summaries],
         "config": differing(one.config, two.config),
         "environment": differing(one.environment, two.environment),
         "outcome": differing(summaries[0].outcome, summaries[1].outcome),
@@ -66,10 +67,12 @@ def put_comparison(one: "Run", two: "Run", record: dict[str, Any]) -> None:
     _put_losses(one, two, names, record)
     if record["metrics"] is not None and record["metrics"]["equal"]:
         _show.say("metrics: equal")
-    elif record["ends"]:
-        if record["metrics"] is None or not record["metrics"]["largest"]:
+    elif record["metrics"] is not None and record["ends"]:
+        if not record["metrics"]["largest"]:
             _show.say("The runs did not log the same steps, names or members.")
-        _put_ends(names, record["ends"])
+        if None not in (steps := record["last_steps"]) and steps[0] != steps[1]:
+            _show.say(f"The runs end at different steps, {steps[0]:,} and {steps[1]:,}.")
+        _put_ends(names, _ends(one, two))
     for name, table in record["tables"].items():
         _show.say(f"table {name}: {_in_words(table)}")
     for name in record["tables_in_one_only"]:
@@ -93,29 +96,39 @@ def _put_losses(one: "Run", two: "Run", names: Sequence[str], record: dict[str, 
             say_curves([(name, own[0]) for name, own in zip(names, found, strict=True)])
     if shown and record["losses_part_at"] is not None:
         step = record["losses_part_at"]
-        _show.say(f"Losses differ by more than {_PARTED:.0%} from step {step:,} on.")
+        _show.say(f"Losses first differ by more than {_PARTED:.0%} at step {step:,}.")
 
 
-def _put_ends(names: Sequence[str], ends: dict[str, Sequence[float | None]]) -> None:
+def _put_ends(names: Sequence[str], ends: Mapping[str, Sequence[float | None]]) -> None:
     _show.say("\nEnd values, each the mean over layers")
     rows = _show.table("metric", *names, "difference", "better")
     for column in rows.columns[1:4]:
         column.justify = "right"
     equal = []
     for name, (left, right) in ends.items():
-        gap = None if left is None or right is None else right - left
+        gap = None
+        if left is not None and right is not None:
+            gap = right - left if math.isfinite(left) and math.isfinite(right) else math.nan
         if gap == 0:
             equal.append(name)
             continue
-        signed = number(None) if gap is None else f"{gap:+.3g}"
-        better = ""
-        if gap is not None and name in _LOWER_IS_BETTER:
-            better = names[1] if gap < 0 else names[0]
+        signed = number(None) if gap is None or math.isnan(gap) else f"{gap:+.3g}"
+        better = _better(names, left, right) if name in _LOWER_IS_BETTER else ""
         rows.add_row(name, number(left), number(right), signed, better)
     if rows.row_count:
         _show.put(rows)
     if equal:
         say_wrapped(f"Equal at the end: {', '.join(equal)}")
+
+
+def _better(names: Sequence[str], left: float | None, right: float | None) -> str:
+    """Return the name of the run with the lower loss; one that is not finite is never better."""
+    if left is None or right is None:
+        return ""
+    finite = [math.isfinite(left), math.isfinite(right)]
+    if not all(finite):
+        return names[finite.index(True)] if any(finite) else ""
+    return names[right < left]
 
 
 def _ends(one: "Run", two: "Run") -> dict[str, tuple[float | None, float | None]]:

@@ -17,6 +17,7 @@ from joma.errors import JomaError
 from joma.probes.metrics import METRICS as REGISTERED
 from joma.report import figures
 from joma.report.marks import draw_findings, grouped, mark_steps
+from joma.report.thinning import kept_points
 from joma.runs import Curve, Run, RunSummary, curves_of, loss_curves, read_findings
 
 METRICS = ("attention_entropy", "attention_effective", "stable_rank", "gradient_energy")
@@ -130,7 +131,8 @@ def _figure(rows: int, longest: int) -> tuple[Figure, GridSpec]:
 def _limits(log: Mapping[str, NDArray[Any]], several: Any) -> tuple[float, float]:
     """Return the first and last step of what is drawn, with a margin."""
     losses = np.isin(log["name"].astype(str), ("loss", "validation_loss"))
-    steps = [*log["step"][losses][[0, -1]].tolist()] if losses.any() else []
+    own = log["step"][losses]
+    steps = [int(own.min()), int(own.max())] if own.size else []
     steps += [int(step) for curves in several for it in curves for step in it.steps[[0, -1]]]
     first, last = (min(steps), max(steps)) if steps else (0, 1)
     margin = max(0.5, 0.01 * (last - first))
@@ -191,29 +193,14 @@ def _draw_lines(ax: Axes, name: str, curves: Sequence[Curve]) -> None:
 
 
 def _line(ax: Axes, curve: Curve, **options: Any) -> None:
-    steps, values = _thinned(curve)
+    kept = kept_points(curve.values, _MOST_POINTS)
+    steps, values = curve.steps[kept], curve.values[kept]
     finite = np.isfinite(values)
     alone = finite & ~np.append(finite[1:], False) & ~np.append(False, finite[:-1])
     ax.plot(steps, np.where(finite, values, np.nan), **options)
     if alone.any():  # a point between gaps has no line
         color = options["color"]
         ax.plot(steps[alone], values[alone], "o", color=color, ms=3, lw=0)
-
-
-def _thinned(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the least and greatest value of stretches of a long curve, in their order."""
-    if len(curve.steps) <= _MOST_POINTS:
-        return curve.steps, curve.values
-    kept: set[int] = set()
-    for stretch in np.array_split(np.arange(len(curve.steps)), _MOST_POINTS // 2):
-        finite = stretch[np.isfinite(curve.values[stretch])]
-        if finite.size:
-            own = curve.values[finite]
-            kept |= {int(finite[own.argmin()]), int(finite[own.argmax()])}
-        else:
-            kept.add(int(stretch[0]))
-    chosen = np.array(sorted(kept))
-    return curve.steps[chosen], curve.values[chosen]
 
 
 def _draw_heat(figure: Figure, ax: Axes, name: str, curves: Sequence[Curve]) -> None:

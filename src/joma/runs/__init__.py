@@ -12,7 +12,7 @@ from joma.runs._checkpoints import Checkpoint, Checkpoints, LatestCheckpoint
 from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
 from joma.runs._curves import Curve, curves_of, loss_curves
 from joma.runs._findings import RecordedFindings, read_findings
-from joma.runs._folder import check_out, check_restart, is_locked, is_run
+from joma.runs._folder import check_out, check_restart, is_damaged_run, is_locked, is_run
 from joma.runs._list import RunSummary, list_runs
 from joma.runs._metrics import Metrics
 from joma.runs._read import TableKind, read
@@ -41,6 +41,7 @@ __all__ = [
     "curves_of",
     "default_folder",
     "differing",
+    "is_damaged_run",
     "is_locked",
     "is_run",
     "list_runs",

@@ -31,11 +31,14 @@ class RecordedFindings:
         return min(self.findings, key=_rank, default=None)
 
     @property
-    def diverged(self) -> bool:
-        """Whether a critical finding says that the training diverged."""
-        return any(
-            one["severity"] == "critical" and one.get("kind") in _DIVERGED for one in self.findings
+    def divergence(self) -> dict[str, Any] | None:
+        """The first critical finding that says that the training diverged; None without one."""
+        found = (
+            one
+            for one in self.findings
+            if one["severity"] == "critical" and one.get("kind") in _DIVERGED
         )
+        return min(found, key=_rank, default=None)
 
 
 def read_findings(run: "Run") -> RecordedFindings:

@@ -132,18 +132,7 @@ def _summary(folder: Path) -> RunSummary | None:
             return None
         return RunSummary.of(Run.open(folder))
     except (OSError, JomaError) as error:
-        if not is_run(folder) and isinstance(error, JomaError):
-            error = _why_no_run(folder, error)
         return RunSummary.of_damaged(folder, sentence_of(error))
-
-
-def _why_no_run(folder: Path, error: JomaError) -> Exception:
-    """Return why `environment.json` of what was a run cannot be read."""
-    try:
-        json_files.read(folder / ENVIRONMENT)
-    except JomaError as reason:
-        return reason
-    return error
 
 
 def _last(run: Run) -> tuple[int | None, float | None]:

@@ -28,6 +28,7 @@ from joma.runs._folder import (
     ENVIRONMENT,
     check_restart,
     check_resumable,
+    is_damaged_run,
     is_run,
     locked,
     new_folder,
@@ -170,6 +171,8 @@ class Run:
         """Return the run in an existing folder."""
         path = Path(path)
         if not is_run(path):
+            if is_damaged_run(path):
+                json_files.read(path / ENVIRONMENT)  # says what is wrong with it
             raise JomaError(f"{path} is not a run folder")
         run = cls(path, {}, {})
         config, around = run._read_json(CONFIG), run._read_json(ENVIRONMENT)

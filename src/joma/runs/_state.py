@@ -59,9 +59,9 @@ def condition_of(run: Run) -> RunCondition:
     except (JomaError, OSError) as error:
         return RunCondition("damaged", sentence_of(error), {}, RecordedFindings())
     state, reason = _state(run, outcome)
-    if state != "running" and findings.diverged:
-        worst = findings.worst
-        return RunCondition("diverged", str((worst or {}).get("sentence", "")), outcome, findings)
+    divergence = findings.divergence
+    if state != "running" and divergence is not None:
+        return RunCondition("diverged", str(divergence.get("sentence", "")), outcome, findings)
     return RunCondition(state, reason, outcome, findings)
 
 
@@ -86,7 +86,7 @@ def _state(run: Run, outcome: dict[str, Any]) -> tuple[RunState, str]:
         # Also where it is locked: a process that has written this is about to leave.
         return "ended", ""
     held, why = is_locked(run.path), "locks cannot be tested here"
-    here, there = platform.node(), _host(run)
+    here, there = platform.node(), _host(run, outcome)
     if held is not True and there not in (None, here):
         held, why = None, f"it was started on another machine, {there}"
     if held:
@@ -102,14 +102,14 @@ def _state(run: Run, outcome: dict[str, Any]) -> tuple[RunState, str]:
         return "unknown", "It did not record how it ended."
     if held is None:
         age = max(0.0, time.time() - _last_written(run.path))
-        words = f"{why}, and it wrote last {_ago(age)} ago".capitalize()
-        return ("running" if age < FRESH_SECONDS else "died"), f"{words}."
+        words = f"{why[0].upper()}{why[1:]}, and it wrote last {_ago(age)} ago."
+        return ("running" if age < FRESH_SECONDS else "died"), words
     return "died", "Its process ended without closing the run."
 
 
-def _host(run: Run) -> str | None:
+def _host(run: Run, outcome: dict[str, Any]) -> str | None:
     """Return the machine that a run was started or last resumed on, where that was recorded."""
-    records = [run.environment, *run.environment.get("resumed", [])]
+    records = [run.environment, *run.environment.get("resumed", []), outcome]
     hosts = [one["host"] for one in records if isinstance(one.get("host"), str)]
     return hosts[-1] if hosts else None
 

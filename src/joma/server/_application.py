@@ -5,6 +5,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         return PlainTextResponse(f"{error.detail}\n", status_code=error.status_code)
     depth = max(request.url.path.count("/") - 1, 0)
-    title = "Gone" if error.status_code == 410 else "Not found"
+    title = HTTPStatus(error.status_code).phrase.capitalize()
     page = _views.message_page(title, error.detail, "../" * depth or "./")
     headers = {"content-security-policy": _views.policy(page)}
     return Response(page, error.status_code, headers, media_type="text/html")

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -85,7 +86,7 @@ class RunServer:
     ) -> None:
         local = _is_loopback(host)
         token = secrets.token_urlsafe(24) if ask_token or not local else None
-        names = set(allowed_hosts) if local else {*allowed_hosts, *_own_names(host)}
+        names = {*allowed_hosts, *({host} if local else _own_names(host))}
         app = application(runs, token=token, allowed_hosts=names)
         self._listener = _listener(host, port)
         self.address = Address(host, self._listener.getsockname()[1], token)
@@ -217,9 +218,9 @@ def _listener(host: str, port: int | None) -> socket.socket:
     for candidate in ports:
         try:
             return _bound(host, candidate)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                why = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:
+            if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
+                why = getattr(error, "strerror", None) or "this is not the name of a machine"
                 raise JomaError(f"cannot serve on {host} port {candidate}: {why}") from error
     if port is not None:
         raise JomaError(
@@ -234,7 +235,8 @@ def _bound(host: str, port: int) -> socket.socket:
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name == "posix":  # elsewhere it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError:
         listener.close()

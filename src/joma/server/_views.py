@@ -38,17 +38,23 @@ def run_page(payloads: Sequence[bytes], home: str) -> bytes:
         payloads: What is shown of each.
         home: The address of the list of runs, relative to the page.
     """
-    from joma.report.html import page
+    from joma.report.html import page, run_titles
 
     runs = [json.loads(it) for it in payloads]
+    for run, title in zip(runs, run_titles([Path(run["path"]) for run in runs]), strict=True):
+        run["title"] = title
     return page(runs, live=True, api=f"{home}api", home=home).encode("utf-8", "replace")
 
 
 def run_list(runs: Sequence[ServedRun]) -> bytes:
     """Return the list of runs, as JSON: what the page shows, and what `joma runs list` prints."""
-    from joma.report.html import index_row
+    from joma.report.html import index_row, run_titles
 
-    listed = [{**run.summary.as_json(), **index_row(run.summary, run.id)} for run in runs]
+    titles = run_titles([run.path for run in runs])
+    listed = [
+        {**run.summary.as_json(), **index_row(run.summary, run.id, title)}
+        for run, title in zip(runs, titles, strict=True)
+    ]
     return _json({"runs": listed})
 
 

@@ -10,12 +10,14 @@ folders into such pages; the script shows, and computes nothing that is not on t
   shows of one.
 - `read_reference`: recorded curves from a CSV file, to be drawn next to those of a run.
 - `is_report`: whether a file is such a page.
+- `run_titles`: what runs are called, so that they can be told apart.
 """
 
 from joma.report.html._index import index_page, index_row
 from joma.report.html._page import is_report, page
 from joma.report.html._payload import damaged_payload, payload
 from joma.report.html._reference import read_reference
+from joma.report.html._titles import run_titles
 
 __all__ = [
     "damaged_payload",
@@ -25,4 +27,5 @@ __all__ = [
     "page",
     "payload",
     "read_reference",
+    "run_titles",
 ]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joma.report.html._thin import kept_points
 from joma.report.html._words import EVEN, FACTS, SETTINGS, SHAPES, chart_words, order_of
+from joma.report.thinning import kept_points
 
 FEWEST_POINTS = 40
 """Points that every series keeps, however many series a run has."""
@@ -83,7 +83,7 @@ def recorded_series(log: Log) -> Iterator[RecordedSeries]:
         code = code * (numbers.max() + 1) + numbers
     order = np.argsort(code, kind="stable")
     cuts = np.flatnonzero(np.diff(code[order])) + 1
-    for rows in np.split(order, cuts):
+    for rows in sorted(np.split(order, cuts), key=lambda it: it[0]):
         first = rows[0]
         yield RecordedSeries(
             metric=str(log["name"][first]),

@@ -1,11 +1,14 @@
 """The list of runs, for a server that shows one page for each."""
 
+import math
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 from urllib.parse import quote
 
 from joma.report.html._page import ASSETS, json_in_html, render
+from joma.report.html._titles import run_titles
+from joma.report.html._words import UNRATED, not_finite_word
 
 
 def index_page(
@@ -27,7 +30,12 @@ def index_page(
         identify: Returns the identifier of a run, which its address `runs/ID` is made of.
         links: Further pages, such as the laboratory: address and name of each.
     """
-    rows = [index_row(summary, identify(summary)) for summary in summaries]
+    listed = list(summaries)
+    titles = run_titles([summary.path for summary in listed])
+    rows = [
+        index_row(summary, identify(summary), name)
+        for summary, name in zip(listed, titles, strict=True)
+    ]
     return render(
         "index.html",
         script=_script(),
@@ -39,29 +47,32 @@ def index_page(
     )
 
 
-def index_row(summary: Any, identifier: str) -> dict[str, Any]:
+def index_row(summary: Any, identifier: str, title: str | None = None) -> dict[str, Any]:
     """Return what the list shows of a run, ready for JSON.
 
     Args:
         summary: A `joma.runs.RunSummary`.
         identifier: The run's identifier.
+        title: What the run is called; otherwise by its folder alone.
     """
     worst = getattr(summary, "worst", None)
-    loss = getattr(summary, "last_loss", None)
+    loss: float | None = getattr(summary, "last_loss", None)
+    finite = loss is None or math.isfinite(loss)
     return {
         "id": identifier,
         "href": f"runs/{quote(identifier, safe='/')}",
-        "title": summary.path.name or identifier,
+        "title": title or run_titles([summary.path])[0],
         "name": summary.name,
         "date": summary.date,
         "state": getattr(summary, "state", "unknown"),
         "reason": getattr(summary, "reason", None),
         "last_step": getattr(summary, "last_step", None),
-        "last_loss": loss if loss is None or abs(loss) < float("inf") else None,
+        "last_loss": loss if finite else None,
+        "last_loss_text": None if loss is None or finite else not_finite_word(loss),
         "worst": None
         if not worst
         else {
-            "severity": str(worst.get("severity") or "note"),
+            "severity": str(worst.get("severity") or UNRATED),
             "sentence": str(worst.get("sentence") or ""),
         },
     }

@@ -1,5 +1,6 @@
 """Everything a page shows of one run, ready for JSON."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from joma.errors import JomaError
 from joma.report.html._charts import Log, charts, facts, recorded_series, rounded
 from joma.report.html._fits import entropy_fits
 from joma.report.html._galore import gradient_ranks
-from joma.report.html._words import charts_of_finding
+from joma.report.html._titles import run_titles
+from joma.report.html._words import UNRATED, charts_of_finding, not_finite_word
 from joma.runs import Run, condition_of
 
 FORMAT = 1
@@ -61,7 +63,7 @@ def payload(
         "format": FORMAT,
         "id": run.path.name,
         "path": str(run.path),
-        "title": run.path.name or str(run.path.resolve().name),
+        "title": run_titles([run.path])[0],
         "name": run.name,
         "state": condition.state,
         "reason": condition.reason or None,
@@ -91,7 +93,7 @@ def damaged_payload(path: Path, reason: str) -> dict[str, Any]:
         "format": FORMAT,
         "id": path.name,
         "path": str(path),
-        "title": path.name,
+        "title": run_titles([path])[0],
         "name": "",
         "state": "damaged",
         "reason": reason,
@@ -159,7 +161,7 @@ def _summary(log: Log, run: Run) -> dict[str, Any]:
             continue
         steps, values = log["step"][chosen], log["value"][chosen]
         found: dict[str, Any] = {"last_step": int(steps[-1]), "last": rounded(values[-1:])[0]}
-        found["last_text"] = None if found["last"] is not None else _not_finite(values[-1])
+        found["last_text"] = None if found["last"] is not None else not_finite_word(values[-1])
         finite = np.flatnonzero(np.isfinite(values))
         if finite.size:
             lowest = finite[np.argmin(values[finite])]
@@ -167,10 +169,6 @@ def _summary(log: Log, run: Run) -> dict[str, Any]:
             found["lowest_step"] = int(steps[lowest])
         summary[name] = found
     return summary
-
-
-def _not_finite(value: float) -> str:
-    return "NaN" if np.isnan(value) else "∞" if value > 0 else "−∞"
 
 
 def _finding(found: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
@@ -181,16 +179,23 @@ def _finding(found: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
         whole = isinstance(value, int) and not isinstance(value, bool)
         record[name] = value if whole else None
     if record.get("severity") not in ("note", "warning", "critical"):
-        record["severity"] = "note"
+        record["severity"] = UNRATED
     evidence = found.get("evidence")
     record["evidence"] = {
         str(name): value
         for name, value in (evidence.items() if isinstance(evidence, Mapping) else ())
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if _is_number(value)
     }
     wanted = charts_of_finding(str(found.get("kind")))
     record["chart"] = next((key for key in wanted if key in keys), None)
     return record
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value of a file is a number that JSON has; whole ones have any size."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +224,9 @@ def _table(run: Run, name: str) -> dict[str, Any]:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, float | np.floating):
-        return rounded(np.array([value]))[0] if np.isfinite(value) else _not_finite(float(value))
+        return (
+            rounded(np.array([value]))[0] if np.isfinite(value) else not_finite_word(float(value))
+        )
     if hasattr(value, "item"):
         value = value.item()
     if value is None or isinstance(value, int | bool):

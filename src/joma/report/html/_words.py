@@ -1,5 +1,6 @@
 """What the charts of a report are called, and to which section they belong."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -48,6 +49,9 @@ SHAPES = ("matrix_rows", "matrix_columns")
 
 EVEN = "attention_uniform"
 """Metric that holds the entropy of even attention; a line in the chart of the entropy."""
+
+UNRATED = "unrated"
+"""Severity of a finding of an older version, which recorded none."""
 
 _CHARTS = {
     "attention_bounce": ("attention_entropy",),
@@ -113,6 +117,11 @@ def order_of(metric: str) -> tuple[int, int, str]:
 def charts_of_finding(kind: str) -> tuple[str, ...]:
     """Return the metrics on whose charts a finding shows, the best first."""
     return (*_CHARTS.get(kind, ()), "loss")
+
+
+def not_finite_word(value: float) -> str:
+    """Return the word for a number that is not finite."""
+    return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
 
 
 def _section(metric: str) -> str:

@@ -17,6 +17,9 @@ from joma.train.processes import MonitoredProcesses, whole
 IsOptimized = Callable[[Tensor], bool | None]
 """Whether a parameter is in the optimizer; None where no optimizer is known."""
 
+_MOST_WRAPPERS = 8
+"""Objects around an optimizer, such as those of trainers, that are searched for it."""
+
 
 class Facts:
     """Reads what costs next to nothing, at every measurement.
@@ -219,13 +222,8 @@ class OptimizerView:
 
     def _projecting(self) -> list[Any]:
         """Return the optimizers that project gradients, out of the wrappers of trainers."""
-        found = []
-        for one in self._living():
-            while not hasattr(one, "subspaces") and hasattr(one, "optimizer"):
-                one = one.optimizer
-            if hasattr(one, "subspaces"):
-                found.append(one)
-        return found
+        inner = [_unwrapped(one, lambda it: hasattr(it, "subspaces")) for one in self._living()]
+        return [one for one in inner if hasattr(one, "subspaces")]
 
 
 def _several(optimizer: Any) -> list[Any]:
@@ -247,9 +245,17 @@ def _several(optimizer: Any) -> list[Any]:
     return list(several)
 
 
+def _unwrapped(optimizer: Any, is_it: Callable[[Any], bool]) -> Any:
+    """Return the first object inside the wrappers of trainers that is it, or the innermost."""
+    for _ in range(_MOST_WRAPPERS):
+        if is_it(optimizer) or not hasattr(optimizer, "optimizer"):
+            break
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
 def _settings(optimizer: Any) -> dict[str, Any]:
-    while not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer  # out of the wrappers of trainers
+    optimizer = _unwrapped(optimizer, lambda it: isinstance(it, torch.optim.Optimizer))
     found: dict[str, Any] = {"name": type(optimizer).__name__}
     groups = [group for group in optimizer.param_groups if group["params"]]
     for name in dict.fromkeys(name for group in groups for name in group):

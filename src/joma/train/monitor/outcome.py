@@ -1,6 +1,7 @@
 """How a monitored training ended, kept in the `outcome.json` of a run that the monitor made."""
 
 import os
+import platform
 import sys
 from typing import Any
 
@@ -25,9 +26,9 @@ class OwnOutcome:
     def __init__(self, run: Run | None, faults: Faults) -> None:
         self._run, self._faults = run, faults
         self._process = os.getpid()
-        self._error_before = _last_error()
+        self._error_before = id(_last_error())  # itself, it would keep what its frames hold
         self._ended = False
-        self._write({"status": "running"})
+        self._write({"status": "running", "host": platform.node()})
 
     def end(self, error: BaseException | None = None, stopped: str | None = None) -> None:
         """Write how the training ended; only the first call counts.
@@ -53,7 +54,7 @@ class OwnOutcome:
         if self._ended:
             return
         error = _last_error()
-        if error is not None and error is not self._error_before:
+        if error is not None and id(error) != self._error_before:
             self.end(error)
         else:
             self._ended = True

@@ -17,7 +17,7 @@ function row(run) {
     el("td", null, el("span", { class: `pill ${state}`, text: state })),
     el("td", { class: "worst" }, worst),
     el("td", { class: "number", text: count(run.last_step) }),
-    el("td", { class: "number", text: short(run.last_loss) }),
+    el("td", { class: "number", text: run.last_loss_text || short(run.last_loss) }),
     el("td", { text: (run.date || "–").slice(0, 16).replace("T", " ") }));
 }
 
@@ -80,18 +80,13 @@ async function update() {
 }
 
 function follow() {
-  const source = new EventSource(`${data.api}/events`);
-  let lost = false;
-  source.addEventListener("open", () => {
-    connection("live");
-    if (lost) update();
-    lost = false;
-  });
-  source.addEventListener("change", update);
-  source.addEventListener("error", () => {
-    lost = true;
-    connection("reconnecting");
-    if (source.readyState === EventSource.CLOSED) setTimeout(follow, 3000);
+  listen(`${data.api}/events`, {
+    open: (missed) => {
+      connection("live");
+      if (missed) update();
+    },
+    change: update,
+    lost: () => connection("reconnecting"),
   });
 }
 

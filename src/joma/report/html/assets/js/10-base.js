@@ -130,6 +130,37 @@ function toCsv(rows) {
   return rows.map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
 }
 
+/** Listen to the events of a server while the page is visible: a browser keeps few streams open.
+ * `open` is called with whether events may have been missed, `change` with each of them. */
+function listen(address, { open, change, lost }) {
+  let source = null, missed = document.hidden;
+  const begin = () => {
+    if (source || document.hidden) return;
+    source = new EventSource(address);
+    source.addEventListener("open", () => {
+      open(missed);
+      missed = false;
+    });
+    source.addEventListener("change", change);
+    source.addEventListener("error", () => {
+      missed = true;
+      lost();
+      if (source.readyState !== EventSource.CLOSED) return;
+      source = null;
+      setTimeout(begin, 3000);
+    });
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) begin();
+    else if (source) {
+      source.close();
+      source = null;
+      missed = true;
+    }
+  });
+  begin();
+}
+
 /** Tell those who do not see the charts what has changed. */
 function announce(sentence) {
   byId("say").textContent = sentence;

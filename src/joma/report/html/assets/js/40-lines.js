@@ -1,6 +1,6 @@
 /* Lines over steps, drawn by uPlot; every series has steps of its own. */
 
-const SEVERITIES = { critical: "--critical", warning: "--warning", note: "--note" };
+const SEVERITIES = { critical: "--critical", warning: "--warning", note: "--note", unrated: "--note" };
 const straight = uPlot.paths.linear();
 const DENSE = 2000;
 

@@ -165,9 +165,10 @@ class Card {
   /** Return the fits of Eqn 6 for the layers that are shown. */
   bands() {
     if (this.chart.key !== "attention_entropy" || this.heads) return [];
-    return this.lines().filter((it) => !it.hidden && !it.reference).flatMap(({ series, style }) => {
+    // Only the first member of an ensemble is fitted.
+    return this.lines().filter((it) => !it.hidden && !it.reference && !it.series.member).flatMap(({ series, style }) => {
       const fits = store.runs[series.run].fits;
-      const found = fits ? fits.fits.find((it) => it.module === series.module && it.layer === series.layer) : null;
+      const found = fits ? fits.fits.find((it) => it.module === series.module && it.kind === series.kind && it.layer === series.layer) : null;
       return found ? [{ ...found, colour: style.colour }] : [];
     });
   }

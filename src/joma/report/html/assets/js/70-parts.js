@@ -1,7 +1,7 @@
 /* Everything around the charts: summary, findings, comparison, theory, GaLore, settings. */
 
 const SHOWN_FINDINGS = 10;
-const RANK = { critical: 0, warning: 1, note: 2 };
+const RANK = { critical: 0, warning: 1, note: 2, unrated: 3 };
 const STATES = {
   running: "running", ended: "ended", stopped: "stopped", died: "died", diverged: "diverged", damaged: "damaged", unknown: "unknown",
 };
@@ -23,7 +23,7 @@ function summaryStrip(run) {
   const { summary } = run, worst = worstOf(run);
   const loss = summary.loss, low = loss && loss.lowest !== undefined ? `lowest ${short(loss.lowest)} at step ${count(loss.lowest_step)}` : "";
   return el("dl", { class: "strip" },
-    tile("state", pill(run.state), run.reason && run.state !== "diverged" ? el("small", { text: run.reason }) : null),
+    tile("state", pill(run.state), run.reason && !["diverged", "damaged"].includes(run.state) ? el("small", { text: run.reason }) : null),
     tile("worst finding", worst ? badge(worst) : el("span", { text: run.judged ? "none" : "not judged" })),
     tile("steps", count(summary.last_step)),
     tile("last loss", lossWord(loss), low ? el("small", { text: low }) : null),
@@ -31,7 +31,7 @@ function summaryStrip(run) {
     summary.learning_rate === undefined ? null : tile("learning rate", short(summary.learning_rate)),
     tile("wall time", duration(summary.seconds)),
     tile("device", summary.device || "–"),
-    tile("began", el("span", { class: "nowrap", text: (summary.date || "–").slice(0, 10) }), el("small", { text: `${(summary.date || "").slice(11, 16)} UTC` })));
+    tile("began", el("span", { class: "nowrap", text: (summary.date || "–").slice(0, 10) }), summary.date ? el("small", { text: `${summary.date.slice(11, 16)} UTC` }) : null));
 }
 
 function worstOf(run) {
@@ -179,13 +179,13 @@ function tablesSection() {
 /** What low-rank gradients would let GaLore save, in words and as tables. */
 function galoreSection() {
   return store.runs.filter((it) => it.galore).flatMap((run) => {
-    const { weights, ranks, shapes, adamw_bytes: adamw } = run.galore, nodes = [];
+    const { weights, ranks, finite, shapes, adamw_bytes: adamw } = run.galore, nodes = [];
     if (several()) nodes.push(el("h3", { text: run.title }));
     const percent = (share) => (share > 0.99995 ? "> 99.99%" : `${(100 * share).toFixed(share > 0.99 ? 2 : 1)}%`);
     for (const it of ranks) {
       nodes.push(el("p", { class: "plain" },
         el("strong", { text: `Rank ${it.rank} ` }),
-        `holds ${percent(it.median)} of the squared gradient of the median weight and ${percent(it.least)} of the least, of ${plural(it.gradients, "gradient")} at their last measurement.`,
+        `holds ${percent(it.median)} of the squared gradient of the median weight and ${percent(it.least)} of the least, of ${plural(it.gradients, "gradient")} at their last ${finite ? "" : "finite "}measurement.`,
         it.galore_bytes && adamw ? ` For these weights the optimizer would keep ${bytes(it.galore_bytes)} instead of AdamW's ${bytes(adamw)} in float32${it.galore_bytes < adamw ? `, ${Math.round(100 * (1 - it.galore_bytes / adamw))}% less` : ", so nothing is saved"}.` : ""));
     }
     nodes.push(el("p", { class: "quiet", text: shapes
@@ -206,8 +206,8 @@ function theorySection() {
   for (const run of fitted) {
     const of = several() ? `${run.title}, ` : "";
     const rows = [
-      ...run.fits.fits.map((it) => [`${of}layer ${it.layer}`, it.module, `steps up to ${count(it.until)}`, `${Math.round(100 * it.inside)}%`, it.error, it.error_last_value, it.misfit || "none found"]),
-      ...run.fits.refused.map((it) => [`${of}layer ${it.layer}`, it.module, "not drawn", null, null, null, it.reason]),
+      ...run.fits.fits.map((it) => [`${of}${it.layer === null ? "no layer" : `layer ${it.layer}`}`, it.module, `steps up to ${count(it.until)}`, `${Math.round(100 * it.inside)}%`, it.error, it.error_last_value, it.misfit || "none found"]),
+      ...run.fits.refused.map((it) => [`${of}${it.layer === null ? "no layer" : `layer ${it.layer}`}`, it.module, "not drawn", null, null, null, it.reason]),
     ];
     nodes.push(numberTable(["layer", "module", "fitted to", "later values in the interval, noise added", "error (nats)", "error of the last value", "misfit or reason"], rows, "Fits of Eqn 6"));
   }

@@ -1,40 +1,46 @@
 /* A page that follows runs while they write: events say what changed, and it is fetched again. */
 
-const live = { source: null, waiting: new Set(), busy: false, versions: new Map() };
+const live = { waiting: new Set(), removed: new Set(), busy: false, versions: new Map() };
 
-function showConnection(state) {
+/** Show the state of the connection; how a run ended is said by its own state. */
+function showConnection(connected) {
   const node = byId("connection");
   if (!node) return;
-  node.className = `pill ${state === "live" ? "running" : state === "ended" ? "ended" : "died"}`;
-  if (node.textContent !== state) node.textContent = state;
+  const removed = store.runs.every((it) => live.removed.has(it.id));
+  const running = store.runs.some((it) => it.state === "running" || it.state === "unknown");
+  const [word, kind] = !connected ? ["reconnecting", "died"]
+    : removed ? ["removed", "died"] : running ? ["live", "running"] : ["connected", "unknown"];
+  node.className = `pill ${kind}`;
+  if (node.textContent !== word) node.textContent = word;
 }
 
-const allOver = () => store.runs.every((it) => it.state !== "running" && it.state !== "unknown");
+function showRemoved(id) {
+  live.removed.add(id);
+  showConnection(true);
+  announce("The folder of a run was removed; the page shows what it held last.");
+}
 
 function follow() {
-  live.source = new EventSource(`${store.api}/events`);
-  live.source.addEventListener("open", () => {
-    showConnection(allOver() ? "ended" : "live");
-    if (live.lost) store.runs.forEach((it) => live.waiting.add(it.id));
-    live.lost = false;
-    fetchWaiting();
-  });
-  live.source.addEventListener("change", (event) => {
-    let about;
-    try {
-      about = JSON.parse(event.data);
-    } catch {
-      return;
-    }
-    if (!store.runs.some((it) => it.id === about.run) || live.versions.get(about.run) === about.version) return;
-    live.versions.set(about.run, about.version);
-    live.waiting.add(about.run);
-    fetchWaiting();
-  });
-  live.source.addEventListener("error", () => {
-    live.lost = true;
-    showConnection("reconnecting");
-    if (live.source.readyState === EventSource.CLOSED) setTimeout(follow, 3000);
+  listen(`${store.api}/events`, {
+    open: (missed) => {
+      showConnection(true);
+      if (missed) store.runs.forEach((it) => live.waiting.add(it.id));
+      fetchWaiting();
+    },
+    change: (event) => {
+      let about;
+      try {
+        about = JSON.parse(event.data);
+      } catch {
+        return;
+      }
+      if (!store.runs.some((it) => it.id === about.run) || live.versions.get(about.run) === about.version) return;
+      live.versions.set(about.run, about.version);
+      if (about.version === null) return showRemoved(about.run);
+      live.waiting.add(about.run);
+      fetchWaiting();
+    },
+    lost: () => showConnection(false),
   });
 }
 
@@ -47,22 +53,23 @@ async function fetchWaiting() {
     try {
       const answer = await fetch(`${store.api}/runs/${id.split("/").map(encodeURIComponent).join("/")}`, { cache: "no-store" });
       if (answer.status === 404 || answer.status === 410) {
-        showConnection("ended");
-        announce("This run was removed.");
+        showRemoved(id);
         continue;
       }
       if (!answer.ok) throw new Error(String(answer.status));
       const run = unpack(await answer.json());
       const index = store.runs.findIndex((it) => it.id === id);
+      live.removed.delete(id);
       if (index >= 0) {
         run.id = id;
+        run.title = store.runs[index].title; // of several runs, what tells them apart
         store.runs[index] = run;
         refresh();
       }
-      showConnection(allOver() ? "ended" : "live");
+      showConnection(true);
       await new Promise((done) => setTimeout(done, 400));
     } catch {
-      showConnection("reconnecting");
+      showConnection(false);
       live.waiting.add(id);
       await new Promise((done) => setTimeout(done, 2000));
     }

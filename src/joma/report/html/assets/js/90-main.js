@@ -129,7 +129,7 @@ function begin() {
   window.matchMedia("print").addEventListener("change", (event) => event.matches && everything());
   if (data.live) {
     byId("connection").hidden = false;
-    showConnection("reconnecting");
+    showConnection(false);
     follow();
   }
   document.documentElement.dataset.ready = "yes";
