@@ -125,7 +125,7 @@ def _space(row: Element) -> None:
         bar = child[0] if child.tag in _SCRIPTS else child
         if child.tag == "mo" and child.text == "/":
             child.attrib.update(_TIGHT)
-        elif child.tag == "mo" and child.text in _SIGNS and _opens(before):
+        elif child.tag == "mo" and (child.text or " ") in _SIGNS and _opens(before):
             child.set("form", "prefix")
         elif bar.tag == "mo" and bar.text == "|" and "form" not in bar.attrib:
             given = "stretchy" not in bar.attrib  # by \lvert and \rvert
