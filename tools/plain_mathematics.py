@@ -78,7 +78,7 @@ class _Reader:
 
     def __init__(self, plain: str) -> None:
         self.text = unicodedata.normalize("NFD", plain.replace("½", "\ue000"))
-        self.text = self.text.replace("\ue000", "½")
+        self.text = self.text.replace("\ue000", "½").replace("=\u0338", "≠")
         self.at = 0
 
     def all(self) -> str:
@@ -157,7 +157,7 @@ class _Reader:
             assert found
             self.at += found.end()
             return tex(found[0])
-        found = re.match(r"(?:[A-Z]?[a-z0-9]*|[α-ωΑ-Ω]+)′?", rest)
+        found = re.match(r"(?:[α-ωΑ-Ω]+|[A-Z]?[a-z0-9]*)′?", rest)
         assert found
         self.at += found.end()
         word = found[0]

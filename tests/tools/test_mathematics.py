@@ -25,6 +25,8 @@ def tools(monkeypatch):
         ("√(π/2) erf(v/√2)", r"\sqrt{\pi/2} \operatorname{erf}(v/\sqrt{2})"),
         ("Σ_l′ G_ll′", r"\sum_{l'} G_{ll'}"),
         ("t₃.₁", r"t_{3.1}"),
+        ("corr(z_α, f_k)", r"\operatorname{corr}(z_{\alpha}, f_k)"),
+        ("σ′ ≠ 0", r"\sigma' \ne 0"),
         ("E[g|l] P[y=0]", r"\mathbb{E}[g|l] \mathbb{P}[y=0]"),
     ],
 )
@@ -60,3 +62,43 @@ def test_tex_of_a_page_becomes_mathml_and_code_stays(tools):
     assert "<msub><mi>v</mi><mi>k</mi></msub>" in made
     assert '<div class="equation"><math ' in made
     assert "$v_k$" not in made
+
+
+def _row(tools, tex: str) -> str:
+    pytest.importorskip("latex2mathml", reason="it makes MathML")
+    return tools("mathml_hook").mathml(tex, displayed=False)
+
+
+def test_a_power_of_a_function_stays_a_power(tools):
+    assert "<msup><mi>ln</mi><mn>2</mn></msup>" in _row(tools, r"c \ln^2(t)")
+
+
+def test_a_prime_stands_next_to_its_letter(tools):
+    made = _row(tools, r"h'_k")
+    assert made.count("<msub>") == 1
+    assert '<mrow><mi>h</mi><mo lspace="0" rspace="0">′</mo></mrow><mi>k</mi>' in made
+
+
+@pytest.mark.parametrize(
+    ("tex", "prefixes"), [(r"s \to -\infty", 1), ("a - b", 0), ("(-1, -1)", 2)]
+)
+def test_a_sign_at_the_start_of_a_term_is_not_spaced(tools, tex: str, prefixes: int):
+    assert _row(tools, tex).count('form="prefix"') == prefixes
+
+
+def test_bars_of_an_absolute_value_are_not_those_of_a_condition(tools):
+    assert _row(tools, r"\max|x|").count("lspace") == 2
+    assert "lspace" not in _row(tools, r"\mathbb{P}[y|k]")
+
+
+def test_the_vector_of_ones_is_bold(tools):
+    assert "font-weight: bold" in _row(tools, r"\mathbf{1}")
+
+
+def test_punctuation_stays_with_its_formula(tools):
+    pytest.importorskip("latex2mathml", reason="it makes MathML")
+    hook = tools("mathml_hook")
+    page = SimpleNamespace(meta={})
+    made = hook.on_page_content(hook.on_page_markdown("Let ($v$), then", page=page), page=page)
+    assert made.startswith('Let <span class="together">(<math ')
+    assert made.endswith("</math>),</span> then")

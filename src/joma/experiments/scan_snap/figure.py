@@ -16,10 +16,10 @@ from joma.theory.scan_snap import Balanced, ScanSnapCorpus, ScanSnapTrajectory
 
 LENGTH, BATCH = 256, 32
 TOKENS = {  # token: what it is, where its label stands, from its line's end
-    3: ("distinct\nP = .22, 0", 8),
-    2: ("in between\nP = .25, .02", -6),
-    4: ("distinct\nP = .08, 0", 0),
-    0: ("common\nP = .25, .25", 0),
+    3: ("distinct\nP = 0.22, 0", 8),
+    2: ("in between\nP = 0.25, 0.02", -6),
+    4: ("distinct\nP = 0.08, 0", 0),
+    0: ("common\nP = 0.25, 0.25", 0),
 }
 CLASSES = ScanSnapCorpus(
     np.array([[0.25, 0.2, 0.25, 0.22, 0.08, 0.0, 0.0], [0.25, 0.2, 0.02, 0.0, 0.0, 0.35, 0.18]]),
