@@ -1,5 +1,9 @@
 """Short pieces of text for messages."""
 
+import shutil
+import sys
+import textwrap
+
 from joma.errors import printable
 
 
@@ -14,3 +18,32 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def wrapped(text: str, width: int | None = None) -> str:
+    """Return lines broken between words, the rest of each indented below its start.
+
+    Args:
+        text: One line or several.
+        width: Columns of a line, 0 for lines as long as they are; None for the columns of the
+            terminal, where standard output is one, and otherwise 0.
+    """
+    if width is None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if not width:
+        return text
+    return "\n".join(_wrapped_line(line, max(width, 20)) for line in text.splitlines())
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    start = len(line) - len(line.lstrip(" "))
+    # Advice is indented by four already; its lines stay below one another.
+    indent = " " * (start if start > 2 else start + 2)
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )

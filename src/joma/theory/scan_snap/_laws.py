@@ -112,32 +112,32 @@ def growth_factor(f_squared: ArrayLike, b: ArrayLike) -> Array:
 
 
 def log_gain_bounds(b: ArrayLike, f_squared: ArrayLike) -> tuple[Array, Array]:
-    """Scan&Snap Theorem 3, 2f²_{l*}(0)B ≤ ln χ_{l*} ≤ 2B, where g is γf or 0.
+    """Scan&Snap Theorem 3, 2f_l²(0)B ≤ ln χ_l ≤ 2B, where g is γf or 0.
 
-    That is, g = γf on the distinct tokens, γ > 0, and g = 0 on the common ones. Then
-    ln χ = 2∫f²_{l*}dB = 2z_{l*}, and f²_{l*} only rises: the lower bound is the tangent at B = 0,
-    the upper one has the slope of B → ∞. On the full flow g = γf holds only at the start; what is
-    left is `full_log_gain_bounds`, and near the start `early_log_gain`.
+    That is, g = γf on the distinct tokens, γ > 0, and g = 0 on the common ones; l is the dominant
+    token. Then ln χ = 2∫f_l²dB = 2z_l, and f_l² only rises: the lower bound is the tangent at
+    B = 0, the upper one has the slope of B → ∞. On the full flow g = γf holds only at the start;
+    what is left is `full_log_gain_bounds`, and near the start `early_log_gain`.
 
     Args:
         b: B_n(t).
-        f_squared: f²_{nl*}(0) of the dominant token.
+        f_squared: f_nl²(0) of the dominant token.
     """
     b = _checks.non_negative("b", b)
     return 2 * _checks.within("f_squared", f_squared, 0.0, 1.0) * b, 2 * b
 
 
 def full_log_gain_bounds(b: ArrayLike, f_squared: ArrayLike) -> tuple[Array, Array]:
-    """Scan&Snap Theorem 3 on the full flow, 0 ≤ ln χ_{l*} ≤ 2B, for classes that are alike.
+    """Scan&Snap Theorem 3 on the full flow, 0 ≤ ln χ_l ≤ 2B, for classes that are alike.
 
     Y remembers the attention of the past, when the other tokens had not fallen behind as far, so
-    that g_l/f_l is least for the dominant token. Hence ln χ ≤ 2∫f²_{l*}dB ≤ 2B, the first no longer
+    that g_l/f_l is least for the dominant token. Hence ln χ ≤ 2∫f_l²dB ≤ 2B, the first no longer
     an equality. The lower bound is not proven but stood a search over such corpora and all rates.
     Where classes differ (`ScanSnapCorpus.alike`) B and ln χ can both fall below 0.
 
     Args:
         b: B_n(t).
-        f_squared: f²_{nl*}(0), on which these bounds do not depend.
+        f_squared: f_nl²(0), on which these bounds do not depend.
     """
     low, high = log_gain_bounds(b, f_squared)
     return np.zeros_like(low), high

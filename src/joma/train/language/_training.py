@@ -172,7 +172,7 @@ class _Session:
             monitor_seconds=0.0 if monitor is None else monitor.seconds,
             parameters=self.trainer.parameters,
             judgement=Judgement() if monitor is None else monitor.judgement,
-            lines=() if monitor is None else tuple(monitor.summary().splitlines()[1:]),
+            lines=() if monitor is None else tuple(monitor.summary(width=0).splitlines()[1:]),
             stopped=self.stop_reason,
             refused=ended.refused,
         )

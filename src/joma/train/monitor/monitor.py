@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from joma.common.checks import whole_number
+from joma.common.text import wrapped
 from joma.errors import JomaError
 from joma.models.architectures import Architecture
 from joma.probes import AttentionMap
@@ -312,8 +313,13 @@ class Monitor:
                 self._guarded(self._update_findings)
             return self._live.judgement
 
-    def summary(self) -> str:
-        """Return the findings in plain words, what was not judged, and what was not measured."""
+    def summary(self, width: int | None = None) -> str:
+        """Return the findings in plain words, what was not judged, and what was not measured.
+
+        Args:
+            width: Columns at which lines are broken, 0 for lines as long as they are; None for
+                those of the terminal, where standard output is one, and otherwise 0.
+        """
         if not self._processes.first:
             return ""
         with self._lock:
@@ -327,7 +333,8 @@ class Monitor:
                 f"{share:.1%} of the training's time; {where}"
             )
             found = None if self._live.failed else judgement
-            return summary_of(first, self._alarm.sentence(), found, self._faults.sentences())
+            text = summary_of(first, self._alarm.sentence(), found, self._faults.sentences())
+            return wrapped(text, width)
 
     def plot(self) -> "Figure | None":
         """Return the picture of the run so far: loss, metrics by layer, and findings.
