@@ -93,6 +93,8 @@ def reproduce(run: Run, request: Request) -> Outcome:
     for row, kind in zip(axes, TITLES, strict=True):
         _draw_data(figure, row[0], trained[kind].x, kind)
         _draw_curves(row[1], steps, curves[kind])
+    # Both panels have the same lines; in the lower one the band would run behind a legend.
+    axes[0, 1].legend(loc="lower right", fontsize="small", labelspacing=0.25)
     publish(run, EXPERIMENT, figure, outcome)
     return outcome
 
@@ -138,4 +140,3 @@ def _draw_curves(ax: Axes, steps: np.ndarray, curves: dict[str, np.ndarray]) -> 
         xlim=(0, steps[-1]),
     )
     ax.axhline(0, color=figures.GREY, lw=0.8)
-    ax.legend(loc="lower right")
