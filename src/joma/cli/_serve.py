@@ -57,7 +57,8 @@ def serve(
 
     def report(address: "Address") -> None:
         where = ", ".join(str(folder) for folder in folders)
-        _show.say(f"Serving {where} at {address.url}")
+        # In one line, however long: scripts read the address from it.
+        typer.echo(_show.printable(f"Serving {where} at {address.url}"))
         _show.say("Ctrl-C ends it.")
         if open_:
             import webbrowser
