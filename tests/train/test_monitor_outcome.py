@@ -212,3 +212,19 @@ def test_an_optimizer_inside_itself_does_not_hold_up_the_training(tmp_path: Path
     with joma.Monitor(model, wrapped, run=tmp_path / "run") as monitor:
         monitor.step(1.0)
     assert Run.open(tmp_path / "run").config["optimizer"] == {"name": "Endless", "lr": 0.5}
+
+
+class Wrapping(torch.optim.Optimizer):
+    """As Accelerate's: itself an Optimizer, with the real one inside."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+def test_the_optimizer_inside_a_wrapper_is_named(tmp_path: Path):
+    model = nn.Linear(2, 2)
+    wrapped = Wrapping(torch.optim.SGD(model.parameters(), lr=0.5))
+    with joma.Monitor(model, wrapped, run=tmp_path / "run"):
+        pass
+    config = Run.open(tmp_path / "run").config
+    assert (config["optimizer"]["name"], config["optimizer"]["lr"]) == ("SGD", 0.5)

@@ -255,7 +255,14 @@ def _unwrapped(optimizer: Any, is_it: Callable[[Any], bool]) -> Any:
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    optimizer = _unwrapped(optimizer, lambda it: isinstance(it, torch.optim.Optimizer))
+    # Accelerate's wrapper is itself an Optimizer: the one inside has the name that says something.
+    optimizer = _unwrapped(
+        optimizer,
+        lambda it: (
+            isinstance(it, torch.optim.Optimizer)
+            and not isinstance(getattr(it, "optimizer", None), torch.optim.Optimizer)
+        ),
+    )
     found: dict[str, Any] = {"name": type(optimizer).__name__}
     groups = [group for group in optimizer.param_groups if group["params"]]
     for name in dict.fromkeys(name for group in groups for name in group):
