@@ -117,11 +117,11 @@ def test_asking_for_the_state_never_refuses_a_run_that_starts(run: Run):
         while not done.is_set():
             _folder.is_locked(run.path)
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
     try:
-        for _ in range(200):
+        for _ in range(100):
             with run.locked():
                 pass
     finally:

@@ -230,7 +230,10 @@ class _Lock:
 
 
 _RETRIES = (0.002, 0.01, 0.03, 0.06)
-"""Seconds between attempts to lock: `is_locked` of another process may hold it for an instant."""
+"""Seconds between attempts to lock a folder that another process has locked."""
+
+_PATIENCE = 30.0
+"""Seconds to keep trying while only `is_locked` calls, each an instant long, are in the way."""
 
 _locks: dict[tuple[int, Path], _Lock] = {}
 """By process, as a fork copies this but does not hold what its parent does, and by folder."""
@@ -289,11 +292,14 @@ def _lock(folder: Path) -> int | None:
     if fcntl is None:
         return None
     descriptor = os.open(folder, os.O_RDONLY)
-    for wait in (*_RETRIES, None):
+    waits, deadline = iter(_RETRIES), time.monotonic() + _PATIENCE
+    while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
         except BlockingIOError:
+            tested_only = time.monotonic() < deadline and is_locked(folder) is False
+            wait = _RETRIES[0] if tested_only else next(waits, None)
             if wait is None:
                 os.close(descriptor)
                 raise JomaError(
@@ -306,7 +312,6 @@ def _lock(folder: Path) -> int | None:
             if error.errno in _CANNOT_LOCK:
                 return None
             raise
-    raise AssertionError("the last attempt returns or raises")
 
 
 def _unlock(descriptor: int | None) -> None:
