@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from joma.common.paired import Paired, paired
 from joma.common.quiet import need_transformers
 from joma.data import corpus
 from joma.experiments._experiment import Outcome, Request
@@ -15,11 +16,9 @@ from joma.experiments.galore.findings import judge
 from joma.experiments.galore.groups import networks_of, tuning
 from joma.experiments.galore.results import (
     GaloreResults,
-    Paired,
     Variant,
     best_rates,
     collect,
-    paired,
     tables,
     theory_stable_rank,
     tuning_losses,

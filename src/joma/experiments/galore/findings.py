@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from joma.common.paired import Paired, paired
 from joma.experiments._experiment import Outcome, Verdict
 from joma.experiments.galore.groups import neighbours
 from joma.experiments.galore.results import (
     GaloreResults,
-    Paired,
     Variant,
-    paired,
     theory_stable_rank,
     variants,
 )

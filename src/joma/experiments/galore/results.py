@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from joma.common.paired import Paired, paired
 from joma.experiments._trained import columns, groups_done
 from joma.experiments.galore.groups import networks_of, tuning
 from joma.experiments.galore.setting import (
@@ -24,41 +24,6 @@ from joma.experiments.galore.setting import (
 )
 from joma.runs import Run
 from joma.theory import galore as theory
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A difference between two kinds of networks with the same seeds.
-
-    Attributes:
-        mean: Mean difference.
-        error: Its standard error; NaN with one seed.
-        count: Number of seeds.
-    """
-
-    mean: float
-    error: float
-    count: int
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the difference exceeds two standard errors, where there is one."""
-        return abs(self.mean) > 2 * self.error
-
-    def __str__(self) -> str:
-        if self.count == 1:
-            return f"{self.mean:+.4f} (one seed)"
-        return f"{self.mean:+.4f} ± {self.error:.4f} (SE, {self.count} seeds)"
-
-
-def paired(ours: ArrayLike, others: ArrayLike) -> Paired:
-    """Return the mean of paired differences with its standard error, over pairs that are there."""
-    differences = np.asarray(ours, float) - np.asarray(others, float)
-    differences = differences[np.isfinite(differences)]
-    count = len(differences)
-    mean = float(differences.mean()) if count else float("nan")
-    error = float(differences.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
-    return Paired(mean, error, count)
 
 
 @dataclass(frozen=True, eq=False)
