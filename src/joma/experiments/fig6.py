@@ -53,6 +53,18 @@ def folder_or_hub(given: str) -> str:
     return str(folder.resolve())  # the same from wherever it is named
 
 
+def corpus_option(defaults: Mapping[str, str]) -> ChoiceOption:
+    """Return the option for the text of an experiment, given that of each scale."""
+    return ChoiceOption(
+        "corpus",
+        defaults,
+        "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "
+        "hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
+        choices=("wikitext-2", "wikitext-103", EMBEDDED),
+        other=folder_or_hub,
+    )
+
+
 def estimate(options: Mapping[str, Any]) -> dict[str, Scale]:
     """Return what the scales take with a text, by its steps, words and networks."""
     return {scale: _with_text(scale, options["corpus"]) for scale in SCALES}
@@ -88,16 +100,7 @@ EXPERIMENT = Experiment(
     run="joma.experiments.language.figure:fig6",
     scales=SCALES,
     default_scale="small",
-    options=(
-        ChoiceOption(
-            "corpus",
-            {scale: size.corpus for scale, size in SIZES.items()},
-            "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "
-            "hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
-            choices=("wikitext-2", "wikitext-103", EMBEDDED),
-            other=folder_or_hub,
-        ),
-    ),
+    options=(corpus_option({scale: size.corpus for scale, size in SIZES.items()}),),
     groups=tuple(GROUPS),
     resumable=True,
     reference=REFERENCE,

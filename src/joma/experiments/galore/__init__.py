@@ -6,8 +6,8 @@ measured of gradients and weights (`study`), the training (`training`), what the
 (`results`, `findings`) and the picture (`figure`).
 """
 
-from joma.experiments._experiment import ChoiceOption, Experiment, Option, Scale
-from joma.experiments.fig6 import folder_or_hub
+from joma.experiments._experiment import Experiment, Option, Scale
+from joma.experiments.fig6 import corpus_option
 from joma.experiments.galore.setting import GROUPS
 
 EXPERIMENT = Experiment(
@@ -28,18 +28,13 @@ EXPERIMENT = Experiment(
     default_scale="small",
     options=(
         Option("steps", None, "training steps of each network", int),
-        ChoiceOption(
-            "corpus",
+        corpus_option(
             {
                 "tiny": "embedded",
                 "small": "embedded",
                 "medium": "wikitext-2",
                 "full": "wikitext-2",
-            },
-            "the text, wikitext-2, wikitext-103, embedded (prose that comes with Python), "
-            "hub:NAME, or a folder with train.txt and valid.txt; as the scale has it if not given",
-            ("wikitext-2", "wikitext-103", "embedded"),
-            folder_or_hub,
+            }
         ),
     ),
     groups=GROUPS,
