@@ -1,0 +1,67 @@
+"""Products with some rows of a matrix, other rows for every token, that read no other row.
+
+Indexing a matrix and multiplying afterwards would read and write the rows twice more than needed.
+`embedding_bag` is a weighted sum of rows that copies none, and its gradient by the weights is the
+product of every row with a vector: these two are all that a gathered MLP needs, on a CPU and on a
+GPU. Shapes depend on shapes alone and no number is brought to the host, so that a CUDA graph can
+capture both.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_ROWS_AT_ONCE = 64
+"""Rows that one worker adds up; a token's rows are dealt to several."""
+
+_SUM = 0
+"""The mode of `embedding_bag` that adds up."""
+
+
+def largest(scores_TN: Tensor, keep: int) -> Tensor:
+    """Return the numbers of the `keep` largest scores of every token, (T, k).
+
+    On a CPU they are in rising order, so that rows are read in the order they lie in memory.
+    """
+    index_Tk = scores_TN.topk(keep, sorted=False).indices
+    return index_Tk.sort(-1).values if index_Tk.device.type == "cpu" else index_Tk
+
+
+def rows_times(rows_Nd: Tensor, tokens_Td: Tensor, index_Tk: Tensor) -> Tensor:
+    """Return the product of each token with its rows, (T, k): out[t, j] = rows[index[t, j]] · x[t].
+
+    Args:
+        rows_Nd: The matrix, its rows contiguous.
+        tokens_Td: The tokens.
+        index_Tk: Numbers of the rows of every token, int64.
+    """
+    tokens, kept = index_Tk.shape
+    return torch.ops.aten._embedding_bag_per_sample_weights_backward(
+        tokens_Td.contiguous(),
+        rows_Nd,
+        index_Tk.reshape(-1),
+        torch.arange(tokens, device=index_Tk.device) * kept,
+        torch.arange(tokens * kept, device=index_Tk.device) // kept,
+        _SUM,
+    ).view(tokens, kept)
+
+
+def times_rows(weights_Tk: Tensor, rows_Nd: Tensor, index_Tk: Tensor) -> Tensor:
+    """Return the weighted sum of each token's rows, (T, d): out[t] = Σⱼ w[t, j] rows[index[t, j]].
+
+    Args:
+        weights_Tk: The weights.
+        rows_Nd: The matrix, its rows contiguous.
+        index_Tk: Numbers of the rows of every token, int64.
+    """
+    tokens, kept = index_Tk.shape
+    starts = torch.arange(0, kept, _ROWS_AT_ONCE, device=index_Tk.device)
+    begins = torch.arange(tokens, device=index_Tk.device).unsqueeze(1) * kept + starts
+    parts = functional.embedding_bag(
+        index_Tk.reshape(-1),
+        rows_Nd,
+        begins.reshape(-1),
+        per_sample_weights=weights_Tk.reshape(-1),
+        mode="sum",
+    )
+    return parts.view(tokens, len(starts), -1).sum(1)
