@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from joma.report.cache_cost import columns_of
 from joma.runs import Run
 
 HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -77,3 +78,54 @@ def finding(**changes: Any) -> dict[str, Any]:
         "head": None,
         **changes,
     }
+
+
+def cache_row(cache: str, **changes: Any) -> dict[str, Any]:
+    """Return a row of the table of caches."""
+    return {
+        "cache": cache,
+        "policy": cache.partition(":")[0],
+        "keys": 64.0,
+        "seen": 640,
+        "bytes": 1_474_560,
+        "share": 0.1,
+        "text_tokens": 256,
+        "text_nll": 2.95,
+        "text_cost": 0.12,
+        "text_error": 0.02,
+        "reply_tokens": 64,
+        "reply_nll": 0.9,
+        "reply_cost": 0.04,
+        "reply_error": 0.03,
+        "agreement": 0.9,
+        "agreement_error": 0.04,
+        "timed": 96,
+        "ms": 21.4,
+        "speed": 1.02,
+        "speed_low": 0.96,
+        "speed_high": 1.07,
+        **changes,
+    }
+
+
+def cache_run(folder: Path, rows: int = 9) -> Run:
+    """Return a run of `joma generate` that compared up to nine caches."""
+    full = {"keys": np.nan, "share": 1.0, "bytes": 14_745_600, "text_nll": 2.83, "speed": 1.0}
+    free = {"text_cost": 0.0, "text_error": 0.0, "reply_cost": 0.0, "reply_error": 0.0}
+    table = [cache_row("full", **full, **free, agreement=1.0, agreement_error=0.0)]
+    for share in (0.05, 0.2, 0.5):
+        about = {"share": share, "bytes": int(14_745_600 * share), "keys": 640 * share}
+        table.append(cache_row(f"window:n={640 * share:.0f}", **about, text_cost=0.2 / share))
+        cost = 0.01 / share - 0.02
+        name = f"streaming:window={640 * share - 4:.0f},sinks=4,positions=auto"
+        table.append(cache_row(name, **about, text_cost=cost, speed_low=1.01))
+        name = f"heavy-hitter:heavy={320 * share:.0f},recent={320 * share:.0f},score=sum"
+        table.append(
+            cache_row(
+                name, **about, text_cost=cost * 0.8, speed=0.8, speed_low=0.75, speed_high=0.9
+            )
+        )
+    run = Run.create("generate", {"model": "tiny"}, out=folder)
+    run.write_table("cache_cost", columns_of(table[: rows + 1]))
+    run.write_json("outcome", {"status": "done"})
+    return run

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from joma.report import (
+        cache_cost,
         claims,
         figures,
         html,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "cache_cost",
     "claims",
     "figures",
     "html",

@@ -11,6 +11,7 @@ from joma.common import json_files
 from joma.common.checks import check_at_least
 from joma.common.progress import Progress
 from joma.errors import JomaError
+from joma.report.html._cache import cache_costs
 from joma.report.html._charts import Log, charts, facts, recorded_series, rounded
 from joma.report.html._fits import entropy_fits
 from joma.report.html._galore import gradient_ranks
@@ -76,6 +77,7 @@ def payload(
         "charts": drawn,
         "facts": facts(recorded),
         "galore": gradient_ranks(recorded),
+        "cache": cache_costs(run),
         "fits": entropy_fits(recorded, progress=progress) if fit else None,
         "tables": [_table(run, name) for name in run.tables],
     }
@@ -102,6 +104,7 @@ def damaged_payload(path: Path, reason: str) -> dict[str, Any]:
         "config": {},
         "environment": {},
         "galore": None,
+        "cache": None,
         "fits": None,
         "tables": [],
         **empty,
