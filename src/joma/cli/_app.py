@@ -6,6 +6,7 @@ import typer
 
 from joma.cli._demo import demo
 from joma.cli._errors import OneSentenceGroup, PlainCommand
+from joma.cli._generate import generate
 from joma.cli._laboratory import laboratory
 from joma.cli._memory import memory
 from joma.cli._probe import probe
@@ -14,6 +15,7 @@ from joma.cli._reproduce import reproduce
 from joma.cli._runs import app as runs_app
 from joma.cli._series import app as series_app
 from joma.cli._serve import serve
+from joma.cli._sparsify import app as sparsify_app
 from joma.cli._superposition import superposition
 from joma.cli._train import train
 from joma.cli._verify import VerifyCommand, verify
@@ -45,6 +47,11 @@ for command, short_help, example in (
         "superposition EleutherAI/pythia-70m --text book.txt",
     ),
     (
+        generate,
+        "Continue a text with a smaller cache, and say what it costs.",
+        "generate model.gguf --prompt 'Once upon a time' --cache heavy-hitter:heavy=64,recent=64",
+    ),
+    (
         memory,
         "Print what training a model takes of a GPU's memory.",
         "memory llama-7b --optimizer galore-adamw --bits 8 --per-layer --checkpointing",
@@ -72,6 +79,7 @@ for command, short_help, example in (
     app.command(cls=kind, short_help=short_help, epilog=f"Example: joma {example}")(command)
 app.add_typer(runs_app, name="runs")
 app.add_typer(series_app, name="series")
+app.add_typer(sparsify_app, name="sparsify")
 
 
 @app.callback()

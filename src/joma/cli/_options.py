@@ -90,6 +90,17 @@ Text = Annotated[
 ]
 
 
+Dtype = Annotated[
+    str,
+    option(
+        "--dtype",
+        "DTYPE",
+        "What the model computes in.",
+        parser=one_of("float32", "float16", "bfloat16"),
+    ),
+]
+
+
 def device_option(help: str) -> Any:
     """Return the option --device."""
     return option("--device", "DEVICE", help, parser=one_of("auto", "cpu", "cuda"))

@@ -12,6 +12,7 @@ from joma.cli import _series, _show
 from joma.cli._folders import begun, check_folder, working_in
 from joma.cli._options import (
     Device,
+    Dtype,
     Json,
     Model,
     Out,
@@ -21,7 +22,6 @@ from joma.cli._options import (
     chosen_device,
     count,
     note_idle,
-    one_of,
     option,
 )
 from joma.cli._probe_request import ProbeRequest, estimate, show_plan
@@ -104,15 +104,7 @@ def probe(
         ),
     ] = None,
     device: Device = "auto",
-    dtype: Annotated[
-        str,
-        option(
-            "--dtype",
-            "DTYPE",
-            "What the model computes in.",
-            parser=one_of("float32", "float16", "bfloat16"),
-        ),
-    ] = "float32",
+    dtype: Dtype = "float32",
     low_memory: Annotated[
         bool,
         typer.Option(

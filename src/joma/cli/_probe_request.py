@@ -99,7 +99,7 @@ def estimate(asked: ProbeRequest, source: str, revision: str | None) -> dict[str
             reads_text=asked.probing.reads_text,
         )
     check(source, asked.read_text(), asked.probing, revision=revision)
-    sizes = _sizes(source)
+    sizes = file_sizes(source)
     if sizes is None:
         return {"about_seconds": None, "about_bytes": None, "tokens": None}
     parameters, largest = sizes
@@ -111,13 +111,13 @@ def estimate(asked: ProbeRequest, source: str, revision: str | None) -> dict[str
     work = 2.0 * parameters * tokens * _SHARE + 500.0 * parameters
     size = {"float32": 4, "float16": 2, "bfloat16": 2}[asked.probing.dtype]
     return {
-        "about_seconds": work / _speed(asked.device) + 5,
+        "about_seconds": work / device_speed(asked.device) + 5,
         "about_bytes": 2 * largest if asked.probing.low_memory else 2 * parameters * size,
         "tokens": tokens,
     }
 
 
-def _sizes(source: str) -> tuple[int, int] | None:
+def file_sizes(source: str) -> tuple[int, int] | None:
     """Return about how many parameters there are and the bytes of the largest tensor, if here."""
     from joma.models.weight_files import WeightFiles
 
@@ -131,7 +131,7 @@ def _sizes(source: str) -> tuple[int, int] | None:
     return None
 
 
-def _speed(device: str) -> float:
+def device_speed(device: str) -> float:
     """Return operations a second of this device, measured."""
     import torch
 

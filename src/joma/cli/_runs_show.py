@@ -51,6 +51,7 @@ def put_run(run: "Run", summary: "RunSummary", record: dict[str, Any]) -> None:
     _put_head(run, summary)
     _put_findings(read_findings(run))
     _put_curves(run)
+    _put_caches(run)
     rest = {key: record[key] for key in ("outcome", "config", "environment", "metrics")}
     if record["checkpoints"]:
         rest["checkpoints"] = {"at steps": record["checkpoints"]}
@@ -134,6 +135,17 @@ def _put_curves(run: "Run") -> None:
         some = f", {len(chosen)} of {len(entropies)}" if len(chosen) < len(entropies) else ""
         _show.say(f"Attention entropy by layer{some}, with first and last value")
         say_curves([(f"layer {curve.label}", curve) for curve in chosen])
+        _show.say("")
+
+
+def _put_caches(run: "Run") -> None:
+    from joma.cli._generate_show import put_costs
+    from joma.report.cache_cost import read_costs
+
+    rows = read_costs(run)
+    if rows:
+        _show.say("What a smaller cache would cost")
+        put_costs(rows)
         _show.say("")
 
 

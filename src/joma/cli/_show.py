@@ -99,23 +99,28 @@ def _wrapped(line: str) -> str:
     )
 
 
-def console() -> "Console":
-    """Return standard output; wide when it is a file, for nobody's window limits it."""
+def console(*, err: bool = False) -> "Console":
+    """Return standard output or error; wide when it is a file, for nobody's window limits it."""
     from rich.console import Console
 
-    width = None if limited(sys.stdout) else _FILE_WIDTH
-    return Console(width=width, highlight=False, markup=False)
+    width = None if limited(sys.stderr if err else sys.stdout) else _FILE_WIDTH
+    return Console(width=width, highlight=False, markup=False, stderr=err)
 
 
-def put(*renderables: Any) -> None:
-    """Print what rich can; into a file or a pipe without the spaces that fill lines."""
-    out = console()
+def put(*renderables: Any, err: bool = False) -> None:
+    """Print what rich can; into a file or a pipe without the spaces that fill lines.
+
+    Args:
+        renderables: What is printed, one below the other.
+        err: Whether it goes to standard error.
+    """
+    out = console(err=err)
     if out.is_terminal:
         out.print(*renderables, sep="\n")
         return
     with out.capture() as captured:
         out.print(*renderables, sep="\n")
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), err=err)
 
 
 def table(*columns: str, justify: Literal["left", "right"] = "left") -> "Table":
