@@ -32,7 +32,7 @@ ONE = (*TINY, "--group", "depth-1")
 def test_help_names_what_may_be_given():
     text = " ".join(joma("reproduce", "--help").stdout.replace("│", " ").split())
     assert "--corpus" in text
-    assert "Of fig6 and galore: the text, wikitext-2, wikitext-103, embedded" in text
+    assert "Of fig6, galore and sparse-inference: the text, wikitext-2, wikitext-103" in text
     assert "a folder with train.txt and valid.txt" in text
 
 

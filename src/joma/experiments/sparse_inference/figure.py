@@ -1,0 +1,343 @@
+"""The pictures of sparse inference, and the order of its work."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from joma.common.quiet import need_transformers
+from joma.data import corpus
+from joma.experiments._experiment import Outcome, Request
+from joma.experiments._trained import columns, write_results
+from joma.experiments.sparse_inference import EXPERIMENT
+from joma.experiments.sparse_inference.bridge import PREDICTOR_TITLES
+from joma.experiments.sparse_inference.findings import KEPT, judge
+from joma.experiments.sparse_inference.results import (
+    BridgeRow,
+    ModelResults,
+    bridge_rows,
+    chosen_rule,
+    collect,
+    spent_budgets,
+)
+from joma.experiments.sparse_inference.setting import (
+    CUT_POLICIES,
+    FILES,
+    POLICIES,
+    POLICY_TITLES,
+    SIZES,
+    TITLES,
+)
+from joma.report import figures
+from joma.runs import Run
+
+_COLORS = {
+    "full": figures.BLACK,
+    "window": figures.VERMILLION,
+    "streaming": figures.GREEN,
+    "heavy-hitter": figures.BLUE,
+    "random": figures.PURPLE,
+    "random-recent": figures.ORANGE,
+}
+_MARKERS = {
+    "window": "s",
+    "streaming": "^",
+    "heavy-hitter": "o",
+    "random": "x",
+    "random-recent": "D",
+}
+_LINEAR = 0.01
+"""Nats up to which the axis of the loss is linear; logarithmic from there on."""
+
+
+def check_needs(request: Request) -> None:
+    """Raise JomaError where transformers, the text or a model that was given is missing."""
+    from joma.experiments.sparse_inference.networks import path_of
+
+    need_transformers("sparse-inference")
+    size = SIZES[request.scale].with_options(request.options)
+    for split in ("train", "valid", "test"):
+        corpus(size.corpus).where(split)
+    for name in FILES:
+        path_of(name, request)
+
+
+def reproduce(run: Run, request: Request) -> Outcome:
+    """Measure the models that are there and not done, and compare all that are."""
+    from joma.experiments.sparse_inference.study import measure_model
+
+    size = SIZES[request.scale].with_options(request.options)
+    for name in request.groups or tuple(TITLES):
+        measure_model(run, name, size, request)
+    models = collect(run, size)
+    outcome = judge(models, is_comparable=request.scale != "tiny")
+    write_results(run, EXPERIMENT, outcome, draw(models) if models else None, tables(models))
+    if models:
+        _save_bridge(run, models, outcome)
+    return outcome
+
+
+def tables(models: Sequence[ModelResults]) -> dict[str, dict[str, list[Any]]]:
+    """Return every number of the figures."""
+    losses, streams, tasks, layers = [], [], [], []
+    for model in models:
+        for row in model.parts["text"]["rows"]:
+            shared = {key: row[key] for key in row if key != "nll"}
+            losses += [
+                {"model": model.name, **shared, "window": index, "nll": value}
+                for index, value in enumerate(row["nll"])
+            ]
+        for policy, found in model.parts["stream"]["policies"].items():
+            streams += [
+                {"model": model.name, "policy": policy, "block": index, "nll": value}
+                for index, value in enumerate(found["nll"])
+            ]
+        for name, task in model.parts["tasks"]["tasks"].items():
+            full = {"policy": "full", "share": 1.0, "correct": task["full"] or []}
+            tasks += [
+                {
+                    "model": model.name,
+                    "task": name,
+                    "policy": row["policy"],
+                    "share": row["share"],
+                    "example": index,
+                    "correct": value,
+                }
+                for row in (full, *task["rows"])
+                for index, value in enumerate(row["correct"])
+            ]
+        probed = model.parts["layers"]
+        layers += [
+            {
+                "model": model.name,
+                "layer": layer,
+                **{name: probed[name][layer] for name in PREDICTOR_TITLES},
+                **{
+                    f"cost {policy}": float(model.costs(policy)[layer].mean())
+                    for policy in CUT_POLICIES
+                },
+            }
+            for layer in range(len(probed["entropy"]))
+        ]
+    allocation = [
+        {
+            "model": one.model,
+            "share": one.share,
+            "rule": one.rule,
+            "floor": one.floor,
+            "chosen_on": one.chosen_on.mean,
+            "judged_on": one.judged_on.mean,
+            "judged_error": one.judged_on.error,
+        }
+        for one in spent_budgets(models)
+    ]
+    made = {
+        "losses": losses,
+        "streams": streams,
+        "tasks": tasks,
+        "layers": layers,
+        "allocation": allocation,
+    }
+    return {name: columns(rows) for name, rows in made.items() if rows}
+
+
+def draw(models: Sequence[ModelResults]) -> Figure:
+    """Draw the loss by budget above, and along a long stream below, a column for each model."""
+    wide = len(models)
+    figure, axes = figures.new(max(4.4 * wide, 8.8), 7.4, 2, wide)
+    panels = np.reshape(axes, (2, wide))
+    for column, model in enumerate(models):
+        _draw_budgets(panels[0, column], model, is_first=column == 0)
+        _draw_stream(panels[1, column], model, is_first=column == 0)
+    return figure
+
+
+def _draw_budgets(ax: Axes, model: ModelResults, *, is_first: bool) -> None:
+    shares = np.array(model.shares)
+    for index, policy in enumerate(POLICIES):
+        rises = [model.rise(policy, share) for share in shares]
+        means = np.array([one.mean for one in rises])
+        errors = np.array([one.error for one in rises])
+        # Side by side, so that error bars do not hide each other.
+        places = 100 * shares * 1.035 ** (index - 2)
+        ax.errorbar(
+            places,
+            means,
+            np.nan_to_num(errors),
+            color=_COLORS[policy],
+            marker=_MARKERS[policy],
+            ms=5,
+            lw=1.5,
+            elinewidth=1,
+            mfc="white" if policy.startswith("random") and policy != "random" else _COLORS[policy],
+            label=POLICY_TITLES[policy],
+        )
+    ax.axhline(KEPT, color=figures.GREY, lw=0.9, ls=":")
+    edge = {"xycoords": ("axes fraction", "data"), "fontsize": 8, "color": figures.GREY}
+    figures.note(ax, f"kept: {KEPT} nats", (0, KEPT), (3, 3), **edge)
+    ax.set_xscale("log")
+    ax.set_yscale("symlog", linthresh=_LINEAR)  # the best of them are no worse than the full cache
+    highest = max(model.rise(*it).mean for it in product(POLICIES, shares))
+    ax.set_ylim(-_LINEAR, 1.8 * max(highest, _LINEAR))
+    ax.axhline(0, color=figures.GREY, lw=0.9)
+    ax.set_xticks(100 * shares, [f"{share:.0%}" for share in shares])
+    ax.minorticks_off()
+    perplexity = float(np.exp(np.mean(model.row("full")["nll"])))
+    ax.set(
+        title=f"{model.title}\nfull cache: perplexity {perplexity:.1f}",
+        xlabel=f"keys held, of {model.parts['text']['window']}",
+        ylabel="loss above the full cache (nats)" if is_first else "",
+    )
+    if is_first:
+        ax.legend(fontsize=8, loc="lower left")
+
+
+def _draw_stream(ax: Axes, model: ModelResults, *, is_first: bool) -> None:
+    found = model.parts["stream"]
+    for policy in ("full", "window", "streaming"):
+        curve = found["policies"][policy]["curve"]
+        places = (np.arange(len(curve)) + 0.5) * found["tokens"] / len(curve)
+        ax.plot(places, curve, color=_COLORS[policy], label=POLICY_TITLES[policy], lw=1.6)
+    level = float(np.mean(found["policies"]["recomputed"]["nll"]))
+    start = found["keys"]
+    ax.plot(
+        [start, found["tokens"]],
+        [level, level],
+        color=figures.GREY,
+        lw=1.2,
+        ls="--",
+        label="windows computed anew",
+    )
+    low, high = ax.get_ylim()
+    ax.set_ylim(low - 0.12 * (high - low), high + 0.45 * (high - low) * is_first)
+    _mark(ax, start, f"{start} keys", 0.02)
+    if found["context"] is not None and found["context"] < found["tokens"]:
+        _mark(ax, found["context"], f"context {found['context']}", 0.08)
+    ax.set(
+        title="a stream longer than the cache",
+        xlabel="token of the stream",
+        ylabel="loss (nats per token)" if is_first else "",
+        xlim=(0, found["tokens"]),
+    )
+    if is_first:
+        ax.legend(fontsize=8, loc="upper right")
+
+
+def _mark(ax: Axes, place: float, text: str, height: float) -> None:
+    ax.axvline(place, color=figures.GREY, lw=0.9, ls=":")
+    where: Mapping[str, Any] = {"xycoords": ("data", "axes fraction"), "fontsize": 8}
+    figures.note(ax, text, (place, height), (3, 0), color=figures.GREY, **where)
+
+
+def _save_bridge(run: Run, models: Sequence[ModelResults], outcome: Outcome) -> None:
+    """Write the second figure: which layers are expensive, and whether that can be told."""
+    words = [
+        one
+        for one in outcome.paragraphs
+        if "Spearman with" in one or one.startswith("Budgets by layer")
+    ]
+    figures.save(
+        run,
+        "sparse-inference-bridge",
+        draw_bridge(models),
+        title="What the probes say beforehand of the cost of cutting one layer",
+        caption=words[-1] if words else outcome.finding,
+    )
+
+
+def draw_bridge(models: Sequence[ModelResults]) -> Figure:
+    """Draw the cost of each layer, correlations with what the probes say, and uneven budgets."""
+    figure, axes = figures.new(13.6, 4.4, 1, 3)
+    _draw_costs(axes[0], models)
+    _draw_correlations(axes[1], models, bridge_rows(models))
+    _draw_spent(axes[2], models)
+    return figure
+
+
+_MODEL_COLORS = dict(
+    zip(TITLES, (figures.ORANGE, figures.GREEN, figures.BLUE, figures.PURPLE), strict=True)
+)
+_MODEL_MARKERS = dict(zip(TITLES, "D^os", strict=True))
+
+
+def _draw_costs(ax: Axes, models: Sequence[ModelResults]) -> None:
+    policy = CUT_POLICIES[0]
+    for model in models:
+        costs = model.costs(policy)
+        depth = np.linspace(0, 1, len(costs))
+        error = costs.std(1, ddof=1) / np.sqrt(costs.shape[1]) if costs.shape[1] > 1 else None
+        ax.errorbar(
+            depth,
+            costs.mean(1),
+            error,
+            color=_MODEL_COLORS[model.name],
+            marker=_MODEL_MARKERS[model.name],
+            ms=4,
+            lw=1.2,
+            elinewidth=0.8,
+            label=model.title,
+        )
+    ax.axhline(0, color=figures.GREY, lw=0.9, ls=":")
+    ax.set_yscale("symlog", linthresh=0.003)
+    ax.set(
+        title=f"one layer cut to {POLICY_TITLES[policy]}",
+        xlabel="depth of the layer (0 first, 1 last)",
+        ylabel="rise of the loss (nats)",
+    )
+    ax.legend(fontsize=8)
+
+
+def _draw_correlations(ax: Axes, models: Sequence[ModelResults], rows: Sequence[BridgeRow]) -> None:
+    own = {row.model: row for row in rows if row.policy == CUT_POLICIES[0]}
+    words = [title.replace(" ", "\n") for title in PREDICTOR_TITLES.values()]
+    labels = [*words, "all three,\nmodel\nheld out"]
+    for offset, model in enumerate(models):
+        row = own[model.name]
+        found = [*row.single.values(), row.combined]
+        places = np.arange(len(found)) + 0.16 * (offset - (len(models) - 1) / 2)
+        for place, one in zip(places, found, strict=True):
+            if one is None or np.isnan(one.value):
+                continue
+            ax.plot([place, place], [one.low, one.high], color=_MODEL_COLORS[model.name], lw=1.6)
+            ax.plot(
+                place,
+                one.value,
+                _MODEL_MARKERS[model.name],
+                color=_MODEL_COLORS[model.name],
+                ms=6,
+            )
+    ax.axhline(0, color=figures.GREY, lw=0.9)
+    ax.set_xticks(range(len(labels)), labels, fontsize=8)
+    ax.set(
+        title="do the probes rank the layers by cost?",
+        ylabel="Spearman with the cost, 95% over layers",
+        ylim=(-1.08, 1.08),
+    )
+
+
+def _draw_spent(ax: Axes, models: Sequence[ModelResults]) -> None:
+    spent = spent_budgets(models)
+    choice = chosen_rule(spent)
+    own = [one for one in spent if (one.rule, one.floor) == choice]
+    for place, one in enumerate(own):
+        ax.errorbar(
+            one.judged_on.mean,
+            -place,
+            xerr=np.nan_to_num(2 * one.judged_on.error),
+            color=_MODEL_COLORS[one.model],
+            marker=_MODEL_MARKERS[one.model],
+            ms=6,
+            lw=1.6,
+        )
+    ax.axvline(0, color=figures.GREY, lw=0.9)
+    ax.locator_params(axis="x", nbins=5)
+    labels = [f"{TITLES[one.model]}, {one.share:.0%}" for one in own]
+    ax.set_yticks(-np.arange(len(own)), labels, fontsize=8)
+    rule = "" if choice is None else f" by {choice[0]}"
+    ax.set(
+        title=f"budget{rule}, held-out windows",
+        xlabel="loss less that of an even budget (nats), ± 2 SE",
+    )

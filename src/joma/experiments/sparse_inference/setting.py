@@ -1,0 +1,207 @@
+"""The models, the policies and how much is measured at each scale."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+RELU, STORIES, SMOLLM, GEMMA = "relu", "stories15m", "smollm2-135m", "gemma-3-270m"
+TITLES = {
+    RELU: "ReLU model (OPT)",
+    STORIES: "stories15M",
+    SMOLLM: "SmolLM2-135M",
+    GEMMA: "Gemma-3-270m",
+}
+"""The models, which are also the groups of the experiment, and what figures call them."""
+
+FILES = {
+    STORIES: ("stories15M.bin", "stories/stories15M.bin"),
+    SMOLLM: ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+    GEMMA: ("gemma-3-270m-q4_k_m.gguf", "gemma-3-270m"),
+}
+"""Names under which a model is looked for in the folder that JOMA_MODELS names."""
+
+PARTS = ("text", "alone", "stream", "tasks", "layers", "allocation")
+"""What is measured of each model, in order; each is kept when it is done."""
+
+POLICIES = ("window", "streaming", "heavy-hitter", "random", "random-recent")
+"""The policies that are compared at each budget."""
+CHUNKED = ("heavy-hitter", "random", "random-recent")
+"""Those of them that evict after each chunk, so that their loss depends on its length."""
+POLICY_TITLES = {
+    "full": "full cache",
+    "window": "window (recency)",
+    "streaming": "sinks and window",
+    "heavy-hitter": "heavy hitters and recent",
+    "random": "random",
+    "random-recent": "random and recent",
+}
+CUT_POLICIES = ("heavy-hitter", "window")
+"""The policies to which one layer alone is cut."""
+
+SMALL_MODELS = (RELU, STORIES)
+MORE_WINDOWS = 4
+"""How many times as many windows the small models read, which take little time."""
+
+SINKS = 4
+BLOCKS = 8
+"""Parts of a stream over which its standard errors are taken, for each row."""
+LEAST_RECALL = 0.8
+"""A task counts for a model whose full cache recalls at least as much."""
+
+
+@dataclass(frozen=True)
+class StudySize:
+    """How much is measured of each model.
+
+    Attributes:
+        corpus: The text.
+        window: Tokens of a window.
+        windows: Windows whose loss is measured.
+        shares: Budgets, as shares of the window.
+        chunk: Tokens read at once where policies are compared.
+        alone: Windows that are also read in longer chunks.
+        long_chunk: Tokens of those longer chunks, and of what is compared within one policy.
+        stream_rows: Streams that are longer than the cache.
+        stream: Tokens of each.
+        stream_keys: Keys of the cache that reads them.
+        task_length: Tokens of a task's prompt.
+        examples: Examples of each task.
+        task_shares: Budgets of the tasks, as shares of the prompt.
+        cut_windows: Windows on which one layer alone is cut.
+        cut_share: The budget of that layer, as a share of the window.
+        probed: Windows of other text that the layers are probed on.
+        spent_shares: Budgets that are spent unevenly over the layers.
+        floors: What a layer holds at least, as a share of an even budget, that are tried.
+        dtype: What the larger models compute in.
+        relu: The model that is trained here: width, layers, heads, tokens of its vocabulary,
+            context, steps and sequences of a step.
+    """
+
+    corpus: str
+    window: int
+    windows: int
+    alone: int
+    stream_rows: int
+    stream: int
+    stream_keys: int
+    task_length: int
+    examples: int
+    cut_windows: int
+    probed: int
+    relu: Mapping[str, int]
+    shares: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5)
+    chunk: int = 8
+    long_chunk: int = 16
+    task_shares: tuple[float, ...] = (0.2,)
+    cut_share: float = 0.1
+    spent_shares: tuple[float, ...] = (0.1, 0.2)
+    floors: tuple[float, ...] = (0.25, 0.5)
+    dtype: str = "float32"
+
+    def windows_of(self, name: str) -> int:
+        """Return how many windows of a model are judged."""
+        return self.windows * (MORE_WINDOWS if name in SMALL_MODELS else 1)
+
+    def with_options(self, options: Mapping[str, Any]) -> "StudySize":
+        """Return the same size with the options that were given."""
+        given = {name: options.get(name) for name in ("corpus", "dtype")}
+        return replace(self, **{name: value for name, value in given.items() if value})
+
+
+SIZES = {
+    "tiny": StudySize(
+        "embedded",
+        window=32,
+        windows=4,
+        alone=2,
+        stream_rows=2,
+        stream=48,
+        stream_keys=12,
+        task_length=64,
+        examples=2,
+        cut_windows=2,
+        probed=2,
+        relu={
+            "width": 32,
+            "layers": 2,
+            "heads": 2,
+            "vocabulary": 300,
+            "context": 80,
+            "steps": 4,
+            "batch": 2,
+        },
+        shares=(0.2, 0.5),
+        spent_shares=(0.5,),
+    ),
+    "small": StudySize(
+        "embedded",
+        window=192,
+        windows=6,
+        alone=2,
+        stream_rows=1,
+        stream=1024,
+        stream_keys=128,
+        task_length=192,
+        examples=8,
+        cut_windows=3,
+        probed=3,
+        relu={
+            "width": 128,
+            "layers": 6,
+            "heads": 4,
+            "vocabulary": 1024,
+            "context": 192,
+            "steps": 400,
+            "batch": 8,
+        },
+        dtype="bfloat16",
+    ),
+    "full": StudySize(
+        "wikitext-2",
+        window=256,
+        windows=16,
+        alone=4,
+        stream_rows=2,
+        stream=2048,
+        stream_keys=256,
+        task_length=256,
+        examples=16,
+        cut_windows=8,
+        probed=8,
+        relu={
+            "width": 192,
+            "layers": 6,
+            "heads": 4,
+            "vocabulary": 2048,
+            "context": 256,
+            "steps": 1500,
+            "batch": 8,
+        },
+        task_shares=(0.2, 0.5),
+        dtype="bfloat16",
+    ),
+}
+
+
+def keys_of(share: float, length: int) -> int:
+    """Return the keys of a budget, at least two."""
+    return max(2, round(share * length))
+
+
+def policy_of(name: str, keys: int) -> Any:
+    """Return one of `POLICIES` with a number of keys, "full" without a limit.
+
+    Half of the keys of heavy hitters are recent ones, as in the published setting.
+    """
+    from joma.inference import Full, HeavyHitter, Random, Streaming, Window
+
+    recent = keys // 2
+    sinks = min(SINKS, recent)
+    return {
+        "full": lambda: Full(),
+        "window": lambda: Window(keys),
+        "streaming": lambda: Streaming(sinks=sinks, window=keys - sinks),
+        "heavy-hitter": lambda: HeavyHitter(heavy=keys - recent, recent=recent),
+        "random": lambda: Random(keys),
+        "random-recent": lambda: Random(keys, recent=recent),
+    }[name]()
