@@ -12,7 +12,8 @@ import torch
 from joma.inference import HeavyHitter
 from joma.inference._attend import Scoring
 from joma.inference._heavy_kernel import heavy_step
-from joma.inference._layer import EvictingLayer, LayerKind
+from joma.inference._kind import LayerKind
+from joma.inference._layer import EvictingLayer
 from joma.inference._store import Store
 
 POLICIES = [HeavyHitter(70, 20), HeavyHitter(30, 0, "decay", 0.9), HeavyHitter(60, 4, "mean")]

@@ -200,6 +200,23 @@ def test_positions_begin_anew_without_a_trace(monkeypatch):
     torch.testing.assert_close(got[mask == 1], expected[mask == 1], rtol=0, atol=1e-5)
 
 
+def test_a_row_that_begins_late_keeps_its_sinks_when_positions_begin_anew(monkeypatch):
+    """The first row is long enough for that while the second one is still padding."""
+    from joma.inference import _cache
+
+    monkeypatch.setattr(_cache, "_REBASE_EVERY", 7)
+    model = tiny("llama", dtype=torch.float64)
+    ids = torch.randint(1, 97, (2, 60), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[1, :31] = 0
+    whole, kv = read(model, Streaming(4, 3), ids, mask, [10, 10, 5, 5, *[1] * 30])
+    assert kv.offset >= 35
+    keep = reference.keep_streaming(4, 3)
+    for row, first in ((0, 0), (1, 31)):
+        expected = reference.logits(model, ids[row : row + 1, first:], keep, in_cache=True)
+        torch.testing.assert_close(whole[row, first:], expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("policy", [HeavyHitter(4, 4), Streaming(5, 3), Random(8)])
 def test_what_is_dropped_is_freed_and_nothing_moves_afterwards(policy):
     """Every tensor stays where it is, as CUDA graphs need it."""

@@ -1,7 +1,6 @@
 """One layer of an evicting cache: read a chunk, attend, drop."""
 
 import importlib.util
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,30 +15,13 @@ from joma.inference._attend import (
     query_block,
     written_attention,
 )
+from joma.inference._kind import LayerKind
 from joma.inference._rotation import rotated
 from joma.inference._store import Store
 from joma.inference.heavy_hitter import HeavyHitter
 from joma.inference.policy import Policy
 from joma.inference.size import in_window
 from joma.inference.window import Window
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """What a model's layer is, as far as its cache is concerned.
-
-    Attributes:
-        index: Number of the layer.
-        window: Keys are seen at a smaller distance; None without a sliding window.
-        frequencies: Angle per position of each pair of rotated components, (R/2,); None where keys
-            are not rotated, or not in a way that is known.
-        is_turned: Whether keys are rotated by their position at all.
-    """
-
-    index: int
-    window: int | None = None
-    frequencies: Tensor | None = None
-    is_turned: bool = True
 
 
 class EvictingLayer(CacheLayerMixin):
@@ -169,6 +151,13 @@ class EvictingLayer(CacheLayerMixin):
         return self._sinks > 0
 
     @property
+    def has_all_sinks(self) -> bool:
+        """Whether each row has read as many tokens as it has sinks; padding is none."""
+        if not self._padded or self.store is None:
+            return self.count >= self._sinks
+        return bool((self.store.seen >= self._sinks).all())
+
+    @property
     def held(self) -> int:
         """Keys per head that are held; in a padded batch, in the longest row."""
         budget, count = self.policy.budget, self.count
@@ -180,6 +169,8 @@ class EvictingLayer(CacheLayerMixin):
     ) -> Tensor:
         """Read a chunk: return attention of its queries, (B, H, T, Dv), then drop keys.
 
+        A pass that breaks off in here leaves the layer waiting, so that the next one is refused.
+
         Args:
             query: (B, H, T, D).
             keys: (B, Hk, T, D).
@@ -187,10 +178,16 @@ class EvictingLayer(CacheLayerMixin):
             real: (B, T), bool, False for padding; None if there is none.
             scoring: How scores are made.
         """
+        assert self.is_waiting
+        result = self._attend(query, keys, values, real, scoring)
+        self.is_waiting = False
+        return result
+
+    def _attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, real: Tensor | None, scoring: Scoring
+    ) -> Tensor:
         store = self.store
         assert store is not None
-        assert self.is_waiting
-        self.is_waiting = False
         policy, budget, T = self.policy, self.policy.budget, query.shape[2]
         fresh = store.slots == 0
         position = self._positions(store, T, real)
