@@ -1,6 +1,7 @@
 """One layer of an evicting cache: read a chunk, attend, drop."""
 
 import importlib.util
+from functools import cache
 from typing import Any
 
 import torch
@@ -190,10 +191,11 @@ class EvictingLayer(CacheLayerMixin):
         assert store is not None
         policy, budget, T = self.policy, self.policy.budget, query.shape[2]
         fresh = store.slots == 0
-        position = self._positions(store, T, real)
         self.count += T
+        self._padded |= real is not None
         if T == 1 and self._has_kernel(query, scoring):
-            return self._step_on_gpu(store, query, keys, values, position, scoring)
+            return self._step_on_gpu(store, query, keys, values, real, scoring)
+        position = self._positions(store, T, real)
         if T == 1 and store.empty is not None:
             store.write(keys, values, position)
         else:
@@ -245,7 +247,6 @@ class EvictingLayer(CacheLayerMixin):
             position = store.seen[:, None] + torch.arange(T, device=store.seen.device)
             store.seen += T
             return position
-        self._padded = True
         real = real.to(store.seen.device)
         position = (store.seen[:, None] + real.cumsum(1) - 1).masked_fill(~real, -1)
         store.seen += real.sum(1)
@@ -282,7 +283,7 @@ class EvictingLayer(CacheLayerMixin):
             and scoring.softcap is None
             and not self._is_far_sighted
             and query.dtype != torch.float64
-            and importlib.util.find_spec("triton") is not None
+            and _has_triton()
         )
 
     def _step_on_gpu(
@@ -291,15 +292,16 @@ class EvictingLayer(CacheLayerMixin):
         query: Tensor,
         keys: Tensor,
         values: Tensor,
-        position: Tensor,
+        real: Tensor | None,
         scoring: Scoring,
     ) -> Tensor:
         from joma.inference._heavy_kernel import heavy_step
 
         assert isinstance(self.policy, HeavyHitter)
         scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+        real = None if real is None else real.to(query.device)
         with torch.cuda.device(query.device):
-            return heavy_step(store, self.policy, query, keys, values, position, scale)
+            return heavy_step(store, self.policy, query, keys, values, real, scale)
 
     def _attend_chunk(
         self, store: Store, query: Tensor, position: Tensor, scoring: Scoring
@@ -387,6 +389,11 @@ class EvictingLayer(CacheLayerMixin):
         sink = ((store.position >= 0) & (store.position < self._sinks))[..., None]
         keys = torch.cat((store.keys.masked_fill(sink, 0), store.keys.masked_fill(~sink, 0)), -1)
         return keys, moved
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 _MARK = "joma_cache_layer"
