@@ -174,6 +174,15 @@ class TestTable:
         named = record("--sweep", "8", "--cache", "random", "--cache", "window", rounds="0")
         assert [row["policy"] for row in named["caches"]] == ["full", "random", "window"]
 
+    def test_names_break_between_arguments_in_a_narrow_window(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        said = generate("--cache", "heavy-hitter:heavy=6,recent=6,score=mean").stderr
+        lines = [line.split() for line in said.splitlines()]
+        begins = [line[0] for line in lines if line]
+        at = begins.index("heavy-hitter:")
+        assert begins[at : at + 4] == ["heavy-hitter:", "heavy=6,", "recent=6,", "score=mean"]
+        assert all(len(line) <= 80 for line in said.splitlines() if "Run folder" not in line)
+
     def test_budgets_of_layers(self):
         found = record("--budget", "mass:25%", rounds="0")["caches"][1]
         assert (found["cache"], found["keys"]) == ("heavy-hitter:mass=14", 14.0)
@@ -281,13 +290,18 @@ class TestRefused:
         [
             (("--cache", "sliding:n=8"), "--cache must be one of full, window:n=N"),
             (("--cache", "window"), "--cache must be written window:n=N"),
-            (("--cache", "window:n=0"), "n must be a whole number of tokens"),
+            (
+                ("--cache", "window:n=0"),
+                "--cache 'window:n=0' is impossible: n must be a whole number",
+            ),
             (("--cache", "window:n=8", "--budget", "8"), "--cache must be a policy's name alone"),
             (("--budget", "0"), "--budget must leave each head one key or more"),
             (("--budget", "150%"), "--budget must be above 0% and at most 100%"),
             (("--budget", "much"), "--budget must be a number of keys such as 64"),
             (("--budget", "4", "--cache", "streaming"), "--budget must be 5 keys or more"),
             (("--sweep", "5,,10"), "--sweep must be budgets with commas"),
+            (("--sweep", "5,x%"), "--sweep must be a number of keys such as 64"),
+            (("--sweep", "4", "--dry-run"), "--sweep must be 5 keys or more for streaming"),
             (("--budget", "auto", "--cache", "window"), "--cache must be heavy-hitter"),
             (("--top-p", "0"), "it must be above 0 and at most 1"),
             (("--temperature", "-1"), "it must be 0 or a positive number"),
@@ -297,6 +311,10 @@ class TestRefused:
     def test_in_one_sentence(self, arguments, words):
         assert words in sentence(generate(*arguments))
         assert not Path("runs").exists()
+
+    def test_before_the_model_is_read(self):
+        said = sentence(joma("generate", "no-such-model", "--prompt", "x", "--cache", "window"))
+        assert "--cache must be written window:n=N" in said
 
     def test_no_prompt(self):
         assert "got neither" in sentence(joma("generate", "model"))

@@ -24,9 +24,11 @@ def show_plan(asked: "GenerateRequest", *, device: str, out: Path | None, as_jso
         out: The folder given with --out.
         as_json: Whether JSON is printed.
     """
+    from joma.cli._generate_request import check_asked
     from joma.models.loading import check_source, outlined
     from joma.runs import default_folder
 
+    check_asked(asked)
     check_source(asked.model, revision=asked.revision, tokenizer=asked.tokenizer)
     loaded = outlined(asked.model, revision=asked.revision, tokenizer=asked.tokenizer)
     plan: dict[str, Any] = {
