@@ -175,6 +175,18 @@ def test_a_second_version_of_each_policy_reads_the_same(name, policy):
     assert float((full[0] - expected).abs().max()) > 1e-3  # something was dropped, and it matters
 
 
+def test_sinks_stay_in_the_first_slots_without_padding():
+    """Which spares searching for them at every token."""
+    model = tiny("llama")
+    ids = padded(1, 60)[0]
+    with torch.no_grad(), cache(model, Streaming(5, 3)) as kv:
+        for part in ids.split([20, 1, 1, 9, 1, 1, 2, 25], 1):
+            model(part, past_key_values=kv)
+            for layer in kv.layers:
+                assert layer.store is not None
+                assert layer.store.position[0, 0, :3].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("policy", [HeavyHitter(2, 2), HeavyHitter(9, 2)])
 def test_heavy_hitters_in_a_sliding_window(policy):
     model = tiny("mistral", dtype=torch.float64)

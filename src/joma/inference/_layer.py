@@ -196,10 +196,11 @@ class EvictingLayer(CacheLayerMixin):
         if T == 1 and self._has_kernel(query, scoring):
             return self._step_on_gpu(store, query, keys, values, real, scoring)
         position = self._positions(store, T, real)
+        has_sinks = not self._padded and self.count - T >= self._sinks
         if T == 1 and store.empty is not None:
-            store.write(keys, values, position)
+            store.write(keys, values, position, has_sinks=has_sinks)
         else:
-            store.append(keys, values, position)
+            store.append(keys, values, position, has_sinks=has_sinks)
         plain = fresh and not self._padded and self._sees_all
         if plain and not (scoring.written_out or scoring.softcap or policy.uses_attention):
             result = causal_attention(query, store.keys, store.values, scoring)
@@ -373,7 +374,8 @@ class EvictingLayer(CacheLayerMixin):
         assert store.sinks is not None
         assert self.kind.frequencies is not None
         steps = self._dropped(position) - self.offset
-        store.place_sinks(rotated(store.sinks, steps, self.kind.frequencies))
+        found = rotated(store.sinks, steps, self.kind.frequencies)
+        store.place_sinks(found, in_front=not self._padded)
 
     def _separated(self, store: Store, query: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and moved queries so that each query has its own distance to the sinks.
@@ -383,7 +385,7 @@ class EvictingLayer(CacheLayerMixin):
         """
         assert store.sinks is not None
         assert self.kind.frequencies is not None
-        store.place_sinks(store.sinks)
+        store.place_sinks(store.sinks, in_front=not self._padded)
         steps = self.offset - self._dropped(position)
         moved = rotated(query, steps, self.kind.frequencies)
         sink = ((store.position >= 0) & (store.position < self._sinks))[..., None]
