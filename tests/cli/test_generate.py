@@ -189,6 +189,14 @@ class TestTable:
         plain = record("--budget", "25%", rounds="0")["caches"][1]
         assert plain["cache"] == "heavy-hitter:heavy=7,recent=7"
 
+    @pytest.mark.parametrize("rule", ["auto", "mass", "entropy"])
+    def test_budgets_of_layers_may_exceed_the_prompt(self, rule):
+        """Attention is measured on the prompt; the text that the cache reads is longer."""
+        options = ("--budget", f"{rule}:60", "--max-new-tokens", "100", "--scored", "0")
+        found = record(*options, rounds="0")
+        assert found["prompt_tokens"] < 60
+        assert found["caches"][1]["keys"] == 60.0
+
     def test_a_short_prompt_is_not_scored(self):
         found = record("--cache", "window:n=4", rounds="0", prompt="the cat runs")
         assert [row["text_tokens"] for row in found["caches"]] == [0, 0]

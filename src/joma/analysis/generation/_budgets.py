@@ -243,5 +243,7 @@ def auto_caches(
     profiles = attention_profiles(model, torch.tensor([list(prompt[:_LONGEST_PROFILE])]))
     windows = layer_windows(text_config(model))
     limits = [None if it is None else max(it - 1, 1) for it in windows]
-    policies = tuple(allocate(keys * len(profiles), profiles, rule=rule, limits=limits))
+    policies = tuple(
+        allocate(keys * len(profiles), profiles, rule=rule, limits=limits, context=tokens)
+    )
     return [NamedCache(f"heavy-hitter:{rule}={keys}", policies)]
