@@ -232,6 +232,15 @@ class TestRunFolder:
         said = generate("--cache", "window:n=8", "--dry-run")
         assert "window:n=8" in said.stdout
 
+    def test_dry_run_with_budgets_of_layers(self):
+        """As many keys in all as an even budget, so as many bytes."""
+        mass = record("--budget", "mass:25%", "--dry-run")["caches"]
+        even = record("--budget", "25%", "--dry-run")["caches"]
+        assert [it["cache"] for it in mass] == ["full", "heavy-hitter:mass=14"]
+        assert mass[1]["bytes"] == even[1]["bytes"]
+        made = record("--budget", "mass:25%", rounds="0")["caches"][1]
+        assert made["cache"] == mass[1]["cache"]
+
     def test_ctrl_c_while_text_is_made(self, monkeypatch):
         def interrupted(*_):
             yield "the cat"

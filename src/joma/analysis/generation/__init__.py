@@ -13,6 +13,7 @@ from joma.analysis.generation._budgets import (
     check_caches,
     keys_of_budget,
     parse_caches,
+    planned_caches,
     policy_of_budget,
 )
 from joma.analysis.generation._comparison import Comparison, block_error, speed_interval
@@ -37,6 +38,7 @@ __all__ = [
     "generate_tokens",
     "keys_of_budget",
     "parse_caches",
+    "planned_caches",
     "policy_of_budget",
     "reading_with",
     "search_beams",

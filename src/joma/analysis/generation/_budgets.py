@@ -184,6 +184,27 @@ def parse_caches(asked: AskedCaches, tokens: int) -> list[NamedCache]:
     return list(dict.fromkeys(found))
 
 
+def planned_caches(asked: AskedCaches, tokens: int) -> list[NamedCache]:
+    """Return the caches that are compared, as far as they are known without the model.
+
+    Layers with budgets of their own are taken to share the keys evenly, which are as many in all.
+
+    Args:
+        asked: What the command line asks for.
+        tokens: Tokens of the whole text, which shares are of.
+
+    Raises:
+        JomaError: As `parse_caches` and `auto_caches`.
+    """
+    found = parse_caches(asked, tokens)
+    if asked.is_auto:
+        word, keys = _auto_budget(asked, tokens)
+        rule = DEFAULT_RULE if word == "auto" else word
+        even = policy_of_budget("heavy-hitter", keys)
+        found.insert(0, NamedCache(f"heavy-hitter:{rule}={keys}", even))
+    return found
+
+
 def check_caches(asked: AskedCaches) -> None:
     """Raise unless what the command line asks for can be had for some text.
 
@@ -192,9 +213,7 @@ def check_caches(asked: AskedCaches) -> None:
     Raises:
         JomaError: As `parse_caches` and `auto_caches`.
     """
-    parse_caches(asked, _ANY_LENGTH)
-    if asked.is_auto:
-        _auto_budget(asked, _ANY_LENGTH)
+    planned_caches(asked, _ANY_LENGTH)
 
 
 def _auto_budget(asked: AskedCaches, tokens: int) -> tuple[str, int]:
