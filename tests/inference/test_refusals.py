@@ -156,6 +156,11 @@ def test_assisted_decoding_is_refused():
         )
 
 
+def test_offloading_is_refused():
+    with cache(tiny("llama"), Window(4)) as kv, pytest.raises(JomaError, match="be offloaded"):
+        kv.layers[0].offload()
+
+
 def test_masks_of_four_dimensions_and_training_are_refused():
     model = tiny("llama")
     with torch.no_grad(), cache(model, Full()) as kv:

@@ -137,7 +137,13 @@ class EvictingLayer(CacheLayerMixin):
             "an evicting cache cannot take tokens back, as assisted decoding and prompt lookup ask"
         )
 
-    offload = prefetch = crop
+    def offload(self) -> None:
+        """Raise: a layer stays where the model's layer is."""
+        raise JomaError(
+            "an evicting cache cannot be offloaded: it is small, and stays on the device"
+        )
+
+    prefetch = offload
 
     # What the attention function asks of a layer
 
