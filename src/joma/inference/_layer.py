@@ -139,9 +139,7 @@ class EvictingLayer(CacheLayerMixin):
 
     def offload(self) -> None:
         """Raise: a layer stays where the model's layer is."""
-        raise JomaError(
-            "an evicting cache cannot be offloaded: it is small, and stays on the device"
-        )
+        raise JomaError("an evicting cache cannot be offloaded: it stays on the model's device")
 
     prefetch = offload
 

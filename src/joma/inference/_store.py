@@ -153,9 +153,9 @@ class Store:
 
         Args:
             sinks: The keys.
-            in_front: Whether they are in the first slots, in order. So it is without padding: tokens
-                are appended and kept in the order of the text, and no later one is written over a
-                sink. False searches for them.
+            in_front: Whether they are in the first slots, in order; if not, they are searched for.
+                Without padding they are there: tokens stay in the order of the text, and none is
+                written over a sink.
         """
         if in_front:
             self.keys[:, :, : sinks.shape[2]] = sinks
