@@ -174,11 +174,28 @@ class TestTable:
         named = record("--sweep", "8", "--cache", "random", "--cache", "window", rounds="0")
         assert [row["policy"] for row in named["caches"]] == ["full", "random", "window"]
 
+    def test_names_break_between_arguments_in_a_narrow_window(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        said = generate("--cache", "heavy-hitter:heavy=6,recent=6,score=mean").stderr
+        lines = [line.split() for line in said.splitlines()]
+        begins = [line[0] for line in lines if line]
+        at = begins.index("heavy-hitter:")
+        assert begins[at : at + 4] == ["heavy-hitter:", "heavy=6,", "recent=6,", "score=mean"]
+        assert all(len(line) <= 80 for line in said.splitlines() if "Run folder" not in line)
+
     def test_budgets_of_layers(self):
         found = record("--budget", "mass:25%", rounds="0")["caches"][1]
         assert (found["cache"], found["keys"]) == ("heavy-hitter:mass=14", 14.0)
         plain = record("--budget", "25%", rounds="0")["caches"][1]
         assert plain["cache"] == "heavy-hitter:heavy=7,recent=7"
+
+    @pytest.mark.parametrize("rule", ["auto", "mass", "entropy"])
+    def test_budgets_of_layers_may_exceed_the_prompt(self, rule):
+        """Attention is measured on the prompt; the text that the cache reads is longer."""
+        options = ("--budget", f"{rule}:60", "--max-new-tokens", "100", "--scored", "0")
+        found = record(*options, rounds="0")
+        assert found["prompt_tokens"] < 60
+        assert found["caches"][1]["keys"] == 60.0
 
     def test_a_short_prompt_is_not_scored(self):
         found = record("--cache", "window:n=4", rounds="0", prompt="the cat runs")
@@ -214,6 +231,15 @@ class TestRunFolder:
         assert not list(Path("runs").glob("generate*-dry*"))
         said = generate("--cache", "window:n=8", "--dry-run")
         assert "window:n=8" in said.stdout
+
+    def test_dry_run_with_budgets_of_layers(self):
+        """As many keys in all as an even budget, so as many bytes."""
+        mass = record("--budget", "mass:25%", "--dry-run")["caches"]
+        even = record("--budget", "25%", "--dry-run")["caches"]
+        assert [it["cache"] for it in mass] == ["full", "heavy-hitter:mass=14"]
+        assert mass[1]["bytes"] == even[1]["bytes"]
+        made = record("--budget", "mass:25%", rounds="0")["caches"][1]
+        assert made["cache"] == mass[1]["cache"]
 
     def test_ctrl_c_while_text_is_made(self, monkeypatch):
         def interrupted(*_):
@@ -281,13 +307,18 @@ class TestRefused:
         [
             (("--cache", "sliding:n=8"), "--cache must be one of full, window:n=N"),
             (("--cache", "window"), "--cache must be written window:n=N"),
-            (("--cache", "window:n=0"), "n must be a whole number of tokens"),
+            (
+                ("--cache", "window:n=0"),
+                "--cache 'window:n=0' is impossible: n must be a whole number",
+            ),
             (("--cache", "window:n=8", "--budget", "8"), "--cache must be a policy's name alone"),
             (("--budget", "0"), "--budget must leave each head one key or more"),
             (("--budget", "150%"), "--budget must be above 0% and at most 100%"),
             (("--budget", "much"), "--budget must be a number of keys such as 64"),
             (("--budget", "4", "--cache", "streaming"), "--budget must be 5 keys or more"),
             (("--sweep", "5,,10"), "--sweep must be budgets with commas"),
+            (("--sweep", "5,x%"), "--sweep must be a number of keys such as 64"),
+            (("--sweep", "4", "--dry-run"), "--sweep must be 5 keys or more for streaming"),
             (("--budget", "auto", "--cache", "window"), "--cache must be heavy-hitter"),
             (("--top-p", "0"), "it must be above 0 and at most 1"),
             (("--temperature", "-1"), "it must be 0 or a positive number"),
@@ -297,6 +328,10 @@ class TestRefused:
     def test_in_one_sentence(self, arguments, words):
         assert words in sentence(generate(*arguments))
         assert not Path("runs").exists()
+
+    def test_before_the_model_is_read(self):
+        said = sentence(joma("generate", "no-such-model", "--prompt", "x", "--cache", "window"))
+        assert "--cache must be written window:n=N" in said
 
     def test_no_prompt(self):
         assert "got neither" in sentence(joma("generate", "model"))

@@ -97,9 +97,9 @@ def test_bad_input(folder: Path) -> None:
 def test_the_finding_turns_with_the_numbers() -> None:
     """Paired over windows: a difference that all windows share counts, however they scatter."""
 
-    def said(static: list[float]) -> str:
-        costs = {"dense": [1.0, 2.0, 3.0], "predicted": [1.5, 2.5, 3.5], "oracle": [1.1, 2.1, 3.1]}
-        costs["static"] = static
+    def said(static: list[float], own: float = 0.5) -> str:
+        costs = {"dense": [1.0, 2.0, 3.0], "oracle": [1.1, 2.1, 3.1], "static": static}
+        costs["predicted"] = [loss + own for loss in costs["dense"]]
         rows = [
             {
                 "selection": name,
@@ -112,6 +112,10 @@ def test_the_finding_turns_with_the_numbers() -> None:
         ]
         return finding({"perplexity": rows, "mlp_sparsity": 0.5, "heads_sparsity": None})
 
-    assert ", a fixed set of neurons 0.703." in said([1.7, 2.7, 3.71])
+    assert "A fixed set of neurons costs more, 0.703." in said([1.7, 2.7, 3.71])
+    assert "raises perplexity" in said([1.7, 2.7, 3.71])
+    assert "lowers perplexity" in said([1.7, 2.7, 3.71], -0.3)
+    assert "changes the loss on held-out text by less than two" in said([1.7, 2.7, 3.71], 0.1)
+    assert "(0.000 ± 0.100" in said([1.7, 2.7, 3.71], -0.0001)
     assert "more than a fixed set" in said([1.3, 2.3, 3.31])
     assert "within two standard errors" in said([1.7, 2.3, 3.5])

@@ -27,11 +27,25 @@ def test_the_kernel_does_what_torch_operations_do():
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 12
+    assert len(found) == 16
     for case in found:
         assert case["same_slots"], case
         assert case["result"] < 1e-5, case
         assert case["received"] < 1e-5, case
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton's compiler")
+def test_the_kernels_compile_for_a_gpu_that_is_not_there():
+    """The interpreter takes programs that the compiler refuses, and knows of no registers."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.inference.compiled"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {it["kernel"] for it in found} == {"_parts", "_joined"}
+    for it in found:
+        assert it["spilled"] == 0, it
+        assert it["registers"] <= 128, it  # of 65,536 of a multiprocessor: four programs fit
 
 
 @gpu

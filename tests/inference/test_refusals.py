@@ -86,6 +86,20 @@ def test_a_model_that_learned_its_positions_cannot_go_beyond_them():
             model(IDS, past_key_values=kv)
 
 
+@pytest.mark.parametrize("name", ["opt", "gpt2"])
+def test_generation_ends_at_the_last_learned_position(name):
+    """OPT with a head passes its base model by, so that the check must stand in the decoder."""
+    model = tiny(name)
+    with cache(model, Window(5)) as kv:
+        options = {"past_key_values": kv, "do_sample": False}
+        assert model.generate(IDS, max_length=64, **options).shape[1] == 64
+        kv.reset()
+        with pytest.raises(JomaError, match="reached 65 tokens, and this model has learned 64"):
+            model.generate(IDS, max_length=80, **options)
+    with torch.no_grad(), cache(model, Full()), pytest.raises(JomaError, match="must be called"):
+        model(IDS)
+
+
 def test_the_cache_must_be_passed_and_used_inside():
     model = tiny("llama")
     with torch.no_grad(), cache(model, Full()) as kv:
@@ -118,12 +132,33 @@ def test_a_pass_that_broke_off_is_not_continued():
         model(IDS, past_key_values=kv)
 
 
+def test_a_pass_that_broke_off_inside_of_the_last_layer_is_not_continued(monkeypatch):
+    model = tiny("llama")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with torch.no_grad(), cache(model, Window(4)) as kv:
+        model(IDS, past_key_values=kv)
+        with monkeypatch.context() as patch:
+            patch.setattr(kv.layers[-1].store, "drop_one", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(IDS[:, :1], past_key_values=kv)
+        with pytest.raises(JomaError, match="did not end: call reset"):
+            model(IDS[:, :1], past_key_values=kv)
+
+
 def test_assisted_decoding_is_refused():
     model = tiny("llama")
     with cache(model, Window(4)) as kv, pytest.raises((JomaError, ValueError), match="cache"):
         model.generate(
             IDS, past_key_values=kv, prompt_lookup_num_tokens=3, max_new_tokens=9, do_sample=False
         )
+
+
+def test_offloading_is_refused():
+    with cache(tiny("llama"), Window(4)) as kv, pytest.raises(JomaError, match="be offloaded"):
+        kv.layers[0].offload()
 
 
 def test_masks_of_four_dimensions_and_training_are_refused():
@@ -200,6 +235,14 @@ def test_layers_without_positions_are_found():
     with cache(model, Streaming(4, 2)) as kv:
         turned = [it.kind.is_turned for it in kv.layers]
     assert turned == [True, True, True, False]
+
+
+def test_a_tried_model_of_another_type_turns_its_keys_by_its_new_frequencies():
+    model = small("qwen2", num_key_value_heads=4)
+    for dtype in (torch.float32, torch.bfloat16):
+        with cache(model.to(dtype), Streaming(4, 2)) as kv:
+            found = kv.layers[0].kind.frequencies
+        assert found is model.model.rotary_emb.inv_freq
 
 
 def test_a_cache_on_another_device_is_refused():

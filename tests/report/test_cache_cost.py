@@ -32,12 +32,20 @@ class TestWords:
 
     @pytest.mark.parametrize(
         ("low", "high", "word"),
-        [(1.1, 1.4, "times as fast"), (0.7, 0.9, "times slower"), (0.9, 1.2, "no difference")],
+        [
+            (1.1, 1.4, "times as fast"),
+            (0.7, 0.9, "times the full cache's time"),
+            (0.9, 1.2, "no difference"),
+        ],
     )
     def test_a_speed_is_stated_only_where_its_interval_leaves_one_out(self, low, high, word):
         row = cache_row("window:n=8", speed=(low + high) / 2, speed_low=low, speed_high=high)
         assert word in speed(row)
         assert ("fast" in speed(row)) == (low > 1)
+
+    def test_a_single_round_has_no_interval(self):
+        row = cache_row("window:n=8", speed=1.3, speed_low=math.nan, speed_high=math.nan)
+        assert speed(row) == "1.30 times as fast in a single round, which has no error"
 
     def test_what_was_not_measured(self):
         row = cache_row("window:n=8", timed=0, speed=math.nan, text_tokens=0)

@@ -161,8 +161,8 @@ def generate(
 
     Text goes to standard output as it is made. The table that follows compares with the full cache
     on the same tokens: negative log likelihood of the prompt's own end and of the full cache's
-    greedy continuation, bytes held, and time per token, each with its error. Ctrl-C ends the
-    generation; what was measured by then is printed and saved.
+    greedy continuation, bytes held, and time per token; quality and speed have their errors. Ctrl-C
+    ends the generation; what was measured by then is printed and saved.
     """
     if cache == ["help"]:
         for line in CACHES:

@@ -24,9 +24,11 @@ def show_plan(asked: "GenerateRequest", *, device: str, out: Path | None, as_jso
         out: The folder given with --out.
         as_json: Whether JSON is printed.
     """
+    from joma.cli._generate_request import check_asked
     from joma.models.loading import check_source, outlined
     from joma.runs import default_folder
 
+    check_asked(asked)
     check_source(asked.model, revision=asked.revision, tokenizer=asked.tokenizer)
     loaded = outlined(asked.model, revision=asked.revision, tokenizer=asked.tokenizer)
     plan: dict[str, Any] = {
@@ -65,7 +67,7 @@ def _of_outline(asked: "GenerateRequest", loaded: Any, device: str) -> dict[str,
         check_generates,
         check_length,
         encode_prompt,
-        parse_caches,
+        planned_caches,
     )
     from joma.analysis.probing import DTYPES
     from joma.inference import Full, cache_bytes
@@ -75,7 +77,7 @@ def _of_outline(asked: "GenerateRequest", loaded: Any, device: str) -> dict[str,
     check_length(loaded, len(tokens), asked.max_new_tokens)
     length = len(tokens) + asked.max_new_tokens
     given = AskedCaches(asked.caches, asked.budget, asked.sweep)
-    caches = [("full", Full()), *((it.name, it.policy) for it in parse_caches(given, length))]
+    caches = [("full", Full()), *((it.name, it.policy) for it in planned_caches(given, length))]
     sizes = [
         cache_bytes(loaded.model, policy, tokens=length, dtype=DTYPES[asked.dtype])  # type: ignore[arg-type]
         for _, policy in caches

@@ -4,6 +4,8 @@ import hashlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from joma.errors import JomaError
+
 if TYPE_CHECKING:
     from joma.analysis.generation import NamedCache, Sampling
     from joma.models import Loaded
@@ -75,7 +77,7 @@ def prepared(
     from joma.inference import Full, cache
     from joma.models import load
 
-    assert asked.sampling is not None  # raises before the model is loaded
+    check_asked(asked)
     loaded = load(
         asked.model,
         revision=asked.revision,
@@ -96,6 +98,16 @@ def prepared(
     if idle:
         notes.append(f"{idle[0]} drops nothing: the text has {longest} tokens at most.")
     return loaded, tokens, caches, " ".join(it for it in notes if it) or None
+
+
+def check_asked(asked: GenerateRequest) -> None:
+    """Raise for what can be known to be impossible before the model is loaded."""
+    from joma.analysis.generation import AskedCaches, check_caches
+
+    assert asked.sampling is not None  # which checks itself
+    check_caches(AskedCaches(asked.caches, asked.budget, asked.sweep))
+    if not asked.prompt:
+        raise JomaError("prompt must hold at least one token, got an empty text")
 
 
 def resolved(asked: GenerateRequest, loaded: "Loaded", tokens: list[int]) -> "list[NamedCache]":

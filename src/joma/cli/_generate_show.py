@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from joma.cli import _show
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _HEADINGS = (
     "cache",
@@ -29,10 +32,11 @@ def put_costs(rows: Sequence[dict[str, Any]], *, err: bool = False) -> None:
 
     if not rows:
         return
-    table = _show.table(*_HEADINGS, justify="right")
-    table.columns[0].justify = "left"
-    for row in rows:
-        table.add_row(*_cells(row))
+    window = _show.console(err=err)
+    table = _table(rows, broken=False)
+    anywhere = window.options.update(width=1000)
+    if window.measure(table, options=anywhere).maximum > window.width:
+        table = _table(rows, broken=True)
     _show.put("", table, "", err=err)
     full = rows[0]
     for row in rows[1:] if len(rows) <= 4 else ():
@@ -60,10 +64,22 @@ def as_records(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _table(rows: Sequence[dict[str, Any]], *, broken: bool) -> "Table":
+    """Return the table; `broken` names are in several lines, between their arguments."""
+    table = _show.table(*_HEADINGS, justify="right")
+    table.columns[0].justify = "left"
+    table.columns[0].no_wrap = True
+    for row in rows:
+        name = row["cache"]
+        table.add_row(
+            name.replace(":", ":\n").replace(",", ",\n") if broken else name, *_cells(row)
+        )
+    return table
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     full = row["policy"] == "full"
     return [
-        row["cache"],
         _show.printable("–") if math.isnan(row["keys"]) else f"{row['keys']:g}",
         size_text(row["bytes"]) if full else f"{size_text(row['bytes'])} {row['share']:6.1%}",
         _nats(row, "text"),

@@ -14,21 +14,33 @@ def finding(record: dict[str, Any]) -> str:
     left = f"{record['mlp_sparsity']:.0%} of the neurons"
     if record["heads_sparsity"] is not None:
         left += f" and {record['heads_sparsity']:.0%} of the heads"
-    said = (
-        f"leaving out {left}, predicted a layer ahead, raises perplexity on held-out text from "
-        f"{dense['perplexity']:.4g} to {own['perplexity']:.4g}: the loss by {own['cost']:.3f} ± "
-        f"{own['standard_error']:.3f} nats a token (standard error over {len(own['losses'])} "
-        f"windows); the oracle's costs {costs['oracle']['cost']:.3f}"
+    cost, error = own["cost"], own["standard_error"]
+    change = "raises" if cost > 2 * error else "lowers" if cost < -2 * error else None
+    measured = (
+        f"({_nats(cost)} ± {error:.3f} nats a token, standard error over {len(own['losses'])} "
+        f"windows; the oracle's choice costs {_nats(costs['oracle']['cost'])})"
     )
+    said = f"leaving out {left}, predicted a layer ahead, "
+    if change is None:
+        said += f"changes the loss on held-out text by less than two standard errors {measured}"
+    else:
+        said += (
+            f"{change} perplexity on held-out text from {dense['perplexity']:.4g} to "
+            f"{own['perplexity']:.4g} {measured}"
+        )
     if "static" not in costs:
         return f"{said}."
     static = costs["static"]
     apart = [a - b for a, b in zip(static["losses"], own["losses"], strict=True)]
     better, error = statistics.fmean(apart), statistics.stdev(apart) / math.sqrt(len(apart))
     if better > 2 * error:
-        return f"{said}, a fixed set of neurons {static['cost']:.3f}."
+        return f"{said}. A fixed set of neurons costs more, {_nats(static['cost'])}."
     verdict = "more than" if better < -2 * error else "as much, within two standard errors, as"
-    return f"{said}. That is {verdict} a fixed set of neurons costs, {static['cost']:.3f}."
+    return f"{said}. That is {verdict} a fixed set of neurons costs, {_nats(static['cost'])}."
+
+
+def _nats(cost: float) -> str:
+    return f"{round(cost, 3) + 0.0:.3f}"  # no minus sign before zero
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -59,7 +71,11 @@ def print_record(record: dict[str, Any]) -> None:
             f"{one['kept']:.1%}",
             f"{one['perplexity']:#.4g}",
             f"{one['loss']:.4f}",
-            *(("", "") if dense else (f"{one['cost']:.4f}", f"{one['standard_error']:.4f}")),
+            *(
+                ("", "")
+                if dense
+                else (f"{round(one['cost'], 4) + 0.0:.4f}", f"{one['standard_error']:.4f}")
+            ),
         )
     _show.put(table, "")
     _show.say(f"{_show.sentence(record['finding'])} {record['seconds']:.0f} s.")

@@ -12,7 +12,8 @@ from transformers.cache_utils import Cache
 
 from joma.errors import JomaError
 from joma.inference._attend import Scoring
-from joma.inference._layer import EvictingLayer, LayerKind, marked
+from joma.inference._kind import LayerKind
+from joma.inference._layer import EvictingLayer, marked
 from joma.inference.policy import Policy
 from joma.inference.support import (
     TESTED,
@@ -105,8 +106,14 @@ class EvictingCache(Cache):
             )
         if all(it.kind.frequencies is not None or not it.kind.is_turned for it in self.layers):
             moving = [it for it in self.layers if it.has_moving_sinks]
-            # Positions begin anew where a whole window lies beyond them.
-            if moving and self.seen - max(it.held for it in moving) >= self.offset + _REBASE_EVERY:
+            # Positions begin anew where a whole window lies beyond them, and once each row has its
+            # sinks: their keys are kept with the positions they were read at.
+            due = self.offset + _REBASE_EVERY
+            if (
+                moving
+                and self.seen - max(it.held for it in moving) >= due
+                and all(it.has_all_sinks for it in moving)
+            ):
                 for layer in self.layers:
                     layer.rebase(_REBASE_EVERY)
 
@@ -150,9 +157,9 @@ def installed(
     AttentionInterface.register(name, _attention_eager if name == _EAGER_NAME else _attention)
     AttentionMaskInterface.register(name, _mask)
     with ExitStack() as stack:
-        decoder: Any = getattr(model, "base_model", model)
-        prepare = _Preparation(found, decoder, limit)
-        stack.callback(decoder.register_forward_pre_hook(prepare, with_kwargs=True).remove)
+        for decoder in _decoders(model):
+            prepare = _Preparation(found, decoder, limit)
+            stack.callback(decoder.register_forward_pre_hook(prepare, with_kwargs=True).remove)
         for module in rotary_modules(model):
             hook = _Rebased(found)
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -172,6 +179,16 @@ def layer_kinds(model: nn.Module, config: Any) -> list[LayerKind]:
         LayerKind(index, window, frequency)
         for index, (window, frequency) in enumerate(zip(windows, frequencies, strict=True))
     ]
+
+
+def _decoders(model: Any) -> list[nn.Module]:
+    """Return the modules that a forward pass may begin with, below the head.
+
+    There are two where a model with a head passes its base model by, as OPT's does.
+    """
+    inner = model.get_decoder() if hasattr(model, "get_decoder") else None
+    found = [getattr(model, "base_model", model), inner]
+    return list(dict.fromkeys(it for it in found if isinstance(it, nn.Module)))
 
 
 class _Preparation:

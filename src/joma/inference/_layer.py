@@ -1,7 +1,7 @@
 """One layer of an evicting cache: read a chunk, attend, drop."""
 
 import importlib.util
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,30 +16,13 @@ from joma.inference._attend import (
     query_block,
     written_attention,
 )
+from joma.inference._kind import LayerKind
 from joma.inference._rotation import rotated
 from joma.inference._store import Store
 from joma.inference.heavy_hitter import HeavyHitter
 from joma.inference.policy import Policy
 from joma.inference.size import in_window
 from joma.inference.window import Window
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """What a model's layer is, as far as its cache is concerned.
-
-    Attributes:
-        index: Number of the layer.
-        window: Keys are seen at a smaller distance; None without a sliding window.
-        frequencies: Angle per position of each pair of rotated components, (R/2,); None where keys
-            are not rotated, or not in a way that is known.
-        is_turned: Whether keys are rotated by their position at all.
-    """
-
-    index: int
-    window: int | None = None
-    frequencies: Tensor | None = None
-    is_turned: bool = True
 
 
 class EvictingLayer(CacheLayerMixin):
@@ -154,7 +137,11 @@ class EvictingLayer(CacheLayerMixin):
             "an evicting cache cannot take tokens back, as assisted decoding and prompt lookup ask"
         )
 
-    offload = prefetch = crop
+    def offload(self) -> None:
+        """Raise: a layer stays where the model's layer is."""
+        raise JomaError("an evicting cache cannot be offloaded: it stays on the model's device")
+
+    prefetch = offload
 
     # What the attention function asks of a layer
 
@@ -169,6 +156,13 @@ class EvictingLayer(CacheLayerMixin):
         return self._sinks > 0
 
     @property
+    def has_all_sinks(self) -> bool:
+        """Whether each row has read as many tokens as it has sinks; padding is none."""
+        if not self._padded or self.store is None:
+            return self.count >= self._sinks
+        return bool((self.store.seen >= self._sinks).all())
+
+    @property
     def held(self) -> int:
         """Keys per head that are held; in a padded batch, in the longest row."""
         budget, count = self.policy.budget, self.count
@@ -180,6 +174,8 @@ class EvictingLayer(CacheLayerMixin):
     ) -> Tensor:
         """Read a chunk: return attention of its queries, (B, H, T, Dv), then drop keys.
 
+        A pass that breaks off in here leaves the layer waiting, so that the next one is refused.
+
         Args:
             query: (B, H, T, D).
             keys: (B, Hk, T, D).
@@ -187,20 +183,28 @@ class EvictingLayer(CacheLayerMixin):
             real: (B, T), bool, False for padding; None if there is none.
             scoring: How scores are made.
         """
+        assert self.is_waiting
+        result = self._attend(query, keys, values, real, scoring)
+        self.is_waiting = False
+        return result
+
+    def _attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, real: Tensor | None, scoring: Scoring
+    ) -> Tensor:
         store = self.store
         assert store is not None
-        assert self.is_waiting
-        self.is_waiting = False
         policy, budget, T = self.policy, self.policy.budget, query.shape[2]
         fresh = store.slots == 0
-        position = self._positions(store, T, real)
         self.count += T
+        self._padded |= real is not None
         if T == 1 and self._has_kernel(query, scoring):
-            return self._step_on_gpu(store, query, keys, values, position, scoring)
+            return self._step_on_gpu(store, query, keys, values, real, scoring)
+        position = self._positions(store, T, real)
+        has_sinks = not self._padded and self.count - T >= self._sinks
         if T == 1 and store.empty is not None:
-            store.write(keys, values, position)
+            store.write(keys, values, position, has_sinks=has_sinks)
         else:
-            store.append(keys, values, position)
+            store.append(keys, values, position, has_sinks=has_sinks)
         plain = fresh and not self._padded and self._sees_all
         if plain and not (scoring.written_out or scoring.softcap or policy.uses_attention):
             result = causal_attention(query, store.keys, store.values, scoring)
@@ -248,7 +252,6 @@ class EvictingLayer(CacheLayerMixin):
             position = store.seen[:, None] + torch.arange(T, device=store.seen.device)
             store.seen += T
             return position
-        self._padded = True
         real = real.to(store.seen.device)
         position = (store.seen[:, None] + real.cumsum(1) - 1).masked_fill(~real, -1)
         store.seen += real.sum(1)
@@ -285,7 +288,7 @@ class EvictingLayer(CacheLayerMixin):
             and scoring.softcap is None
             and not self._is_far_sighted
             and query.dtype != torch.float64
-            and importlib.util.find_spec("triton") is not None
+            and _has_triton()
         )
 
     def _step_on_gpu(
@@ -294,15 +297,16 @@ class EvictingLayer(CacheLayerMixin):
         query: Tensor,
         keys: Tensor,
         values: Tensor,
-        position: Tensor,
+        real: Tensor | None,
         scoring: Scoring,
     ) -> Tensor:
         from joma.inference._heavy_kernel import heavy_step
 
         assert isinstance(self.policy, HeavyHitter)
         scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+        real = None if real is None else real.to(query.device)
         with torch.cuda.device(query.device):
-            return heavy_step(store, self.policy, query, keys, values, position, scale)
+            return heavy_step(store, self.policy, query, keys, values, real, scale)
 
     def _attend_chunk(
         self, store: Store, query: Tensor, position: Tensor, scoring: Scoring
@@ -374,7 +378,8 @@ class EvictingLayer(CacheLayerMixin):
         assert store.sinks is not None
         assert self.kind.frequencies is not None
         steps = self._dropped(position) - self.offset
-        store.place_sinks(rotated(store.sinks, steps, self.kind.frequencies))
+        found = rotated(store.sinks, steps, self.kind.frequencies)
+        store.place_sinks(found, in_front=not self._padded)
 
     def _separated(self, store: Store, query: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and moved queries so that each query has its own distance to the sinks.
@@ -384,12 +389,17 @@ class EvictingLayer(CacheLayerMixin):
         """
         assert store.sinks is not None
         assert self.kind.frequencies is not None
-        store.place_sinks(store.sinks)
+        store.place_sinks(store.sinks, in_front=not self._padded)
         steps = self.offset - self._dropped(position)
         moved = rotated(query, steps, self.kind.frequencies)
         sink = ((store.position >= 0) & (store.position < self._sinks))[..., None]
         keys = torch.cat((store.keys.masked_fill(sink, 0), store.keys.masked_fill(~sink, 0)), -1)
         return keys, moved
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 _MARK = "joma_cache_layer"

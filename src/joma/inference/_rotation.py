@@ -13,10 +13,11 @@ def rotated(x: Tensor, steps: Tensor, frequencies: Tensor) -> Tensor:
     Args:
         x: (B, H, T, D); component i is paired with component i + R/2 of the first R.
         steps: (B, T) or broadcastable to it, whole numbers.
-        frequencies: (R/2,), angle per position of each pair. R may be smaller than D.
+        frequencies: (R/2,), angle per position of each pair; R may be smaller than D. They may
+            be on another device than x.
     """
     half = frequencies.shape[0]
-    angle = steps[:, None, :, None].double() * frequencies.double()
+    angle = steps[:, None, :, None].double() * frequencies.to(steps.device).double()
     work = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angle.cos().to(work), angle.sin().to(work)
     first, second = x[..., :half].to(work), x[..., half : 2 * half].to(work)

@@ -70,16 +70,19 @@ class Store:
         for name, tensor in self._tensors().items():
             setattr(self, name, tensor.index_select(0, rows.to(tensor.device)))
 
-    def append(self, keys: Tensor, values: Tensor, position: Tensor) -> None:
+    def append(
+        self, keys: Tensor, values: Tensor, position: Tensor, *, has_sinks: bool = False
+    ) -> None:
         """Add slots at the end for the tokens of a chunk.
 
         Args:
             keys: (B, Hk, T, D).
             values: (B, Hk, T, Dv).
             position: (B, T).
+            has_sinks: Whether no token is a sink, as each row has them all; False if not known.
         """
         own = position[:, None].expand(-1, self.position.shape[1], -1).to(torch.int32)
-        if self.sinks is not None:
+        if self.sinks is not None and not has_sinks:
             self._remember(keys, position)
         self.keys = torch.cat((self.keys, keys.detach()), 2)
         self.values = torch.cat((self.values, values.detach()), 2)
@@ -89,10 +92,12 @@ class Store:
             self.received = torch.cat((self.received, new), 2)
         self.empty = None
 
-    def write(self, keys: Tensor, values: Tensor, position: Tensor) -> None:
+    def write(
+        self, keys: Tensor, values: Tensor, position: Tensor, *, has_sinks: bool = False
+    ) -> None:
         """Write one token of each row into the empty slots of a full store; arguments as above."""
         assert self.empty is not None
-        if self.sinks is not None:
+        if self.sinks is not None and not has_sinks:
             self._remember(keys, position)
         slot = self.empty[:, :, None]
         self.position.scatter_(2, slot, position[:, None].expand_as(slot).to(torch.int32))
@@ -107,6 +112,8 @@ class Store:
         if self.slots <= budget:
             return
         kept = self._priority(policy, layer).topk(budget, 2, sorted=False).indices
+        if self.sinks is not None:  # in the order of the text: see `place_sinks`
+            kept = kept.gather(2, self.position.gather(2, kept).argsort(2))
         self.position = _with_empty(self.position.gather(2, kept), -1)
         kept = kept.expand(-1, self.keys.shape[1], -1)
         if self.received is not None:
@@ -141,8 +148,18 @@ class Store:
         found = _gathered_at(keys, here.int().argmax(2))
         self.sinks.copy_(torch.where(arrived, found, self.sinks))
 
-    def place_sinks(self, sinks: Tensor) -> None:
-        """Write keys of the first tokens, (B, Hk, S, D), into the slots where they are held."""
+    def place_sinks(self, sinks: Tensor, *, in_front: bool = False) -> None:
+        """Write keys of the first tokens, (B, Hk, S, D), into the slots where they are held.
+
+        Args:
+            sinks: The keys.
+            in_front: Whether they are in the first slots, in order; if not, they are searched for.
+                Without padding they are there: tokens stay in the order of the text, and none is
+                written over a sink.
+        """
+        if in_front:
+            self.keys[:, :, : sinks.shape[2]] = sinks
+            return
         place = torch.arange(sinks.shape[2], device=sinks.device, dtype=torch.int32)
         here = self.position == place[:, None]  # (B, S, C): all heads hold the same tokens
         # A row too short to have all its sinks has an empty slot, which nobody reads.

@@ -10,14 +10,18 @@ from torch import Tensor, nn
 
 from joma.errors import JomaError
 from joma.inference._cache import installed
-from joma.inference._layer import LayerKind
+from joma.inference._kind import LayerKind
 from joma.inference._rotation import rotated
 from joma.inference.full import Full
 from joma.inference.support import text_config
 
 _TOKENS, _STEPS = 8, 5
 _CHUNKS = (4, 1, 3)
-_tried: WeakKeyDictionary[nn.Module, list[LayerKind]] = WeakKeyDictionary()
+_tried: WeakKeyDictionary[nn.Module, list[tuple[bool, bool]]] = WeakKeyDictionary()
+"""Whether the keys of each layer are turned, and whether by its frequencies.
+
+The frequencies are not kept: they change when the model is moved or gets another type.
+"""
 
 
 def tried_kinds(model: nn.Module, kinds: Sequence[LayerKind]) -> list[LayerKind]:
@@ -31,7 +35,7 @@ def tried_kinds(model: nn.Module, kinds: Sequence[LayerKind]) -> list[LayerKind]
         JomaError: A cache cannot serve the model, or nothing is known about how it turns its keys.
     """
     if model in _tried:
-        return _tried[model]
+        return [_noted(kind, *note) for kind, note in zip(kinds, _tried[model], strict=True)]
     name = text_config(model).model_type
     try:
         found = _trial(model, kinds, name)
@@ -40,7 +44,7 @@ def tried_kinds(model: nn.Module, kinds: Sequence[LayerKind]) -> list[LayerKind]
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as failure:
         reason = str(failure).partition("\n")[0]
         raise JomaError(f"a trial of {name} with a cache failed: {reason}") from failure
-    _tried[model] = found
+    _tried[model] = [(it.is_turned, it.frequencies is not None) for it in found]
     return found
 
 
@@ -75,12 +79,15 @@ def _keys(model: Any, kv: Any, ids: Tensor, first: int) -> list[Tensor]:
 
 def _known(kind: LayerKind, keys: Tensor, moved: Tensor) -> LayerKind:
     if _alike(moved, keys):
-        return replace(kind, frequencies=None, is_turned=False)
-    if kind.frequencies is not None:
-        steps = torch.full((1, 1), _STEPS, device=keys.device)
-        if _alike(moved, rotated(keys, steps, kind.frequencies.to(keys.device))):
-            return kind
-    return replace(kind, frequencies=None, is_turned=True)
+        return _noted(kind, False, False)
+    steps = torch.full((1, 1), _STEPS, device=keys.device)
+    found = kind.frequencies
+    return _noted(kind, True, found is not None and _alike(moved, rotated(keys, steps, found)))
+
+
+def _noted(kind: LayerKind, is_turned: bool, by_frequencies: bool) -> LayerKind:
+    frequencies = kind.frequencies if by_frequencies else None
+    return replace(kind, frequencies=frequencies, is_turned=is_turned)
 
 
 def _alike(x: Tensor, y: Tensor) -> bool:

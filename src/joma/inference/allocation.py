@@ -102,7 +102,7 @@ def layer_budgets(
     if rule == "entropy":
         return _filled(keys, np.array([one.effective for one in profiles]), least, most)
     shares = np.arange(1, context + 1) / context
-    masses = [[one.heavy(share) for share in shares] for one in profiles]
+    masses = [one.heavy_of(shares) for one in profiles]
     return _by_mass(keys, np.diff(masses, axis=1), least, most)
 
 

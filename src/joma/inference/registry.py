@@ -40,7 +40,10 @@ def parse_policy(text: str) -> Policy:
     missing = [it.name for it in known.values() if it.default is MISSING and it.name not in given]
     if missing:
         raise JomaError(f"cache must be written {usage(name)}, got {text!r} without {missing[0]}")
-    return kind(**given)
+    try:
+        return kind(**given)
+    except JomaError as error:
+        raise JomaError(f"cache {text!r} is impossible: {error}") from error
 
 
 def usage(name: str) -> str:

@@ -59,7 +59,8 @@ SURE = 2.0
 CAVEAT = (
     "Standard errors are over blocks of consecutive tokens of this one text, so they say nothing "
     "of other texts. Bytes are those held after the last token; while a prompt is read in one "
-    "piece, all its keys are there. Only a speed whose 95% interval leaves 1 out is stated."
+    "piece, all its keys are there. A speed counts as a difference only where its 95% interval "
+    "leaves 1 out."
 )
 
 
@@ -107,11 +108,13 @@ def speed(row: Mapping[str, Any]) -> str:
     low, high, value = row["speed_low"], row["speed_high"], row["speed"]
     if not row["timed"] or not math.isfinite(value):
         return "speed not measured"
+    if not math.isfinite(low):
+        return f"{value:.2f} times as fast in a single round, which has no error"
     interval = f"95% interval {low:.2f} to {high:.2f}, {row['timed']} tokens"
     if low > 1:
         return f"{value:.2f} times as fast ({interval})"
     if high < 1:
-        return f"{1 / value:.2f} times slower ({interval})"
+        return f"{1 / value:.2f} times the full cache's time ({interval})"
     return f"no difference in speed measured ({interval})"
 
 

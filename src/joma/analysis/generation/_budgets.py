@@ -28,6 +28,8 @@ DEFAULT_AUTO = "20%"
 """What `--budget auto` holds in all."""
 
 _SINKS = 4
+_ANY_LENGTH = 10**9
+"""A text for which every share is a possible budget."""
 _RULES = ("auto", "mass", "entropy")
 _SHORTEST_PROFILE, _LONGEST_PROFILE = 16, 1024
 """Tokens of a prompt on which attention is measured."""
@@ -151,9 +153,9 @@ def parse_caches(asked: AskedCaches, tokens: int) -> list[NamedCache]:
     Raises:
         JomaError: A cache is unknown or impossible, or the options contradict each other.
     """
-    budgets = [] if asked.sweep is None else _swept(asked.sweep)
+    budgets = [] if asked.sweep is None else [("sweep", it) for it in _swept(asked.sweep)]
     if asked.budget is not None and not asked.is_auto:
-        budgets.append(asked.budget)
+        budgets.append(("budget", asked.budget))
     found: list[NamedCache] = []
     bare = [it for it in asked.caches if it in POLICIES and it != "full"]
     for given in asked.caches:
@@ -173,11 +175,55 @@ def parse_caches(asked: AskedCaches, tokens: int) -> list[NamedCache]:
     names: Sequence[str] = bare or (SWEPT if asked.sweep is not None else ("heavy-hitter",))
     if asked.is_auto and asked.sweep is None:
         return found
-    for budget in budgets:
-        keys = keys_of_budget(budget, tokens)
-        for name in names:
-            found.append(named(policy_of_budget(name, keys)))
+    for option, budget in budgets:
+        try:
+            keys = keys_of_budget(budget, tokens)
+            found += [named(policy_of_budget(name, keys)) for name in names]
+        except JomaError as error:  # which names the budget, as the argument is called
+            raise JomaError(f"{option}{str(error).removeprefix('budget')}") from error
     return list(dict.fromkeys(found))
+
+
+def planned_caches(asked: AskedCaches, tokens: int) -> list[NamedCache]:
+    """Return the caches that are compared, as far as they are known without the model.
+
+    Layers with budgets of their own are taken to share the keys evenly, which are as many in all.
+
+    Args:
+        asked: What the command line asks for.
+        tokens: Tokens of the whole text, which shares are of.
+
+    Raises:
+        JomaError: As `parse_caches` and `auto_caches`.
+    """
+    found = parse_caches(asked, tokens)
+    if asked.is_auto:
+        word, keys = _auto_budget(asked, tokens)
+        rule = DEFAULT_RULE if word == "auto" else word
+        even = policy_of_budget("heavy-hitter", keys)
+        found.insert(0, NamedCache(f"heavy-hitter:{rule}={keys}", even))
+    return found
+
+
+def check_caches(asked: AskedCaches) -> None:
+    """Raise unless what the command line asks for can be had for some text.
+
+    It needs neither the model nor the text, so that a mistake is reported before they are read.
+
+    Raises:
+        JomaError: As `parse_caches` and `auto_caches`.
+    """
+    planned_caches(asked, _ANY_LENGTH)
+
+
+def _auto_budget(asked: AskedCaches, tokens: int) -> tuple[str, int]:
+    """Return the rule by which layers get their budgets, and the keys of an even one."""
+    assert asked.budget is not None
+    word, _, given = asked.budget.partition(":")
+    for name in asked.caches:
+        if name != "heavy-hitter":
+            raise JomaError(f"cache must be heavy-hitter with --budget {word}, got {name!r}")
+    return word, keys_of_budget(given or DEFAULT_AUTO, tokens)
 
 
 def _swept(text: str) -> list[str]:
@@ -206,11 +252,7 @@ def auto_caches(
     if not asked.is_auto:
         return []
     assert asked.budget is not None
-    word, _, given = asked.budget.partition(":")
-    keys = keys_of_budget(given or DEFAULT_AUTO, tokens)
-    for name in asked.caches:
-        if name != "heavy-hitter":
-            raise JomaError(f"cache must be heavy-hitter with --budget {word}, got {name!r}")
+    word, keys = _auto_budget(asked, tokens)
     if len(prompt) < _SHORTEST_PROFILE:
         raise JomaError(
             f"budget {asked.budget!r} needs a prompt of {_SHORTEST_PROFILE} tokens or more to "
@@ -220,5 +262,7 @@ def auto_caches(
     profiles = attention_profiles(model, torch.tensor([list(prompt[:_LONGEST_PROFILE])]))
     windows = layer_windows(text_config(model))
     limits = [None if it is None else max(it - 1, 1) for it in windows]
-    policies = tuple(allocate(keys * len(profiles), profiles, rule=rule, limits=limits))
+    policies = tuple(
+        allocate(keys * len(profiles), profiles, rule=rule, limits=limits, context=tokens)
+    )
     return [NamedCache(f"heavy-hitter:{rule}={keys}", policies)]

@@ -40,8 +40,12 @@ class LayerProfile:
         """
         if not 0 <= share <= 1:
             raise JomaError(f"share must be from 0 to 1, got {share!r}")
+        return float(self.heavy_of(np.array([share]))[0])
+
+    def heavy_of(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return `heavy` of many shares at once."""
         places = np.arange(len(self.held) + 1) / len(self.held)
-        return float(np.interp(share, places, np.concatenate([[0.0], self.held])))
+        return np.interp(shares, places, np.concatenate([[0.0], self.held]))
 
 
 @torch.no_grad()
