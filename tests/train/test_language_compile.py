@@ -114,7 +114,7 @@ def test_auto_is_off_on_the_cpu_and_trains_where_nothing_can_be_compiled(
     plain = Trainer(make(text), Processes())
     assert not plain.compute.compiled
     monkeypatch.setattr(_compute, "BACKEND", refuse)
-    monkeypatch.setattr(_compute, "_wanted", lambda config, processes: True)
+    monkeypatch.setattr(_compute, "compiles", lambda config, processes: True)
     with caplog.at_level(logging.WARNING, "joma"):
         fallen = Trainer(make(text), Processes())
     (record,) = caplog.records
@@ -232,3 +232,44 @@ def test_compiled_dropout_resumes_bit_for_bit(text: Path, tmp_path: Path):
         begin(config, tmp_path / "run", progress=stop_after(5))
     begin(config, tmp_path / "run")
     assert ended(tmp_path / "run") == ended(tmp_path / "straight")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("kind", "accumulate"), [("gpt_neox", 1), ("gpt_neox", 2), ("llama", 2)])
+def test_cuda_graphs_train_as_uncompiled_steps_do(
+    text: Path, tmp_path: Path, kind: str, accumulate: int
+):
+    """With the monitor, validation, exports and checkpoints in between, and resumed."""
+
+    def config(compile: bool | str) -> Config:
+        training = {"accumulate": accumulate, "precision": "bfloat16", "compile": compile}
+        return make(text, kind, training=training, monitor=MONITOR)
+
+    gpu = Processes(device=torch.device("cuda"))
+    trainer = Trainer(config("auto"), gpu)
+    assert trainer.compute.graphs
+    del trainer
+    begin(config(False), tmp_path / "plain", processes=gpu)
+    begin(config("auto"), tmp_path / "straight", processes=gpu)
+    with pytest.raises(Stop):
+        begin(config("auto"), tmp_path / "run", progress=stop_after(5), processes=gpu)
+    begin(config("auto"), tmp_path / "run", processes=gpu)
+    for name in ("loss", "validation_loss"):
+        plain = logged(tmp_path / "plain", name)
+        for other in ("straight", "run"):
+            found = logged(tmp_path / other, name)
+            assert found[0] == plain[0]
+            np.testing.assert_allclose(found[1], plain[1], rtol=2e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_steps_on_a_gpu_do_not_wait_for_it(text: Path):
+    gpu = Processes(device=torch.device("cuda"))
+    session = _Session(Trainer(make(text), gpu), None, lambda what, done, total: None)
+    session.advance(3)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        session.advance(5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert session.losses()[1].isfinite().all()

@@ -62,7 +62,7 @@ class Compute:
     ) -> None:
         self.model, self._config, self._processes = model, config, processes
         self.drops = _drops(model)
-        self.compiled = _wanted(config, processes)
+        self.compiled = compiles(config, processes)
         several = processes.size > 1
         self.graphs = self.compiled and processes.device.type == "cuda" and not several
         half = config.training.precision == "bfloat16"
@@ -195,8 +195,12 @@ def without_masks(model: Any) -> None:
         model.config._attn_implementation = _ATTENTION
 
 
-def _wanted(config: Config, processes: Processes) -> bool:
-    """Return whether to compile; raise JomaError where that does not go with the optimizer."""
+def compiles(config: Config, processes: Processes) -> bool:
+    """Return whether the model is to be compiled.
+
+    Raises:
+        JomaError: That is asked for, and does not go with the optimizer.
+    """
     asked = config.training.compile
     per_layer = bool(config.optimizer.given().get("per_layer"))
     if asked is True and per_layer:

@@ -22,6 +22,7 @@ from joma.common.signals import deferring_signals
 from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
 from joma.train.findings import Judgement
+from joma.train.language._compute import compiles
 from joma.train.language._config import Config, check_made
 from joma.train.language._export import remove_after, remove_leftovers, series_folder
 from joma.train.language._trainer import Trainer
@@ -105,6 +106,8 @@ def train(
             around.enter_context(run.locked())  # a second process would log all of it again
         around.enter_context(torch.random.fork_rng(devices=devices))
         around.enter_context(float32_products("ieee"))
+        if compiles(config, processes):
+            progress("compile the model", 0, config.training.steps)
         return _Session(Trainer(config, processes), run, progress).train()
 
 
