@@ -66,7 +66,8 @@ class Trainer:
         self.optimizer = _make_optimizer(self.model, self._module, config)
         # Sharded parameters are others while they are gathered.
         self._clipped = list(self.model.parameters()) if processes.size == 1 else None
-        self.compute.prepare(self._pieces(self.feed.at(0))[0])
+        if self.compute.compiled:
+            self.compute.prepare(self._pieces(self.feed.at(0))[0])
 
     def backward(self, step: int) -> Tensor:
         """Compute the gradients of a step; return its loss on this process's part of the batch.
@@ -216,8 +217,7 @@ class Trainer:
     def _pieces(self, batch: Tensor) -> list[Tensor]:
         """Return this process's part of a batch, cut into pieces that are computed one by one."""
         accumulate, own = self.config.training.accumulate, self.processes
-        parts = batch.chunk(accumulate * own.size)[own.rank :: own.size]
-        return list(parts)
+        return list(batch.chunk(accumulate * own.size)[own.rank :: own.size])
 
 
 def _check(config: Config, processes: Processes) -> None:
