@@ -47,7 +47,8 @@ def words(seeds_E: Tensor, stream: str, step: int | Tensor, n: int) -> Tensor:
         seeds_E: one seed for each member, int64, shape (E,); its device decides where.
         stream: a name; streams of different names are independent.
         step: which draw of the stream, at least 0; a tensor without axes on the seeds' device
-            where a CUDA graph shall replay with another step.
+            where a CUDA graph shall replay with another step, or one of shape (E,) with a step
+            for each member.
         n: how many words.
 
     Returns:
@@ -168,6 +169,8 @@ def _words(seeds_E: Tensor, stream: str, step: int | Tensor, first: int, last: i
     """The words of the blocks from first to last − 1, shape (E, 4·blocks)."""
     members, blocks, device = seeds_E.shape[0], last - first, seeds_E.device
     keys_r2E1 = _round_keys(seeds_E)
+    if isinstance(step, Tensor) and step.ndim:
+        step = step.unsqueeze(-1)
     counter = zlib.crc32(stream.encode()), step & _WORD, (step >> 32) & _WORD
     at_once = _at_once(seeds_E, blocks)
     space = torch.empty(3, 2, members, at_once, dtype=torch.int64, device=device)
@@ -241,9 +244,11 @@ def _check(seeds_E: Tensor, step: int | Tensor, n: int) -> None:
             f"got {seeds_E.dtype} of shape {tuple(seeds_E.shape)}"
         )
     if isinstance(step, Tensor):
-        if step.dtype != torch.int64 or step.ndim != 0 or step.device != seeds_E.device:
+        fits = step.ndim == 0 or step.shape == seeds_E.shape
+        if step.dtype != torch.int64 or not fits or step.device != seeds_E.device:
             raise JomaError(
-                f"step must be an int64 tensor without axes on {seeds_E.device}, "
+                "step must be an int64 tensor without axes, or with one step for each of "
+                f"{len(seeds_E)} seeds, on {seeds_E.device}, "
                 f"got {step.dtype} of shape {tuple(step.shape)} on {step.device}"
             )
     elif not 0 <= step < 2**63:

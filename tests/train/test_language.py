@@ -9,12 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from joma.random import integers
 from joma.train.language import Processes
 from joma.train.language._text import Feed, first_windows, read_tokens
 from joma.train.language._trainer import Trainer
 from joma.train.monitor import Monitor
 from tests.common.test_float32 import as_torch_begins, set_in_torch
 from tests.train._language import begin, logged, make, write_text
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +48,28 @@ def test_batches_are_windows_of_the_text_and_follow_from_seed_and_step(
     assert torch.equal(drawn, Feed(tokens.copy(), window, batch, seed).at(step))
     assert torch.all(drawn.diff() == 1)
     assert 0 <= drawn.min() <= drawn.max() < length
+
+
+def test_batches_are_the_same_in_whatever_order_steps_are_read():
+    """Windows of many steps are gathered at once."""
+    tokens = np.arange(5000, dtype=np.uint16)
+    feed = Feed(tokens, 3, 4, 5)
+    for step in (*range(300), 7, 2**40, 2**40 + 1, 128, 0):
+        starts = integers(torch.tensor([5]), "windows", step, 4, len(tokens) - 3)[0]
+        assert torch.equal(feed.at(step), starts.unsqueeze(1) + torch.arange(4))
+        assert feed.at(step).dtype == torch.int64
+
+
+@cuda
+@pytest.mark.parametrize("share", [0.1, 0.0])
+def test_a_gpu_reads_the_same_batches(monkeypatch: pytest.MonkeyPatch, share: float):
+    monkeypatch.setattr("joma.train.language._text._SHARE", share)
+    tokens = np.random.default_rng(0).integers(0, 60_000, 5000).astype(np.uint16)
+    here, there = (Feed(tokens, 16, 3, 5, torch.device(kind)) for kind in ("cpu", "cuda"))
+    assert there.resident == (share > 0)
+    for step in (*range(260), 0, 2**40):
+        assert there.at(step).is_cuda
+        assert torch.equal(there.at(step).cpu(), here.at(step))
 
 
 def test_every_place_of_the_text_is_read_the_last_token_too():

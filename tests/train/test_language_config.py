@@ -82,7 +82,7 @@ def test_changes(file: Path):
         (["training.steps=0"], "training.steps must be a whole number from 1 on, got 0"),
         (["training.steps=ten"], "training.steps must be a whole number from 1 on, got 'ten'"),
         (["training.steps=true"], "training.steps must be"),
-        (["training.compile=1"], "training.compile must be true or false, got 1"),
+        (["training.compile=1"], "training.compile must be auto, true or false, got 1"),
         (["training.precision=half"], "training.precision must be one of float32, bfloat16"),
         (["training.accumulate=3"], "training.accumulate must divide data.batch, which is 16"),
         (["optimizer.learning_rate=0"], "optimizer.learning_rate must be above 0, got 0"),

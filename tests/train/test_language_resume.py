@@ -147,7 +147,7 @@ def test_where_rates_follow_from_the_number_of_steps_it_is_not(
     def asked(**training: int) -> Config:
         return make(text, optimizer={"schedule": schedule}, training=training)
 
-    assert changing(asked()) == ("checkpoints.seconds",)
+    assert changing(asked()) == ("checkpoints.seconds", "training.compile")
     run = Run.create("train", asked().sections(), out=tmp_path / "run")
     for steps in (8, 20):
         said = f"must stay 12 with the schedule {schedule}.* got {steps};"
@@ -240,6 +240,7 @@ def test_a_model_that_is_there_is_replaced_whole(text: Path, tmp_path: Path):
     begin(config, tmp_path / "run")
     trainer = Trainer(config, Processes())
     trainer.export(tmp_path / "run", STEPS)
+    trainer.finish_exports()
     folder = series_folder(tmp_path / "run", STEPS)
     first = series_folder(tmp_path / "run", 0)
     both = [(path / "model.safetensors").read_bytes() for path in (folder, first)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -15,26 +16,53 @@ def need_transformers(what: str) -> None:
         raise JomaError(f"{what} needs transformers: {how_to_install('hf')}")
 
 
+_lock = threading.Lock()
+_before: list[tuple[int, int, bool]] = []
+"""What the libraries had set, while blocks of `without_log_lines` are being run."""
+_blocks: list[object] = []
+
+
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Silence log lines, progress bars and warnings of transformers, except bars of downloads."""
+def without_log_lines() -> Iterator[None]:
+    """Silence log lines and progress bars of transformers, except bars of downloads.
+
+    Blocks of several threads may overlap: the first to begin silences, the last to end restores.
+    """
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    # Not `disable_progress_bar`, which would silence the bars of downloads too.
-    logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()
-    logging._tqdm_active = False
+    own = object()
+    with _lock:
+        if not _blocks:
+            bars = logging.is_progress_bar_enabled()
+            _before[:] = [(logging.get_verbosity(), hub_logging.get_verbosity(), bars)]
+            # Not `disable_progress_bar`, which would silence the bars of downloads too.
+            logging.set_verbosity_error()
+            hub_logging.set_verbosity_error()
+            logging._tqdm_active = False
+        _blocks.append(own)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        logging.set_verbosity(verbosity)
-        hub_logging.set_verbosity(hub_verbosity)
-        logging._tqdm_active = bars
+        with _lock:
+            _blocks.remove(own)
+            if not _blocks:
+                verbosity, hub_verbosity, bars = _before.pop()
+                logging.set_verbosity(verbosity)
+                hub_logging.set_verbosity(hub_verbosity)
+                logging._tqdm_active = bars
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Silence log lines, progress bars and warnings of transformers, except bars of downloads.
+
+    Filters of warnings belong to the process: threads that run next to another use
+    `without_log_lines`.
+    """
+    with without_log_lines(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextlib.contextmanager

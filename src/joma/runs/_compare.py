@@ -33,6 +33,10 @@ class TableDifference:
         return self.same_shape and all(value == 0 for value in self.largest.values())
 
 
+_CHANGING = (int | float, str | bool)
+"""Kinds of values that may take each other's place in an entry that may change."""
+
+
 def differing(
     first: Mapping[str, Any], second: Mapping[str, Any], *, changing: Collection[str] = ()
 ) -> dict[str, tuple[Any, Any]]:
@@ -41,7 +45,8 @@ def differing(
     Args:
         first: Entries by name.
         second: The entries to compare them with.
-        changing: Names of entries that do not count where they are numbers in both.
+        changing: Names of entries that do not count where they are numbers in both, or in both
+            words or true or false.
     """
     one, two = _flat(first), _flat(second)
     found = {
@@ -50,7 +55,8 @@ def differing(
         if one.get(key) != two.get(key)
     }
     for key in changing:
-        if key in found and all(isinstance(value, int | float) for value in found[key]):
+        values = found.get(key, (None, None))
+        if any(all(isinstance(value, kind) for value in values) for kind in _CHANGING):
             del found[key]
     return found
 

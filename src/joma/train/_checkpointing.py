@@ -26,7 +26,7 @@ _PINNED_BYTES = 1 << 26
 _SPARE = 0.25  # of that time, which is left for writing and for a long step or measurement
 
 
-class _Mover:
+class Mover:
     """Moves tensors from a GPU to the host on a stream of its own, through little pinned memory.
 
     Pinning all of a large training's state would take seconds, during which the GPU waits. Made by
@@ -80,7 +80,7 @@ class CheckpointWriter:
         self._error: BaseException | None = None
         self._taken_at = time.monotonic()
         self._bytes_on: dict[torch.device, int] = {}
-        self._movers: dict[torch.device, _Mover] = {}
+        self._movers: dict[torch.device, Mover] = {}
         self._writing = 0.0  # seconds that the last write took
 
     def __enter__(self) -> "CheckpointWriter":
@@ -161,7 +161,7 @@ class CheckpointWriter:
                 copies[name] = copied(tensor.detach())
         for device in self._bytes_on:
             if device not in self._movers:
-                self._movers[device] = _Mover(device)
+                self._movers[device] = Mover(device)
             # Of the training's own stream: what it does next, it does after the copies.
             self._movers[device].follow()
         return copies

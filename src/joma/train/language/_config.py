@@ -24,6 +24,8 @@ MODEL_TYPES = ("gpt_neox", "gpt2", "llama", "opt")
 SCHEDULES = ("constant", "cosine", "linear")
 PRECISIONS = ("float32", "bfloat16")
 SHARDINGS = ("none", "fsdp2")
+AUTO = "auto"
+"""The value of `training.compile` that leaves the choice to the device."""
 
 _UP_TO_1 = math.nextafter(1, 2)
 
@@ -153,6 +155,12 @@ class OptimizerSection(_Section):
         return self.learning_rate * left[self.schedule]
 
 
+def _check_compile(name: str, value: Any) -> None:
+    """Raise JomaError unless the value is True, False or "auto"."""
+    if not isinstance(value, bool) and value != AUTO:
+        raise JomaError(f"{name} must be {AUTO}, true or false, got {value!r}")
+
+
 @dataclass(frozen=True)
 class TrainingSection(_Section):
     """[training]: how many steps, and how they are computed.
@@ -162,7 +170,8 @@ class TrainingSection(_Section):
         precision: float32, or bfloat16, which computes in it on a GPU and keeps weights, moments
             and gradients in float32.
         accumulate: Number of pieces a batch is cut into, to save memory; the step is the same.
-        compile: Whether torch compiles the model.
+        compile: Whether torch compiles the model and its loss: true, false, or auto, which compiles
+            on one GPU and falls back where that fails.
         seed: Decides the first weights, the order of the data and what dropout drops.
         sharding: With several processes, fsdp2 spreads weights, gradients and moments over them;
             with none each has them all.
@@ -171,7 +180,7 @@ class TrainingSection(_Section):
     steps: int = _setting(1000, whole_number, 1)
     precision: str = _setting("float32", check_one_of, PRECISIONS)
     accumulate: int = _setting(1, whole_number, 1)
-    compile: bool = _setting(False, check_truth)
+    compile: bool | str = _setting(AUTO, _check_compile)
     seed: int = _setting(0, whole_number, 0, below=2**63)
     sharding: str = _setting("none", check_one_of, SHARDINGS)
 
@@ -339,16 +348,19 @@ def _tuples(value: Any) -> Any:
 
 _STEPS = "training.steps"
 _CHECKPOINT_SECONDS = "checkpoints.seconds"
+_COMPILE = "training.compile"
+_ANY_TIME = (_CHECKPOINT_SECONDS, _COMPILE)
 
 
 def changing(config: Config) -> tuple[str, ...]:
     """Return the settings that may be others than in the run that is resumed.
 
-    How often checkpoints are saved changes no number. The number of steps may change if no step
-    made so far would have been another with it.
+    How often checkpoints are saved changes no number. Whether the model is compiled changes how
+    numbers are rounded, and what dropout draws. The number of steps may change if no step made so
+    far would have been another with it.
     """
     constant = config.optimizer.schedule == "constant"
-    return (_CHECKPOINT_SECONDS, _STEPS) if constant else (_CHECKPOINT_SECONDS,)
+    return (*_ANY_TIME, _STEPS) if constant else _ANY_TIME
 
 
 def check_length(config: Config, run: Run) -> None:
@@ -362,7 +374,7 @@ def check_length(config: Config, run: Run) -> None:
         JomaError: Its learning rates follow from how many steps there are, or it has made more.
     """
     asked = {"name": run.name, **config.sections()}
-    if differing(run.config, asked, changing=(_CHECKPOINT_SECONDS,)).keys() != {_STEPS}:
+    if differing(run.config, asked, changing=_ANY_TIME).keys() != {_STEPS}:
         return
     if _STEPS not in changing(config):
         raise JomaError(

@@ -3,16 +3,17 @@
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from joma.common.files import sync_folder
-from joma.common.quiet import quietly
+from joma.common.quiet import without_log_lines
 from joma.models.checksums import SUMS, checksums_of
 from joma.train.language._text import save_tokenizer
-from joma.train.processes import Processes, whole
+from joma.train.processes import whole
 
 SERIES = "series"
 """The folder of a run in which the models are."""
@@ -25,21 +26,16 @@ def series_folder(run: Path, step: int) -> Path:
     return run / SERIES / f"step-{step:06d}"
 
 
-def gathered(model: nn.Module, processes: Processes) -> dict[str, Tensor]:
-    """Return the tensors of a file of the model, on the CPU and each once.
+def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a file of the model by name, each once and whole.
 
-    Other processes than the first get nothing; all must call it.
+    All processes go through them.
     """
-    kept: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:  # tied: whoever reads the file ties it again
-            continue
-        seen.add(id(tensor))
-        complete = whole(tensor)
-        if processes.rank == 0:
-            kept[name] = complete.cpu().contiguous()
-    return kept
+        if id(tensor) not in seen:  # tied: whoever reads the file ties it again
+            seen.add(id(tensor))
+            yield name, whole(tensor)
 
 
 def export(folder: Path, model: Any, weights: dict[str, Tensor], tokenizer: Any) -> Path:
@@ -49,7 +45,7 @@ def export(folder: Path, model: Any, weights: dict[str, Tensor], tokenizer: Any)
         folder: Folder to write.
         model: Model of transformers, which knows what names a file has for its weights; its own
             weights are not read.
-        weights: What `gathered` returned.
+        weights: What `weights_of` yielded, on the CPU.
         tokenizer: Tokenizer whose files are written, too.
 
     Raises:
@@ -63,7 +59,7 @@ def export(folder: Path, model: Any, weights: dict[str, Tensor], tokenizer: Any)
     temporary.mkdir()
     try:
         try:
-            with quietly():
+            with without_log_lines():
                 model.save_pretrained(temporary, state_dict=weights)
         except SafetensorError as error:
             raise _from_system(error, temporary / "model.safetensors") from error

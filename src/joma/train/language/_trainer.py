@@ -1,7 +1,6 @@
 """A language model of transformers, its optimizer and its data, one step at a time."""
 
 import difflib
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -10,19 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from joma.common.quiet import need_transformers, quietly
 from joma.errors import JomaError
 from joma.optim import Optimizer, registry
 from joma.optim.state import check_tensors, load_state, split_state
+from joma.train.language._compute import Compute, without_masks
 from joma.train.language._config import Config, ModelSection
-from joma.train.language._export import export, gathered, series_folder
+from joma.train.language._export import export, series_folder, weights_of
+from joma.train.language._series import SeriesWriter
 from joma.train.language._text import Feed, Text, first_windows, read_tokens
 from joma.train.processes import Processes, shard_again, sharded_like, spread, summing, whole
-
-EVALUATED_AT_ONCE = 16
-"""Validation windows in one forward pass."""
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Special tokens of a type's first model, which another tokenizer has elsewhere or not at all."""
@@ -54,14 +51,23 @@ class Trainer:
         self.settings = _make_config(config.model, self.text.tokenizer.size, config.data.window)
         model = _make_model(self.settings, config.training.seed)
         self._shell = _make_shell(self.settings)  # sharding changes the class of the model itself
+        without_masks(model)
         self.model = model.to(processes.device).train()
+        data, training = config.data, config.training
         self.feed = Feed(
-            self.text.train, config.data.window, config.data.batch, config.training.seed
+            self.text.train, data.window, data.batch, training.seed, device=processes.device
         )
+        self._validation: Tensor | None = None
+        self._series_of: Path | None = None
+        self.series = SeriesWriter(self._write_model)
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self._module = spread(self.model, processes, config.training.sharding)
-        self._called: Any = torch.compile(self._module) if config.training.compile else self._module
+        self._module = spread(self.model, processes, training.sharding)
+        self.compute = Compute(self.model, self._module, config, processes)
         self.optimizer = _make_optimizer(self.model, self._module, config)
+        # Sharded parameters are others while they are gathered.
+        self._clipped = list(self.model.parameters()) if processes.size == 1 else None
+        if self.compute.compiled:
+            self.compute.prepare(self._pieces(self.feed.at(0))[0])
 
     def backward(self, step: int) -> Tensor:
         """Compute the gradients of a step; return its loss on this process's part of the batch.
@@ -77,19 +83,22 @@ class Trainer:
         for number, piece in enumerate(pieces):
             last = number == len(pieces) - 1
             with summing(self._module, last=last), accumulate(last=last):
-                torch.manual_seed(self._dropout_seed(step, number))
-                loss = self._loss(self._called, piece)
-                (loss / len(pieces)).backward()
-            losses.append(loss.detach())
-        return torch.stack(losses).mean()
+                losses.append(self.compute.backward(piece, step, number))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def update(self, step: int) -> float:
         """Move the weights by the gradients of a step; return the learning rate."""
         settings = self.config.optimizer
         if settings.clip and not hasattr(self.optimizer, "clip_norm"):
-            nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+            parameters = self._clipped or self.model.parameters()
+            nn.utils.clip_grad_norm_(parameters, settings.clip)
         self.optimizer.step()
         return settings.learning_rate_at(step, self.config.training.steps)
+
+    def clear(self) -> None:
+        """Drop the gradients of a step."""
+        self.optimizer.zero_grad()
+        self.compute.keep_gradients()
 
     def held_out(self, count: int) -> Tensor:
         """Return windows to measure the model on, the same at all times: (count, window)."""
@@ -97,35 +106,52 @@ class Trainer:
         windows = first_windows(tokens, self.config.data.window, count)
         return windows[:, :-1].to(self.processes.device)
 
-    @torch.no_grad()
     def validation_loss(self) -> float:
         """Return the mean loss over the validation windows, without dropout."""
-        assert self.text.valid is not None, "refused when it was made"
-        windows = first_windows(
-            self.text.valid, self.config.data.window, self.config.validation.windows
-        )
-        self.model.eval()
+        if self._validation is None:
+            assert self.text.valid is not None, "refused when it was made"
+            data, count = self.config.data, self.config.validation.windows
+            windows = first_windows(self.text.valid, data.window, count)
+            self._validation = windows.to(self.processes.device)
         try:
             # The same on all processes: sharded ones must call the model together anyway.
-            losses = [
-                self._loss(self.model, part.to(self.processes.device)).double() * len(part)
-                for part in windows.split(EVALUATED_AT_ONCE)
-            ]
+            return float(self.compute.validation_loss(self._validation))
         finally:
-            self.model.train()
             shard_again(self.model)
-        return float(torch.stack(losses).sum() / len(windows))
 
     def export(self, run: Path | None, step: int) -> None:
-        """Write the model of this step into the run's series; `run` is the first process's."""
-        weights = gathered(self.model, self.processes)
+        """Copy the model of this step and write it into the run's series while training continues.
 
-        def write() -> None:
-            assert run is not None, "the first process has one"
-            folder = series_folder(run, step)
-            export(folder, self._shell, weights, self.text.tokenizer)
+        On several processes the training waits for it.
 
-        self.processes.first(write)
+        Args:
+            run: The run folder, on the first process.
+            step: Number of updates made.
+
+        Raises:
+            OSError: This model, or one before, could not be written.
+        """
+        self._series_of = run
+        if self.processes.size == 1:
+            self.series.add(step, weights_of(self.model))
+            return
+        kept: dict[str, Tensor] = {}
+        for name, tensor in weights_of(self.model):  # all must gather
+            if self.processes.rank == 0:
+                kept[name] = tensor.cpu().contiguous()
+        self.processes.first(lambda: self._write_model(step, kept))
+
+    def finish_exports(self) -> None:
+        """Wait until all models are written; all processes must call it.
+
+        Raises:
+            OSError: One could not be written.
+        """
+        self.processes.first(self.series.finish)
+
+    def _write_model(self, step: int, weights: dict[str, Tensor]) -> None:
+        assert self._series_of is not None, "a model was exported"
+        export(series_folder(self._series_of, step), self._shell, weights, self.text.tokenizer)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield weights and optimizer state by name, each whole; all processes go through them."""
@@ -191,22 +217,7 @@ class Trainer:
     def _pieces(self, batch: Tensor) -> list[Tensor]:
         """Return this process's part of a batch, cut into pieces that are computed one by one."""
         accumulate, own = self.config.training.accumulate, self.processes
-        parts = batch.chunk(accumulate * own.size)[own.rank :: own.size]
-        if own.device.type != "cuda":
-            return list(parts)
-        return [part.pin_memory().to(own.device, non_blocking=True) for part in parts]
-
-    def _loss(self, module: Any, windows: Tensor) -> Tensor:
-        half = self.config.training.precision == "bfloat16"
-        with torch.autocast(self.processes.device.type, torch.bfloat16, enabled=half):
-            logits = module(input_ids=windows[:, :-1]).logits
-        return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
-
-    def _dropout_seed(self, step: int, piece: int) -> int:
-        """Return the seed of dropout, so that a training that resumes at a step drops the same."""
-        place = f"{self.config.training.seed} {step} {piece} {self.processes.rank}"
-        digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
+        return list(batch.chunk(accumulate * own.size)[own.rank :: own.size])
 
 
 def _check(config: Config, processes: Processes) -> None:

@@ -22,6 +22,7 @@ from joma.common.signals import deferring_signals
 from joma.errors import JomaError
 from joma.runs import Checkpoint, Run
 from joma.train.findings import Judgement
+from joma.train.language._compute import compiles
 from joma.train.language._config import Config, check_made
 from joma.train.language._export import remove_after, remove_leftovers, series_folder
 from joma.train.language._trainer import Trainer
@@ -105,6 +106,8 @@ def train(
             around.enter_context(run.locked())  # a second process would log all of it again
         around.enter_context(torch.random.fork_rng(devices=devices))
         around.enter_context(float32_products("ieee"))
+        if compiles(config, processes):
+            progress("compile the model", 0, config.training.steps)
         return _Session(Trainer(config, processes), run, progress).train()
 
 
@@ -153,11 +156,13 @@ class _Session:
             self.monitor = self._make_monitor()
             if self.monitor is not None:
                 around.callback(self.monitor.close)
+            around.callback(self.trainer.series.close)
             stop = around.enter_context(deferring_signals())
             self.processes.first(self._accept)
             if begun == steps:
                 self._finish_last_step()
             (ended,) = take_turns([turns(training, start, stop)], stop)
+            self.trainer.finish_exports()
         if self.run is not None:
             self.run.metrics.compact()
         tokens = (self.step - begun) * self.config.data.batch * self.config.data.window
@@ -190,7 +195,7 @@ class _Session:
             self.trainer.update(step)
             # While the gradients are there; the loop logs the loss, of all processes.
             stops = self.monitor is not None and self.monitor.step()
-            self.trainer.optimizer.zero_grad()
+            self.trainer.clear()
             self.step += 1
             if stops:  # on all processes at the same step
                 break
@@ -226,7 +231,11 @@ class _Session:
             self.monitor.begin()  # last, so that the model's first pass is not charged to it
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of a checkpoint by name; all processes go through them."""
+        """Yield the tensors of a checkpoint by name; all processes go through them.
+
+        A training does not export again what was due before its checkpoint, so that waits for it.
+        """
+        self.trainer.finish_exports()
         yield from self.trainer.state()
         if self.monitor is not None:
             for name, tensor in self.monitor.state_dict().items():
@@ -372,7 +381,7 @@ def estimate(config: Config, device: str = "cpu") -> TrainingEstimate:
 def _step(trainer: Trainer, step: int) -> None:
     loss = trainer.backward(step)
     trainer.update(step)
-    trainer.optimizer.zero_grad()
+    trainer.clear()
     loss.item()  # waits for a GPU
 
 
