@@ -56,6 +56,44 @@ def steps(trainer: Trainer, count: int) -> list[float]:
     return losses
 
 
+_GROUPED = {"num_key_value_heads": 2}
+_SLIDING = {**_GROUPED, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "bare"),
+    [
+        ("llama", _GROUPED, True),
+        ("mistral", {**_GROUPED, "sliding_window": 64}, True),
+        ("mistral", _SLIDING, False),
+        ("gemma3_text", {**_SLIDING, "head_dim": 8}, False),
+        ("qwen2", {**_SLIDING, "use_sliding_window": True, "max_window_layers": 1}, False),
+        ("llama4_text", {**_GROUPED, "head_dim": 8, "attention_chunk_size": 8}, False),
+        ("falcon", {}, False),  # it computes with its mask
+    ],
+)
+def test_masks_are_left_out_only_where_they_change_nothing(
+    kind: str, settings: dict[str, Any], bare: bool
+):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "vocab_size": 50}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **sizes, **settings, pad_token_id=0)
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+    tokens = torch.randint(0, 50, (2, 40))
+    with torch.no_grad():
+        model.eval()
+        expected = model(input_ids=tokens).logits
+        model.train()
+        _compute.without_masks(model, 40)
+        assert model.training
+        model.eval()
+        torch.testing.assert_close(model(input_ids=tokens).logits, expected)
+    assert (model.config._attn_implementation != "sdpa") is bare
+
+
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in SIZES if kind != "gpt_neox"]
 
 

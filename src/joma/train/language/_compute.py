@@ -36,6 +36,9 @@ _PASSES = 3
 _ATTENTION = "joma_causal_sdpa"
 """Name of an attention of transformers for which the library makes no mask."""
 
+_SAME = 1e-4
+"""Share of the largest logit by which logits may differ where the attention is the same."""
+
 _Loss = Callable[[Tensor], Tensor]
 
 
@@ -176,23 +179,40 @@ class Compute:
                 torch.cuda.manual_seed(seed)
 
 
-def without_masks(model: Any) -> None:
-    """Let a causal model of transformers attend without a mask of its own.
+@torch.no_grad()
+def without_masks(model: Any, window: int) -> None:
+    """Let a model of transformers attend without a mask, where that changes nothing.
 
     The library looks for sequences packed into one, by values of a tensor: a GPU waits for it in
     every pass, and compiled, where values are not known, it makes a mask of all pairs of tokens,
     with which no flash attention is possible. Here no sequences are packed. The attention itself is
-    the same function with the same arguments.
+    the same function with the same arguments. Sliding windows, chunks and biases come with the
+    mask, so a model is tried first, and keeps its masks unless it gives the same logits.
 
     Args:
         model: A model that is trained on whole windows alone.
+        window: Number of tokens in a sequence.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if model.config._attn_implementation == "sdpa":
-        AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
+    if model.config._attn_implementation != "sdpa":
+        return
+    AttentionInterface.register(_ATTENTION, sdpa_attention_forward)
+    device, training = next(model.parameters()).device, model.training
+    ids = (7 * torch.arange(window, device=device) % model.config.vocab_size).unsqueeze(0)
+    model.eval()
+    try:
+        expected = model(input_ids=ids).logits
         model.config._attn_implementation = _ATTENTION
+        apart = (model(input_ids=ids).logits - expected).abs().amax()
+        same = bool(apart <= _SAME * expected.abs().amax())
+    except Exception:  # some models compute with their mask
+        same = False
+    finally:
+        model.train(training)
+    if not same:
+        model.config._attn_implementation = "sdpa"
 
 
 def compiles(config: Config, processes: Processes) -> bool:

@@ -51,8 +51,8 @@ class Trainer:
         self.settings = _make_config(config.model, self.text.tokenizer.size, config.data.window)
         model = _make_model(self.settings, config.training.seed)
         self._shell = _make_shell(self.settings)  # sharding changes the class of the model itself
-        without_masks(model)
         self.model = model.to(processes.device).train()
+        without_masks(self.model, config.data.window)
         data, training = config.data, config.training
         self.feed = Feed(
             self.text.train, data.window, data.batch, training.seed, device=processes.device
