@@ -220,6 +220,15 @@ def test_only_dropout_is_seeded(text: Path, kind: str, drops: bool):
         assert torch.equal(torch.get_rng_state(), before) != drops
 
 
+def test_noise_of_a_router_is_seeded():
+    module: Any = torch.nn.Linear(2, 2)
+    assert not _compute._drops(module)
+    module.jitter_noise = 0.1
+    assert _compute._drops(module)
+    module.jitter_noise = 0.0
+    assert not _compute._drops(module)
+
+
 class Fetches(TorchDispatchMode):
     """Counts values that the host asks for, for each of which a GPU would have to be waited for."""
 

@@ -9,6 +9,7 @@ own.
 
 import hashlib
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,9 @@ _PASSES = 3
 
 _ATTENTION = "joma_causal_sdpa"
 """Name of an attention of transformers for which the library makes no mask."""
+
+_RANDOM = re.compile("drop|jitter|noise")
+"""In the names of rates with which modules draw random numbers: dropout, noise of a router."""
 
 _SAME = 1e-4
 """Share of the largest logit by which logits may differ where the attention is the same."""
@@ -251,7 +255,7 @@ def _drops(model: nn.Module) -> bool:
     for module in model.modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             return True
-        rates = [value for name, value in vars(module).items() if "drop" in name]
+        rates = [value for name, value in vars(module).items() if _RANDOM.search(name)]
         if any(isinstance(rate, float) and rate > 0 for rate in rates):
             return True
     return False
