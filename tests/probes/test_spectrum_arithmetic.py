@@ -11,8 +11,9 @@ import torch
 
 from joma.probes.spectrum import _certificate, singular_values, stable_rank, stable_ranks
 from joma.probes.spectrum._krylov import next_check
+from joma.probes.spectrum._matrix import weighted_entries
 from joma.probes.spectrum.stable import _has_stalled
-from tests.probes._matrices import CUDA, diagonal, gaussian, true_stable_rank
+from tests.probes._matrices import CUDA, diagonal, gaussian, noisy, true_stable_rank
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -201,3 +202,17 @@ def test_the_bounds_leave_room_for_every_rounding(side: int, inner: int) -> None
     of_factor = (side + 1) * eps * side * found.ceiling
     assert found.floor <= attained - of_gram
     assert found.ceiling >= attained * (1 + 1e-10) + of_gram + of_factor
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_weight_of_large_entries_is_bounded(seed: int) -> None:
+    """What the random rounding of a copy can do to σ₁ rests on it."""
+    matrix = noisy(60, 90, 2, 0.5, seed)
+    matrix[seed, 2 * seed] += 0.3 * seed  # an outlier, in the end one that makes the top vectors
+    left, values, right = torch.linalg.svd(matrix.double())
+    true = matrix.double().square() * left[:, :1].square() * right[:1].square()
+    bound = weighted_entries(matrix, float(values[0]) ** 2)
+    assert float(true.sum().sqrt()) <= bound <= float(matrix.abs().max()) * (1 + 1e-6)
+    assert bound == pytest.approx(weighted_entries(matrix.mT, float(values[0]) ** 2))
+    if seed == 2:
+        assert bound < 0.8 * float(matrix.abs().max())

@@ -21,9 +21,9 @@ there is no answer and `_krylov` is used.
 two neighbours in float16 with probabilities that make the copy Ã right on average. Then uᵀ(Ã − A)v
 for the top singular vectors u, v of A, which are independent of the dice, is a sum of independent
 terms of mean zero, by Hoeffding below ½·step·√(2 ln(1/failure)) but with probability `failure`,
-step ≤ 2⁻¹⁰·max|A|. Since σ₁(Ã) ≥ uᵀÃv = σ₁(A) + uᵀ(Ã − A)v, a bound above Ã is one above A with
-that slack. The lower bound is a Rayleigh quotient of A itself. Blocks go in as two float16 parts,
-22 bits.
+step ≤ 2⁻¹⁰·max|A| (`weighted_entries` has less). Since σ₁(Ã) ≥ uᵀÃv = σ₁(A) + uᵀ(Ã − A)v, a bound
+above Ã is one above A with that slack. The lower bound is a Rayleigh quotient of A itself. Blocks
+go in as two float16 parts, 22 bits.
 """
 
 import math
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from joma.probes.spectrum._graph_plan import SHARES, Plan
 from joma.probes.spectrum._krylov import Iterated
-from joma.probes.spectrum._matrix import check_finite
+from joma.probes.spectrum._matrix import check_finite, weighted_entries
 from joma.probes.spectrum._pace import STOPS
 
 
@@ -53,6 +53,7 @@ def iterate(matrix: Tensor, tolerance: float, seed: int, failure: float) -> Iter
     shape = plan(*matrix.shape, matrix.device, failure * 0.9)
     scales = shape.load(matrix, tolerance, seed)
     pace, exact = shape.pace, matrix.dtype != torch.float32
+    reach = math.inf
     since, stop = None, pace.begin()
     while stop is not None:
         check = shape.advance(matrix, stop, since)
@@ -69,7 +70,11 @@ def iterate(matrix: Tensor, tolerance: float, seed: int, failure: float) -> Iter
             since, stop = None, pace.restart()
             continue
         floor = (length / norm) ** 2
-        slack = _slack(most, norm, floor, failure / 10, exact)
+        # The largest entry lies in [most/2, most), where float16 has steps of 2⁻¹⁰·most/2.
+        slack = 3e-5 if exact else _slack(min(most / 2, reach), length, failure / 10)
+        if slack > tolerance / 2 and math.isinf(reach):
+            reach = weighted_entries(matrix, length**2)
+            slack = _slack(min(most / 2, reach), length, failure / 10)
         share = top * (1 + excess) / floor - 1 + slack
         if share < 0 or slack >= tolerance:  # rounding got out of hand, or hides too much
             return None
@@ -82,21 +87,16 @@ def iterate(matrix: Tensor, tolerance: float, seed: int, failure: float) -> Iter
     return None
 
 
-def _slack(most: float, norm: float, top: float, failure: float, exact: bool) -> float:
+def _slack(reach: float, top: float, failure: float) -> float:
     """Return what the half-precision copy may hide of the top eigenvalue, as a share of it.
 
     Args:
-        most: the least power of two above the entries of the matrix.
-        norm: its ‖A‖_F.
-        top: its top eigenvalue over ‖A‖_F².
+        reach: √Σ a_ij²·u_i²·v_j² is at most this for the top singular vectors.
+        top: σ₁ is at least this.
         failure: probability that the dice hide more.
-        exact: whether its entries were representable.
     """
-    if exact:
-        return 3e-5
-    # The largest entry lies in [most/2, most), where float16 has steps of 2⁻¹⁰·most/2.
-    sway = 0.5 * (most / 2 / norm * 2.0**-10) * math.sqrt(2 * math.log(1 / failure))
-    return 3e-5 + 2 * sway / math.sqrt(max(top, 1e-300))
+    sway = 0.5 * 2.0**-10 * reach * math.sqrt(2 * math.log(1 / failure))
+    return 3e-5 + 2 * sway / top
 
 
 @lru_cache(maxsize=4)

@@ -29,7 +29,7 @@ _LOW = 2048.0
 """Factor that brings what float16 leaves of them to its range."""
 _ROWS = 64
 """Rows of a block one program works on."""
-_GUARD = 0.3
+_GUARD = 0.15
 """Share of the tolerance by which the top eigenvalue of the projection may be missed."""
 _LARGEST = 1e12
 """K is added up to this size only: beyond, its least eigenvalue drowns in rounding."""
@@ -44,7 +44,7 @@ _EXACT_SQUARINGS = 5
 _MARGIN = 1.01
 """By how much r·K must exceed 1; see `_krylov.excluded`."""
 SHARES = (
-    0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.88, 0.91, 0.94, 0.97, 1.0, 1.5, 2.5, 5.0, 8.0,
+    0.15, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.88, 0.91, 0.94, 0.97, 1.0, 1.5, 2.5, 5.0, 8.0,
     20.0, 100.0,
 )  # fmt: skip
 """Excesses of the top eigenvalue over its estimate that are tried, in units of the tolerance.
