@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.spectrum_steps import Emulated
 
 from joma.probes.spectrum._pace import STOPS, Pace
+from tests.probes._matrices import noisy, true_stable_rank
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +33,22 @@ def test_the_iteration_bounds_matrices_whose_blocks_lose_rank_and_orthogonality(
         assert case["error"] < 1e-5, case
         assert case["residual"] < 1e-6, case
         assert case["steps"] <= 5, case
+
+
+@pytest.mark.parametrize(
+    ("rank", "noise", "most"), [(8, 0.9, 8), (8, 0.5, 6), (8, 0.1, 4), (8, 1e-2, 4), (1, 0.0, 4)]
+)
+def test_bounds_of_rank_plus_noise_close_early_and_stay(rank: int, noise: float, most: int) -> None:
+    """The arithmetic of the kernels, emulated: going on beyond what was needed harms nothing."""
+    matrix = noisy(640, 900, rank, noise)
+    run, true = Emulated(matrix), true_stable_rank(matrix)
+    for count in range(1, 13):
+        run.step()
+        if count >= most:
+            share, _ = run.bound(1e-3)
+            assert share <= 1e-3, count
+            assert run.floor <= (1 + 1e-6) / true
+            assert 1 / true <= run.floor * (1 + share)
 
 
 def steps(pace: Pace, needed: int, *, least: bool = True) -> list[int]:

@@ -66,7 +66,7 @@ def iterate(matrix: Tensor, tolerance: float, seed: int, failure: float) -> Iter
         check_finite(norm)
         if norm == 0:
             return Iterated(0.0, 0.0, 0.0, 1, check.vector_S)
-        if not math.isfinite(top + overlap) or length == 0:
+        if not math.isfinite(top + overlap + length) or length == 0:
             since, stop = None, pace.restart()
             continue
         floor = (length / norm) ** 2

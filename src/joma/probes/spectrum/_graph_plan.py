@@ -39,7 +39,7 @@ _RIDGE = 1e-4
 """Directions of a new block below this share of ‖M‖ are not blown up to length 1."""
 _STEEP = 1e-3
 """Least pivot of a Gram matrix, as a share of its entries, that float32 can be trusted with."""
-_EXACT_SQUARINGS = 5
+_EXACT_SQUARINGS = 6
 """Squarings in float32; an error of the later ones, in tf32, is raised to a small power only."""
 _MARGIN = 1.01
 """By how much r·K must exceed 1; see `_krylov.excluded`."""

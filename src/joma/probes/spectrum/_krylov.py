@@ -35,7 +35,7 @@ import torch
 from scipy.special import gammaincinv
 from torch import Tensor
 
-_KEPT = {torch.float32: 1e-4, torch.float64: 1e-7}
+_KEPT = {torch.float32: 3e-5, torch.float64: 1e-7}
 """Directions of a new block below this share of ‖M‖ have lost digits: they are not built upon.
 
 At 1e-3 the bounds of fast spectra (σ ∝ 1/i) could stand still, and a certificate was needed.
