@@ -42,16 +42,24 @@ def in_parts(block: Tensor) -> Tensor:
 
 
 class Emulated:
-    """The iteration of one matrix, wide, with its bound."""
+    """The iteration of one matrix, with its bound.
 
-    def __init__(self, matrix: Tensor, seed: int = 0) -> None:
+    Args:
+        matrix: with no more rows than columns.
+        seed: of the start and the rounding.
+        start: another start, (rows, 32).
+    """
+
+    def __init__(self, matrix: Tensor, seed: int = 0, start: Tensor | None = None) -> None:
         self._matrix = matrix
         self._copy, scale = rounded(matrix, seed)
         self._norm = float(matrix.double().norm())
         self._factor = 1 / (self._norm * scale)
         self._most = 16384.0 / scale / 2
         dice = torch.Generator().manual_seed(seed)
-        start = torch.randn(len(matrix), COLUMNS, generator=dice).double()
+        if start is None:
+            start = torch.randn(len(matrix), COLUMNS, generator=dice)
+        start = start.double()
         inverse = torch.linalg.inv(torch.linalg.cholesky(start.mT @ start, upper=True))
         self.blocks, self.inverses = [(start @ inverse).float()], [inverse.float()]
         self.roots: list[Tensor] = [torch.zeros(COLUMNS, COLUMNS)]

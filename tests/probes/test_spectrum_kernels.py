@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.spectrum_steps import Emulated
+import torch
+from benchmarks.spectrum_steps import COLUMNS, FAILURE, Emulated
+from benchmarks.stable_rank import Dice
 
+from joma.probes.spectrum._krylov import chi_square_floor
 from joma.probes.spectrum._pace import STOPS, Pace
 from tests.probes._matrices import noisy, true_stable_rank
 
@@ -49,6 +52,30 @@ def test_bounds_of_rank_plus_noise_close_early_and_stay(rank: int, noise: float,
             assert share <= 1e-3, count
             assert run.floor <= (1 + 1e-6) / true
             assert 1 / true <= run.floor * (1 + share)
+
+
+@pytest.mark.parametrize("gap", [6e-4, 2e-3, 1e-2])
+@pytest.mark.parametrize("rest", [0.5, 0.1, 1e-2, 0.0])
+def test_the_emulated_bound_holds_for_every_start_the_probability_allows(
+    rest: float, gap: float
+) -> None:
+    """‖g‖² = r, and the start sees the second vector as it sees the top one, which hides behind."""
+    values = torch.full((300,), rest, dtype=torch.float64)
+    values[:9] = 1.0
+    values[0] = 1 + gap
+    matrix = Dice(1, "cpu").with_values(400, values)
+    squares, vectors = torch.linalg.eigh(matrix.double() @ matrix.double().mT)
+    true = float(squares[-1] / matrix.double().square().sum())
+    start = Dice(2, "cpu").gaussian(300, COLUMNS).double()
+    seen, now = vectors[:, -2] @ start, vectors[:, -1] @ start
+    least = math.sqrt(chi_square_floor(COLUMNS, 0.9 * FAILURE))
+    start -= torch.outer(vectors[:, -1], now - seen / seen.norm() * least)
+    run = Emulated(matrix, start=start)
+    for count in range(1, 9):
+        run.step()
+        if count >= 3:
+            share, _ = run.bound(1e-3)
+            assert true <= run.floor * (1 + share), count
 
 
 def steps(pace: Pace, needed: int, *, least: bool = True) -> list[int]:
