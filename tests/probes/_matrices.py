@@ -20,3 +20,12 @@ def diagonal(values: Tensor, columns: int | None = None) -> Tensor:
     matrix = torch.zeros(len(values), columns or len(values), dtype=values.dtype)
     matrix.diagonal().copy_(values)
     return matrix
+
+
+def noisy(rows: int, columns: int, rank: int, noise: float, seed: int = 0) -> Tensor:
+    """Return `rank` singular values of 1 plus Gaussian noise of that norm."""
+    left = torch.linalg.qr(gaussian(rows, rank, seed)).Q
+    right = torch.linalg.qr(gaussian(columns, rank, seed + 1)).Q
+    return left @ right.mT + gaussian(rows, columns, seed + 2) * (
+        noise / (rows**0.5 + columns**0.5)
+    )

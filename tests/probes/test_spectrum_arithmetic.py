@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from joma.probes.spectrum import _certificate, singular_values, stable_rank, stable_ranks
-from joma.probes.spectrum.stable import _next_check
-from tests.probes._matrices import CUDA, diagonal, gaussian, true_stable_rank
+from joma.probes.spectrum._krylov import next_check
+from joma.probes.spectrum._matrix import weighted_entries
+from joma.probes.spectrum.stable import _has_stalled
+from tests.probes._matrices import CUDA, diagonal, gaussian, noisy, true_stable_rank
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -88,25 +90,44 @@ def test_threads_do_not_disturb_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("checks", "next_check"),
+    ("checks", "expected"),
     [
         ([(3, math.inf)], 6),
         ([(4, 0.1)], 6),
+        ([(3, 0.002)], 4),  # from 100% to this in two steps: one more
         ([(3, math.inf), (6, 0.1)], 9),
         ([(6, 0.1), (9, 0.01)], 12),  # a tenth in three steps: another tenth in three more
         ([(6, 0.1), (9, 0.0999)], 18),  # at most twice as many
     ],
 )
-def test_when_a_bound_is_computed_again(checks: list[tuple[int, float]], next_check: int) -> None:
-    assert _next_check(checks, 1e-3) == next_check
+def test_when_a_bound_is_computed_again(checks: list[tuple[int, float]], expected: int) -> None:
+    assert next_check(checks, 1e-3) == expected
 
 
 def test_a_bound_that_stands_still_goes_to_the_certificate() -> None:
-    squares = 5e-4 * (1 - torch.arange(400) / 400)
-    squares[0] = 1.0  # what is left is too small compared with the top to build upon
+    shares = [(3, 0.1), (5, 0.2), (8, 0.1)]
+    assert _has_stalled(shares)
+    assert not _has_stalled([*shares, (9, 0.01)])
+    assert not _has_stalled([(3, math.inf), (6, math.inf), (12, math.inf)])
+
+
+@pytest.mark.parametrize("noise", [0.05, 1e-2, 1e-3, 1e-4])
+def test_a_rest_that_is_small_compared_with_the_top_takes_few_products(noise: float) -> None:
+    squares = noise**2 * (1 - torch.arange(400) / 400)
+    squares[:3] = torch.tensor([1.0, 0.9999, 0.5])
     found = stable_rank(diagonal(squares.sqrt(), 3000), method="lanczos")
-    assert found.certain
-    assert found.value == pytest.approx(float(squares.double().sum()), rel=1e-6)
+    assert not found.certain
+    assert found.products <= 9
+    assert abs(found.value - float(squares.double().sum())) <= found.bound <= 1e-3 * found.value
+
+
+def test_a_certificate_does_not_trust_the_vector_it_is_given() -> None:
+    matrix = gaussian(200, 300)
+    true = true_stable_rank(matrix)
+    for near in (gaussian(200, 1)[:, 0], torch.eye(200)[3]):
+        found = _certificate.top(matrix, seed=0, near=near)
+        assert found.ceiling <= found.floor * (1 + 1e-6)
+        assert found.norm**2 / found.ceiling <= true <= found.norm**2 / found.floor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -181,3 +202,17 @@ def test_the_bounds_leave_room_for_every_rounding(side: int, inner: int) -> None
     of_factor = (side + 1) * eps * side * found.ceiling
     assert found.floor <= attained - of_gram
     assert found.ceiling >= attained * (1 + 1e-10) + of_gram + of_factor
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_weight_of_large_entries_is_bounded(seed: int) -> None:
+    """What the random rounding of a copy can do to σ₁ rests on it."""
+    matrix = noisy(60, 90, 2, 0.5, seed)
+    matrix[seed, 2 * seed] += 0.3 * seed  # an outlier, in the end one that makes the top vectors
+    left, values, right = torch.linalg.svd(matrix.double())
+    true = matrix.double().square() * left[:, :1].square() * right[:1].square()
+    bound = weighted_entries(matrix, float(values[0]) ** 2)
+    assert float(true.sum().sqrt()) <= bound <= float(matrix.abs().max()) * (1 + 1e-6)
+    assert bound == pytest.approx(weighted_entries(matrix.mT, float(values[0]) ** 2))
+    if seed == 2:
+        assert bound < 0.8 * float(matrix.abs().max())

@@ -30,6 +30,8 @@ _CHUNK = 1 << 22
 _PIECE = 1 << 24
 """Entries of stacked matrices that are squared at a time."""
 _EPS = 2.0**-53
+_NEAR = 1e-5
+"""Share of σ₁² that a vector said to be near the top one may miss."""
 
 
 class Top(NamedTuple):
@@ -79,18 +81,22 @@ def top(matrix: Tensor, seed: int, near: Tensor | None = None) -> Top:
     if total == 0:
         return Top(0.0, 0.0, 0.0, gram[0], scale)
     side, inner = len(gram), matrix.numel() // len(gram)
-    x = _top_vector(gram, seed) if near is None else near.double() / near.double().norm()
-    floor = float(x @ (gram @ x))
     one = torch.eye(side, dtype=torch.float64, device=gram.device)
     # Rounding of the Gram matrix, |fl(AAᵀ) − AAᵀ| ≤ n·eps·|A||A|ᵀ of norm ≤ n·eps·‖A‖_F², and of
     # the factorisation, (s + 1)·eps·trace(c·1 − AAᵀ).
     rounding = 1.1 * inner * _EPS * total
-    for excess in (1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0):
-        ceiling = floor * (1 + excess)
-        _, info = torch.linalg.cholesky_ex(ceiling * one - gram)
-        if int(info) == 0:
-            factor = 1.1 * (side + 1) * _EPS * (side * ceiling)
-            return Top(floor - rounding, ceiling + rounding + factor, total**0.5, x, scale)
+    x, floor = gram[0], 0.0
+    for given in (None,) if near is None else (near, None):
+        x = _top_vector(gram, seed) if given is None else given.double() / given.double().norm()
+        floor = float(x @ (gram @ x))
+        for excess in (1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0):
+            if given is not None and excess > _NEAR:
+                break  # that vector is not near
+            ceiling = floor * (1 + excess)
+            _, info = torch.linalg.cholesky_ex(ceiling * one - gram)
+            if int(info) == 0:
+                factor = 1.1 * (side + 1) * _EPS * (side * ceiling)
+                return Top(floor - rounding, ceiling + rounding + factor, total**0.5, x, scale)
     return Top(floor - rounding, total + rounding, total**0.5, x, scale)
 
 

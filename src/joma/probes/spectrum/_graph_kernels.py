@@ -74,21 +74,17 @@ def gathered(
     B: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """W = M·V_j − V_{j−1}·R_jᵀ in the place of V_{j+1}, and a part of what is known of it.
-
-    That is V_jᵀV_j, V_jᵀW, WᵀW and V_{j−1}ᵀW, in float64.
-    """
+    """W = M·V_j − V_{j−1}·R_jᵀ in the place of V_{j+1}, and a part of V_jᵀV_j, V_jᵀW and WᵀW."""
     row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, B)
     inside = (row < rows)[:, None]
     at = basis + row[:, None].to(tl.int64) * stride + j * B + place[None, :]
-    out = partial + tl.program_id(0) * (4 * B * B) + place[:, None] * B + place[None, :]
+    out = partial + tl.program_id(0) * (3 * B * B) + place[:, None] * B + place[None, :]
     now = tl.load(at, mask=inside, other=0.0)
     x = _load_parts(product, factor, row, inside, LOW, B)
     if not FIRST:
         root = tl.load(roots + j * B * B + place[None, :] * B + place[:, None])  # transposed
         before = tl.load(at - B, mask=inside, other=0.0)
         x -= tl.dot(before, root, input_precision="ieee")
-        tl.store(out + 3 * B * B, _inner(before, x))
     tl.store(at + B, x, mask=inside)
     tl.store(out, _inner(now, now))
     tl.store(out + B * B, _inner(now, x))
@@ -113,46 +109,91 @@ def added(partial, total, count, SIZE: tl.constexpr, EACH: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def formed(total, columns, roots, gram, crossed, j, FIRST: tl.constexpr, B: tl.constexpr):
-    """A = V_jᵀW, the Gram matrix of W − V_j·A, and what is left of V_{j−1} in W."""
+def formed(
+    total,
+    columns,
+    roots,
+    gram,
+    narrow,
+    sizes,
+    j,
+    RIDGE: tl.constexpr,
+    STEEP: tl.constexpr,
+    FIRST: tl.constexpr,
+    B: tl.constexpr,
+):
+    """A = V_jᵀW, the Gram matrix of W − V_j·A in both precisions, and what is small in it.
+
+    The three-term recurrence alone is stable: once V_{j−1} is taken out of W a second time, the
+    projection has false eigenvalues where orthogonality is lost.
+    """
     row, place = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
-    size: tl.constexpr = B * B
+    area: tl.constexpr = B * B
     at, turned = row * B + place, place * B + row
-    vw = tl.load(total + size + at)
+    vw = tl.load(total + area + at)
     own = vw.to(tl.float32)
     wide = own.to(tl.float64)
-    # V is not quite orthonormal, which is seen here; what is left of V_{j−1} is too little to be.
-    twice = 2 * vw - tl.dot(tl.load(total + at), wide, out_dtype=tl.float64)
-    found = tl.load(total + 2 * size + at) - tl.dot(tl.trans(wide), twice, out_dtype=tl.float64)
+    twice = 2 * vw - tl.dot(
+        tl.load(total + at), wide, out_dtype=tl.float64
+    )  # V: nearly orthonormal
+    found = tl.load(total + 2 * area + at) - tl.dot(tl.trans(wide), twice, out_dtype=tl.float64)
     found = 0.5 * (found + tl.trans(found))  # `own` is rounded, which makes it not quite symmetric
-    tl.store(gram + at, found.to(tl.float32))
-    tl.store(columns + (2 * j + 1) * size + at, own)
+    tl.store(gram + at, found)
+    tl.store(narrow + at, found.to(tl.float32))
+    tl.store(columns + (2 * j + 1) * area + at, own)
+    longest = tl.max(tl.max(tl.where(row == place, found, 0.0), 1), 0)
+    most = tl.maximum(tl.max(tl.max(tl.where(row == place, wide, 0.0), 1), 0), tl.sqrt(longest))
     if not FIRST:
-        rest = tl.load(total + 3 * size + at).to(tl.float32)
-        tl.store(crossed + at, rest)
-        tl.store(columns + 2 * j * size + at, tl.load(roots + j * size + turned) + rest)
+        tl.store(columns + 2 * j * area + at, tl.load(roots + j * area + turned))
+        most = tl.maximum(most, tl.load(sizes))
+    ridge = RIDGE * most * most
+    tl.store(sizes, most)
+    tl.store(sizes + 1, ridge)
+    tl.store(sizes + 2, tl.maximum(STEEP * longest, 100.0 * ridge))
 
 
 @triton.jit
-def rooted(gram, roots, inverses, j, B: tl.constexpr):
-    """R and R⁻¹ of the next block, for RᵀR the Gram matrix, by elimination."""
+def _eliminated(rest, B: tl.constexpr):
+    """R and R⁻ᵀ without their scale, and the pivots, which are the squares of the scale."""
     row, place = tl.arange(0, B)[:, None], tl.arange(0, B)
-    at = row * B + place[None, :]
-    rest = tl.load(gram + at)
-    factor = tl.where(row == place[None, :], 1.0, 0.0)
-    pivots = tl.full([B], 1.0, tl.float32)
+    factor = tl.where(row == place[None, :], 1.0, 0.0).to(rest.dtype)
+    pivots = tl.full([B], 1.0, rest.dtype)
     for k in range(B):
         line = tl.sum(tl.where(row == k, rest, 0.0), 0)
         pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
         pivots = tl.where(place == k, pivot, pivots)
-        share = tl.where(place > k, line / pivot, 0.0)[:, None]
+        share = tl.where(place > k, line * (1.0 / pivot), 0.0)[:, None]  # one division
         rest -= share * line[None, :]
         factor -= share * tl.sum(tl.where(row == k, factor, 0.0), 0)[None, :]
-    # A block without full rank makes NaN of all that follows, which `sound` finds.
+    return rest, factor, pivots
+
+
+@triton.jit
+def _store_root(rest, factor, pivots, root, inverse, B: tl.constexpr):
+    row, place = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
     scale = (1.0 / tl.sqrt(pivots))[:, None]
-    root = tl.where(row <= place[None, :], rest * scale, 0.0)
-    tl.store(roots + (j + 1) * B * B + at, root)
-    tl.store(inverses + (j + 1) * B * B + place[None, :] * B + row, factor * scale)
+    upper = tl.where(row <= place, rest * scale, 0.0)
+    tl.store(root + row * B + place, upper.to(tl.float32))
+    tl.store(inverse + place * B + row, (factor * scale).to(tl.float32))
+
+
+@triton.jit
+def rooted(gram, narrow, sizes, roots, inverses, j, B: tl.constexpr):
+    """R and R⁻¹ of the next block, for RᵀR the Gram matrix, by elimination.
+
+    A block whose columns nearly depend on each other, or are short, is eliminated in float64, and
+    with a ridge: directions of the size of rounding stay short.
+    """
+    row, place = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    root, inverse = roots + (j + 1) * B * B, inverses + (j + 1) * B * B
+    rest, factor, pivots = _eliminated(tl.load(narrow + row * B + place), B)
+    needed = tl.load(sizes + 2).to(tl.float32)
+    if tl.sum((pivots > needed).to(tl.int32), 0) == B:  # a NaN is not greater
+        _store_root(rest, factor, pivots, root, inverse, B)
+    else:
+        ridge = tl.where(row == place, tl.load(sizes + 1), 0.0)
+        wide, factor64, pivots64 = _eliminated(tl.load(gram + row * B + place) + ridge, B)
+        _store_root(wide, factor64, pivots64, root, inverse, B)
 
 
 @triton.jit
@@ -160,18 +201,16 @@ def turned(
     basis,
     inverses,
     columns,
-    crossed,
     thin,
     j,
     stride,
     rows,
-    FIRST: tl.constexpr,
     FULL: tl.constexpr,
     LOW: tl.constexpr,
     B: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """V_{j+1} = (W − V_j·A − V_{j−1}·V_{j−1}ᵀW)·R⁻¹ in place of W, and as two float16 parts."""
+    """V_{j+1} = (W − V_j·A)·R⁻¹ in place of W, and as two float16 parts."""
     row, place = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, B)
     inside = (row < rows)[:, None]
     square = place[:, None] * B + place[None, :]
@@ -179,9 +218,6 @@ def turned(
     x = tl.load(at + B, mask=inside, other=0.0)
     now, own = tl.load(at, mask=inside, other=0.0), tl.load(columns + (2 * j + 1) * B * B + square)
     x -= tl.dot(now, own, input_precision="ieee")
-    if not FIRST:
-        before = tl.load(at - B, mask=inside, other=0.0)
-        x -= tl.dot(before, tl.load(crossed + square), input_precision="ieee")
     x = tl.dot(x, tl.load(inverses + (j + 1) * B * B + square), input_precision="ieee")
     tl.store(at + B, x, mask=inside)
     _store_parts(x, thin, row, inside, FULL, LOW, B)
@@ -196,7 +232,7 @@ def _white(kernel, factor, now, before, BLOCK: tl.constexpr):
         line = tl.sum(tl.where(row == k, kernel, 0.0), 0)
         pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
         pivots = tl.where(place == k, pivot, pivots)
-        share = tl.where(place > k, line / pivot, 0.0)[:, None]
+        share = tl.where(place > k, line * (1.0 / pivot), 0.0)[:, None]  # one division
         kernel -= share * line[None, :]
         factor -= share * tl.sum(tl.where(row == k, factor, 0.0), 0)[None, :]
         now -= share * tl.sum(tl.where(row == k, now, 0.0), 0)[None, :]
@@ -218,8 +254,6 @@ def excluded(
     BLOCK: tl.constexpr,
     LARGEST: tl.constexpr,
     RAISED: tl.constexpr,
-    EARLY: tl.constexpr,
-    LATE: tl.constexpr,
 ):
     """Whether r·K(λ) ≻ 1, one λ per program.
 
@@ -236,7 +270,6 @@ def excluded(
     now = tl.load(inverse + at).to(tl.float64)
     total = tl.dot(now, tl.trans(now), out_dtype=tl.float64)
     factor = one
-    inside = level > 0
     for j in range(count):
         cross = tl.load(columns + j * 2 * size + at).to(tl.float64)
         own = tl.load(columns + j * 2 * size + size + at).to(tl.float64)
@@ -245,14 +278,12 @@ def excluded(
         new -= tl.dot(before, cross, out_dtype=tl.float64)
         new = tl.dot(new, back, out_dtype=tl.float64)
         gain = tl.dot(new, tl.trans(new), out_dtype=tl.float64)
-        # Beyond the range nothing is added; what was added so far is a bound already.
-        inside &= tl.max(tl.max(tl.abs(gain), 1), 0) < LARGEST
-        total += tl.where(inside, gain, 0.0)
+        # A share of what is too large is added: less than K is a bound, too.
+        total += gain * tl.minimum(1.0, LARGEST / tl.max(tl.max(tl.abs(gain), 1), 0))
         before, now = now, new
-        if (j == EARLY) | (j == LATE):  # noqa: SIM102
-            if tl.max(tl.max(tl.abs(total), 1), 0) > RAISED:
-                factor, now, before = _white(total, factor, now, before, BLOCK)
-                total = one
+        if tl.max(tl.max(tl.abs(total), 1), 0) > RAISED:
+            factor, now, before = _white(total, factor, now, before, BLOCK)
+            total = one
     # Gaussian elimination: positive definite if and only if all pivots are positive.
     rest = total * (quantile / tl.load(defect))
     rest -= tl.dot(factor, tl.trans(factor), out_dtype=tl.float64)
@@ -261,5 +292,5 @@ def excluded(
         line = tl.sum(tl.where(row == k, rest, 0.0), 0)
         pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
         positive &= pivot > 0  # false for NaN too
-        rest -= line[:, None] * line[None, :] / pivot
+        rest -= (line * (1.0 / pivot))[:, None] * line[None, :]
     tl.store(out + tl.program_id(0), positive.to(tl.int32))

@@ -26,6 +26,7 @@ not multiplied on: they have lost digits to cancellation. Where later blocks com
 Qᵀ·Q exceeds 1; it is measured, and K divided by it.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -34,8 +35,11 @@ import torch
 from scipy.special import gammaincinv
 from torch import Tensor
 
-_KEPT = {torch.float32: 1e-3, torch.float64: 1e-7}
-"""Directions of a new block below this share of ‖M‖ have lost digits: they are not built upon."""
+_KEPT = {torch.float32: 3e-5, torch.float64: 1e-7}
+"""Directions of a new block below this share of ‖M‖ have lost digits: they are not built upon.
+
+At 1e-3 the bounds of fast spectra (σ ∝ 1/i) could stand still, and a certificate was needed.
+"""
 _RIDGE = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Directions below this share of ‖M‖ are rounding: they are not blown up to length 1."""
 _MARGIN = 1.01
@@ -46,6 +50,25 @@ _MARGIN = 1.01
 def chi_square_floor(degrees: int, failure: float) -> float:
     """Return the quantile that a chi-square variable exceeds with probability 1 − failure."""
     return 2.0 * float(gammaincinv(degrees / 2, failure))
+
+
+def next_check(checks: list[tuple[int, float]], tolerance: float) -> int:
+    """Return when to compute the bound again: bounds fall geometrically once they are finite.
+
+    Args:
+        checks: applications so far and what bound they gave, as a share of the value; may be ∞.
+        tolerance: wanted share.
+    """
+    now, share = checks[-1]
+    if math.isinf(share):
+        return 2 * now
+    then, before = checks[-2] if len(checks) > 1 else (now, math.inf)
+    if math.isinf(before) or before <= share:
+        # As if the first application had given a bound of 100%.
+        steps = (now - 1) * math.log(share / tolerance) / max(-math.log(share), 1e-6)
+        return now + max(1, min(math.ceil(now / 2), math.ceil(steps)))
+    steps = (now - then) * math.log(share / tolerance) / math.log(before / share)
+    return now + min(max(math.ceil(steps), 1), now)
 
 
 class Iterated(NamedTuple):

@@ -3,6 +3,7 @@
 The Gram matrix M = A·Aᵀ is taken on the shorter side, so blocks are as short as they can be.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -197,3 +198,26 @@ def wide_product(matrix: Tensor, block: Tensor) -> Tensor:
         block = block - parts[-1].float()
     product = torch.mm(matrix, torch.cat(parts, -1), out_dtype=torch.float32)
     return sum(product.chunk(3, -1), start=block.new_zeros(()))
+
+
+def weighted_entries(matrix: Tensor, top: float) -> float:
+    """Return an upper bound of √Σ a_ij²·u_i²·v_j² for the top singular vectors u, v.
+
+    It is the largest entry where u and v could have all their weight there. But u_i = a_i·v/σ₁
+    for the row a_i, so u_i² ≤ ‖a_i‖²/σ₁²: the rows with the largest entries get as much weight as
+    that, until it adds up to 1; and so do columns. Outliers of trained weights need it.
+
+    Args:
+        matrix: the matrix.
+        top: σ₁² is at least this.
+    """
+    bounds = []
+    for dim in (0, 1):
+        low, high = torch.aminmax(matrix, dim=dim)
+        most, order = torch.maximum(high, -low).double().square().sort(descending=True)
+        norm = torch.linalg.vector_norm(matrix, dim=dim, dtype=torch.float64)
+        weight = (norm[order].square() / top).clamp(max=1.0)
+        before = weight.cumsum(0) - weight
+        weight = torch.minimum(weight, (1 - before).clamp(min=0.0))
+        bounds.append((weight * most).sum())
+    return math.sqrt(float(torch.stack(bounds).amin()))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from joma.errors import JomaError
 from joma.probes.spectrum import _certificate
-from joma.probes.spectrum._krylov import Iterated, Krylov, chi_square_floor
+from joma.probes.spectrum._krylov import Iterated, Krylov, chi_square_floor, next_check
 from joma.probes.spectrum._matrix import Operator, check_finite, checked, plain_arithmetic
 
 FAILURE = 1e-6
@@ -226,7 +226,7 @@ def _iterate(
         checks.append((krylov.applications, share))
         if _has_stalled(checks):
             break
-        check = _next_check(checks, tolerance)
+        check = next_check(checks, tolerance)
     return None, x_S
 
 
@@ -245,23 +245,6 @@ def _excess(krylov: Krylov, top: Tensor, tolerance: float, slack: float) -> Tens
     # The first from which on all are excluded.
     at = len(out_G) - out_G.flip(0).to(torch.int8).cummin(0).values.sum()
     return torch.nn.functional.pad(excess_G, (0, 1), value=math.inf)[at]
-
-
-def _next_check(checks: list[tuple[int, float]], tolerance: float) -> int:
-    """Return when to compute the bound again: bounds fall geometrically once they are finite.
-
-    Args:
-        checks: applications so far and what bound they gave, as a share of the value; may be ∞.
-        tolerance: wanted share.
-    """
-    now, share = checks[-1]
-    if math.isinf(share):
-        return 2 * now
-    then, before = checks[-2] if len(checks) > 1 else (now, math.inf)
-    if math.isinf(before) or before <= share:
-        return now + math.ceil(now / 2)
-    steps = (now - then) * math.log(share / tolerance) / math.log(before / share)
-    return now + min(max(math.ceil(steps), 1), now)
 
 
 def _result(found: Iterated, matrix: Tensor, keep: bool, seed: int) -> StableRank:
