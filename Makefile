@@ -37,8 +37,9 @@ figures: $(VENV)/.installed-dev
 errata: $(VENV)/.installed-dev
 	$(BIN)/python tools/errata_page.py
 
+# Every statement of speed, measured again on this machine's device; writes benchmarks/RESULTS.md.
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks.theory
+	$(BIN)/python -m benchmarks.speed
 
 clean:
 	rm -rf $(VENV) site

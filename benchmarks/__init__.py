@@ -1,1 +1,4 @@
-"""What takes long: timings of both sides in one run; the last results are in RESULTS.md."""
+"""Timings and other long measurements; `python -m benchmarks.speed` reruns every claim of speed.
+
+The last result of each claim is in RESULTS.md, and conditions are in MEASUREMENTS.md.
+"""

@@ -4,14 +4,17 @@ The readers of `gguf` and transformers trust what a file says of itself: lengths
 of layers. So the header is read here first, which allocates nothing but names.
 """
 
+import functools
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -228,6 +231,25 @@ def read_gguf(path: Path, header: GgufContents) -> tuple["PreTrainedConfig", dic
         contents = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=_Named(model))
     config.architectures = [type(model).__name__]
     return config, contents["tensors"]
+
+
+@contextmanager
+def one_reader() -> Iterator[None]:
+    """Let transformers parse a GGUF file once for all that it reads of it inside the block.
+
+    It makes a reader each for configuration, weights and tokenizer, which takes seconds: every
+    token of the vocabulary is a slice of a memory map, and NumPy's subclass for these is slow.
+    """
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        def _get(self, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(self.data, np.memmap):
+                self.data = self.data.view(np.ndarray)
+            return super()._get(*args, **kwargs)
+
+    with patch.object(gguf, "GGUFReader", functools.cache(Reader)):
+        yield
 
 
 class _Named:

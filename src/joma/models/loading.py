@@ -22,7 +22,7 @@ from joma.models._size_checks import check_config, check_sizes, counted, lacking
 from joma.models._special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
 from joma.models.architectures import LAYER, Architecture, architecture_of, known_architecture
 from joma.models.checksums import check_checksums
-from joma.models.gguf import read_gguf, read_header
+from joma.models.gguf import one_reader, read_gguf, read_header
 from joma.models.hub import folder_if_here, local_folder
 from joma.models.tokenizers import Tokenizer, load_tokenizer
 from joma.models.weight_files import WeightFiles, read_config
@@ -257,8 +257,10 @@ def _from_folder(folder: Path, with_tokenizer: bool) -> _Contents:
 
 def _from_gguf(path: Path, with_tokenizer: bool) -> _Contents:
     header = read_header(path)
-    config, weights = read_gguf(path, header)
-    return config, weights, tokenizers.from_gguf(path, header) if with_tokenizer else None
+    with one_reader():
+        config, weights = read_gguf(path, header)
+        own = tokenizers.from_gguf(path, header) if with_tokenizer else None
+    return config, weights, own
 
 
 def _from_llama2c(path: Path, with_tokenizer: bool) -> _Contents:
