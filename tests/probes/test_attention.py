@@ -89,9 +89,11 @@ def close(found: AttentionStatistics, expected: AttentionStatistics, atol: float
             )
 
 
-@pytest.fixture(params=["one block", "small blocks"])
+@pytest.fixture(params=["written out", "one block", "small blocks"])
 def any_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with blocks so small that rows, keys and heads are cut many times, unevenly."""
+    if request.param != "written out":
+        monkeypatch.setattr(blocked, "_FEW", 0)
     if request.param == "small blocks":
         monkeypatch.setattr(blocked, "_ROWS", 4)
         monkeypatch.setattr(blocked, "_CPU_BLOCK", 1)

@@ -99,9 +99,7 @@ def attention_statistics(
     if rows is not None:
         given["rows"] = rows = _of_places("rows", rows, (*lead, q.shape[-2]), "query")
     _checks.one_device(**given)
-    query_BHTD, key_BHSD = (
-        x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:]) for x in (q, k)
-    )
+    query_BHTD, key_BHSD = _of_one_batch(q, lead), _of_one_batch(k, lead)
     sizes = {"window": window, "first": first, "last": last}
     options: dict[str, Any] = {
         "causal": bool(causal),
@@ -312,7 +310,15 @@ def _fitting(q: Tensor, k: Tensor) -> torch.Size:
         raise JomaError(
             f"q must have a multiple of the heads of k, got {q.shape[-3]} heads and {k.shape[-3]}"
         )
-    return _checks.together(q=q.shape[:-3], k=k.shape[:-3])
+    lead = q.shape[:-3]
+    return lead if lead == k.shape[:-3] else _checks.together(q=lead, k=k.shape[:-3])
+
+
+def _of_one_batch(x: Tensor, lead: torch.Size) -> Tensor:
+    """(..., H, places, D) as (B, H, places, D)."""
+    if x.ndim == 4 and x.shape[:1] == lead:
+        return x
+    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
 
 
 def _of_places(name: str, real: Tensor, shape: tuple[int, ...], of: str) -> Tensor:
