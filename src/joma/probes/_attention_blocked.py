@@ -77,9 +77,7 @@ def statistics(
         options: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
         options |= {"padding_BS": padding_BS, "mask_BHTS": mask_BHTS, "softcap": softcap}
         options |= {"rows_BT": rows_BT, "first": first, "last": last, "received": received}
-        few = _attention_written.statistics(
-            query_BHTD, key_BHSD, **options, careful=False, most=_SINGLE
-        )
+        few = _attention_written.statistics(query_BHTD, key_BHSD, **options, within=_SINGLE)
         if few is not None:
             return few
     group = (Hk, H // Hk)

@@ -2,7 +2,7 @@
 
 The sums are those of `_attention_blocked`, written out in as few calls as possible, for up to some
 ten thousand scores the calls cost more than the numbers. Nothing is decided by what the numbers
-are unless `careful` is False, so on a GPU the host waits for nothing.
+are unless a bound of them is given, so on a GPU the host waits for nothing.
 """
 
 import functools
@@ -10,6 +10,7 @@ import threading
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from joma.common.float32 import float32_is_coarse
 from joma.probes._attention_sight import HIDDEN, hides, to_add
@@ -40,88 +41,87 @@ def statistics(
     first: int | None = None,
     last: int | None = None,
     received: bool = False,
-    careful: bool = True,
-    most: float = torch.inf,
+    within: float | None = None,
 ) -> Result | None:
     """Log-sum-exp, entropy, mass on the first and last keys (B, H, T), mass received (B, H, S).
 
-    The arguments are those of `_attention_blocked.statistics`.
-
-    Args:
-        careful: Whether NaN, infinite and huge scores are hidden, too, and scores of −∞ count as
-            softmax has them. Without it products of queries and keys must be below 10²⁹.
-        most: The greatest score a row may have at most where numbers are added and `careful` is
-            False; None is returned where one has more, or is not a number.
+    The arguments are those of `_attention_blocked.statistics`, and `within`: a bound of all
+    products of queries and keys, where one is known. Then the fastest way is taken; where numbers
+    are added, None is returned if that lifts a row's greatest score above the bound, or to NaN.
+    Without a bound NaN, infinite and huge scores are hidden as well, scores of −∞ count as softmax
+    has them, and nothing is decided by the numbers, so that on a GPU the host waits for nothing.
     """
     B, H, T, D = query_BHTD.shape
     Hk, S = key_BHSD.shape[1:3]
-    G = H // Hk
-    working = torch.promote_types(query_BHTD.dtype, key_BHSD.dtype)
-    answer = torch.float64 if working == torch.float64 else torch.float32
-    working = torch.float64 if answer == torch.float64 or float32_is_coarse() else torch.float32
-    query = query_BHTD.to(working).reshape(B * Hk, G * T, D)
+    careful = within is None
+    answer = working = torch.float32
+    if torch.float64 in (query_BHTD.dtype, key_BHSD.dtype):
+        answer = working = torch.float64
+    elif careful and float32_is_coarse():
+        working = torch.float64
+    query = query_BHTD.to(working).reshape(B * Hk, -1, D)
     key = key_BHSD.to(working).reshape(B * Hk, S, D)
-    count = B * H * T * S
-    buffers = scratch(2 * count, query).view(2, B * Hk, G * T, S)
-    scores, weights = buffers[0], buffers[1]
+    scores, weights = scratch(2 * B * H * T * S, query).view(2, B * Hk, -1, S).unbind()
     alpha = scale if softcap is None else scale / softcap
     torch.baddbmm(scores, query, key.mT, beta=0, alpha=alpha, out=scores)
     if softcap is not None:
         scores.tanh_().mul_(softcap)
     if careful:
         scores.clamp_(min=MINUS_INFINITY)
-    scores_BHTS = scores.view(B, H, T, S)
-    adds = mask_BHTS is not None and mask_BHTS.dtype != torch.bool
+    scores, weights = scores.view(B, H, T, S), weights.view(B, H, T, S)
     if mask_BHTS is not None:
-        _apply(scores_BHTS, mask_BHTS, weights.view(-1), careful=careful)
+        _apply(scores, mask_BHTS, weights.view(-1), careful=careful)
     if causal or window is not None:
         pattern = _pattern(T, S, causal, window, working, query.device, careful)
-        scores_BHTS.masked_fill_(pattern, HIDDEN) if careful else scores_BHTS.add_(pattern)
+        scores.masked_fill_(pattern, HIDDEN) if careful else scores.add_(pattern)
     if padding_BS is not None:
         hidden = ~padding_BS[:, None, None]
         if careful:
-            scores_BHTS.masked_fill_(hidden, HIDDEN)
+            scores.masked_fill_(hidden, HIDDEN)
         else:
-            scores_BHTS.add_(hidden.to(working), alpha=HIDDEN)
+            scores.add_(hidden.to(working), alpha=HIDDEN)
     peak = scores.amax(-1, keepdim=True)
+    adds = mask_BHTS is not None and mask_BHTS.dtype != torch.bool
     if adds:
         peak.clamp_(min=HIDDEN)
     scores.sub_(peak).clamp_(min=LEAST)
     torch.exp(scores, out=weights)
     total, peak = weights.sum(-1), peak.squeeze(-1)
-    moment = torch.mul(scores, weights, out=scores).sum(-1)
-    plain = padding_BS is None and mask_BHTS is None and T <= S and not careful
+    moment = scores.mul_(weights).sum(-1)
     unseen = None
-    if not plain:
+    if careful or mask_BHTS is not None or padding_BS is not None or T > S:
         unseen = peak <= (HIDDEN / 2 if careful else MINUS_INFINITY)
-        if adds and not careful and not ((peak.abs() <= most) | unseen).all():
+        if adds and within is not None and not ((peak.abs() <= within) | unseen).all():
             return None
     if careful and unseen is not None:
-        total = total.masked_fill(~unseen & (peak <= MINUS_INFINITY), torch.nan)  # as softmax
+        total.masked_fill_(~unseen & (peak <= MINUS_INFINITY), torch.nan)  # as softmax
     log = total.log()
-    found: list[Tensor | None] = [peak.add_(log), log.addcdiv(moment, total, value=-1)]
-    weights_BHTS, total_BHT = weights.view(B, H, T, S), total.view(B, H, T)
-    found.append(None if first is None else weights_BHTS[..., :first].sum(-1).div_(total_BHT))
-    found.append(None if last is None else _mass_on_last(weights_BHTS, last).div_(total_BHT))
+    found: Result = [peak.add_(log), log.addcdiv_(moment, total, value=-1)]
+    found.append(None if first is None else weights[..., :first].sum(-1).div_(total))
+    found.append(None if last is None else _mass_on_last(weights, last).div_(total))
     if unseen is not None:
-        found = [
-            None if it is None else it.view(B, H, T).masked_fill_(unseen.view(B, H, T), nothing)
-            for it, nothing in zip(found, (-torch.inf, 0, 0, 0), strict=True)
-        ]
-    if received:
-        share = 1 / total if unseen is None else (1 / total).masked_fill_(unseen, 0)
-        share = share.view(B, H, 1, T)
-        if rows_BT is not None:
-            share = share * rows_BT[:, None, None]
-        torch.threshold_(weights, NOTHING, 0.0)
-        found.append((share @ weights_BHTS).squeeze(-2))
-    else:
-        found.append(None)
-    shapes = [(B, H, T)] * 4 + [(B, H, S)]
-    return [
-        None if it is None else it.view(shape).to(answer)
-        for it, shape in zip(found, shapes, strict=True)
-    ]
+        for part, nothing in zip(found, (-torch.inf, 0, 0, 0), strict=True):
+            if part is not None:
+                part.masked_fill_(unseen, nothing)
+    found.append(_received(weights, total, unseen, rows_BT) if received else None)
+    return (
+        found
+        if answer == working
+        else [part if part is None else part.to(answer) for part in found]
+    )
+
+
+def _received(
+    weights_BHTS: Tensor, total_BHT: Tensor, unseen_BHT: Tensor | None, rows_BT: Tensor | None
+) -> Tensor:
+    """The mass each key gets from all queries."""
+    share_BHT = 1 / total_BHT
+    if unseen_BHT is not None:
+        share_BHT.masked_fill_(unseen_BHT, 0)
+    if rows_BT is not None:
+        share_BHT *= rows_BT[:, None]
+    weights_BHTS = threshold(weights_BHTS, NOTHING, 0.0, inplace=True)
+    return (share_BHT.unsqueeze(-2) @ weights_BHTS).squeeze(-2)
 
 
 def scratch(count: int, like: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def _pattern(
             hidden |= one.tril(S - T - window)
             if not causal:
                 hidden |= one.triu(S - T + window)
-        return hidden if as_bool else torch.zeros(T, S, dtype=dtype).masked_fill_(hidden, HIDDEN)
+        return hidden if as_bool else hidden.to(dtype).mul_(HIDDEN)
 
 
 def _mass_on_last(weights_BHTS: Tensor, last: int) -> Tensor:

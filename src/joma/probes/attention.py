@@ -10,6 +10,7 @@ Entropies are right to 10⁻⁴ however peaked the rows are.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,10 +21,12 @@ from torch.nn.functional import softplus
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.probes import _attention_blocked, _checks
+from joma.probes import _attention_blocked, _attention_written, _checks
 
-FEW = 2**22
-"""So few scores take a GPU less time than a kernel for them takes to be compiled or loaded."""
+FEW = 2**13
+"""So few scores are not worth a kernel, which must be compiled once and loaded by each process."""
+WRITTEN_OUT = 2**22
+"""Up to so many scores a GPU writes out where no kernel takes them: 32 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,27 +111,18 @@ def attention_statistics(
         "received": bool(received),
         **{name: None if it is None else whole_number(name, it, 1) for name, it in sizes.items()},
     }
-    softcap = None if softcap is None else _number("softcap", softcap, above=0)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        kernel = None
-        if mask is None and softcap is None and not (received and rows is not None):
-            kernel = _kernel(query_BHTD, key_BHSD)
-        if kernel is None:
-            of_blocks = {"mask_BHTS": mask, "softcap": softcap, "rows_BT": rows}
-            found = _attention_blocked.statistics(query_BHTD, key_BHSD, **of_blocks, **options)
-        else:
-            found = _nan_where_infinite(
-                kernel.statistics(query_BHTD, key_BHSD, **options), query_BHTD
-            )
+    options["softcap"] = None if softcap is None else _number("softcap", softcap, above=0)
+    with torch.no_grad(), _without_autocast(q.device.type):
+        found = _measure(query_BHTD, key_BHSD, mask_BHTS=mask, rows_BT=rows, **options)
         if rows is not None:  # queries that are not real see no key; what keys receive stays
             found[:4] = [
                 None if part is None else part.masked_fill(~rows.unsqueeze(1), nothing)
                 for part, nothing in zip(found, (-math.inf, 0, 0, 0), strict=False)
             ]
-    shape = () if alone else whole[:-2]
-    logsumexp, entropy, *masses = (
-        part if part is None else part.reshape(*shape, part.shape[-1]) for part in found
-    )
+    if alone or len(lead) != 1:
+        shape = () if alone else whole[:-2]
+        found = [part if part is None else part.reshape(*shape, part.shape[-1]) for part in found]
+    logsumexp, entropy, *masses = found
     assert logsumexp is not None
     assert entropy is not None
     return AttentionStatistics(logsumexp, entropy, *masses)
@@ -273,27 +267,35 @@ def _over_rows(values: Tensor) -> Tensor:
     return values.sum((0, 2), dtype=torch.float64)
 
 
-def _nan_where_infinite(
-    found: _attention_blocked.Result, query_BHTD: Tensor
-) -> _attention_blocked.Result:
-    """The kernel's result with NaN, as softmax has it, where all scores of a row are −∞."""
-    logsumexp, entropy, *masses = found
-    assert logsumexp is not None
-    assert entropy is not None
-    infinite = ~query_BHTD.sum(-1, dtype=torch.float32).isfinite() & logsumexp.isneginf()
-    return [*(x.masked_fill(infinite, math.nan) for x in (logsumexp, entropy)), *masses]
-
-
-def _kernel(query_BHTD: Tensor, key_BHSD: Tensor) -> ModuleType | None:
-    """The kernel for a GPU where there is one that takes these, and they are worth it."""
+def _measure(query_BHTD: Tensor, key_BHSD: Tensor, **options: Any) -> _attention_blocked.Result:
+    """The statistics by what is fastest for these."""
+    if not query_BHTD.is_cuda:
+        return _attention_blocked.statistics(query_BHTD, key_BHSD, **options)
     scores = query_BHTD.shape[:3].numel() * key_BHSD.shape[2]
-    if not query_BHTD.is_cuda or scores <= FEW:
-        return None
+    if scores > FEW:
+        kernel = _kernel(query_BHTD, key_BHSD, options["mask_BHTS"])
+        if kernel is not None:
+            return kernel.statistics(query_BHTD, key_BHSD, **options)
+    if 0 < scores <= WRITTEN_OUT:
+        found = _attention_written.statistics(query_BHTD, key_BHSD, **options)
+        assert found is not None
+        return found
+    return _attention_blocked.statistics(query_BHTD, key_BHSD, **options)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
+def _kernel(query_BHTD: Tensor, key_BHSD: Tensor, mask_BHTS: Tensor | None) -> ModuleType | None:
+    """The kernel for a GPU where there is one that takes these."""
     try:
         from joma.probes import _attention_kernel
     except ImportError:  # Triton comes with the builds of torch for GPUs alone
         return None
-    return _attention_kernel if _attention_kernel.takes(query_BHTD, key_BHSD) else None
+    takes = _attention_kernel.takes(query_BHTD, key_BHSD, mask_BHTS)
+    return _attention_kernel if takes else None
 
 
 def _fitting(q: Tensor, k: Tensor) -> torch.Size:
@@ -341,10 +343,11 @@ def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
         raise JomaError(
             f"mask must be bool, True where a key is seen, or numbers to add, got {mask.dtype}"
         )
-    try:
-        mask.expand(shape)
-    except RuntimeError:
-        raise JomaError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}") from None
+    fits = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.ndim > len(shape) or any(size not in (1, whole) for size, whole in fits):
+        raise JomaError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}")
+    if mask.ndim == len(shape) == 4 and mask.shape[-1] == shape[-1]:
+        return mask
     mask = mask[(None,) * (len(shape) - mask.ndim)]
     lead = shape[:-3] if math.prod(mask.shape[:-3]) != 1 else mask.shape[:-3]
     mask = mask.expand(*lead, *mask.shape[-3:-1], shape[-1])
