@@ -17,7 +17,6 @@ be larger than `_SINGLE`. Far beyond, the rounding of the scores alone would mov
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from joma.probes import _attention_written
 from joma.probes._attention_sight import HIDDEN, HIDES, Sight, Tile, slice_of
 from joma.probes._attention_written import LEAST, MINUS_INFINITY, NOTHING, Result, scratch
 
+_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 _SINGLE = 400.0
 _COVERED = 1e29
 """Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
@@ -64,22 +64,33 @@ def statistics(
     None where not asked for; float64 for float64 input, else float32. The arguments are those of
     `joma.probes.attention_statistics`, checked there; axes of the mask but the last may be 1.
     """
-    if rows_BT is not None and rows_BT.all():
-        rows_BT = None
-    given = torch.promote_types(query_BHTD.dtype, key_BHSD.dtype)
-    answer = torch.float64 if given == torch.float64 else torch.float32
+    double = torch.float64 in (query_BHTD.dtype, key_BHSD.dtype)
+    answer = torch.float64 if double else torch.float32
     largest = _largest(query_BHTD, key_BHSD, scale)
     # Products in single precision might be rounded further than they say.
     single = answer == torch.float32 and largest <= _SINGLE and not float32_is_coarse()
     H, T = query_BHTD.shape[1:3]
     Hk, S = key_BHSD.shape[1:3]
     if single and 0 < query_BHTD.shape[0] * H * T * S <= _FEW:
-        options: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
-        options |= {"padding_BS": padding_BS, "mask_BHTS": mask_BHTS, "softcap": softcap}
-        options |= {"rows_BT": rows_BT, "first": first, "last": last, "received": received}
-        few = _attention_written.statistics(query_BHTD, key_BHSD, **options, within=_SINGLE)
+        few = _attention_written.statistics(
+            query_BHTD,
+            key_BHSD,
+            scale=scale,
+            causal=causal,
+            padding_BS=padding_BS,
+            window=window,
+            mask_BHTS=mask_BHTS,
+            softcap=softcap,
+            rows_BT=rows_BT,
+            first=first,
+            last=last,
+            received=received,
+            within=_SINGLE,
+        )
         if few is not None:
             return few
+    if rows_BT is not None and rows_BT.all():
+        rows_BT = None
     group = (Hk, H // Hk)
     if mask_BHTS is not None:
         mask_BHTS = mask_BHTS.unflatten(1, group if mask_BHTS.shape[1] == H else (1, 1))
@@ -106,9 +117,9 @@ def _largest(query: Tensor, key: Tensor, scale: float) -> float:
     """A bound of what products give to all scores, hidden ones too; NaN or ∞ if there is none."""
     if not query.numel() or not key.numel():
         return 0.0
-    wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), torch.float32)
     longest = [
-        torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).amax() for vectors in (query, key)
+        torch.linalg.vector_norm(vectors, dim=-1, dtype=_WIDE.get(vectors.dtype)).amax()
+        for vectors in (query, key)
     ]
     return abs(scale) * float(longest[0]) * float(longest[1])
 

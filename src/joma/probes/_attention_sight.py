@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
+from torch.nn.functional import threshold
 
 HIDDEN = -4e30
 """Added to the score of a key that is not seen. Not −∞: a weight of 0 times it must be 0.
@@ -204,7 +204,8 @@ def to_add(mask: Tensor, scratch: Tensor) -> Tensor:
     if mask.dtype == torch.bool:  # as bytes it is converted four times as fast
         return added.copy_(mask.view(torch.uint8)).sub_(1).mul_(-HIDDEN)
     added.copy_(mask)
-    return threshold_(added, lowest_seen(mask), HIDDEN) if lowest_seen(mask) > HIDES else added
+    lowest = lowest_seen(mask)
+    return threshold(added, lowest, HIDDEN, inplace=True) if lowest > HIDES else added
 
 
 def slice_of(part: range) -> slice:

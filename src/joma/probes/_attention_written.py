@@ -59,8 +59,8 @@ def statistics(
         answer = working = torch.float64
     elif careful and float32_is_coarse():
         working = torch.float64
-    query = query_BHTD.to(working).reshape(B * Hk, -1, D)
-    key = key_BHSD.to(working).reshape(B * Hk, S, D)
+    query = query_BHTD.reshape(B * Hk, -1, D).to(working)
+    key = key_BHSD.reshape(B * Hk, S, D).to(working)
     scores, weights = scratch(2 * B * H * T * S, query).view(2, B * Hk, -1, S).unbind()
     alpha = scale if softcap is None else scale / softcap
     torch.baddbmm(scores, query, key.mT, beta=0, alpha=alpha, out=scores)
@@ -89,11 +89,16 @@ def statistics(
     total, peak = weights.sum(-1), peak.squeeze(-1)
     moment = scores.mul_(weights).sum(-1)
     unseen = None
-    if careful or mask_BHTS is not None or padding_BS is not None or T > S:
-        unseen = peak <= (HIDDEN / 2 if careful else MINUS_INFINITY)
-        if adds and within is not None and not ((peak.abs() <= within) | unseen).all():
+    if within is not None and (mask_BHTS is not None or padding_BS is not None or T > S):
+        least, greatest = (float(it) for it in peak.aminmax())
+        if adds and not greatest <= within:  # NaN is not
             return None
-    if careful and unseen is not None:
+        if not least >= -within:
+            unseen = peak <= MINUS_INFINITY
+            if adds and not ((peak >= -within) | unseen).all():
+                return None
+    elif careful:
+        unseen = peak <= HIDDEN / 2
         total.masked_fill_(~unseen & (peak <= MINUS_INFINITY), torch.nan)  # as softmax
     log = total.log()
     found: Result = [peak.add_(log), log.addcdiv_(moment, total, value=-1)]

@@ -93,32 +93,29 @@ def attention_statistics(
     if alone:
         q, k = q.unsqueeze(0), k.unsqueeze(0)
     lead = _fitting(q, k)
-    whole = (*lead, q.shape[-3], q.shape[-2], k.shape[-2])
+    whole = (*lead, *q.shape[-3:-1], k.shape[-2])
     given = {"q": q, "k": k}
     if padding is not None:
-        given["padding"] = padding = _of_places("padding", padding, (*lead, k.shape[-2]), "key")
+        given["padding"] = padding = _of_places("padding", padding, (*lead, whole[-1]), "key")
     if mask is not None:
         given["mask"] = mask = _mask(mask, whole)
     if rows is not None:
-        given["rows"] = rows = _of_places("rows", rows, (*lead, q.shape[-2]), "query")
+        given["rows"] = rows = _of_places("rows", rows, (*lead, whole[-2]), "query")
     _checks.one_device(**given)
-    query_BHTD, key_BHSD = _of_one_batch(q, lead), _of_one_batch(k, lead)
-    sizes = {"window": window, "first": first, "last": last}
     options: dict[str, Any] = {
         "causal": bool(causal),
-        "scale": _number("scale", q.shape[-1] ** -0.5 if scale is None else scale),
+        "scale": q.shape[-1] ** -0.5 if scale is None else _number("scale", scale),
         "padding_BS": padding,
+        "window": None if window is None else whole_number("window", window, 1),
+        "mask_BHTS": mask,
+        "softcap": None if softcap is None else _number("softcap", softcap, above=0),
+        "rows_BT": rows,
+        "first": None if first is None else whole_number("first", first, 1),
+        "last": None if last is None else whole_number("last", last, 1),
         "received": bool(received),
-        **{name: None if it is None else whole_number(name, it, 1) for name, it in sizes.items()},
     }
-    options["softcap"] = None if softcap is None else _number("softcap", softcap, above=0)
     with torch.no_grad(), _without_autocast(q.device.type):
-        found = _measure(query_BHTD, key_BHSD, mask_BHTS=mask, rows_BT=rows, **options)
-        if rows is not None:  # queries that are not real see no key; what keys receive stays
-            found[:4] = [
-                None if part is None else part.masked_fill(~rows.unsqueeze(1), nothing)
-                for part, nothing in zip(found, (-math.inf, 0, 0, 0), strict=False)
-            ]
+        found = _measure(_of_one_batch(q, lead), _of_one_batch(k, lead), options)
     if alone or len(lead) != 1:
         shape = () if alone else whole[:-2]
         found = [part if part is None else part.reshape(*shape, part.shape[-1]) for part in found]
@@ -267,20 +264,25 @@ def _over_rows(values: Tensor) -> Tensor:
     return values.sum((0, 2), dtype=torch.float64)
 
 
-def _measure(query_BHTD: Tensor, key_BHSD: Tensor, **options: Any) -> _attention_blocked.Result:
+def _measure(query: Tensor, key: Tensor, options: dict[str, Any]) -> _attention_blocked.Result:
     """The statistics by what is fastest for these."""
-    if not query_BHTD.is_cuda:
-        return _attention_blocked.statistics(query_BHTD, key_BHSD, **options)
-    scores = query_BHTD.shape[:3].numel() * key_BHSD.shape[2]
-    if scores > FEW:
-        kernel = _kernel(query_BHTD, key_BHSD, options["mask_BHTS"])
+    found = None
+    if query.is_cuda:
+        scores = query.shape[:3].numel() * key.shape[2]
+        kernel = _kernel(query, key, options["mask_BHTS"]) if scores > FEW else None
         if kernel is not None:
-            return kernel.statistics(query_BHTD, key_BHSD, **options)
-    if 0 < scores <= WRITTEN_OUT:
-        found = _attention_written.statistics(query_BHTD, key_BHSD, **options)
-        assert found is not None
-        return found
-    return _attention_blocked.statistics(query_BHTD, key_BHSD, **options)
+            return kernel.statistics(query, key, **options)
+        if 0 < scores <= WRITTEN_OUT:
+            found = _attention_written.statistics(query, key, **options)
+    if found is None:
+        found = _attention_blocked.statistics(query, key, **options)
+    rows = options["rows_BT"]
+    if rows is not None:  # queries that are not real see no key; what keys receive stays
+        found[:4] = [
+            None if part is None else part.masked_fill(~rows.unsqueeze(1), nothing)
+            for part, nothing in zip(found, (-math.inf, 0, 0, 0), strict=False)
+        ]
+    return found
 
 
 def _without_autocast(device: str) -> AbstractContextManager[Any]:

@@ -1,6 +1,6 @@
 """The kernel over keys: the mass each receives from all rows, whose log-sum-exp is known."""
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
