@@ -20,6 +20,8 @@ MINUS_INFINITY = -1e30
 LEAST = -80.0
 """Bound of x: e⁻⁸⁰ is nothing next to 1, and below it exponentials are slow and then inexact."""
 NOTHING = 1e-34
+_SHORT = 1 << 16
+"""Patterns of so many places are kept, too."""
 _KEPT = 1 << 21
 """So many numbers, 8 MiB, are kept at most."""
 
@@ -72,7 +74,8 @@ def statistics(
     if mask_BHTS is not None:
         _apply(scores, mask_BHTS, weights.view(-1), careful=careful)
     if causal or window is not None:
-        pattern = _pattern(T, S, causal, window, working, query.device, careful)
+        made = _pattern if T * S <= _SHORT else _pattern.__wrapped__
+        pattern = made(T, S, causal, window, working, query.device, careful)
         scores.masked_fill_(pattern, HIDDEN) if careful else scores.add_(pattern)
     if padding_BS is not None:
         hidden = ~padding_BS[:, None, None]
