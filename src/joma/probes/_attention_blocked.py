@@ -66,9 +66,8 @@ def statistics(
     """
     double = torch.float64 in (query_BHTD.dtype, key_BHSD.dtype)
     answer = torch.float64 if double else torch.float32
-    largest = _largest(query_BHTD, key_BHSD, scale)
     # Products in single precision might be rounded further than they say.
-    single = answer == torch.float32 and largest <= _SINGLE and not float32_is_coarse()
+    single = answer == torch.float32 and not float32_is_coarse()
     H, T = query_BHTD.shape[1:3]
     Hk, S = key_BHSD.shape[1:3]
     if single and 0 < query_BHTD.shape[0] * H * T * S <= _FEW:
@@ -99,10 +98,11 @@ def statistics(
 
     def parts(working: torch.dtype, *, firm: bool) -> list[Tensor] | None:
         query_BHGTD = query_BHTD.to(working).unflatten(1, group)
-        work = _Work(query_BHGTD, key_BHSD.to(working), Sight(*sight, firm=firm), *rest)
+        work = _Work(query_BHGTD, key_BHSD, Sight(*sight, firm=firm), *rest)
         return work.result()
 
-    found = parts(torch.float32, firm=False) if single else None
+    largest = _largest(query_BHTD, key_BHSD, scale)
+    found = parts(torch.float32, firm=False) if single and largest <= _SINGLE else None
     if found is None and largest <= _COVERED:
         found = parts(torch.float64, firm=False)
     if found is None:
@@ -140,7 +140,6 @@ class _Work:
     def __post_init__(self) -> None:
         B, H, G, T, _ = self.query_BHGTD.shape
         S = self.key_BHSD.shape[2]
-        self._key_NDS = self.key_BHSD.flatten(0, 1).contiguous().mT
         self._received_BHGS = self.query_BHGTD.new_zeros(B, H, G, S) if self.received else None
         block = _LARGEST_BLOCK
         if self.query_BHGTD.device.type == "cpu":
@@ -151,7 +150,13 @@ class _Work:
         self._keys_per_block = max(_ROWS, block // (G * self._rows))
         size = max(block, G * self._rows * self._keys_per_block)
         size = min(size, B * H * G * self._rows * S)
-        self._buffers = scratch(2 * size, self.query_BHGTD).view(2, size)
+        key_NSD = self.key_BHSD.flatten(0, 1)
+        # Keys that are looked at once are converted when they are.
+        once = self._rows == T and not self.received and key_NSD.dtype != self.query_BHGTD.dtype
+        self._key_NSD = key_NSD if once else key_NSD.to(self.query_BHGTD.dtype).contiguous()
+        keys = min(key_NSD.numel(), (block // max(1, G * T) + S) * key_NSD.shape[-1])
+        memory = scratch(2 * size + (keys if once else 0), self.query_BHGTD)
+        self._buffers, self._converted = memory[: 2 * size].view(2, size), memory[2 * size :]
         self._block = block
 
     def result(self) -> list[Tensor] | None:
@@ -232,12 +237,14 @@ class _Work:
         start = block.batch.start * H + block.heads.start
         members = slice(start, start + len(block.batch) * len(block.heads))
         query = query_NRD[members]
-        key = self._key_NDS[members, :, block.keys.start : block.keys.stop]
-        shape = (*query.shape[:2], key.shape[2])
+        key = self._key_NSD[members, block.keys.start : block.keys.stop]
+        if key.dtype != query.dtype:
+            key = self._converted[: key.numel()].view(key.shape).copy_(key)
+        shape = (*query.shape[:2], key.shape[1])
         scores = self._buffers[0, : torch.Size(shape).numel()].view(shape)
         cap = self.softcap
         scale = self.scale if cap is None else self.scale / cap
-        torch.baddbmm(scores, query, key, beta=0, alpha=scale, out=scores)
+        torch.baddbmm(scores, query, key.mT, beta=0, alpha=scale, out=scores)
         if cap is not None:
             scores.tanh_().mul_(cap)
         if self.sight.firm:

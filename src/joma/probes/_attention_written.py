@@ -20,6 +20,8 @@ MINUS_INFINITY = -1e30
 LEAST = -80.0
 """Bound of x: e⁻⁸⁰ is nothing next to 1, and below it exponentials are slow and then inexact."""
 NOTHING = 1e-34
+_CACHED = 1 << 18
+"""Numbers that fit a core's cache."""
 _SHORT = 1 << 16
 """Patterns of so many places are kept, too."""
 _KEPT = 1 << 21
@@ -47,11 +49,11 @@ def statistics(
 ) -> Result | None:
     """Log-sum-exp, entropy, mass on the first and last keys (B, H, T), mass received (B, H, S).
 
-    The arguments are those of `_attention_blocked.statistics`, and `within`: a bound of all
-    products of queries and keys, where one is known. Then the fastest way is taken; where numbers
-    are added, None is returned if that lifts a row's greatest score above the bound, or to NaN.
-    Without a bound NaN, infinite and huge scores are hidden as well, scores of −∞ count as softmax
-    has them, and nothing is decided by the numbers, so that on a GPU the host waits for nothing.
+    The arguments are those of `_attention_blocked.statistics`, and `within`: how large a product
+    of a query and a key, and a row's greatest score, may be; None is returned where it might be
+    larger, or NaN. Without a bound NaN, infinite and huge scores are hidden as well, scores of −∞
+    count as softmax has them, and nothing is decided by the numbers: on a GPU the host does not
+    wait.
     """
     B, H, T, D = query_BHTD.shape
     Hk, S = key_BHSD.shape[1:3]
@@ -62,10 +64,23 @@ def statistics(
     elif careful and float32_is_coarse():
         working = torch.float64
     query = query_BHTD.reshape(B * Hk, -1, D).to(working)
-    key = key_BHSD.reshape(B * Hk, S, D).to(working)
-    scores, weights = scratch(2 * B * H * T * S, query).view(2, B * Hk, -1, S).unbind()
+    key = key_BHSD.reshape(B * Hk, S, D)
+    size = 2 * B * H * T * S
+    # So many heads of keys at a time that they stay in the cache between bound and product.
+    heads = len(key) if careful else max(1, min(len(key), _CACHED // (S * D)))
+    convert = key.dtype != working and heads < len(key)
+    memory = scratch(size + (heads * S * D if convert else 0), query)
+    scores, weights = memory[:size].view(2, B * Hk, -1, S).unbind()
     alpha = scale if softcap is None else scale / softcap
-    torch.baddbmm(scores, query, key.mT, beta=0, alpha=alpha, out=scores)
+    longest = 0.0 if careful else abs(scale) * float(_norms(query).amax())
+    for start in range(0, len(key), heads):
+        part = key[start : start + heads]
+        if convert:
+            part = memory[size : size + part.numel()].view(part.shape).copy_(part)
+        part, out = part.to(working), scores[start : start + heads]
+        if within is not None and not longest * float(_norms(part).amax()) <= within:
+            return None
+        torch.baddbmm(out, query[start : start + heads], part.mT, beta=0, alpha=alpha, out=out)
     if softcap is not None:
         scores.tanh_().mul_(softcap)
     if careful:
@@ -117,6 +132,10 @@ def statistics(
         if answer == working
         else [part if part is None else part.to(answer) for part in found]
     )
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vectors, dim=-1)
 
 
 def _received(

@@ -330,6 +330,8 @@ def _of_places(name: str, real: Tensor, shape: tuple[int, ...], of: str) -> Tens
     real = _checks.dense(name, real, 1)
     if real.dtype != torch.bool:
         raise JomaError(f"{name} must be bool, True for a real {of}, got {real.dtype}")
+    if real.ndim == 2 and real.shape == shape:
+        return real
     try:
         return real.expand(shape).reshape(math.prod(shape[:-1]), shape[-1])
     except RuntimeError:
@@ -346,7 +348,7 @@ def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
             f"mask must be bool, True where a key is seen, or numbers to add, got {mask.dtype}"
         )
     fits = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.ndim > len(shape) or any(size not in (1, whole) for size, whole in fits):
+    if mask.ndim > len(shape) or not all([size in (1, whole) for size, whole in fits]):  # noqa: C419
         raise JomaError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}")
     if mask.ndim == len(shape) == 4 and mask.shape[-1] == shape[-1]:
         return mask
