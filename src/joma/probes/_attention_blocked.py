@@ -70,6 +70,11 @@ def statistics(
     single = answer == torch.float32 and not float32_is_coarse()
     H, T = query_BHTD.shape[1:3]
     Hk, S = key_BHSD.shape[1:3]
+    if window is not None and first is None and not received and window <= S - T:
+        near = slice(S - T - window + 1, None)  # no query sees the keys before
+        key_BHSD, S = key_BHSD[:, :, near], T + window - 1
+        padding_BS = None if padding_BS is None else padding_BS[:, near]
+        mask_BHTS = None if mask_BHTS is None else mask_BHTS[..., near]
     if single and 0 < query_BHTD.shape[0] * H * T * S <= _FEW:
         few = _attention_written.statistics(
             query_BHTD,
