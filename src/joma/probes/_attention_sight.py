@@ -198,7 +198,8 @@ def to_add(mask: Tensor, scratch: Tensor) -> Tensor:
 
     The result may lie in `scratch`, which must hold as many numbers as the mask.
     """
-    if mask.dtype == scratch.dtype and lowest_seen(mask) <= HIDES:
+    # Rows that do not follow each other in memory are added one by one, which is slow.
+    if mask.dtype == scratch.dtype and lowest_seen(mask) <= HIDES and mask.is_contiguous():
         return mask
     added = scratch[: mask.numel()].view(mask.shape)
     if mask.dtype == torch.bool:  # as bytes it is converted four times as fast

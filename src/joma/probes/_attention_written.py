@@ -21,7 +21,7 @@ LEAST = -80.0
 """Bound of x: e⁻⁸⁰ is nothing next to 1, and below it exponentials are slow and then inexact."""
 NOTHING = 1e-34
 _CACHED = 1 << 18
-"""Numbers that fit a core's cache."""
+"""So many numbers fit a core's cache."""
 _SHORT = 1 << 16
 """Patterns of so many places are kept, too."""
 _KEPT = 1 << 21
@@ -67,7 +67,8 @@ def statistics(
     key = key_BHSD.reshape(B * Hk, S, D)
     size = 2 * B * H * T * S
     # So many heads of keys at a time that they stay in the cache between bound and product.
-    heads = len(key) if careful else max(1, min(len(key), _CACHED // (S * D)))
+    cached = _CACHED * torch.get_num_threads()
+    heads = len(key) if careful else max(1, min(len(key), cached // (S * D)))
     convert = key.dtype != working and heads < len(key)
     memory = scratch(size + (heads * S * D if convert else 0), query)
     scores, weights = memory[:size].view(2, B * Hk, -1, S).unbind()
