@@ -94,12 +94,10 @@ class Sight:
         # What a mask hides from all rows of a block is worth looking for where there are several.
         if start < stop and self.mask_BHGTS is not None and len(rows) < self.queries:
             mask = _rows(self.mask_BHGTS, rows)[..., start:stop]
-            if mask.dtype == torch.bool:
-                seen = mask.view(torch.uint8).amax((0, 1, 2, 3)) > 0
-            else:
-                most = mask.amax((0, 1, 2, 3))
-                seen = ~hides(most)  # NaN is greater than all
-            places = _places(seen)
+            numbers = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+            most = numbers.amax(-2).amax((0, 1, 2))  # all four axes at once take 50 times as long
+            # NaN is greater than all
+            places = _places(most > 0 if mask.dtype == torch.bool else ~hides(most))
             start, stop = start + places.start, start + places.stop
         return range(start, max(start, stop))
 

@@ -74,14 +74,16 @@ def statistics(
     scores, weights = memory[:size].view(2, B * Hk, -1, S).unbind()
     alpha = scale if softcap is None else scale / softcap
     longest = 0.0 if careful else abs(scale) * float(_norms(query).amax())
-    for start in range(0, len(key), heads):
-        part = key[start : start + heads]
+    pieces = [(query, key, scores)]
+    if heads < len(key):
+        pieces = zip(query.split(heads), key.split(heads), scores.split(heads), strict=True)
+    for asking, part, out in pieces:
         if convert:
             part = memory[size : size + part.numel()].view(part.shape).copy_(part)
-        part, out = part.to(working), scores[start : start + heads]
+        part = part.to(working)
         if within is not None and not longest * float(_norms(part).amax()) <= within:
             return None
-        torch.baddbmm(out, query[start : start + heads], part.mT, beta=0, alpha=alpha, out=out)
+        torch.baddbmm(out, asking, part.mT, beta=0, alpha=alpha, out=out)
     if softcap is not None:
         scores.tanh_().mul_(softcap)
     if careful:
@@ -109,10 +111,10 @@ def statistics(
     moment = scores.mul_(weights).sum(-1)
     unseen = None
     if within is not None and (mask_BHTS is not None or padding_BS is not None or T > S):
-        least, greatest = (float(it) for it in peak.aminmax())
-        if adds and not greatest <= within:  # NaN is not
+        least, greatest = peak.aminmax()
+        if adds and not float(greatest) <= within:  # NaN is not
             return None
-        if not least >= -within:
+        if not float(least) >= -within:
             unseen = peak <= MINUS_INFINITY
             if adds and not ((peak >= -within) | unseen).all():
                 return None
