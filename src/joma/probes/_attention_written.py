@@ -66,9 +66,11 @@ def statistics(
     query = query_BHTD.reshape(B * Hk, -1, D).to(working)
     key = key_BHSD.reshape(B * Hk, S, D)
     size = 2 * B * H * T * S
-    # So many heads of keys at a time that they stay in the cache between bound and product.
-    cached = _CACHED * torch.get_num_threads()
-    heads = len(key) if careful else max(1, min(len(key), cached // (S * D)))
+    # So many heads of keys at a time that they stay in the cache between bound and product; with
+    # several threads that wins nothing.
+    heads = len(key)
+    if not careful and torch.get_num_threads() == 1:
+        heads = max(1, min(heads, _CACHED // (S * D)))
     convert = key.dtype != working and heads < len(key)
     memory = scratch(size + (heads * S * D if convert else 0), query)
     scores, weights = memory[:size].view(2, B * Hk, -1, S).unbind()
