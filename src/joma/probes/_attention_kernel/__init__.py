@@ -15,7 +15,8 @@ inside: no atomics, the same input gives the same bits.
 Attention that is causal or not and nothing else has kernels of its own. All else (windows, padding,
 masks, softcaps, queries that are not real) is the general kernel, where windows and padding are
 numbers the kernel is given, so that it is compiled once for all of them: per head size and type of
-queries there are 4 + 10 kernels over rows and 2 + 10 over keys, of which a model uses one or two.
+queries there are 8 plain and 12 general kernels over rows, 4 and 12 over keys, of which a model
+uses one or two.
 A block all of whose rows see all of its keys goes through the same loop as without a mask.
 
 A row is NaN where one of its scores is NaN or +∞, or all are −∞; where some are −∞ its entropy is.
