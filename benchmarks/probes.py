@@ -1,6 +1,6 @@
 """Attention entropy and stable rank on a GPU, each next to its peers, timed in one run.
 
-    python -m benchmarks.probes [--device cuda|cpu] [--spectra 1000] [--json]
+    python -m benchmarks.probes [--device cuda|cpu] [--parts NAME,…] [--spectra 1000] [--json]
 
 Attention: 16 heads of 64, bfloat16, causal; the peers are one `scaled_dot_product_attention`
 forward, which makes no entropy, and the softmax written out, which makes all of it. Stable rank:
@@ -8,7 +8,8 @@ forward, which makes no entropy, and the softmax written out, which makes all of
 power iterations. Times are medians; those of attention by device events, behind enough work that
 the device never waits for a launch, and next to them those of a call; those of spectra by the wall
 clock from call to number. Then the bound is tested on random and adversarial spectra, which
-is all there is to see on a CPU.
+is all there is to see on a CPU. With `--parts masks,shapes,errors`, on either, attention with masks
+and at many sizes: see `benchmarks.attention`.
 """
 
 import argparse
@@ -16,12 +17,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import attention as masked_attention
 from joma.probes import attention_entropy, attention_statistics
 from joma.probes.spectrum import stable_rank
 
@@ -219,12 +222,18 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments.add_argument("--spectra", type=int, default=1000)
+    arguments.add_argument("--parts", help="of masks, shapes, errors; all others without it")
+    arguments.add_argument("--threads", type=int, default=1, help="of a CPU")
     arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
+    torch.set_num_threads(given.threads)
     parts: dict[str, Callable[[], list[dict[str, Any]]]] = {}
     if given.device == "cuda":
         parts = {"attention": attention, "stable rank": spectra}
     parts["bounds"] = lambda: bounds(given.spectra, given.device)
+    if given.parts:
+        names = given.parts.split(",")
+        parts = {name: partial(getattr(masked_attention, name), given.device) for name in names}
     name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     result: dict[str, Any] = {"device": name, "torch": torch.__version__}
     if not given.json:

@@ -89,9 +89,11 @@ def close(found: AttentionStatistics, expected: AttentionStatistics, atol: float
             )
 
 
-@pytest.fixture(params=["one block", "small blocks"])
+@pytest.fixture(params=["written out", "one block", "small blocks"])
 def any_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with blocks so small that rows, keys and heads are cut many times, unevenly."""
+    if request.param != "written out":
+        monkeypatch.setattr(blocked, "_FEW", 0)
     if request.param == "small blocks":
         monkeypatch.setattr(blocked, "_ROWS", 4)
         monkeypatch.setattr(blocked, "_CPU_BLOCK", 1)
@@ -204,6 +206,18 @@ def test_large_numbers_of_a_mask_cost_no_accuracy(added: float):
     mask = mask.masked_fill(draw(37, 21, 21) < -1, -INF)
     found = attention_statistics(q, k, mask=mask, first=3, last=4, received=True)
     close(found, materialised(q, k, mask=mask), 1e-6)
+
+
+@pytest.mark.usefixtures("any_blocks")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("queries", [1, 3, 9])
+def test_few_queries_behind_a_window(queries: int, causal: bool):
+    q, k = draw(42, 2, 4, queries, 8), draw(43, 2, 2, 40, 8)
+    padding, mask = draw(44, 2, 40) > -1, draw(45, 2, 1, queries, 40)
+    given: dict[str, Any] = {"causal": causal, "window": 6, "padding": padding, "mask": mask}
+    close(attention_statistics(q, k, **given, last=4), materialised(q, k, **given), 1e-5)
+    with_first = attention_statistics(q, k, **given, first=3, received=True)
+    close(with_first, materialised(q, k, **given), 1e-5)
 
 
 def test_rows_without_a_key():

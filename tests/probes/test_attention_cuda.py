@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from joma.probes import attention_statistics
+from joma.probes.attention import AttentionStatistics
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -31,9 +32,18 @@ def draw(seed: int, *shape: int, size: float = 1.0, dtype: torch.dtype) -> Tenso
     return (torch.randn(*shape, generator=dice) * size).to(dtype).cuda()
 
 
+def without_waiting(q: Tensor, k: Tensor, **given: Any) -> AttentionStatistics:
+    """The statistics; an error where the host has to wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return attention_statistics(q, k, **given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def same(q: Tensor, k: Tensor, **given: Any) -> None:
     given |= {"first": 5, "last": 40, "received": True}
-    found = attention_statistics(q, k, **given)
+    found = without_waiting(q, k, **given)
     expected = attention_statistics(q.double(), k.double(), **given)
     for name in ("logsumexp", "entropy", "first", "last", "received"):
         value = getattr(found, name)
@@ -50,6 +60,47 @@ def test_sights_and_types(sight: dict[str, Any], dtype: torch.dtype, shape: tupl
     padding = torch.rand(2, shape[1], generator=torch.Generator().manual_seed(2)) > 0.4
     padding[1] = False  # rows that see no key
     same(q, k, padding=padding.cuda(), **sight)
+
+
+@pytest.mark.parametrize("shape", [(304, 304), (129, 515), (515, 129), (1, 77)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", ["bool", "keys", "triangle", "heads", "added", "ALiBi", "lifted"])
+def test_masks_and_softcaps(kind: str, causal: bool, dtype: torch.dtype, shape: tuple[int, int]):
+    T, S = shape
+    q, k = draw(11, 2, 6, T, 64, dtype=dtype), draw(12, 2, 3, S, 64, dtype=dtype)
+    hidden = draw(13, 2, 6, T, S, dtype=torch.float32) < -0.5
+    distance = (torch.arange(T)[:, None] + S - T - torch.arange(S)).abs().cuda()
+    added = draw(14, 2, 1, T, S, dtype=dtype).masked_fill(hidden[:, :1], -torch.inf)
+    mask = {
+        "bool": ~hidden[:1, :1],
+        "keys": ~hidden[:, :1, :1],
+        "triangle": torch.ones(T, S, dtype=torch.bool, device="cuda").tril(S - T),
+        "heads": ~hidden,
+        "added": added,
+        "ALiBi": -(distance * 0.3),
+        "lifted": added.float() + 1e5 * (torch.arange(T) % 2)[:, None].cuda(),
+    }[kind]
+    rows = torch.rand(2, T, generator=torch.Generator().manual_seed(15)).cuda() > 0.3
+    padding = (torch.arange(S) < S - S // 3).cuda()
+    same(q, k, causal=causal, mask=mask)
+    same(q, k, causal=causal, mask=mask, rows=rows, padding=padding, softcap=20.0)
+
+
+@pytest.mark.parametrize("few", [0, 2**22])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_bad_key_reaches_only_rows_that_see_it(
+    bad: float, few: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("joma.probes.attention.FEW", few)  # also what is written out
+    q, k = (draw(seed, 1, 2, 200, 64, dtype=torch.float32) for seed in (16, 17))
+    whole = attention_statistics(q, k)
+    k[:, :, 150] = bad
+    found = without_waiting(q, k)
+    assert not found.entropy[..., :150].isnan().any()
+    torch.testing.assert_close(found.entropy[..., :150], whole.entropy[..., :150])
+    if bad != -torch.inf:
+        assert found.entropy[..., 150:].isnan().all()
 
 
 @pytest.mark.parametrize("head", [16, 32, 48, 80, 96, 128, 192, 256])

@@ -7,46 +7,38 @@ With m the greatest score of a row and x = s − m, a block of keys gives
 so no large number is subtracted from a large number. Blocks of keys are joined on the greater m. A
 block is a matrix product into a buffer that stays in a core's cache, then one pass each for the
 maximum, the difference, its bound, the exponential, its sum, the product with x, and its sum.
+Memory that the process has not touched before costs more than any of these passes, so the buffers
+are kept from call to call.
 
-Single precision is enough while no score, what a mask adds included, can be larger than `_SINGLE`.
-Far beyond, the rounding of the scores alone would move the entropy by 10⁻⁴; double precision is
-used.
+Single precision is enough while no product of a query and a key, and no row's greatest score, can
+be larger than `_SINGLE`. Far beyond, the rounding of the scores alone would move the entropy by
+10⁻⁴; double precision is used.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
 from joma.common.float32 import float32_is_coarse
+from joma.probes import _attention_written
+from joma.probes._attention_sight import HIDDEN, HIDES, Sight, Tile, slice_of
+from joma.probes._attention_written import LEAST, MINUS_INFINITY, NOTHING, Result, scratch
 
-HIDDEN = -4e30
-"""Added to the score of a key that is not seen. Not −∞: a weight of 0 times it must be 0.
-
-A row whose scores all lie below half of it sees no key.
-"""
-_HIDES = -1e30
-"""Entries of an additive mask up to this hide, too."""
-_FAR = 1 << 62
+_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 _SINGLE = 400.0
 _COVERED = 1e29
 """Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
-_MINUS_INFINITY = -1e30
-"""Stands for a score of −∞ of a key that is seen: above `HIDDEN`, below all other scores."""
-_LEAST = -80.0
-"""Bound of x: e⁻⁸⁰ is nothing next to 1, and below it exponentials are slow and then inexact."""
-_NOTHING = 1e-34
 _ROWS = 64
 _CPU_BLOCK = 1 << 18
 """Scores per block and thread: with their weights 2 MiB, about what a core's cache holds."""
 _LARGEST_BLOCK = 1 << 22
-
-Result = list[Tensor | None]
-"""Log-sum-exp, entropy, mass on the first and last keys, mass received; None if not asked for."""
-
+_FEW = 1 << 16
+"""So few scores are written out."""
+_SPLIT = 8
+"""An eighth of a block is not cut further: what that leaves out costs less than the calls."""
 
 Sums = tuple[Tensor, ...]
 """m, l, a of rows, and the parts of l that lie on the first and the last keys, as asked for."""
@@ -72,188 +64,69 @@ def statistics(
     None where not asked for; float64 for float64 input, else float32. The arguments are those of
     `joma.probes.attention_statistics`, checked there; axes of the mask but the last may be 1.
     """
-    if rows_BT is not None and rows_BT.all():
-        rows_BT = None
+    double = torch.float64 in (query_BHTD.dtype, key_BHSD.dtype)
+    answer = torch.float64 if double else torch.float32
+    # Products in single precision might be rounded further than they say.
+    single = answer == torch.float32 and not float32_is_coarse()
     H, T = query_BHTD.shape[1:3]
     Hk, S = key_BHSD.shape[1:3]
+    if window is not None and first is None and not received and window <= S - T:
+        near = slice(S - T - window + 1, None)  # no query sees the keys before
+        key_BHSD, S = key_BHSD[:, :, near], T + window - 1
+        padding_BS = None if padding_BS is None else padding_BS[:, near]
+        mask_BHTS = None if mask_BHTS is None else mask_BHTS[..., near]
+    if single and 0 < query_BHTD.shape[0] * H * T * S <= _FEW:
+        few = _attention_written.statistics(
+            query_BHTD,
+            key_BHSD,
+            scale=scale,
+            causal=causal,
+            padding_BS=padding_BS,
+            window=window,
+            mask_BHTS=mask_BHTS,
+            softcap=softcap,
+            rows_BT=rows_BT,
+            first=first,
+            last=last,
+            received=received,
+            within=_SINGLE,
+        )
+        if few is not None:
+            return few
+    if rows_BT is not None and rows_BT.all():
+        rows_BT = None
     group = (Hk, H // Hk)
     if mask_BHTS is not None:
         mask_BHTS = mask_BHTS.unflatten(1, group if mask_BHTS.shape[1] == H else (1, 1))
-    if padding_BS is not None and padding_BS.all():
-        padding_BS = None
-    given = torch.promote_types(query_BHTD.dtype, key_BHSD.dtype)
-    answer = torch.float64 if given == torch.float64 else torch.float32
-    largest = _largest(query_BHTD, key_BHSD, scale, mask_BHTS)
-    # Products in single precision might be rounded further than they say.
-    single = largest <= _SINGLE and not float32_is_coarse()
-    working = answer if single else torch.float64
-    work = _Work(
-        query_BHTD.to(working).unflatten(1, group),
-        key_BHSD.to(working),
-        _Sight(T, S, causal, window, padding_BS, mask_BHTS, firm=not largest <= _COVERED),
-        scale,
-        softcap,
-        (first, last),
-        rows_BT,
-        received,
-    )
-    found = iter([part.flatten(1, 2).to(answer) for part in work.result()])
+    rest = (scale, softcap, (first, last), rows_BT, received)
+    sight = (T, S, causal, window, padding_BS, mask_BHTS)
+
+    def parts(working: torch.dtype, *, firm: bool) -> list[Tensor] | None:
+        query_BHGTD = query_BHTD.to(working).unflatten(1, group)
+        work = _Work(query_BHGTD, key_BHSD, Sight(*sight, firm=firm), *rest)
+        return work.result()
+
+    largest = _largest(query_BHTD, key_BHSD, scale)
+    found = parts(torch.float32, firm=False) if single and largest <= _SINGLE else None
+    if found is None and largest <= _COVERED:
+        found = parts(torch.float64, firm=False)
+    if found is None:
+        found = parts(torch.float64, firm=True)
+    assert found is not None
+    answers = iter([part.flatten(1, 2).to(answer) for part in found])
     asked = (True, True, first is not None, last is not None, received)
-    return [next(found) if part else None for part in asked]
+    return [next(answers) if part else None for part in asked]
 
 
-def _largest(query: Tensor, key: Tensor, scale: float, mask: Tensor | None) -> float:
-    """A bound of all scores, hidden ones included; NaN or ∞ where there is none."""
+def _largest(query: Tensor, key: Tensor, scale: float) -> float:
+    """A bound of what products give to all scores, hidden ones too; NaN or ∞ if there is none."""
     if not query.numel() or not key.numel():
         return 0.0
-    wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), torch.float32)
     longest = [
-        torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).amax() for vectors in (query, key)
+        torch.linalg.vector_norm(vectors, dim=-1, dtype=_WIDE.get(vectors.dtype)).amax()
+        for vectors in (query, key)
     ]
-    bound = abs(scale) * longest[0] * longest[1]
-    if mask is None or mask.dtype == torch.bool:
-        return float(bound)
-    added = [
-        threshold(mask[..., _slice(rows), :], lowest_seen(mask), 0.0).abs().amax()
-        for rows in _ranges(range(mask.shape[-2]), _ROWS)
-    ]
-    return float(bound + torch.stack(added).amax())
-
-
-class _Tile(NamedTuple):
-    """Sequences, heads of keys, rows (queries) and keys that are worked on together."""
-
-    batch: range
-    heads: range
-    rows: range
-    keys: range
-
-
-@dataclass(frozen=True, eq=False)
-class _Sight:
-    """What hides keys from queries; query t stands at place t + S − T among the S keys.
-
-    Args:
-        queries: T.
-        count: S.
-        causal: whether keys past the query's own place are hidden.
-        window: only keys at a smaller distance are seen; None for any distance.
-        padding_BS: False hides a key.
-        mask_BHGTS: axes but the last may be 1; False hides, or a number is added to the score and
-            hides where `hides` says so.
-        firm: whether hidden scores are overwritten: adding to them, which is faster, would not hide
-            what is NaN, infinite or huge.
-    """
-
-    queries: int
-    count: int
-    causal: bool
-    window: int | None
-    padding_BS: Tensor | None
-    mask_BHGTS: Tensor | None
-    firm: bool = False
-    _patterns: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-
-    @property
-    def offset(self) -> int:
-        """The place of query 0 among the keys."""
-        return self.count - self.queries
-
-    @property
-    def ahead(self) -> int | None:
-        """How far past its own place a query sees; None for any distance."""
-        if self.causal:
-            return 0
-        return None if self.window is None else self.window - 1
-
-    def keys(self, rows: range) -> range:
-        """A range that holds all keys these rows see."""
-        start, stop = 0, self.count
-        if self.window is not None:
-            start = max(start, rows.start + self.offset - self.window + 1)
-        if self.ahead is not None:
-            stop = min(stop, rows.stop + self.offset + self.ahead)
-        if start < stop and self.mask_BHGTS is not None:
-            mask = _rows(self.mask_BHGTS, rows)[..., start:stop]
-            seen = mask if mask.dtype == torch.bool else ~hides(mask)
-            places = seen.flatten(0, -2).any(0).nonzero()
-            if not len(places):
-                return range(0)
-            start, stop = start + int(places[0]), start + int(places[-1]) + 1
-        return range(start, max(start, stop))
-
-    def hide(self, scores_BHGTS: Tensor, block: _Tile) -> None:
-        """Adds to the scores of a block what a mask adds, and hides keys in it."""
-        rows, keys = block.rows, block.keys
-        if self.mask_BHGTS is not None:  # first: it may add what is no number to a key not seen
-            mask = self._mask(block)
-            if mask.dtype == torch.bool:
-                self._hide(scores_BHGTS, ~mask)
-            else:
-                hidden = hides(mask)
-                scores_BHGTS.add_(mask.to(scores_BHGTS.dtype).masked_fill(hidden, HIDDEN))
-                if self.firm:
-                    self._hide(scores_BHGTS, hidden)
-        if self.ahead is not None:
-            start = max(keys.start, rows.start + self.offset + self.ahead + 1)
-            edge = range(start, keys.stop)
-            self._hide_from(scores_BHGTS, block, edge, -_FAR, -self.ahead - 1)
-        if self.window is not None:
-            stop = min(keys.stop, rows.stop + self.offset - self.window)
-            edge = range(keys.start, stop)
-            self._hide_from(scores_BHGTS, block, edge, self.window, _FAR)
-        if self.padding_BS is not None:
-            real = self.padding_BS[_slice(block.batch), _slice(keys)]
-            self._hide(scores_BHGTS, ~real[:, None, None, None])
-
-    def pattern(self, rows: range, keys: range, low: int, high: int, like: Tensor) -> Tensor:
-        """1 where a key lies from `low` to `high` behind the query's own place, else 0."""
-        # Most blocks along the diagonal have the same one.
-        key = (low, high, keys.start - rows.start, len(rows), len(keys))
-        if key not in self._patterns:
-            places = torch.arange(rows.start, rows.stop, device=like.device) + self.offset
-            behind = places[:, None] - torch.arange(keys.start, keys.stop, device=like.device)
-            self._patterns[key] = ((behind >= low) & (behind <= high)).to(like.dtype)
-        return self._patterns[key]
-
-    def _hide_from(self, scores: Tensor, block: _Tile, keys: range, low: int, high: int) -> None:
-        """Hides those of the keys that lie from `low` to `high` behind the query."""
-        if len(keys):
-            start = keys.start - block.keys.start
-            pattern = self.pattern(block.rows, keys, low, high, scores)
-            self._hide(scores[..., start : start + len(keys)], pattern)
-
-    def _hide(self, scores: Tensor, hidden: Tensor) -> None:
-        """Hides where `hidden` is True, or 1."""
-        if self.firm:
-            scores.masked_fill_(hidden.to(torch.bool), HIDDEN)
-        else:
-            scores.add_(hidden, alpha=HIDDEN)
-
-    def _mask(self, block: _Tile) -> Tensor:
-        assert self.mask_BHGTS is not None
-        mask = _rows(self.mask_BHGTS, block.rows)[..., _slice(block.keys)]
-        mask = mask if mask.shape[0] == 1 else mask[_slice(block.batch)]
-        return mask if mask.shape[1] == 1 else mask[:, _slice(block.heads)]
-
-
-def hides(mask: Tensor) -> Tensor:
-    """Where an additive mask hides: −∞, and what stands for it in this type or is as far down."""
-    return mask <= lowest_seen(mask)
-
-
-def lowest_seen(mask: Tensor) -> float:
-    """What entries of an additive mask must lie above for their keys to be seen."""
-    return max(_HIDES, torch.finfo(mask.dtype).min / 2)
-
-
-def _rows(mask_BHGTS: Tensor, rows: range) -> Tensor:
-    return mask_BHGTS if mask_BHGTS.shape[-2] == 1 else mask_BHGTS[..., _slice(rows), :]
-
-
-def _slice(part: range) -> slice:
-    """A range of places as an index."""
-    return slice(part.start, part.stop)
+    return abs(scale) * float(longest[0]) * float(longest[1])
 
 
 @dataclass(eq=False)
@@ -262,7 +135,7 @@ class _Work:
 
     query_BHGTD: Tensor
     key_BHSD: Tensor
-    sight: _Sight
+    sight: Sight
     scale: float
     softcap: float | None
     first_and_last: tuple[int | None, int | None]
@@ -272,29 +145,48 @@ class _Work:
     def __post_init__(self) -> None:
         B, H, G, T, _ = self.query_BHGTD.shape
         S = self.key_BHSD.shape[2]
-        self._key_NDS = self.key_BHSD.flatten(0, 1).contiguous().mT
         self._received_BHGS = self.query_BHGTD.new_zeros(B, H, G, S) if self.received else None
         block = _LARGEST_BLOCK
         if self.query_BHGTD.device.type == "cpu":
             block = min(block, _CPU_BLOCK * torch.get_num_threads())
-        self._rows = max(1, min(T, _ROWS, max(_ROWS // 4, 4 * _ROWS // G)))
+        rows = max(_ROWS // 4, 4 * _ROWS // G)
+        rows = max(min(rows, _ROWS), block // (_SPLIT * max(1, B * H * G * S)))
+        self._rows = max(1, min(T, rows))
         self._keys_per_block = max(_ROWS, block // (G * self._rows))
         size = max(block, G * self._rows * self._keys_per_block)
-        self._buffers = self.query_BHGTD.new_empty(2, min(size, B * H * G * self._rows * S))
+        size = min(size, B * H * G * self._rows * S)
+        key_NSD = self.key_BHSD.flatten(0, 1)
+        # Keys that are looked at once are converted when they are.
+        once = self._rows == T and not self.received and key_NSD.dtype != self.query_BHGTD.dtype
+        self._key_NSD = key_NSD if once else key_NSD.to(self.query_BHGTD.dtype).contiguous()
+        keys = min(key_NSD.numel(), (block // max(1, G * T) + S) * key_NSD.shape[-1])
+        memory = scratch(2 * size + (keys if once else 0), self.query_BHGTD)
+        self._buffers, self._converted = memory[: 2 * size].view(2, size), memory[2 * size :]
         self._block = block
 
-    def result(self) -> list[Tensor]:
-        """Log-sum-exp, entropy and masses asked for, (B, H, G, T); then mass received."""
+    def result(self) -> list[Tensor] | None:
+        """Log-sum-exp, entropy and masses asked for, (B, H, G, T); then mass received.
+
+        None where what a mask adds is too large for this precision, or not hidden by adding.
+        """
         T = self.query_BHGTD.shape[3]
         parts = [self._measure(rows) for rows in _ranges(range(T), self._rows)]
         peak, total, moment, *masses = _together(parts or [self._nothing(range(0))], -1)
-        unseen = peak <= HIDDEN / 2  # NaN is not: it must stay NaN
-        total = total.masked_fill(~unseen & (peak <= _MINUS_INFINITY), torch.nan)  # as softmax
-        log = total.log()
-        found = [log - moment / total, *(mass / total for mass in masses)]
-        found = [value.masked_fill_(unseen, 0) for value in found]
         received = [] if self._received_BHGS is None else [self._received_BHGS]
-        return [(peak + log).masked_fill_(unseen, -torch.inf), *found, *received]
+        if self.sight.all_see and not self.sight.firm:
+            log = total.log()
+            return [peak.add_(log), log.addcdiv(moment, total, value=-1),
+                    *(mass.div_(total) for mass in masses), *received]  # fmt: skip
+        unseen = peak <= (HIDDEN / 2 if self.sight.firm else HIDES)  # NaN is not: it stays NaN
+        if not self.sight.firm and self.sight.adds:
+            most = _SINGLE if peak.dtype == torch.float32 else _COVERED
+            if not ((peak.abs() <= most) | unseen).all():
+                return None
+        total = total.masked_fill(~unseen & (peak <= MINUS_INFINITY), torch.nan)  # as softmax
+        log = total.log()
+        found = [log.addcdiv(moment, total, value=-1), *(mass / total for mass in masses)]
+        found = [value.masked_fill_(unseen, 0) for value in found]
+        return [peak.add_(log).masked_fill_(unseen, -torch.inf), *found, *received]
 
     def _measure(self, rows: range) -> Sums:
         """The sums of these rows of all sequences and heads, (B, H, G, rows)."""
@@ -302,13 +194,12 @@ class _Work:
         if not len(keys) or not self.query_BHGTD.numel():
             return self._nothing(rows)
         query_BHGTD = self.query_BHGTD[..., rows.start : rows.stop, :]
-        scaled = query_BHGTD.new_empty(query_BHGTD.shape)  # contiguous, as a product might not be
-        query_NRD = torch.mul(query_BHGTD, self.scale, out=scaled).flatten(2, 3).flatten(0, 1)
+        query_NRD = query_BHGTD.flatten(2, 3).flatten(0, 1)
         pieces = list(_ranges(keys, self._keys_per_block))
         members = max(1, self._block // (query_NRD.shape[1] * len(pieces[0])))
         found = []
         for batch, heads in self._chunks(members):
-            blocks = [_Tile(batch, heads, rows, piece) for piece in pieces]
+            blocks = [Tile(batch, heads, rows, piece) for piece in pieces]
             sums = _join([self._measure_block(query_NRD, block) for block in blocks])
             if self._received_BHGS is not None:
                 self._receive(self._received_BHGS, query_NRD, blocks, sums)
@@ -328,10 +219,12 @@ class _Work:
             for heads in _ranges(range(H), min(H, members)):
                 yield batch, heads
 
-    def _measure_block(self, query_NRD: Tensor, block: _Tile) -> Sums:
+    def _measure_block(self, query_NRD: Tensor, block: Tile) -> Sums:
         """The sums of the rows of a block over its keys, (N, R)."""
         scores = self._score(query_NRD, block)
         peak = scores.amax(-1, keepdim=True)
+        if self.sight.adds:  # −∞ where all are hidden
+            peak.clamp_(min=HIDDEN)
         weights = self._weigh(scores, peak)
         first, last = self.first_and_last
         masses = []
@@ -343,59 +236,62 @@ class _Work:
         moment = torch.mul(weights, scores, out=scores).sum(-1)
         return peak.squeeze(-1), total, moment, *masses
 
-    def _score(self, query_NRD: Tensor, block: _Tile) -> Tensor:
+    def _score(self, query_NRD: Tensor, block: Tile) -> Tensor:
         """The scores of a block (N, R, keys), hidden ones far below, in the first buffer."""
         H, G = self.query_BHGTD.shape[1:3]
         start = block.batch.start * H + block.heads.start
         members = slice(start, start + len(block.batch) * len(block.heads))
         query = query_NRD[members]
-        key = self._key_NDS[members, :, block.keys.start : block.keys.stop]
-        shape = (*query.shape[:2], key.shape[2])
+        key = self._key_NSD[members, block.keys.start : block.keys.stop]
+        if key.dtype != query.dtype:
+            key = self._converted[: key.numel()].view(key.shape).copy_(key)
+        shape = (*query.shape[:2], key.shape[1])
         scores = self._buffers[0, : torch.Size(shape).numel()].view(shape)
-        torch.bmm(query, key, out=scores)
-        if self.softcap is not None:
-            scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        cap = self.softcap
+        scale = self.scale if cap is None else self.scale / cap
+        torch.baddbmm(scores, query, key.mT, beta=0, alpha=scale, out=scores)
+        if cap is not None:
+            scores.tanh_().mul_(cap)
         if self.sight.firm:
-            scores.clamp_(min=_MINUS_INFINITY)
+            scores.clamp_(min=MINUS_INFINITY)
         self.sight.hide(scores.view(len(block.batch), len(block.heads), G, -1, shape[2]), block)
         return scores
 
     def _weigh(self, scores: Tensor, peak: Tensor) -> Tensor:
         """Exponentials of scores − peak, in the second buffer; the scores become the difference."""
-        scores.sub_(peak).clamp_(min=_LEAST)
+        scores.sub_(peak).clamp_(min=LEAST)
         return torch.exp(scores, out=self._buffers[1, : scores.numel()].view(scores.shape))
 
-    def _mass_on_last(self, weights: Tensor, block: _Tile, last: int) -> Tensor:
-        rows, keys, offset = block.rows, block.keys, self.sight.offset
-        near = range(
-            max(keys.start, rows.start + offset - last + 1), min(keys.stop, rows.stop + offset)
-        )
+    def _mass_on_last(self, weights: Tensor, block: Tile, last: int) -> Tensor:
+        rows, keys = block.rows, block.keys
+        place = rows.start + self.sight.offset
+        near = range(max(keys.start, place - last + 1), min(keys.stop, place + len(rows)))
         if not len(near):
             return weights.new_zeros(weights.shape[:-1])
-        inside = self.sight.pattern(rows, near, 0, last - 1, weights)
+        inside = self.sight.band(rows, near, place - last + 1, place, weights)
         weights = weights[..., near.start - keys.start : near.stop - keys.start]
         return (weights.unflatten(1, (-1, len(rows))) * inside).sum(-1).flatten(1)
 
     def _receive(
-        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[_Tile], sums: Sums
+        self, received_BHGS: Tensor, query_NRD: Tensor, blocks: list[Tile], sums: Sums
     ) -> None:
         """Adds what the keys of the blocks receive from their rows."""
         peak, total, *_ = sums
-        share = torch.where(peak > HIDDEN / 2, 1 / total, 0)
+        share = torch.where(peak > (HIDDEN / 2 if self.sight.firm else HIDES), 1 / total, 0)
         if self.rows_BT is not None:
             block = blocks[0]
-            real_BT = self.rows_BT[_slice(block.batch), _slice(block.rows)]
+            real_BT = self.rows_BT[slice_of(block.batch), slice_of(block.rows)]
             shape = (len(block.batch), len(block.heads), -1, len(block.rows))
             share = (share.view(shape) * real_BT[:, None, None]).view(share.shape)
         for block in blocks:
-            here = (_slice(block.batch), _slice(block.heads), slice(None), _slice(block.keys))
+            here = (slice_of(block.batch), slice_of(block.heads), slice(None), slice_of(block.keys))
             if len(blocks) > 1:  # only now is it known what the weights are relative to
                 scores = self._score(query_NRD, block)
                 weights = self._weigh(scores, peak.unsqueeze(-1))
             else:
                 size = share.numel() * len(block.keys)
                 weights = self._buffers[1, :size].view(*share.shape, -1)
-            weights = threshold(weights, _NOTHING, 0.0, inplace=True)
+            weights = threshold(weights, NOTHING, 0.0, inplace=True)
             rows = (received_BHGS.shape[2], len(block.rows))
             mass = share.unflatten(1, rows).unsqueeze(-2) @ weights.unflatten(1, rows)
             received_BHGS[here] += mass.view(received_BHGS[here].shape)

@@ -10,6 +10,7 @@ Entropies are right to 10⁻⁴ however peaked the rows are.
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,10 +21,12 @@ from torch.nn.functional import softplus
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.probes import _attention_blocked, _checks
+from joma.probes import _attention_blocked, _attention_written, _checks
 
-FEW = 2**22
-"""So few scores take a GPU less time than a kernel for them takes to be compiled or loaded."""
+FEW = 2**13
+"""So few scores are not worth a kernel, which must be compiled once and loaded by each process."""
+WRITTEN_OUT = 2**22
+"""Up to so many scores a GPU writes out where no kernel takes them: 32 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,47 +93,33 @@ def attention_statistics(
     if alone:
         q, k = q.unsqueeze(0), k.unsqueeze(0)
     lead = _fitting(q, k)
-    whole = (*lead, q.shape[-3], q.shape[-2], k.shape[-2])
+    whole = (*lead, *q.shape[-3:-1], k.shape[-2])
     given = {"q": q, "k": k}
     if padding is not None:
-        given["padding"] = padding = _of_places("padding", padding, (*lead, k.shape[-2]), "key")
+        given["padding"] = padding = _of_places("padding", padding, (*lead, whole[-1]), "key")
     if mask is not None:
         given["mask"] = mask = _mask(mask, whole)
     if rows is not None:
-        given["rows"] = rows = _of_places("rows", rows, (*lead, q.shape[-2]), "query")
+        given["rows"] = rows = _of_places("rows", rows, (*lead, whole[-2]), "query")
     _checks.one_device(**given)
-    query_BHTD, key_BHSD = (
-        x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:]) for x in (q, k)
-    )
-    sizes = {"window": window, "first": first, "last": last}
     options: dict[str, Any] = {
         "causal": bool(causal),
-        "scale": _number("scale", q.shape[-1] ** -0.5 if scale is None else scale),
+        "scale": q.shape[-1] ** -0.5 if scale is None else _number("scale", scale),
         "padding_BS": padding,
+        "window": None if window is None else whole_number("window", window, 1),
+        "mask_BHTS": mask,
+        "softcap": None if softcap is None else _number("softcap", softcap, above=0),
+        "rows_BT": rows,
+        "first": None if first is None else whole_number("first", first, 1),
+        "last": None if last is None else whole_number("last", last, 1),
         "received": bool(received),
-        **{name: None if it is None else whole_number(name, it, 1) for name, it in sizes.items()},
     }
-    softcap = None if softcap is None else _number("softcap", softcap, above=0)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        kernel = None
-        if mask is None and softcap is None and not (received and rows is not None):
-            kernel = _kernel(query_BHTD, key_BHSD)
-        if kernel is None:
-            of_blocks = {"mask_BHTS": mask, "softcap": softcap, "rows_BT": rows}
-            found = _attention_blocked.statistics(query_BHTD, key_BHSD, **of_blocks, **options)
-        else:
-            found = _nan_where_infinite(
-                kernel.statistics(query_BHTD, key_BHSD, **options), query_BHTD
-            )
-        if rows is not None:  # queries that are not real see no key; what keys receive stays
-            found[:4] = [
-                None if part is None else part.masked_fill(~rows.unsqueeze(1), nothing)
-                for part, nothing in zip(found, (-math.inf, 0, 0, 0), strict=False)
-            ]
-    shape = () if alone else whole[:-2]
-    logsumexp, entropy, *masses = (
-        part if part is None else part.reshape(*shape, part.shape[-1]) for part in found
-    )
+    with torch.no_grad(), _without_autocast(q.device.type):
+        found = _measure(_of_one_batch(q, lead), _of_one_batch(k, lead), options)
+    if alone or len(lead) != 1:
+        shape = () if alone else whole[:-2]
+        found = [part if part is None else part.reshape(*shape, part.shape[-1]) for part in found]
+    logsumexp, entropy, *masses = found
     assert logsumexp is not None
     assert entropy is not None
     return AttentionStatistics(logsumexp, entropy, *masses)
@@ -275,27 +264,40 @@ def _over_rows(values: Tensor) -> Tensor:
     return values.sum((0, 2), dtype=torch.float64)
 
 
-def _nan_where_infinite(
-    found: _attention_blocked.Result, query_BHTD: Tensor
-) -> _attention_blocked.Result:
-    """The kernel's result with NaN, as softmax has it, where all scores of a row are −∞."""
-    logsumexp, entropy, *masses = found
-    assert logsumexp is not None
-    assert entropy is not None
-    infinite = ~query_BHTD.sum(-1, dtype=torch.float32).isfinite() & logsumexp.isneginf()
-    return [*(x.masked_fill(infinite, math.nan) for x in (logsumexp, entropy)), *masses]
+def _measure(query: Tensor, key: Tensor, options: dict[str, Any]) -> _attention_blocked.Result:
+    """The statistics by what is fastest for these."""
+    found = None
+    if query.is_cuda:
+        scores = query.shape[:3].numel() * key.shape[2]
+        kernel = _kernel(query, key, options["mask_BHTS"]) if scores > FEW else None
+        if kernel is not None:
+            return kernel.statistics(query, key, **options)
+        if 0 < scores <= WRITTEN_OUT:
+            found = _attention_written.statistics(query, key, **options)
+    if found is None:
+        found = _attention_blocked.statistics(query, key, **options)
+    rows = options["rows_BT"]
+    if rows is not None:  # queries that are not real see no key; what keys receive stays
+        found[:4] = [
+            None if part is None else part.masked_fill(~rows.unsqueeze(1), nothing)
+            for part, nothing in zip(found, (-math.inf, 0, 0, 0), strict=False)
+        ]
+    return found
 
 
-def _kernel(query_BHTD: Tensor, key_BHSD: Tensor) -> ModuleType | None:
-    """The kernel for a GPU where there is one that takes these, and they are worth it."""
-    scores = query_BHTD.shape[:3].numel() * key_BHSD.shape[2]
-    if not query_BHTD.is_cuda or scores <= FEW:
-        return None
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
+
+
+def _kernel(query_BHTD: Tensor, key_BHSD: Tensor, mask_BHTS: Tensor | None) -> ModuleType | None:
+    """The kernel for a GPU where there is one that takes these."""
     try:
         from joma.probes import _attention_kernel
     except ImportError:  # Triton comes with the builds of torch for GPUs alone
         return None
-    return _attention_kernel if _attention_kernel.takes(query_BHTD, key_BHSD) else None
+    takes = _attention_kernel.takes(query_BHTD, key_BHSD, mask_BHTS)
+    return _attention_kernel if takes else None
 
 
 def _fitting(q: Tensor, k: Tensor) -> torch.Size:
@@ -312,7 +314,15 @@ def _fitting(q: Tensor, k: Tensor) -> torch.Size:
         raise JomaError(
             f"q must have a multiple of the heads of k, got {q.shape[-3]} heads and {k.shape[-3]}"
         )
-    return _checks.together(q=q.shape[:-3], k=k.shape[:-3])
+    lead = q.shape[:-3]
+    return lead if lead == k.shape[:-3] else _checks.together(q=lead, k=k.shape[:-3])
+
+
+def _of_one_batch(x: Tensor, lead: torch.Size) -> Tensor:
+    """(..., H, places, D) as (B, H, places, D)."""
+    if x.ndim == 4 and x.shape[:1] == lead:
+        return x
+    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
 
 
 def _of_places(name: str, real: Tensor, shape: tuple[int, ...], of: str) -> Tensor:
@@ -320,6 +330,8 @@ def _of_places(name: str, real: Tensor, shape: tuple[int, ...], of: str) -> Tens
     real = _checks.dense(name, real, 1)
     if real.dtype != torch.bool:
         raise JomaError(f"{name} must be bool, True for a real {of}, got {real.dtype}")
+    if real.ndim == 2 and real.shape == shape:
+        return real
     try:
         return real.expand(shape).reshape(math.prod(shape[:-1]), shape[-1])
     except RuntimeError:
@@ -335,10 +347,11 @@ def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
         raise JomaError(
             f"mask must be bool, True where a key is seen, or numbers to add, got {mask.dtype}"
         )
-    try:
-        mask.expand(shape)
-    except RuntimeError:
-        raise JomaError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}") from None
+    fits = zip(reversed(mask.shape), reversed(shape), strict=False)
+    if mask.ndim > len(shape) or not all([size in (1, whole) for size, whole in fits]):  # noqa: C419
+        raise JomaError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}")
+    if mask.ndim == len(shape) == 4 and mask.shape[-1] == shape[-1]:
+        return mask
     mask = mask[(None,) * (len(shape) - mask.ndim)]
     lead = shape[:-3] if math.prod(mask.shape[:-3]) != 1 else mask.shape[:-3]
     mask = mask.expand(*lead, *mask.shape[-3:-1], shape[-1])

@@ -1,0 +1,94 @@
+"""Compile every attention kernel for an H200 ahead of time, which needs no GPU; prints JSON.
+
+python -m tests.probes.compiled_attention [head sizes] [types]
+
+One line for each kernel: seconds, bytes of shared memory.
+"""
+
+# pyright: reportMissingImports=false
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from joma.probes._attention_kernel import _columns, _extent, _rows, blocks
+
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+NUMBERS = ("bits", "inverse", "lowest")
+POINTERS = {"padding": "*i8", "real_rows": "*i8", "extent": "*i32", "tiles": "*i8"}
+OUTPUTS = ("logsumexp", "entropy", "first_mass", "last_mass", "level_out", "reference_out")
+OUTPUTS += ("reference", "received")
+
+
+def built(function: Any, given: str, mask: str, constants: dict[str, Any], **launch: int) -> Any:
+    """Compile a kernel for queries and masks of these types, all aligned as tensors are."""
+    signature, values, attributes = {}, {}, {}
+    for place, parameter in enumerate(function.params):
+        name = parameter.name
+        if name in constants:
+            signature[name], values[place,] = "constexpr", constants[name]
+            continue
+        pointers = POINTERS | dict.fromkeys(OUTPUTS, "*fp32")
+        pointers |= {"query": f"*{given}", "key": f"*{given}", "mask": f"*{mask}"}
+        signature[name] = pointers.get(name, "fp32" if name in NUMBERS else "i32")
+        if name in pointers or name.startswith(("query_stride", "key_stride")):
+            attributes[place,] = [["tt.divisibility", 16]]
+    source = ASTSource(function, signature, values, attributes)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
+
+
+def kernels(head: int, dtype: torch.dtype) -> Iterator[tuple[str, Any, str, dict[str, Any]]]:
+    """Every kernel over rows and over keys for queries of a type: its name, mask and constants."""
+    outer, inner, _ = blocks(dtype, head)
+    precision = "tf32x3" if dtype == torch.float32 else "tf32"
+    common = {"D": head, "BLOCK_D": head, "PRECISION": precision}
+    plain = {"GENERAL": False, "MASK": 0, "SOFTCAP": False}
+    general = {"GENERAL": True, "CAUSAL": False, "MASSES": True}
+    for even in (True, False):
+        variants = [
+            plain | {"CAUSAL": causal, "MASSES": masses, "EVEN": even}
+            for causal, masses in product((True, False), repeat=2)
+        ]
+        variants += [
+            general | {"MASK": mask, "SOFTCAP": softcap, "EVEN": even}
+            for mask, softcap in product((0, 1, 2), (False, True))
+        ]
+        for variant in variants:
+            mask = TYPES[dtype] if variant["MASK"] == 2 else "i8"
+            sizes = {"BLOCK_T": outer, "BLOCK_S": inner}
+            yield "rows", _rows.row_kernel, mask, common | variant | sizes
+            if variant["MASSES"] == variant["GENERAL"]:
+                sizes = {"BLOCK_T": inner, "BLOCK_S": outer}
+                constants = {it: value for it, value in variant.items() if it != "MASSES"}
+                yield "keys", _columns.column_kernel, mask, common | constants | sizes
+
+
+def main() -> None:
+    """Print one line for each kernel."""
+    heads = [int(it) for it in sys.argv[1].split(",")] if len(sys.argv) > 1 else [64, 128]
+    names = sys.argv[2].split(",") if len(sys.argv) > 2 else ["bfloat16", "float16", "float32"]
+    for head, dtype in product(heads, [getattr(torch, name) for name in names]):
+        for name, function, mask, constants in kernels(head, dtype):
+            start = time.perf_counter()
+            found = built(function, TYPES[dtype], mask, constants, **blocks(dtype, head)[2])
+            took = time.perf_counter() - start
+            which = {key: it for key, it in constants.items() if it and key.isupper()}
+            line = {"kernel": name, "type": str(dtype), "seconds": round(took, 2)}
+            print(json.dumps(line | {"shared": found.metadata.shared} | which), flush=True)
+    for mask, even in product(("i8", "bf16", "fp16", "fp32"), (True, False)):
+        constants = {"NUMBERS": mask != "i8", "EVEN": even, "TILE": 64}
+        built(_extent.tile_kernel, "bf16", mask, constants)
+        print(json.dumps({"kernel": "tiles", "type": mask, "EVEN": even}), flush=True)
+    built(_extent.padding_kernel, "bf16", "i8", {"BLOCK": 1024})
+    print(json.dumps({"kernel": "padding"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
