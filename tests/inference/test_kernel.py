@@ -1,32 +1,19 @@
 """The heavy-hitter kernel: in Triton's interpreter, and on a GPU where there is one."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from joma.inference import HeavyHitter, Streaming, cache
 from tests.inference.models import tiny
+from tests.without_gpu import needs_triton, printed
 
-ROOT = Path(__file__).parents[2]
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, for its interpreter"
-)
+@needs_triton
 def test_the_kernel_does_what_torch_operations_do():
     """All scores, one and several queries per key, sizes that are no powers of two, padding."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.inference.interpreted"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = printed("tests.inference.interpreted")
     assert len(found) == 16
     for case in found:
         assert case["same_slots"], case
@@ -35,13 +22,10 @@ def test_the_kernel_does_what_torch_operations_do():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton's compiler")
+@needs_triton
 def test_the_kernels_compile_for_a_gpu_that_is_not_there():
     """The interpreter takes programs that the compiler refuses, and knows of no registers."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.inference.compiled"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = printed("tests.inference.compiled", interpret=False)
     assert {it["kernel"] for it in found} == {"_parts", "_joined"}
     for it in found:
         assert it["spilled"] == 0, it

@@ -1,28 +1,11 @@
 """The kernels of GaLore and of stacked Adam against torch operations, in Triton's interpreter."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, for its interpreter"
-)
-ROOT = Path(__file__).parents[2]
+from tests.without_gpu import needs_triton, printed
+
+pytestmark = needs_triton
 MATRICES_OF_FOUR_STEPS = {"wide": 12, "wide_eight": 12}
-
-
-def interpreted(*cases):
-    """Run cases in a process of their own: Triton decides when it is imported how kernels run."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.optim.interpreted", *cases]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def check(found):
@@ -35,7 +18,7 @@ def check(found):
 @pytest.fixture(scope="module")
 def fast():
     """What the short cases find, by name."""
-    found = interpreted("bfloat16", "eight", "null_directions", "stacked")
+    found = printed("tests.optim.interpreted", "bfloat16", "eight", "null_directions", "stacked")
     return {one["case"]: one for one in found}
 
 
@@ -53,7 +36,7 @@ def test_kernels_move_as_torch_operations(fast):
     "case", ["left", "right", "left_eight", "right_eight", "wide", "wide_eight", "per_layer"]
 )
 def test_kernels_move_as_torch_operations_on_either_side_and_in_several_tiles(case):
-    (found,) = interpreted(case)
+    (found,) = printed("tests.optim.interpreted", case)
     check(found)
     assert found["calls"] == (16 if case == "per_layer" else 4)
 
@@ -68,7 +51,7 @@ def test_directions_without_gradient_are_left_to_torch_operations(fast):
 @pytest.mark.parametrize("case", ["resumed", "resumed_eight"])
 def test_a_state_of_the_kernels_resumes_to_the_bit(case):
     """Moments have padded rows, which a file does not keep."""
-    (found,) = interpreted(case)
+    (found,) = printed("tests.optim.interpreted", case)
     assert found["padded"]
     assert found["file"]
     assert found["dcp"]

@@ -1,12 +1,6 @@
 """The iteration of large matrices on a GPU: its kernels in Triton's interpreter, and its checks."""
 
-import importlib.util
-import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,19 +10,12 @@ from benchmarks.stable_rank import Dice
 from joma.probes.spectrum._krylov import chi_square_floor
 from joma.probes.spectrum._pace import STOPS, Pace
 from tests.probes._matrices import noisy, true_stable_rank
+from tests.without_gpu import needs_triton, printed
 
-ROOT = Path(__file__).parents[2]
 
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs Triton, for its interpreter"
-)
+@needs_triton
 def test_the_iteration_bounds_matrices_whose_blocks_lose_rank_and_orthogonality() -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.probes.interpreted_spectrum"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = printed("tests.probes.interpreted_spectrum")
     assert len(found) == 4
     for case in found:
         assert case["holds"], case
