@@ -98,7 +98,7 @@ def compare(
     fastest = min(scalar, key=lambda method: scalar[method][0])
     per_component = scalar[fastest][0] / SCALAR_SAMPLE
     vectorised = {
-        method: best_of(1, lambda m=method: step(right_side(parameters), t, parameters.size, m))
+        method: best_of(3, lambda m=method: step(right_side(parameters), t, parameters.size, m))
         for method in ("RK45", "DOP853")
     }
     quickest = min(vectorised, key=lambda method: vectorised[method][0])

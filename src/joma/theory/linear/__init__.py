@@ -229,6 +229,10 @@ def unit_rates(
     return UnitRates(root * eta_w * _checks.finite("delta", delta), 1 / root)
 
 
+_NEARLY = 0.99
+"""Share of the way to infinity from which on a token may have reached it, up to rounding."""
+
+
 class _Tokens(NamedTuple):
     """The parameters of Theorem 2, checked to be of one shape together."""
 
@@ -255,7 +259,7 @@ class _Tokens(NamedTuple):
 
     @property
     def sign(self) -> Array:
-        return np.where(self.delta < 0, -1.0, 1.0)
+        return np.copysign(1.0, self.delta + 0.0).astype(np.float64, copy=False)  # -0.0 is 0
 
     @property
     def start(self) -> Array:
@@ -285,10 +289,13 @@ def _evolve(tokens: _Tokens, t: Array, beyond: str) -> Array:
     rate = _erf_inverse.rate(tokens.log_offset, t, tokens.normalizer)
     v = _erf_inverse.advance(tokens.start, np.abs(tokens.delta), rate)
 
-    own_time = tokens.blowup_time()
-    over = (t >= own_time) & (t > 0)
-    over |= np.isinf(v) & (t > 0)
+    own_time = _near_blowup_time(tokens, rate)
+    over = np.isinf(v)
+    if own_time is not None:
+        over |= t >= own_time
+    over &= t > 0
     if np.any(over):
+        own_time = tokens.blowup_time()
         if beyond == "raise":
             late = float(np.min(np.broadcast_to(t, over.shape)[over]))
             raise JomaError(
@@ -296,11 +303,28 @@ def _evolve(tokens: _Tokens, t: Array, beyond: str) -> Array:
                 f"got {late!r}; beyond='inf' follows each token on its own"
             )
         v = np.where(over, np.inf, v)
-    v = tokens.sign * v
-    at_rest = tokens.delta == 0
-    if at_rest.any() or (t == 0).any():
-        v = np.where(at_rest | (t == 0), tokens.initial, v)
+    v = np.multiply(tokens.sign, v, out=v if v.ndim else None)
+    if not tokens.delta.all() or not t.all():
+        v = np.where((tokens.delta == 0) | (t == 0), tokens.initial, v)
     return v
+
+
+def _near_blowup_time(tokens: _Tokens, rate: _erf_inverse.Extended) -> Array | None:
+    """Blow-up times of the tokens that have nearly reached theirs, inf for others; None for none.
+
+    They are formed in long double, which takes longer than the weights of all other tokens.
+    """
+    if tokens.initial.any():
+        return tokens.blowup_time()
+    with np.errstate(over="ignore", invalid="ignore"):
+        near = np.abs(tokens.delta) * np.asarray(rate, np.float64) > _NEARLY
+    near = near.any(axis=tuple(range(near.ndim - tokens.delta.ndim)))
+    if not near.any():
+        return None
+    some = (np.broadcast_to(it, tokens.delta.shape)[near] for it in tokens)
+    own_time = np.full(tokens.delta.shape, np.inf)
+    own_time[near] = _Tokens(*some).blowup_time()
+    return own_time
 
 
 def _not_all_zero(log_times: _erf_inverse.Extended) -> _erf_inverse.Extended:

@@ -85,9 +85,13 @@ def advance(start: Array, size: NDArray[Any], rate: Extended) -> Array:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         covered = np.asarray(size * rate.astype(np.float64), dtype=np.float64)
-    careful = (covered > _FAR) | (start != 0)
-    v = np.asarray(np.sqrt(2) * _special.erfinv(np.where(careful, 0.0, covered)))
-    if np.any(careful):
+    careful = covered > _FAR
+    if start.any():
+        careful = careful | (start != 0)
+    is_careful = careful.any()
+    v = np.asarray(_special.erfinv(np.where(careful, 0.0, covered) if is_careful else covered))
+    v = np.multiply(np.sqrt(2), v, out=v if v.ndim else None)
+    if is_careful:
 
         def chosen(values: NDArray[Any]) -> NDArray[Any]:
             return np.broadcast_to(values, v.shape)[careful]
