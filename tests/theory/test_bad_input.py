@@ -121,6 +121,15 @@ def test_times_from_the_blowup_on_are_refused(delta, late):
     rejects("t", lambda: linear.weights_multi([[delta, 0.0]], late * end))
 
 
+@pytest.mark.parametrize("log_offset", [0.0, 300.0, 741.5734729993666])
+@pytest.mark.parametrize("delta", [20.1369986, [20.1369986, 1.0, 0.0]])
+def test_the_blowup_time_itself_is_refused_where_it_has_few_digits(delta, log_offset):
+    end = float(np.min(linear.blowup_time(delta, log_offset=log_offset)))
+    rejects("t", lambda: linear.weights(delta, end, log_offset=log_offset))
+    found = linear.weights(delta, end, log_offset=log_offset, beyond="inf")
+    assert np.isinf(np.ravel(found)[0])
+
+
 @given(st.integers(0, 50), st.integers(1, 50))
 @settings(max_examples=25, deadline=None)
 def test_ancestors_above_the_hierarchy_are_refused(above, depth):

@@ -233,6 +233,10 @@ _NEARLY = 0.99
 """Share of the way to infinity from which on a token may have reached it, up to rounding."""
 
 
+_FEWER_DIGITS = 1e-290
+"""Times below this may be denormal numbers, and the rounded blow-up time far from the true one."""
+
+
 class _Tokens(NamedTuple):
     """The parameters of Theorem 2, checked to be of one shape together."""
 
@@ -289,7 +293,7 @@ def _evolve(tokens: _Tokens, t: Array, beyond: str) -> Array:
     rate = _erf_inverse.rate(tokens.log_offset, t, tokens.normalizer)
     v = _erf_inverse.advance(tokens.start, np.abs(tokens.delta), rate)
 
-    own_time = _near_blowup_time(tokens, rate)
+    own_time = _near_blowup_time(tokens, rate, t)
     over = np.isinf(v)
     if own_time is not None:
         over |= t >= own_time
@@ -309,12 +313,13 @@ def _evolve(tokens: _Tokens, t: Array, beyond: str) -> Array:
     return v
 
 
-def _near_blowup_time(tokens: _Tokens, rate: _erf_inverse.Extended) -> Array | None:
+def _near_blowup_time(tokens: _Tokens, rate: _erf_inverse.Extended, t: Array) -> Array | None:
     """Blow-up times of the tokens that have nearly reached theirs, inf for others; None for none.
 
     They are formed in long double, which takes longer than the weights of all other tokens.
     """
-    if tokens.initial.any():
+    rounded = (t > 0) & (t < _FEWER_DIGITS)
+    if tokens.initial.any() or rounded.any():
         return tokens.blowup_time()
     with np.errstate(over="ignore", invalid="ignore"):
         near = np.abs(tokens.delta) * np.asarray(rate, np.float64) > _NEARLY

@@ -90,7 +90,7 @@ def advance(start: Array, size: NDArray[Any], rate: Extended) -> Array:
         careful = careful | (start != 0)
     is_careful = careful.any()
     v = np.asarray(_special.erfinv(np.where(careful, 0.0, covered) if is_careful else covered))
-    v = np.multiply(np.sqrt(2), v, out=v if v.ndim else None)
+    v *= np.sqrt(2)
     if is_careful:
 
         def chosen(values: NDArray[Any]) -> NDArray[Any]:
