@@ -1,6 +1,5 @@
 """GaLore on two processes: DistributedDataParallel and FSDP2 against one process."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
-from torch.multiprocessing.spawn import spawn
 
 from joma.optim import GaLoreAdamW
+from tests.two_processes import run_in_two_processes
 
 STEPS, LATER = 16, 4
 
@@ -82,8 +81,6 @@ CASES = [
 
 def work(rank, folder):
     """Train every case on one of two processes; the first saves weights and the state."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     for number, case in enumerate(CASES):
         own = slice(8 * rank, 8 * rank + 8)
         if case[0] == "ddp":
@@ -104,8 +101,6 @@ def work(rank, folder):
             torch.save(weights, f"{folder}/{number}.pt")
     unused_layers(rank, folder)
     bytes_of_steps(rank, folder)
-    dist.barrier()
-    os._exit(0)  # threads of gloo may end after the interpreter, which aborts then
 
 
 def unused_layers(rank, folder):
@@ -154,7 +149,7 @@ def bytes_of_steps(rank, folder):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    spawn(work, (str(folder),), 2)
+    run_in_two_processes(work, folder)
     return folder
 
 

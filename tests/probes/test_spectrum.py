@@ -5,7 +5,6 @@ is as hard as any other with its singular values, and needs no reference.
 """
 
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from joma.probes.spectrum import (
     stable_ranks,
 )
 from tests.probes._matrices import CUDA, diagonal, gaussian, true_stable_rank
+from tests.two_processes import run_in_two_processes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
 
@@ -268,28 +268,22 @@ def test_arrays_and_whole_numbers_are_taken() -> None:
 
 
 def _of_shards(rank: int, folder: str) -> None:
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    try:
-        mesh = init_device_mesh("cpu", (2,))
-        matrix = gaussian(260, 401)
-        found: list[float] = []
-        for placement in (Shard(0), Shard(1), Replicate()):
-            sharded = distribute_tensor(matrix, mesh, [placement])
-            for method in ("lanczos", "exact"):
-                result = stable_rank(sharded, method=method)
-                found += [result.value, result.bound]
-        np.save(Path(folder) / f"{rank}.npy", np.array(found))
-    finally:
-        dist.destroy_process_group()
+    mesh = init_device_mesh("cpu", (2,))
+    matrix = gaussian(260, 401)
+    found: list[float] = []
+    for placement in (Shard(0), Shard(1), Replicate()):
+        sharded = distribute_tensor(matrix, mesh, [placement])
+        for method in ("lanczos", "exact"):
+            result = stable_rank(sharded, method=method)
+            found += [result.value, result.bound]
+    np.save(Path(folder) / f"{rank}.npy", np.array(found))
 
 
 def test_sharded_matrices_give_the_unsharded_answer(tmp_path: Path) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.multiprocessing.spawn(_of_shards, (str(tmp_path),), nprocs=2)  # type: ignore[attr-defined]
+    run_in_two_processes(_of_shards, tmp_path)
     ranks = [np.load(tmp_path / f"{rank}.npy").reshape(-1, 2) for rank in (0, 1)]
     np.testing.assert_array_equal(*ranks)
     whole = stable_rank(gaussian(260, 401), method="lanczos")

@@ -1,14 +1,12 @@
 """The monitor on two processes: the numbers of one, the losses of a training without it."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +15,7 @@ import joma
 from joma.runs import Run
 from joma.train.findings import Finding, Judgement, RecordedSeries
 from tests.train._watched import batches, encoder, loss_of
+from tests.two_processes import run_in_two_processes
 
 STEPS = 6
 
@@ -139,32 +138,27 @@ def _collapsed_from_step_4(series: list[RecordedSeries], *, ended: bool) -> Judg
 
 def _work(rank: int, place: str) -> None:
     folder = Path(place)
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
-    try:
-        done: dict[str, Any] = {}
-        for kind in ("ddp", "fsdp2"):
-            alone = train(parallel(kind), None, rank, 2)
-            # The inputs of the second process are another batch: that of the first counts.
-            inputs = next(batches(9 + rank))
-            done[kind] = (alone, watched(parallel(kind), folder / kind, rank, 2, inputs))
-        model = parallel("fsdp2")  # on what it sees itself, at its own cadence
-        with joma.Monitor(model, every=2, run=folder / "seen") as monitor:
-            done["seen"] = (done["fsdp2"][0], train(model, monitor, rank, 2))
-        for fault in FAULTS:
-            losses, summary = faulty(fault, folder / fault, rank)
-            done[fault] = (done["fsdp2"][0], losses)
-            (folder / f"{fault}-{rank}.txt").write_text(summary)
-        done["stopped"], done["found"] = stopped(folder, rank), found(folder, rank)
-        (folder / f"{rank}.json").write_text(json.dumps(done))
-    finally:
-        dist.destroy_process_group()
+    done: dict[str, Any] = {}
+    for kind in ("ddp", "fsdp2"):
+        alone = train(parallel(kind), None, rank, 2)
+        # The inputs of the second process are another batch: that of the first counts.
+        inputs = next(batches(9 + rank))
+        done[kind] = (alone, watched(parallel(kind), folder / kind, rank, 2, inputs))
+    model = parallel("fsdp2")  # on what it sees itself, at its own cadence
+    with joma.Monitor(model, every=2, run=folder / "seen") as monitor:
+        done["seen"] = (done["fsdp2"][0], train(model, monitor, rank, 2))
+    for fault in FAULTS:
+        losses, summary = faulty(fault, folder / fault, rank)
+        done[fault] = (done["fsdp2"][0], losses)
+        (folder / f"{fault}-{rank}.txt").write_text(summary)
+    done["stopped"], done["found"] = stopped(folder, rank), found(folder, rank)
+    (folder / f"{rank}.json").write_text(json.dumps(done))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    torch.multiprocessing.spawn(_work, (str(folder),), nprocs=2)  # type: ignore[attr-defined]
+    run_in_two_processes(_work, folder)
     watched(whole(), folder / "one", 0, 1, next(batches(9)))
     return folder
 
