@@ -192,3 +192,18 @@ def test_numbers_that_64_bits_cannot_hold_are_refused(line: str, given: str):
 
 def test_a_name_of_thousands_of_digits_is_no_step():
     assert "9" * 50 in sentence(joma("series", "verify", "9" * 5000))
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["--no-such-option"], 2)])
+def test_a_process_of_torchrun_ends_with_the_same_code_and_words(arguments: list[str], code: int):
+    """It ends itself, before threads of other libraries can abort the interpreter."""
+    command = [sys.executable, "-m", "joma", *arguments]
+    alone, one_of_two = (
+        subprocess.run(
+            command, env=os.environ | {"WORLD_SIZE": size}, capture_output=True, text=True
+        )
+        for size in ("1", "2")
+    )
+    assert alone.returncode == one_of_two.returncode == code
+    assert (alone.stdout, alone.stderr) == (one_of_two.stdout, one_of_two.stderr)
+    assert alone.stdout + alone.stderr

@@ -5,8 +5,10 @@ command imports what it needs when it runs. Exit codes: 0 done, 1 a checked clai
 failed, 2 bad input, 70 a defect of joma, 130 interrupted, 141 nobody reads the output any more.
 """
 
+import atexit
 import os
 import sys
+from typing import NoReturn
 
 
 def main() -> None:
@@ -21,6 +23,23 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         sys.exit(130)
+    except SystemExit as ended:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            _leave(ended.code)
+        raise
+
+
+def _leave(code: object) -> NoReturn:
+    """End a process that torchrun started.
+
+    Threads of gloo may outlive the interpreter, which then aborts a training that was done.
+    """
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def reopen_closed_streams() -> None:
