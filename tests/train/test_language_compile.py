@@ -164,6 +164,33 @@ def test_auto_is_off_on_the_cpu_and_trains_where_nothing_can_be_compiled(
     assert fallen.validation_loss() == plain.validation_loss()
 
 
+def wrong(graph: Any, inputs: Any) -> Any:
+    """A compiler whose code multiplies what it computes."""
+
+    def run(*given: Any) -> Any:
+        return tuple(
+            1.5 * it if isinstance(it, torch.Tensor) and it.is_floating_point() else it
+            for it in graph.forward(*given)
+        )
+
+    return run
+
+
+def test_code_that_computes_something_else_is_not_used(
+    text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    plain = Trainer(make(text), Processes())
+    monkeypatch.setattr(_compute, "BACKEND", wrong)
+    with pytest.raises(JomaError, match="its compiled loss is"):
+        Trainer(make(text, training={"compile": True}), Processes())
+    monkeypatch.setattr(_compute, "compiles", lambda config, processes: True)
+    with caplog.at_level(logging.WARNING, "joma"):
+        fallen = Trainer(make(text), Processes())
+    assert "its compiled loss is" in caplog.text
+    assert not fallen.compute.compiled
+    assert steps(fallen, 3) == steps(plain, 3)
+
+
 def test_what_was_asked_for_and_cannot_be_compiled_is_refused(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -37,6 +37,9 @@ _PASSES = 3
 _ATTENTION = "joma_causal_sdpa"
 """Name of an attention of transformers for which the library makes no mask."""
 
+_LOSS_APART, _GRADIENTS_APART = 0.02, 0.25
+"""Shares by which compiled losses and gradients may differ: far above rounding in bfloat16."""
+
 _RANDOM = re.compile("drop|jitter|noise")
 """In the names of rates with which modules draw random numbers: dropout, noise of a router."""
 
@@ -99,6 +102,7 @@ class Compute:
             with warnings.catch_warnings():  # of the compiler, that TF32 is off, which is meant
                 warnings.simplefilter("ignore")
                 self._compile(piece)
+                self._compare(piece)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # of the compiler, of a compiler it calls, or of what is missing
@@ -169,6 +173,36 @@ class Compute:
                 parameter.grad = None
         if self._config.validation.every:
             self.validation_loss(piece)
+
+    def _compare(self, piece: Tensor) -> None:
+        """Raise where compiled code gives another loss or other gradients than uncompiled code.
+
+        With dropout the two draw different numbers, and nothing is compared.
+        """
+        if self.drops:
+            return
+        found = self.backward(piece, 0, 0), self._taken_gradients()
+        plain = self._plain(piece)
+        torch.autograd.backward(plain, self._share)
+        expected = plain.detach(), self._taken_gradients()
+        apart = float((found[0] - expected[0]).abs() / expected[0].abs().clamp(min=1))
+        squares = torch.zeros(2, dtype=torch.float64, device=piece.device)
+        for one, other in zip(found[1], expected[1], strict=True):
+            squares[0] += (one.float() - other.float()).square().sum()
+            squares[1] += other.float().square().sum()
+        turned = float((squares[0] / squares[1].clamp(min=1e-30)).sqrt())
+        if not (apart <= _LOSS_APART and turned <= _GRADIENTS_APART):
+            raise RuntimeError(
+                f"its compiled loss is {apart:.2g} of its size off, and the gradients {turned:.2g}"
+            )
+
+    def _taken_gradients(self) -> list[Tensor]:
+        """Return the gradients of all parameters, which then have none."""
+        taken = []
+        for parameter in self.model.parameters():
+            gradient, parameter.grad = parameter.grad, None
+            taken.append(torch.zeros_like(parameter) if gradient is None else gradient)
+        return taken
 
     def _seed(self, step: int, piece: int) -> None:
         """Seed dropout, so that a training that resumes at a step drops the same."""
