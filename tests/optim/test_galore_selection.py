@@ -1,6 +1,7 @@
 """Which parameters GaLore projects."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from joma.errors import JomaError
 from joma.optim import GaLoreAdamW
+from joma.optim.galore import subspace
 from joma.optim.galore.subspace import (
     BasisSearch,
     GradientMatrix,
@@ -219,3 +221,48 @@ def test_several_matrices_are_made_orthonormal_together():
 def test_columns_that_are_not_finite_are_refused():
     with pytest.raises(JomaError, match="not finite"):
         orthonormal([torch.full((8, 3), float("nan"))])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.full((3, 4, 5), 1e30),
+        torch.full((7, 3), 1e-30),
+        torch.randn(9, 40, generator=torch.Generator().manual_seed(0)).bfloat16().mT,
+        torch.tensor(3.0),
+        torch.zeros(0, 4),
+        torch.arange(100.0),
+    ],
+    ids=["huge", "tiny", "transposed", "scalar", "empty", "vector"],
+)
+def test_square_sums_in_parts_are_those_of_float64(monkeypatch, tensor):
+    monkeypatch.setattr(subspace, "_SQUARED_AT_ONCE", 16)
+    expected = tensor.double().square().sum()
+    torch.testing.assert_close(subspace.square_sum(tensor), expected, rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("projector_bits", [None, 8])
+def test_old_bases_are_dropped_before_the_next_matrices_choose(monkeypatch, projector_bits):
+    """Matrices that choose in one step do so in batches, of which one holds its old bases."""
+    model = llama()
+    optimizer = GaLoreAdamW(
+        model, 1e-3, rank=8, gap=1, projector_bits=projector_bits, stagger=False, verbose=False
+    )
+    held: list[int] = []
+    olds: list[weakref.ref[torch.Tensor]] = []
+
+    def watched(searches):
+        held.append(sum(one() is not None for one in olds))
+        olds.extend(weakref.ref(one.old) for one in searches if one.old is not None)
+        return power_bases(searches)
+
+    monkeypatch.setattr(subspace, "power_bases", watched)
+    monkeypatch.setattr(subspace, "_NUMBERS_AT_ONCE", 1)  # a batch for each matrix
+    for _ in range(2):
+        tokens = torch.arange(32).view(2, 16)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(held) == 28
+    assert len(olds) == 14
+    assert set(held) == {0}

@@ -204,20 +204,28 @@ class SubspaceOptimizer(TypedStateOptimizer):
                 continue
             chosen.append(choice)
             if choice.energy == 0:
-                self._adopt(choice, search.old, subspace.random_basis(search))
+                self._adopt(choice, self._old_basis(choice), subspace.random_basis(search))
             elif search.exact:
-                self._adopt(choice, search.old, subspace.svd_basis(search))
+                self._adopt(choice, self._old_basis(choice), subspace.svd_basis(search))
             else:
                 waiting.append((choice, search))
         for some in subspace.batches([search for _, search in waiting]):
-            bases = subspace.power_bases([waiting[at][1] for at in some])
-            for at, basis in zip(some, bases, strict=True):
-                self._adopt(waiting[at][0], waiting[at][1].old, basis)
+            self._iterate([waiting[at] for at in some])
         captured = _numbers([self._captured(one) for one in chosen])
         for choice, (share, without) in zip(chosen, captured, strict=True):
             state = self.state[choice.parameter]
             state["captured"] = state["reference"] = torch.tensor(share, dtype=torch.float64)
             state["null_directions"] = torch.tensor(int(without))
+
+    def _iterate(self, waiting: Sequence[tuple[_Choice, subspace.BasisSearch]]) -> None:
+        """Choose subspaces together, by power iteration from the old bases.
+
+        Old bases, decoded where they are in eight bits, are held for these matrices alone.
+        """
+        searches = [replace(search, old=self._old_basis(choice)) for choice, search in waiting]
+        bases = subspace.power_bases(searches)
+        for (choice, _), search, basis in zip(waiting, searches, bases, strict=True):
+            self._adopt(choice, search.old, basis)
 
     def _check_first(self, choice: _Choice) -> None:
         """Raise JomaError for a first gradient that is not finite."""
@@ -229,16 +237,16 @@ class SubspaceOptimizer(TypedStateOptimizer):
             )
 
     def _search(self, choice: _Choice) -> subspace.BasisSearch | None:
-        """Return how to search for a basis; None where the old one stays for this step."""
+        """Return how to search for a basis; None where the old one stays for this step.
+
+        The old basis is not part of the answer yet.
+        """
         state, group = self.state[choice.parameter], choice.group
-        old = self._basis(choice.parameter) if "basis" in state else None
-        if old is not None and not 0 < choice.energy < MOST_ENERGY:
+        if "basis" in state and not 0 < choice.energy < MOST_ENERGY:
             state["due"] = torch.tensor(1)  # the next gradient that is finite and not 0 decides
             return None
         refreshes = int(state.get("refreshes", 0))
-        if not refreshes and choice.energy > 0:
-            old = None  # chosen at random, while gradients were zero
-        rank = group["rank"] if old is None else old.shape[1]
+        rank = state["basis"].shape[1] if self._has_old_basis(choice) else group["rank"]
         exact = group["projection"] == "svd"
         if isinstance(rank, float):
             rank, exact = subspace.energy_rank(choice.gradient, rank), True
@@ -246,7 +254,16 @@ class SubspaceOptimizer(TypedStateOptimizer):
         random = torch.Generator(device="cpu" if device.type == "meta" else device)
         number = self._numbers[choice.parameter][0]
         random.manual_seed(((self.seed * 1_000_003 + number) * 1_000_003 + refreshes) % 2**63)
-        return subspace.BasisSearch(choice.gradient, choice.side, rank, old, random, exact)
+        return subspace.BasisSearch(choice.gradient, choice.side, rank, None, random, exact)
+
+    def _has_old_basis(self, choice: _Choice) -> bool:
+        """Return whether there is a basis, other than one chosen while gradients were zero."""
+        state = self.state[choice.parameter]
+        return "basis" in state and (choice.energy == 0 or int(state.get("refreshes", 0)) > 0)
+
+    def _old_basis(self, choice: _Choice) -> Tensor | None:
+        """Return the basis that the search starts from, if any."""
+        return self._basis(choice.parameter) if self._has_old_basis(choice) else None
 
     def _adopt(self, choice: _Choice, old: Tensor | None, basis: Tensor) -> None:
         """Take a new basis, and turn the moments from the old one, if any, to it."""

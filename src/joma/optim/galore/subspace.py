@@ -28,6 +28,8 @@ float64, so that the factorisation exists for any columns."""
 _MOST_PASSES = 6
 _NUMBERS_AT_ONCE = 1 << 24
 """Numbers of the columns that power iterations make orthonormal together."""
+_SQUARED_AT_ONCE = 1 << 22
+"""Numbers whose squares are summed at once, if rows are not longer: 32 MiB in float64."""
 _BLOCK = 64
 """Triangles up to this size are inverted by substitution."""
 
@@ -193,8 +195,14 @@ def power_bases(searches: Sequence[BasisSearch]) -> list[Tensor]:
 
 
 def square_sum(tensor: Tensor) -> Tensor:
-    """Return the sum of squares in float64, which neither overflows nor vanishes."""
-    return torch.linalg.vector_norm(tensor, dtype=torch.float64).square()
+    """Return the sum of squares in float64, which neither overflows nor vanishes.
+
+    torch copies what it sums to float64: some rows at a time, a large tensor needs little memory.
+    """
+    tensor = torch.atleast_1d(tensor)
+    rows = max(_SQUARED_AT_ONCE * len(tensor) // max(tensor.numel(), 1), 1)
+    norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in tensor.split(rows)]
+    return torch.stack(norms).square().sum()
 
 
 def direction_energies(projected: Tensor, side: Side) -> Tensor:

@@ -144,10 +144,11 @@ def _with_batches(
         together = subspace.batches(searches)
         launches = layout.launches([one.numel() for one in taken])
     known: dict[Any, int] = {}
+    eight = projection.projector_bits is not None
     for some in together:
         key = tuple(taken[at].shape for at in some)
         if key not in known:
-            known[key] = _refresh_workspace([searches[at] for at in some])
+            known[key] = _refresh_workspace([searches[at] for at in some], decodes=eight)
         for at in some:
             moving = 0 if has_kernels else found[taken[at]].workspace
             found[taken[at]] = replace(found[taken[at]], workspace=max(known[key], moving))
@@ -180,17 +181,24 @@ def _search(parameter: Tensor, projection: ProjectionSettings, place: str) -> su
     return subspace.BasisSearch(whole, side, projection.rank, old, torch.Generator())
 
 
-def _refresh_workspace(searches: Sequence[subspace.BasisSearch]) -> int:
-    """Return bytes that choosing subspaces needs."""
+def _refresh_workspace(searches: Sequence[subspace.BasisSearch], *, decodes: bool) -> int:
+    """Return bytes that choosing subspaces needs; old bases in eight bits are decoded."""
     live = LiveMemory(searches[0].gradient.matrix.device.type)
     with torch.no_grad(), live:
         for one in searches:
             live.know([one.gradient.matrix, *([] if one.old is None else [one.old])])
             one.gradient.energy()
+        if decodes:
+            searches = [replace(one, old=_decoded(one.old)) for one in searches]
         for one, basis in zip(searches, subspace.power_bases(searches), strict=True):
             projected = one.gradient.project(basis.to(one.gradient.matrix.dtype), one.side)
             subspace.square_sum(projected)
     return live.peak()
+
+
+def _decoded(basis: Tensor | None) -> Tensor | None:
+    """Return a basis as it is read from eight bits: in float32."""
+    return None if basis is None else torch.empty_like(basis, dtype=torch.float32)
 
 
 _Samples = Sequence[tuple[Tensor, bool]]
