@@ -41,7 +41,7 @@ GIB = 2**30
 STEPS = 3
 TOLERANCE = 0.05
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-SMALL = ("llama-60m", "llama-130m")
+SMALL = ("llama-60m", "llama-130m", "llama-350m")
 """Models whose states are measured on the CPU if there is no GPU."""
 
 
