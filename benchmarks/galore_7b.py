@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.memory import GIB, Case, build, clean, computed_states, optimizer_of
+from benchmarks.memory import GIB, Case, build, clean, computed_states, optimizer_of, state_bytes
 from joma.data import BYTES, corpus
 from joma.models.blank import blank_model
 from joma.optim import GaLoreAdamW
@@ -93,22 +93,18 @@ def train(case: Case, tokens: torch.Tensor, report: Any = print) -> dict[str, An
         done = f"step {len(losses)}: loss {losses[-1]:.4f}, {seconds[-1]:.1f} s"
         report(f"{done}, {resident() / GIB:.2f} GiB resident")
 
-    if case.device == "cuda":
+    on_gpu = case.device == "cuda"
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-        for batch in tokens:
-            step(batch)
-        peak = torch.cuda.max_memory_allocated()
-    else:
-        for batch in tokens:
-            step(batch)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-    values = (value for state in optimizer.state.values() for value in state.values())
-    states = sum(one.nbytes for one in values if isinstance(one, torch.Tensor) and one.ndim)
+    for batch in tokens:
+        step(batch)
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.cuda.max_memory_allocated() if on_gpu else largest - before
     return {
         "losses": losses,
         "seconds": seconds,
         "peak_gib": peak / GIB,
-        "states_gib": states / GIB,
+        "states_gib": state_bytes(optimizer) / GIB,
     }
 
 

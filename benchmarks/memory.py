@@ -292,6 +292,11 @@ def measured_states(case: Case) -> int:
     tokens = torch.randint(32000, (1, 64), device=case.device)
     model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
     optimizer.step()
+    return state_bytes(optimizer)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of all tensors of the state, without single numbers."""
     values = (value for state in optimizer.state.values() for value in state.values())
     return sum(one.nbytes for one in values if isinstance(one, torch.Tensor) and one.ndim)
 
