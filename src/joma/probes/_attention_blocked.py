@@ -25,9 +25,8 @@ from torch.nn.functional import threshold
 from joma.common.float32 import float32_is_coarse
 from joma.probes import _attention_written
 from joma.probes._attention_sight import HIDDEN, HIDES, Sight, Tile, slice_of
-from joma.probes._attention_written import LEAST, MINUS_INFINITY, NOTHING, Result, scratch
+from joma.probes._attention_written import LEAST, MINUS_INFINITY, NOTHING, Result, longest, scratch
 
-_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 _SINGLE = 400.0
 _COVERED = 1e29
 """Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
@@ -76,9 +75,10 @@ def statistics(
         padding_BS = None if padding_BS is None else padding_BS[:, near]
         mask_BHTS = None if mask_BHTS is None else mask_BHTS[..., near]
     if single and 0 < query_BHTD.shape[0] * H * T * S <= _FEW:
-        few = _attention_written.statistics(
+        few = _attention_written.statistics_within(
             query_BHTD,
             key_BHSD,
+            _SINGLE,
             scale=scale,
             causal=causal,
             padding_BS=padding_BS,
@@ -89,7 +89,6 @@ def statistics(
             first=first,
             last=last,
             received=received,
-            within=_SINGLE,
         )
         if few is not None:
             return few
@@ -122,11 +121,7 @@ def _largest(query: Tensor, key: Tensor, scale: float) -> float:
     """A bound of what products give to all scores, hidden ones too; NaN or ∞ if there is none."""
     if not query.numel() or not key.numel():
         return 0.0
-    longest = [
-        torch.linalg.vector_norm(vectors, dim=-1, dtype=_WIDE.get(vectors.dtype)).amax()
-        for vectors in (query, key)
-    ]
-    return abs(scale) * float(longest[0]) * float(longest[1])
+    return abs(scale) * longest(query) * longest(key)
 
 
 @dataclass(eq=False)

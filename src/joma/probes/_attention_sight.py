@@ -191,11 +191,14 @@ def lowest_seen(mask: Tensor) -> float:
     return max(HIDES, torch.finfo(mask.dtype).min / 2)
 
 
-def to_add(mask: Tensor, scratch: Tensor) -> Tensor:
-    """What a mask adds to scores, in the type of `scratch`: at most −10³⁰, or −∞, where it hides.
+def to_add(mask: Tensor, scratch: Tensor | None = None) -> Tensor:
+    """What a mask adds to scores: at most −10³⁰, or −∞, where it hides.
 
-    The result may lie in `scratch`, which must hold as many numbers as the mask.
+    The result may lie in `scratch`, which must hold as many numbers as the mask, and has its type:
+    float32 without one.
     """
+    if scratch is None:
+        scratch = torch.empty(mask.numel(), device=mask.device)
     # Rows that do not follow each other in memory are added one by one, which is slow.
     if mask.dtype == scratch.dtype and lowest_seen(mask) <= HIDES and mask.is_contiguous():
         return mask

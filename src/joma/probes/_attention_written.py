@@ -1,8 +1,9 @@
 """Row statistics of softmax attention with all scores in memory at once: for few of them.
 
-The sums are those of `_attention_blocked`, written out in as few calls as possible, for up to some
-ten thousand scores the calls cost more than the numbers. Nothing is decided by what the numbers
-are unless a bound of them is given, so on a GPU the host waits for nothing.
+Up to some ten thousand scores the calls cost more than the numbers, so there are as few of them as
+possible. `statistics` is for any device and any numbers, and nothing in it is decided by what the
+numbers are: on a GPU the host waits for nothing. `statistics_within` is for a CPU and for scores
+with a bound, which it looks for itself.
 """
 
 import functools
@@ -20,6 +21,7 @@ MINUS_INFINITY = -1e30
 LEAST = -80.0
 """Bound of x: e⁻⁸⁰ is nothing next to 1, and below it exponentials are slow and then inexact."""
 NOTHING = 1e-34
+_ZERO = torch.zeros(())
 _CACHED = 1 << 18
 """So many numbers fit a core's cache."""
 _SHORT = 1 << 16
@@ -45,93 +47,52 @@ def statistics(
     first: int | None = None,
     last: int | None = None,
     received: bool = False,
-    within: float | None = None,
-) -> Result | None:
+) -> Result:
     """Log-sum-exp, entropy, mass on the first and last keys (B, H, T), mass received (B, H, S).
 
-    The arguments are those of `_attention_blocked.statistics`, and `within`: how large a product
-    of a query and a key, and a row's greatest score, may be; None is returned where it might be
-    larger, or NaN. Without a bound NaN, infinite and huge scores are hidden as well, scores of −∞
-    count as softmax has them, and nothing is decided by the numbers: on a GPU the host does not
-    wait.
+    The arguments are those of `_attention_blocked.statistics`. NaN, infinite and huge scores are
+    hidden as others are, and scores of −∞ count as softmax has them.
     """
     B, H, T, D = query_BHTD.shape
     Hk, S = key_BHSD.shape[1:3]
-    careful = within is None
     answer = working = torch.float32
     if torch.float64 in (query_BHTD.dtype, key_BHSD.dtype):
         answer = working = torch.float64
-    elif careful and float32_is_coarse():
+    elif float32_is_coarse():
         working = torch.float64
     query = query_BHTD.reshape(B * Hk, -1, D).to(working)
-    key = key_BHSD.reshape(B * Hk, S, D)
-    size = 2 * B * H * T * S
-    # So many heads of keys at a time that they stay in the cache between bound and product; with
-    # several threads that wins nothing.
-    heads = len(key)
-    if not careful and torch.get_num_threads() == 1:
-        heads = max(1, min(heads, _CACHED // (S * D)))
-    convert = key.dtype != working and heads < len(key)
-    memory = scratch(size + (heads * S * D if convert else 0), query)
-    scores, weights = memory[:size].view(2, B * Hk, -1, S).unbind()
+    key = key_BHSD.reshape(B * Hk, S, D).to(working)
+    scores = query.new_empty(B * Hk, query.shape[1], S)
     alpha = scale if softcap is None else scale / softcap
-    longest = 0.0 if careful else abs(scale) * float(_norms(query).amax())
-    pieces = [(query, key, scores)]
-    if heads < len(key):
-        pieces = zip(query.split(heads), key.split(heads), scores.split(heads), strict=True)
-    for asking, part, out in pieces:
-        if convert:
-            part = memory[size : size + part.numel()].view(part.shape).copy_(part)
-        part = part.to(working)
-        if within is not None and not longest * float(_norms(part).amax()) <= within:
-            return None
-        torch.baddbmm(out, asking, part.mT, beta=0, alpha=alpha, out=out)
+    torch.baddbmm(scores, query, key.mT, beta=0, alpha=alpha, out=scores)
     if softcap is not None:
         scores.tanh_().mul_(softcap)
-    if careful:
-        scores.clamp_(min=MINUS_INFINITY)
-    scores, weights = scores.view(B, H, T, S), weights.view(B, H, T, S)
+    scores = scores.clamp_(min=MINUS_INFINITY).view(B, H, T, S)
     if mask_BHTS is not None:
-        _apply(scores, mask_BHTS, weights.view(-1), careful=careful)
-    if causal or window is not None:
-        made = _pattern if T * S <= _SHORT else _pattern.__wrapped__
-        pattern = made(T, S, causal, window, working, query.device, careful)
-        scores.masked_fill_(pattern, HIDDEN) if careful else scores.add_(pattern)
-    if padding_BS is not None:
-        hidden = ~padding_BS[:, None, None]
-        if careful:
-            scores.masked_fill_(hidden, HIDDEN)
+        if mask_BHTS.dtype == torch.bool:
+            scores.masked_fill_(~mask_BHTS, HIDDEN)
         else:
-            scores.add_(hidden.to(working), alpha=HIDDEN)
+            scores.add_(mask_BHTS).masked_fill_(hides(mask_BHTS), HIDDEN)
+    if causal or window is not None:
+        scores.masked_fill_(_pattern(T, S, causal, window, torch.bool, query.device), HIDDEN)
+    if padding_BS is not None:
+        scores.masked_fill_(~padding_BS[:, None, None], HIDDEN)
     peak = scores.amax(-1, keepdim=True)
-    adds = mask_BHTS is not None and mask_BHTS.dtype != torch.bool
-    if adds:
+    if mask_BHTS is not None and mask_BHTS.dtype != torch.bool:
         peak.clamp_(min=HIDDEN)
     scores.sub_(peak).clamp_(min=LEAST)
-    torch.exp(scores, out=weights)
+    weights = scores.exp()
     total, peak = weights.sum(-1), peak.squeeze(-1)
     moment = scores.mul_(weights).sum(-1)
-    unseen = None
-    if within is not None and (mask_BHTS is not None or padding_BS is not None or T > S):
-        least, greatest = peak.aminmax()
-        if adds and not float(greatest) <= within:  # NaN is not
-            return None
-        if not float(least) >= -within:
-            unseen = peak <= MINUS_INFINITY
-            if adds and not ((peak >= -within) | unseen).all():
-                return None
-    elif careful:
-        unseen = peak <= HIDDEN / 2
-        total.masked_fill_(~unseen & (peak <= MINUS_INFINITY), torch.nan)  # as softmax
+    unseen = peak <= HIDDEN / 2
+    total.masked_fill_(~unseen & (peak <= MINUS_INFINITY), torch.nan)  # as softmax
     log = total.log()
     found: Result = [peak.add_(log), log.addcdiv_(moment, total, value=-1)]
     found.append(None if first is None else weights[..., :first].sum(-1).div_(total))
     found.append(None if last is None else _mass_on_last(weights, last).div_(total))
-    if unseen is not None:
-        for part, nothing in zip(found, (-torch.inf, 0, 0, 0), strict=True):
-            if part is not None:
-                part.masked_fill_(unseen, nothing)
-    found.append(_received(weights, total, unseen, rows_BT) if received else None)
+    _clear(found, unseen)
+    share = total.reciprocal_().masked_fill_(unseen, 0) if received else None
+    found.append(None if share is None else _received(weights, share, rows_BT))
     return (
         found
         if answer == working
@@ -139,17 +100,109 @@ def statistics(
     )
 
 
-def _norms(vectors: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(vectors, dim=-1)
+def statistics_within(
+    query_BHTD: Tensor,
+    key_BHSD: Tensor,
+    within: float,
+    *,
+    scale: float,
+    causal: bool,
+    padding_BS: Tensor | None = None,
+    window: int | None = None,
+    mask_BHTS: Tensor | None = None,
+    softcap: float | None = None,
+    rows_BT: Tensor | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    received: bool = False,
+) -> Result | None:
+    """The same in float32, on a CPU; None where a number may be too large for that.
+
+    With m the greatest score of a row, x = s − m and p = softmax(s), the greatest weight is
+    1 / Σ eˣ, so the log-sum-exp is m − ln max p and the entropy −ln max p − Σ p·x.
+
+    `within` is what no product of a query and a key, and no row's greatest score, may exceed.
+    """
+    B, H, T, D = query_BHTD.shape
+    Hk, S = key_BHSD.shape[1:3]
+    query, key = query_BHTD.reshape(B * Hk, -1, D), key_BHSD.reshape(B * Hk, S, D)
+    if not abs(scale) * longest(query) * longest(key) <= within:  # NaN is not
+        return None
+    alpha = scale if softcap is None else scale / softcap
+    scores = _products(query, key, alpha)
+    if softcap is not None:
+        scores.tanh_().mul_(softcap)
+    scores = scores.view(B, H, T, S)
+    adds = False
+    if mask_BHTS is not None:
+        scores.add_(to_add(mask_BHTS))
+        adds = mask_BHTS.dtype != torch.bool
+    if (causal and T > 1) or window is not None:
+        scores.add_(_pattern(T, S, causal, window, torch.float32, query.device))
+    if padding_BS is not None:
+        hidden = padding_BS.logical_not().to(torch.float32)
+        scores.add_(hidden.view(B, 1, 1, S), alpha=HIDDEN)
+    if adds:
+        scores.clamp_(min=HIDDEN)  # from −∞, which a weight of 0 times is NaN
+    peak_BHT1 = scores.amax(-1, keepdim=True)
+    unseen = None
+    if mask_BHTS is not None or padding_BS is not None or T > S:
+        least, greatest = torch.aminmax(peak_BHT1)
+        if adds and not float(greatest) <= within:  # NaN is not
+            return None
+        if not float(least) >= -within:
+            unseen = peak_BHT1.squeeze(-1) <= MINUS_INFINITY
+            if adds and not ((peak_BHT1.squeeze(-1) >= -within) | unseen).all():
+                return None
+    weights = scores.softmax(-1)
+    log = weights.amax(-1).log_()
+    moment = scores.sub_(peak_BHT1).mul_(weights).sum(-1)
+    found: Result = [peak_BHT1.squeeze(-1).sub_(log), torch.rsub(moment.add_(log), 0)]
+    found.append(None if first is None else weights[..., :first].sum(-1))
+    found.append(None if last is None else _mass_on_last(weights, last))
+    if unseen is not None:
+        _clear(found, unseen)
+    if received:
+        share = torch.ones_like(log) if unseen is None else unseen.logical_not().to(log.dtype)
+        found.append(_received(weights, share, rows_BT))
+    else:
+        found.append(None)
+    return found
 
 
-def _received(
-    weights_BHTS: Tensor, total_BHT: Tensor, unseen_BHT: Tensor | None, rows_BT: Tensor | None
-) -> Tensor:
-    """The mass each key gets from all queries."""
-    share_BHT = 1 / total_BHT
-    if unseen_BHT is not None:
-        share_BHT.masked_fill_(unseen_BHT, 0)
+def _products(query_NRD: Tensor, key_NSD: Tensor, alpha: float) -> Tensor:
+    """Return alpha · query · keyᵀ, (N, R, S), in float32."""
+    query_NRD = query_NRD.to(torch.float32)
+    size = key_NSD[0].numel()
+    if key_NSD.dtype == torch.float32 or len(key_NSD) * size <= _CACHED:
+        key_NSD = key_NSD.to(torch.float32)
+        return torch.baddbmm(_ZERO, query_NRD, key_NSD.mT, beta=0, alpha=alpha)
+    # Converted a few heads at a time, keys are still in the cache when they are multiplied.
+    found = query_NRD.new_empty(*query_NRD.shape[:2], key_NSD.shape[1])
+    heads = max(1, _CACHED // size)
+    converted = scratch(heads * size, query_NRD)
+    pieces = (query_NRD.split(heads), key_NSD.split(heads), found.split(heads))
+    for query, key, out in zip(*pieces, strict=True):
+        key = converted[: key.numel()].view(key.shape).copy_(key)
+        torch.baddbmm(out, query, key.mT, beta=0, alpha=alpha, out=out)
+    return found
+
+
+def longest(vectors: Tensor) -> float:
+    """The greatest norm, to within 0.4%; in the way that is fast for the type."""
+    wide = torch.float32 if vectors.dtype == torch.float16 else None
+    return float(torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).amax())
+
+
+def _clear(found: Result, unseen: Tensor) -> None:
+    """Sets what rows that see no key have."""
+    for part, nothing in zip(found, (-torch.inf, 0, 0, 0), strict=True):
+        if part is not None:
+            part.masked_fill_(unseen, nothing)
+
+
+def _received(weights_BHTS: Tensor, share_BHT: Tensor, rows_BT: Tensor | None) -> Tensor:
+    """The mass each key gets from all queries; `share_BHT` is what a weight of 1 stands for."""
     if rows_BT is not None:
         share_BHT *= rows_BT[:, None]
     weights_BHTS = threshold(weights_BHTS, NOTHING, 0.0, inplace=True)
@@ -176,27 +229,18 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def _apply(scores_BHTS: Tensor, mask_BHTS: Tensor, free: Tensor, *, careful: bool) -> None:
-    """Adds what a mask adds, and hides what it hides; `free` may be written to."""
-    if not careful:
-        scores_BHTS.add_(to_add(mask_BHTS, free))
-    elif mask_BHTS.dtype == torch.bool:
-        scores_BHTS.masked_fill_(~mask_BHTS, HIDDEN)
-    else:
-        scores_BHTS.add_(mask_BHTS).masked_fill_(hides(mask_BHTS), HIDDEN)
+def _pattern(
+    T: int, S: int, causal: bool, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """What causality and a window hide: True, or `HIDDEN` to add; kept where it is small."""
+    made = _kept_pattern if T * S <= _SHORT else _kept_pattern.__wrapped__
+    return made(T, S, causal, window, dtype, device)
 
 
 @functools.lru_cache(maxsize=8)
-def _pattern(
-    T: int,
-    S: int,
-    causal: bool,
-    window: int | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    as_bool: bool,
+def _kept_pattern(
+    T: int, S: int, causal: bool, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """What causality and a window hide: True, or `HIDDEN` to add."""
     with torch.inference_mode(False):
         hidden = torch.zeros(T, S, dtype=torch.bool, device=device)
         one = torch.ones_like(hidden)
@@ -206,7 +250,7 @@ def _pattern(
             hidden |= one.tril(S - T - window)
             if not causal:
                 hidden |= one.triu(S - T + window)
-        return hidden if as_bool else hidden.to(dtype).mul_(HIDDEN)
+        return hidden if dtype == torch.bool else hidden.to(dtype).mul_(HIDDEN)
 
 
 def _mass_on_last(weights_BHTS: Tensor, last: int) -> Tensor:
