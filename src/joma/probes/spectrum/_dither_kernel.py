@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joma.probes._launch import Launcher
+
 _LANES = 1024
 _PARTS = 8  # four random words of 32 bits are dice for eight entries
 
@@ -75,19 +77,22 @@ def launch_dither(
     """
     size = matrix.numel()
     squares, largest = norms or (scale, scale)
-    _dither[(blocks(size),)](
-        matrix,
-        copy,
-        scale,
-        squares,
-        largest,
-        size,
-        seed,
-        DICE=matrix.dtype == torch.float32,
-        NORMS=norms is not None,
-        LANES=_LANES,
-        PARTS=_PARTS,
-    )
+    dice, with_norms = matrix.dtype == torch.float32, norms is not None
+    arguments = {
+        "matrix": matrix,
+        "copy": copy,
+        "scale": scale,
+        "squares": squares,
+        "largest": largest,
+        "size": size,
+        "seed": seed,
+        "DICE": dice,
+        "NORMS": with_norms,
+        "LANES": _LANES,
+        "PARTS": _PARTS,
+    }
+    kind = (matrix.device.index, matrix.dtype, with_norms)
+    _launch_dither((blocks(size), 1, 1), kind, arguments, {})
 
 
 @triton.jit
@@ -155,3 +160,8 @@ def _dither(
     if NORMS:
         tl.store(largest + tl.program_id(0), tl.max(most, 0))
         tl.store(squares + tl.program_id(0), tl.sum(total, 0))
+
+
+_launch_dither = Launcher(
+    _dither, ("matrix", "copy", "scale", "squares", "largest", "size", "seed")
+)
