@@ -23,6 +23,7 @@ from joma.probes._attention_kernel import _columns, _extent, _rows, blocks
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 NUMBERS = ("bits", "inverse", "lowest")
 POINTERS = {"padding": "*i8", "real_rows": "*i8", "extent": "*i32", "tiles": "*i8"}
+POINTERS |= {"words": "*i32"}
 OUTPUTS = ("logsumexp", "entropy", "first_mass", "last_mass", "level_out", "reference_out")
 OUTPUTS += ("reference", "received")
 
@@ -44,9 +45,14 @@ def built(function: Any, given: str, mask: str, constants: dict[str, Any], **lau
     return compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
 
 
-def kernels(head: int, dtype: torch.dtype) -> Iterator[tuple[str, Any, str, dict[str, Any]]]:
-    """Every kernel over rows and over keys for queries of a type: its name, mask and constants."""
-    outer, inner, _ = blocks(dtype, head)
+def kernels(
+    head: int, dtype: torch.dtype, *, few: bool = False
+) -> Iterator[tuple[str, Any, str, dict[str, Any]]]:
+    """Every kernel over rows and over keys for queries of a type: its name, mask and constants.
+
+    With `few`, those for few rows, of which there are none over keys.
+    """
+    outer, inner, _ = blocks(dtype, head, 1, 1) if few else blocks(dtype, head)
     precision = "tf32x3" if dtype == torch.float32 else "tf32"
     common = {"D": head, "BLOCK_D": head, "PRECISION": precision}
     plain = {"GENERAL": False, "MASK": 0, "SOFTCAP": False}
@@ -61,10 +67,10 @@ def kernels(head: int, dtype: torch.dtype) -> Iterator[tuple[str, Any, str, dict
             for mask, softcap in product((0, 1, 2), (False, True))
         ]
         for variant in variants:
-            mask = TYPES[dtype] if variant["MASK"] == 2 else "i8"
+            mask = ("i8", "i32", TYPES[dtype])[variant["MASK"]]
             sizes = {"BLOCK_T": outer, "BLOCK_S": inner}
             yield "rows", _rows.row_kernel, mask, common | variant | sizes
-            if variant["MASSES"] == variant["GENERAL"]:
+            if variant["MASSES"] == variant["GENERAL"] and not few:
                 sizes = {"BLOCK_T": inner, "BLOCK_S": outer}
                 constants = {it: value for it, value in variant.items() if it != "MASSES"}
                 yield "keys", _columns.column_kernel, mask, common | constants | sizes
@@ -74,10 +80,12 @@ def main() -> None:
     """Print one line for each kernel."""
     heads = [int(it) for it in sys.argv[1].split(",")] if len(sys.argv) > 1 else [64, 128]
     names = sys.argv[2].split(",") if len(sys.argv) > 2 else ["bfloat16", "float16", "float32"]
-    for head, dtype in product(heads, [getattr(torch, name) for name in names]):
-        for name, function, mask, constants in kernels(head, dtype):
+    types = [getattr(torch, name) for name in names]
+    for head, dtype, few in product(heads, types, (False, True)):
+        launch = (blocks(dtype, head, 1, 1) if few else blocks(dtype, head))[2]
+        for name, function, mask, constants in kernels(head, dtype, few=few):
             start = time.perf_counter()
-            found = built(function, TYPES[dtype], mask, constants, **blocks(dtype, head)[2])
+            found = built(function, TYPES[dtype], mask, constants, **launch)
             took = time.perf_counter() - start
             which = {key: it for key, it in constants.items() if it and key.isupper()}
             line = {"kernel": name, "type": str(dtype), "seconds": round(took, 2)}

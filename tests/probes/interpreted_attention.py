@@ -68,6 +68,7 @@ def cases(T: int, S: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "large numbers added", {"mask": lifted}
     yield "zeros and −∞", {"mask": torch.zeros(1, 1, T, S).masked_fill(~triangle, -INF)}
     yield "softcap, negative scale", {"softcap": 3.0, "scale": -0.4}
+    yield "softcap far above all scores", {"softcap": 50.0, "mask": triangle}
 
 
 def run(q: Tensor, k: Tensor, rows: Tensor | None = None, **given: Any) -> list[Tensor | None]:

@@ -21,6 +21,6 @@ def test_the_kernels_agree_with_float64_softmax(arguments: tuple[str, ...], coun
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["64", "128"])
 def test_every_kernel_compiles(head: str):
-    """36 of rows and keys, 8 of masks, 1 of padding, for each type and head size."""
+    """20 of rows, as many for few rows, 16 of keys, 8 of masks, 1 of padding, for one type."""
     found = printed("tests.probes.compiled_attention", head, "bfloat16", interpret=False)
-    assert len(found) == 20 + 16 + 8 + 1
+    assert len(found) == 20 + 20 + 16 + 8 + 1

@@ -16,7 +16,7 @@ Attention that is causal or not and nothing else has kernels of its own. All els
 masks, softcaps, queries that are not real) is the general kernel, where windows and padding are
 numbers the kernel is given, so that it is compiled once for all of them: per head size and type of
 queries there are 8 plain and 12 general kernels over rows, 4 and 12 over keys, of which a model
-uses one or two.
+uses one or two. Few rows over many keys have kernels of their own, with wider blocks of keys.
 A block all of whose rows see all of its keys goes through the same loop as without a mask.
 
 A row is NaN where one of its scores is NaN or +∞, or all are −∞; where some are −∞ its entropy is.
@@ -25,10 +25,11 @@ A row is NaN where one of its scores is NaN or +∞, or all are −∞; where so
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
 
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from joma.probes._attention_kernel._columns import column_kernel
@@ -36,6 +37,7 @@ from joma.probes._attention_kernel._extent import padding_kernel, tile_kernel
 from joma.probes._attention_kernel._rows import row_kernel
 from joma.probes._attention_kernel._score import TILE
 from joma.probes._attention_sight import lowest_seen
+from joma.probes._launch import LARGEST, Launcher
 
 _LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
@@ -44,6 +46,20 @@ _FAR = 1 << 30
 """A distance no two places have."""
 _MOST_HEADS = 65535
 """Of all sequences together: what the second axis of a grid may have."""
+_FEW_ROWS = 16
+"""Rows of a block where there are few, so that more programs share them."""
+_FEW_PROGRAMS = 64
+"""Fewer programs than this leave half of a GPU idle."""
+_FEW_ENTRIES = 2**18
+"""Numbers of a mask for which the tiles that need no second look are not worth a launch."""
+
+_STRIDES = tuple(
+    f"{of}_stride_{axis}" for of, axes in (("query", "BHT"), ("key", "BHS")) for axis in axes
+)
+_launch_rows = Launcher(row_kernel, ("query", "key", "mask", *_STRIDES))
+_launch_columns = Launcher(column_kernel, ("query", "key", "mask", *_STRIDES))
+_launch_tiles = Launcher(tile_kernel, ("mask",))
+_launch_padding = Launcher(padding_kernel, ("extent",))
 
 
 def takes(query: Tensor, key: Tensor, mask: Tensor | None = None) -> bool:
@@ -84,9 +100,13 @@ def statistics(
         query_BHTD, scale = -query_BHTD, -scale
     query_BHTD, key_BHSD = _rows_contiguous(query_BHTD), _rows_contiguous(key_BHSD)
     B, H, T, D = query_BHTD.shape
-    S = key_BHSD.shape[2]
-    like: dict[str, Any] = {"dtype": torch.float32, "device": query_BHTD.device}
-    logsumexp, entropy = torch.empty(B, H, T, **like), torch.empty(B, H, T, **like)
+    S, dtype, device = key_BHSD.shape[2], query_BHTD.dtype, query_BHTD.device
+    like: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    adds = mask_BHTS is not None and mask_BHTS.dtype != torch.bool
+    # One allocation for all: each takes as long as the launch of a kernel.
+    of_rows = iter(torch.empty(2 + 2 * adds, B, H, T, **like).unbind())
+    logsumexp, entropy = next(of_rows), next(of_rows)
+    level, reference = (next(of_rows), next(of_rows)) if adds else (logsumexp, logsumexp)
     first_mass = None if first is None else torch.empty(B, H, T, **like)
     last_mass = None if last is None else torch.empty(B, H, T, **like)
     mass_received = torch.empty(B, H, S, **like) if received else None
@@ -94,82 +114,122 @@ def statistics(
     # What is not given or not wanted needs an address all the same, which is never used.
     nothing = logsumexp.view(torch.int8)
     given = (padding_BS, window, mask_BHTS, softcap, rows_BT)
-    general = any(it is not None for it in given)
+    general = any([it is not None for it in given])  # noqa: C419
     masses = first is not None or last is not None
-    adds = mask_BHTS is not None and mask_BHTS.dtype != torch.bool
-    bits = scale * _LOG2E if softcap is None else softcap * _LOG2E
+    constants: dict[str, Any] = {
+        "D": D,
+        "CAUSAL": causal and not general,
+        "GENERAL": general,
+        "MASK": 0 if mask_BHTS is None else 2 if adds else 1,
+        "EVEN": T % 16 == 0 and S % 16 == 0,
+        "SOFTCAP": softcap is not None,
+        "BLOCK_D": max(16, 1 << (D - 1).bit_length()),
+        "PRECISION": "tf32x3" if dtype == torch.float32 else "tf32",
+    }
+    query_B, query_H, query_T, _ = query_BHTD.stride()
+    key_B, key_H, key_S, _ = key_BHSD.stride()
     common: dict[str, Any] = {
-        **_strides(query_BHTD, key_BHSD),
+        "query": query_BHTD,
+        "key": key_BHSD,
+        "logsumexp": logsumexp,
+        "query_stride_B": query_B,
+        "query_stride_H": query_H,
+        "query_stride_T": query_T,
+        "key_stride_B": key_B,
+        "key_stride_H": key_H,
+        "key_stride_S": key_S,
         "heads": H,
         "group": H // key_BHSD.shape[1],
         "T": T,
         "S": S,
-        "bits": bits,
+        "bits": (scale if softcap is None else softcap) * _LOG2E,
         "inverse": 0.0 if softcap is None else scale / softcap,
-        **_sight(padding_BS, window, causal, S, nothing),
-        **_mask(mask_BHTS, nothing, even=T % 16 == 0 and S % 16 == 0),
-        "D": D,
-        "CAUSAL": causal and not general,
-        "GENERAL": general,
-        "SOFTCAP": softcap is not None,
-        "BLOCK_D": max(16, triton.next_power_of_2(D)),
-        "PRECISION": "tf32x3" if query_BHTD.dtype == torch.float32 else "tf32",
     }
-    outer, inner, launch = blocks(query_BHTD.dtype, common["BLOCK_D"])
-    level, reference = logsumexp, logsumexp
-    if adds:
-        level, reference = torch.empty(B, H, T, **like), torch.empty(B, H, T, **like)
-    row_kernel[(triton.cdiv(T, outer), B * H)](
-        query_BHTD,
-        key_BHSD,
-        logsumexp,
-        entropy,
-        logsumexp if first_mass is None else first_mass,
-        logsumexp if last_mass is None else last_mass,
-        first=first or 0,
-        last=last or 0,
-        real_rows=nothing if rows_BT is None else rows_BT.contiguous().view(torch.int8),
-        has_rows=int(rows_BT is not None),
-        level_out=level,
-        reference_out=reference,
-        MASSES=masses or general,
-        BLOCK_T=outer,
-        BLOCK_S=inner,
-        **common,
-        **launch,
-    )
-    if mass_received is not None:
-        column_kernel[(triton.cdiv(S, outer), B * H)](
-            query_BHTD,
-            key_BHSD,
-            level,
-            mass_received,
-            reference=reference,
-            BLOCK_T=inner,
-            BLOCK_S=outer,
-            **common,
-            **launch,
+    with _on(device):
+        common |= _sight(padding_BS, window, causal, S, nothing)
+        if mask_BHTS is None:
+            common |= _no_mask(nothing)
+        else:
+            even, of_mask = _mask(mask_BHTS, nothing, even=constants["EVEN"])
+            common |= of_mask
+            constants["EVEN"] = even
+        common |= constants
+        types = (device.index, dtype, common["mask"].dtype, *constants.values())
+        large = common["mask_stride_B"] > LARGEST, common["mask_stride_H"] > LARGEST
+        outer, inner, options = blocks(dtype, constants["BLOCK_D"], B * H, T)
+        _launch_rows(
+            (_parts(T, outer), B * H, 1),
+            (*types, *large, outer, inner, masses),
+            {
+                **common,
+                "entropy": entropy,
+                "first_mass": logsumexp if first_mass is None else first_mass,
+                "last_mass": logsumexp if last_mass is None else last_mass,
+                "first": first or 0,
+                "last": last or 0,
+                "real_rows": nothing if rows_BT is None else rows_BT.contiguous().view(torch.int8),
+                "has_rows": int(rows_BT is not None),
+                "level_out": level,
+                "reference_out": reference,
+                "MASSES": masses or general,
+                "BLOCK_T": outer,
+                "BLOCK_S": inner,
+            },
+            options,
         )
+        if mass_received is not None:
+            outer, inner, options = blocks(dtype, constants["BLOCK_D"])
+            _launch_columns(
+                (_parts(S, outer), B * H, 1),
+                (*types, *large),
+                {
+                    **common,
+                    "logsumexp": level,
+                    "received": mass_received,
+                    "reference": reference,
+                    "BLOCK_T": inner,
+                    "BLOCK_S": outer,
+                },
+                options,
+            )
     return [logsumexp, entropy, first_mass, last_mass, mass_received]
 
 
-def blocks(dtype: torch.dtype, head: int) -> tuple[int, int, dict[str, int]]:
-    """Outer and inner block: what was fastest of those tried where it matters, else what fits."""
+def blocks(
+    dtype: torch.dtype, head: int, heads: int | None = None, rows: int = 0
+) -> tuple[int, int, dict[str, int]]:
+    """Outer and inner block: what was fastest of those tried where it matters, else what fits.
+
+    Args:
+        dtype: Type of queries and keys.
+        head: Head size, rounded up to a power of two.
+        heads: Heads of all sequences together, or None where there are many rows.
+        rows: Rows of each.
+    """
+    if heads is not None:
+        few = dtype == torch.float32 and _parts(rows, TILE) * heads < _FEW_PROGRAMS
+        if few or rows <= _FEW_ROWS:
+            inner = max(32, min(256, 2**14 // head))
+            return _FEW_ROWS, inner, {"num_warps": 8 if inner > 64 else 4, "num_stages": 2}
     if dtype == torch.float32 or head > 128:
         return TILE, 32, {"num_warps": 4, "num_stages": 2}
     return TILE, 128 if head <= 64 else 64, {"num_warps": 4, "num_stages": 3}
 
 
+def _parts(size: int, of: int) -> int:
+    """Return the number of parts; Triton's own function takes longer than a small allocation."""
+    return -(-size // of)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Return what makes a GPU the current one, on which Triton launches."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _strides(query: Tensor, key: Tensor) -> dict[str, int]:
-    of_query = zip("BHT", query.stride(), strict=False)
-    of_key = zip("BHS", key.stride(), strict=False)
-    return {f"query_stride_{axis}": it for axis, it in of_query} | {
-        f"key_stride_{axis}": it for axis, it in of_key
-    }
 
 
 def _sight(
@@ -187,12 +247,13 @@ def _sight(
     if padding_BS is not None:
         real = padding_BS.contiguous().view(torch.int8)
         extent = torch.empty(len(real), 3, dtype=torch.int32, device=real.device)
-        padding_kernel[(len(real),)](real, extent, S, BLOCK=1024)
+        arguments = {"padding": real, "extent": extent, "S": S, "BLOCK": 1024}
+        _launch_padding((len(real), 1, 1), (real.device.index,), arguments, {})
         found |= {"padding": real, "extent": extent, "padded": 1}
     return found
 
 
-class _Mask(NamedTuple):
+class _Strides(NamedTuple):
     """Strides of a mask, 0 along axes that it does not have."""
 
     B: int
@@ -201,38 +262,63 @@ class _Mask(NamedTuple):
     S: int
 
 
-def _mask(mask_BHTS: Tensor | None, nothing: Tensor, *, even: bool) -> dict[str, Any]:
-    """The mask and its tiles for the general kernel; it is neither copied nor repeated."""
-    if mask_BHTS is None:
-        strides = dict.fromkeys((f"mask_stride_{axis}" for axis in "BHTS"), 0)
-        tiles = dict.fromkeys((f"tile_stride_{axis}" for axis in "BHT"), 0)
-        none = {"mask": nothing, "tiles": nothing, "mask_rows": 1, "lowest": 0.0}
-        return none | strides | tiles | {"MASK": 0, "EVEN": even}
+def _no_mask(nothing: Tensor) -> dict[str, Any]:
+    none = {"mask": nothing, "tiles": nothing, "tiled": 0, "mask_rows": 1, "lowest": 0.0}
+    strides = _strides("mask_stride_", "BHTS", (0, 0, 0, 0))
+    return none | strides | _strides("tile_stride_", "BHT", (0, 0, 0))
+
+
+def _mask(mask_BHTS: Tensor, nothing: Tensor, *, even: bool) -> tuple[bool, dict[str, Any]]:
+    """The mask and its tiles for the general kernel, and whether it is aligned; it is not repeated.
+
+    Numbers are read where they lie; of a boolean mask the kernel gets its bits.
+    """
     numbers = mask_BHTS.dtype != torch.bool
     lowest = lowest_seen(mask_BHTS) if numbers else 0.0
     mask = mask_BHTS if numbers else mask_BHTS.view(torch.int8)
-    S = mask.shape[3]
-    stride = _Mask(
-        *(it if size > 1 else 0 for it, size in zip(mask.stride(), mask.shape, strict=True))
+    B, H, T, S = mask.shape
+    stride = _Strides(
+        *[it if size > 1 else 0 for it, size in zip(mask.stride(), mask.shape, strict=True)]
     )
-    rows = mask.shape[2] if stride.T else 1
-    even = even and stride.S == 1 and not any(it % 16 for it in (*stride[:3], mask.data_ptr()))
-    down, across = triton.cdiv(rows, TILE), triton.cdiv(S, TILE)
-    masks = [size if it else 1 for it, size in zip(stride[:2], mask.shape, strict=False)]
-    tiles = torch.empty(*masks, down, across, dtype=torch.int8, device=mask.device)
-    tile_kernel[(tiles.numel(),)](
-        mask, tiles, *stride, masks[1], rows, S, down, lowest, NUMBERS=numbers, EVEN=even, TILE=TILE
-    )
-    of_tiles = [
-        it if size > 1 else 0 for it, size in zip(tiles.stride()[:3], tiles.shape, strict=False)
-    ]
-    return {
+    rows = T if stride.T else 1
+    B, H = B if stride.B else 1, H if stride.H else 1
+    aligned = even and stride.S == 1 and not mask.data_ptr() % 16
+    aligned = aligned and not (stride.B % 16 or stride.H % 16 or stride.T % 16)
+    found: dict[str, Any] = {"mask": mask, "mask_rows": rows, "lowest": lowest, "tiled": 1}
+    down, across = _parts(rows, TILE), _parts(S, TILE)
+    if numbers and B * H * rows * S <= _FEW_ENTRIES:
+        of_tiles = {"tiles": nothing, "tiled": 0, **_strides("tile_stride_", "BHT", (0, 0, 0))}
+        return aligned, found | of_tiles | _strides("mask_stride_", "BHTS", stride)
+    tiles = torch.empty(B, H, down, across, dtype=torch.int8, device=mask.device)
+    size = B * H * rows * across * (TILE // 32)
+    words = tiles if numbers else torch.empty(size, dtype=torch.int32, device=mask.device)
+    arguments = {
         "mask": mask,
         "tiles": tiles,
-        "mask_rows": rows,
+        "words": words,
+        **_strides("stride_", "BHTS", stride),
+        "heads": H,
+        "T": rows,
+        "S": S,
+        "down": down,
         "lowest": lowest,
-        **{f"mask_stride_{axis}": it for axis, it in zip("BHTS", stride, strict=True)},
-        **{f"tile_stride_{axis}": it for axis, it in zip("BHT", of_tiles, strict=True)},
-        "MASK": 2 if numbers else 1,
-        "EVEN": even,
+        "NUMBERS": numbers,
+        "EVEN": aligned,
+        "TILE": TILE,
     }
+    kind: tuple[Hashable, ...] = (mask.device.index, mask.dtype, aligned, stride.B > LARGEST)
+    _launch_tiles((B * H * down * across, 1, 1), (*kind, stride.H > LARGEST), arguments, {})
+    if not numbers:
+        found["mask"], aligned = words, even
+        stride = _Strides(*_broadcast(B, H, rows, across * (TILE // 32)), 1)
+    found |= _strides("tile_stride_", "BHT", _broadcast(B, H, down, across))
+    return aligned, found | {"tiles": tiles} | _strides("mask_stride_", "BHTS", stride)
+
+
+def _broadcast(B: int, H: int, rows: int, size: int) -> tuple[int, int, int]:
+    """Return the strides of sequences, heads and rows, 0 along axes of length 1."""
+    return size * rows * H if B > 1 else 0, size * rows if H > 1 else 0, size if rows > 1 else 0
+
+
+def _strides(name: str, axes: str, values: tuple[int, ...]) -> dict[str, int]:
+    return {name + axis: it for axis, it in zip(axes, values, strict=True)}

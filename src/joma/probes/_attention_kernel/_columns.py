@@ -11,6 +11,8 @@ from joma.probes._attention_kernel._score import (
     columns_of,
     mask_block,
     rows_of,
+    seen_bits,
+    sees,
     within,
 )
 
@@ -46,12 +48,13 @@ def _add_queries(
 
 @triton.jit
 def _add_some_queries(
-    low, full_low, full_high, high, mass, key_SD, query, level, reference, mask, key_S, stride,
-    mask_rows, mask_stride_T, mask_stride_S, T, S, behind, ahead, bits, inverse, lowest,
+    low, full_low, full_high, high, mass, key_SD, query, level, reference, mask, key_S, first,
+    stride, mask_rows, mask_stride_T, mask_stride_S, T, S, behind, ahead, bits, inverse, lowest,
     MASKED: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     MASK: tl.constexpr,
     EVEN: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -81,19 +84,15 @@ def _add_some_queries(
         else:
             score_ST *= bits
         if MASKED:
-            position_T = row_T + (S - T)
-            visible_TS = key_S[None, :] <= position_T[:, None] + ahead
-            visible_TS &= key_S[None, :] >= position_T[:, None] - behind
-            if MASK != 0:
+            visible_TS = sees(row_T + (S - T), key_S, behind, ahead)
+            if MASK == 1:
+                visible_TS &= seen_bits(mask, row_T, first, mask_rows, S, mask_stride_T, BLOCK_S)
+            if MASK == 2:
                 entry_TS = mask_block(
                     mask, row_T, key_S, mask_rows, S, mask_stride_T, mask_stride_S, EVEN
-                )
-                if MASK == 1:
-                    visible_TS &= entry_TS != 0
-                else:
-                    entry_TS = entry_TS.to(tl.float32)
-                    visible_TS &= (entry_TS <= lowest) == 0
-                    score_ST += tl.trans((entry_TS - reference_T[:, None]) * _LOG2E)
+                ).to(tl.float32)
+                visible_TS &= (entry_TS <= lowest) == 0
+                score_ST += tl.trans((entry_TS - reference_T[:, None]) * _LOG2E)
             weight_ST = tl.exp2(score_ST - level_T[None, :])
             weight_ST = tl.where(tl.trans(visible_TS), weight_ST, 0.0)
         else:
@@ -104,11 +103,11 @@ def _add_some_queries(
 
 @triton.jit(
     do_not_specialize=[
-        "heads", "group", "T", "S", "padded", "behind", "ahead", "mask_rows", "mask_stride_B",
-        "mask_stride_H", "mask_stride_T", "mask_stride_S", "tile_stride_B", "tile_stride_H",
-        "tile_stride_T",
+        "heads", "group", "T", "S", "padded", "behind", "ahead", "tiled", "mask_rows",
+        "mask_stride_B", "mask_stride_H", "mask_stride_T", "mask_stride_S", "tile_stride_B",
+        "tile_stride_H", "tile_stride_T",
     ],
-    do_not_specialize_on_alignment=["padding"],
+    do_not_specialize_on_alignment=["padding", "logsumexp", "reference"],
 )  # fmt: skip
 def column_kernel(
     query,
@@ -135,6 +134,7 @@ def column_kernel(
     padded,
     behind,
     ahead,
+    tiled,
     mask_rows,
     mask_stride_B,
     mask_stride_H,
@@ -177,15 +177,18 @@ def column_kernel(
         real_stop = tl.load(extent + batch * 3 + 1, mask=padded != 0, other=S)
         tile_first, tile_stop, tile_whole, tile_end = 0, T, 0, T
         if MASK != 0:
-            if EVEN:
+            if EVEN and MASK == 2:
                 mask += batch.to(tl.int64) * (mask_stride_B // 16 * 16)
                 mask += head.to(tl.int64) * (mask_stride_H // 16 * 16)
             else:
                 mask += batch.to(tl.int64) * mask_stride_B + head.to(tl.int64) * mask_stride_H
             tiles += batch.to(tl.int64) * tile_stride_B + head.to(tl.int64) * tile_stride_H
-            tile_first, tile_stop, tile_whole, tile_end = tile_extent(
-                tiles + block, tile_stride_T, (T + 63) // 64
-            )
+            tile_stop = (T + 63) // 64
+            tile_whole, tile_end = tile_stop, tile_stop
+            if tiled != 0:
+                tile_first, tile_stop, tile_whole, tile_end = tile_extent(
+                    tiles + block, tile_stride_T, tile_stop
+                )
         # A key looks back at queries as far as they look ahead.
         low, full_low, full_high, high = block_ranges(
             top, T, 0, T, 0, ahead, behind, tile_first, tile_stop, tile_whole, tile_end,
@@ -197,13 +200,15 @@ def column_kernel(
             full_high = high
         mass = _add_some_queries(
             full_low, full_high, high, high, mass, key_SD, query, logsumexp, reference, mask, key_S,
-            query_stride_T, mask_rows, mask_stride_T, mask_stride_S, T, S, behind, ahead, bits,
-            inverse, lowest, False, D, BLOCK_D, BLOCK_T, MASK, EVEN, SOFTCAP, PRECISION,
+            block * BLOCK_S, query_stride_T, mask_rows, mask_stride_T, mask_stride_S, T, S, behind,
+            ahead, bits, inverse, lowest, False, D, BLOCK_D, BLOCK_T, BLOCK_S, MASK, EVEN,
+            SOFTCAP, PRECISION,
         )  # fmt: skip
         mass = _add_some_queries(
             low, full_low, full_high, high, mass, key_SD, query, logsumexp, reference, mask, key_S,
-            query_stride_T, mask_rows, mask_stride_T, mask_stride_S, T, S, behind, ahead, bits,
-            inverse, lowest, True, D, BLOCK_D, SMALL, MASK, EVEN, SOFTCAP, PRECISION,
+            block * BLOCK_S, query_stride_T, mask_rows, mask_stride_T, mask_stride_S, T, S, behind,
+            ahead, bits, inverse, lowest, True, D, BLOCK_D, SMALL, BLOCK_S, MASK, EVEN,
+            SOFTCAP, PRECISION,
         )  # fmt: skip
         real_S = (key_S >= real_start) & (key_S < real_stop)
         padding += batch.to(tl.int64) * S + key_S

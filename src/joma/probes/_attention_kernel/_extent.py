@@ -39,6 +39,7 @@ def padding_kernel(padding, extent, S, BLOCK: tl.constexpr):
 def tile_kernel(
     mask,
     tiles,
+    words,
     stride_B,
     stride_H,
     stride_T,
@@ -52,7 +53,11 @@ def tile_kernel(
     EVEN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """What rows of a tile of the mask see, for `heads` heads of masks with `down` rows of tiles."""
+    """What rows of a tile of the mask see, for `heads` heads of masks with `down` rows of tiles.
+
+    A boolean mask is also written as bits, two words of 32 keys for each row of a tile: a thread of
+    the kernels then needs a word where it would need a byte for each of 32 scores.
+    """
     if EVEN:
         S = S // 16 * 16
     across = tl.cdiv(S, TILE)
@@ -77,6 +82,12 @@ def tile_kernel(
     some = tl.max(tl.max((seen & inside).to(tl.int32), 1), 0)
     every = tl.min(tl.min((plain | (inside == 0)).to(tl.int32), 1), 0)
     tl.store(tiles + tl.program_id(0), (some + every * some).to(tl.int8))
+    if not NUMBERS:
+        bit = (seen & inside).to(tl.int32) << (key_S % 32)[None, :]
+        word = tl.sum(tl.reshape(bit, (TILE, TILE // 32, 32)), 2)
+        words += (which * T + row_T.to(tl.int64))[:, None] * (across * (TILE // 32))
+        place = column * (TILE // 32) + tl.arange(0, TILE // 32)
+        tl.store(words + place[None, :], word, mask=(row_T < T)[:, None])
 
 
 @triton.jit

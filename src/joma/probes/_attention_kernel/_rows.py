@@ -1,16 +1,21 @@
 """The kernel over rows: log-sum-exp, entropy, and mass on the first and the last keys."""
 
-# pyright: reportMissingImports=false, reportIndexIssue=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
 
 from joma.probes._attention_kernel._extent import block_ranges, tile_extent
 from joma.probes._attention_kernel._score import (
+    HIDDEN,
+    UNSEEN,
     capped,
     columns_of,
+    laid_out_as,
     mask_block,
+    places_of,
     rows_of,
+    seen_bits,
     sees,
     within,
 )
@@ -29,7 +34,7 @@ def _add_keys(
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
     inverse=0.0,
-    SOFTCAP: tl.constexpr = False,
+    SOFTCAP: tl.constexpr = 0,
 ):  # fmt: skip
     """Adds the keys from `low` to `high` to maximum, sum and moment of each row.
 
@@ -41,8 +46,8 @@ def _add_keys(
         score_TS = tl.dot(query_TD, key_DS, input_precision=PRECISION)
         if MASKED:
             visible = within(position_T, key_S, S, CAUSAL)
-            score_TS = tl.where(visible, score_TS * bits, float("-inf"))
-            most, total, moment = _add_visible(score_TS, visible, most, total, moment)
+            score_TS = tl.where(visible, score_TS * bits, HIDDEN)
+            most, total, moment = _add_scores(score_TS, most, total, moment)
         else:
             if SOFTCAP:
                 score_TS = capped(score_TS, inverse, bits)
@@ -52,8 +57,8 @@ def _add_keys(
                 new = tl.maximum(most, tl.max(score_TS, 1) * bits)
                 over_TS = score_TS * bits - new[:, None]
             weight_TS = tl.exp2(over_TS)
-            rise = tl.where(most == float("-inf"), 0.0, most - new)
-            kept = tl.where(most == float("-inf"), 0.0, tl.exp2(rise))
+            rise = most - new
+            kept = tl.exp2(rise)
             product_TS = weight_TS * over_TS
             moment = kept * (moment + rise * total) + tl.sum(product_TS, 1)
             total = kept * total + tl.sum(weight_TS, 1)
@@ -62,16 +67,18 @@ def _add_keys(
 
 
 @triton.jit
-def _add_visible(score_TS, visible, most, total, moment):
-    """Adds a block of scores in bits, −∞ where they are not visible."""
+def _add_scores(score_TS, most, total, moment):
+    """Adds a block of scores in bits, `HIDDEN` where keys are not visible.
+
+    Of a row that has seen no key yet the sums are of hidden keys: the first that it sees makes them
+    0, for 2^(−10³⁰) is.
+    """
     new = tl.maximum(most, tl.max(score_TS, 1))
-    # A row that has seen no key yet has maximum −inf; −inf − 0 keeps it so without a NaN.
-    base = tl.where(new == float("-inf"), 0.0, new)
-    over_TS = score_TS - base[:, None]
+    over_TS = score_TS - new[:, None]
     weight_TS = tl.exp2(over_TS)
-    rise = tl.where(most == float("-inf"), 0.0, most - base)
-    kept = tl.where(most == float("-inf"), 0.0, tl.exp2(rise))
-    product_TS = tl.where(visible, weight_TS * over_TS, 0.0)
+    rise = most - new
+    product_TS = weight_TS * over_TS
+    kept = tl.exp2(rise)
     moment = kept * (moment + rise * total) + tl.sum(product_TS, 1)
     total = kept * total + tl.sum(weight_TS, 1)
     return new, total, moment
@@ -81,9 +88,10 @@ def _add_visible(score_TS, visible, most, total, moment):
 def _add_some_keys(
     low, full_low, full_high, high, most, total, moment, reference, query_TD, key, padding, mask,
     row_T, position_T, stride, mask_rows, mask_stride_T, mask_stride_S, S, holes, real_start,
-    real_stop, behind, ahead, bits, inverse, lowest,
+    real_stop, behind, ahead, bits, inverse, lowest, top,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,
     MASK: tl.constexpr,
     EVEN: tl.constexpr,
@@ -101,33 +109,41 @@ def _add_some_keys(
     for turn in range(0, before + tl.maximum(high - full_high, 0), BLOCK_S):
         start = tl.where(turn < before, low + turn, full_high + turn - before)
         key_S = tl.multiple_of(start, BLOCK_S) + tl.arange(0, BLOCK_S)
+        if MASK == 2:
+            entry_TS = mask_block(
+                mask, row_T, key_S, mask_rows, S, mask_stride_T, mask_stride_S, EVEN
+            )
         key_DS = columns_of(key, key_S, stride, S, D, BLOCK_D)
         score_TS = tl.dot(query_TD, key_DS, input_precision=PRECISION)
-        visible = sees(position_T, key_S, padding, holes, real_start, real_stop, behind, ahead)
         if SOFTCAP:
             score_TS = capped(score_TS, inverse, bits)
         else:
             score_TS *= bits
-        if MASK != 0:
-            entry_TS = mask_block(
-                mask, row_T, key_S, mask_rows, S, mask_stride_T, mask_stride_S, EVEN
-            )
+        # Inside of what all rows see by their places the mask alone decides.
+        edge = (start < real_start) | (start + BLOCK_S > real_stop) | (holes != 0)
+        edge |= (start < top + BLOCK_T - 1 - behind) | (start + BLOCK_S - 1 > top + ahead)
+        if MASK == 2:
+            # Entries that hide are below all others, and −∞ is finite relative to the reference.
+            entry_TS = laid_out_as(entry_TS.to(tl.float32), score_TS)
+            if edge:
+                place_S = places_of(key_S, padding, holes, real_start, real_stop)
+                visible = sees(position_T, place_S, behind, ahead)
+                entry_TS = tl.where(visible, entry_TS, float("-inf"))
+            new = tl.maximum(reference, tl.max(entry_TS, 1))
+            score_TS += (entry_TS - new[:, None]) * _LOG2E
+            # What was summed up so far is relative to `most`, which moves with it.
+            most += (reference - new) * _LOG2E
+            reference = new
+            score_TS = tl.where(entry_TS <= lowest, HIDDEN, score_TS)
+        else:
             if MASK == 1:
-                visible &= entry_TS != 0
-            else:
-                entry_TS = entry_TS.to(tl.float32)
-                visible &= (entry_TS <= lowest) == 0
-                greatest = tl.max(tl.where(visible, entry_TS, float("-inf")), 1)
-                new = tl.maximum(reference, greatest)
-                base = tl.where(new == float("-inf"), 0.0, new)
-                score_TS += (entry_TS - base[:, None]) * _LOG2E
-                most = tl.where(
-                    most == float("-inf"), float("-inf"), most + (reference - base) * _LOG2E
-                )
-                # What was summed up so far is relative to `most`, which moves with it.
-                reference = new
-        score_TS = tl.where(visible, score_TS, float("-inf"))
-        most, total, moment = _add_visible(score_TS, visible, most, total, moment)
+                shown = seen_bits(mask, row_T, start, mask_rows, S, mask_stride_T, BLOCK_S)
+                score_TS = tl.where(shown, score_TS, HIDDEN)
+            if edge:
+                place_S = places_of(key_S, padding, holes, real_start, real_stop)
+                visible = sees(position_T, place_S, behind, ahead)
+                score_TS = tl.where(visible, score_TS, HIDDEN)
+        most, total, moment = _add_scores(score_TS, most, total, moment)
     return most, total, moment, reference
 
 
@@ -157,6 +173,10 @@ def _masses(
     for turn in range(0, before + tl.maximum(high - start, 0), BLOCK_S):
         here = tl.where(turn < before, low + turn, start + turn - before)
         key_S = tl.multiple_of(here, BLOCK_S) + tl.arange(0, BLOCK_S)
+        if MASK == 2:
+            entry_TS = mask_block(
+                mask, row_T, key_S, mask_rows, S, mask_stride_T, mask_stride_S, EVEN
+            )
         key_DS = columns_of(key, key_S, stride, S, D, BLOCK_D)
         score_TS = tl.dot(query_TD, key_DS, input_precision=PRECISION)
         if SOFTCAP:
@@ -164,19 +184,16 @@ def _masses(
         else:
             score_TS *= bits
         if GENERAL:
-            visible = sees(position_T, key_S, padding, holes, real_start, real_stop, behind, ahead)
+            place_S = places_of(key_S, padding, holes, real_start, real_stop)
+            visible = sees(position_T, place_S, behind, ahead)
         else:
             visible = within(position_T, key_S, S, CAUSAL)
-        if MASK != 0:
-            entry_TS = mask_block(
-                mask, row_T, key_S, mask_rows, S, mask_stride_T, mask_stride_S, EVEN
-            )
-            if MASK == 1:
-                visible &= entry_TS != 0
-            else:
-                entry_TS = entry_TS.to(tl.float32)
-                visible &= (entry_TS <= lowest) == 0
-                score_TS += (entry_TS - reference[:, None]) * _LOG2E
+        if MASK == 1:
+            visible &= seen_bits(mask, row_T, here, mask_rows, S, mask_stride_T, BLOCK_S)
+        if MASK == 2:
+            entry_TS = laid_out_as(entry_TS.to(tl.float32), score_TS)
+            visible &= (entry_TS <= lowest) == 0
+            score_TS += (entry_TS - reference[:, None]) * _LOG2E
         share_TS = tl.where(visible, tl.exp2(score_TS - level_T[:, None]), 0.0)
         first_mass += tl.sum(tl.where((key_S < first)[None, :], share_TS, 0.0), 1)
         behind_TS = position_T[:, None] - key_S[None, :]
@@ -187,10 +204,13 @@ def _masses(
 @triton.jit(
     do_not_specialize=[
         "heads", "group", "T", "S", "first", "last", "padded", "behind", "ahead", "has_rows",
-        "mask_rows", "mask_stride_B", "mask_stride_H", "mask_stride_T", "mask_stride_S",
+        "tiled", "mask_rows", "mask_stride_B", "mask_stride_H", "mask_stride_T", "mask_stride_S",
         "tile_stride_B", "tile_stride_H", "tile_stride_T",
     ],
-    do_not_specialize_on_alignment=["padding", "real_rows"],
+    do_not_specialize_on_alignment=[
+        "padding", "real_rows", "logsumexp", "entropy", "first_mass", "last_mass", "level_out",
+        "reference_out",
+    ],
 )  # fmt: skip
 def row_kernel(
     query,
@@ -224,6 +244,7 @@ def row_kernel(
     behind,
     ahead,
     has_rows,
+    tiled,
     mask_rows,
     mask_stride_B,
     mask_stride_H,
@@ -274,14 +295,17 @@ def row_kernel(
         real_T &= tl.load(real_rows, mask=inside & (has_rows != 0), other=1) != 0
         tile_first, tile_stop, tile_whole, tile_end = 0, S, 0, S
         if MASK != 0:
-            if EVEN:
+            if EVEN and MASK == 2:
                 mask += batch.to(tl.int64) * (mask_stride_B // 16 * 16)
                 mask += head.to(tl.int64) * (mask_stride_H // 16 * 16)
             else:
                 mask += batch.to(tl.int64) * mask_stride_B + head.to(tl.int64) * mask_stride_H
             tiles += batch.to(tl.int64) * tile_stride_B + head.to(tl.int64) * tile_stride_H
-            tiles += block.to(tl.int64) * tile_stride_T
-            tile_first, tile_stop, tile_whole, tile_end = tile_extent(tiles, 1, (S + 63) // 64)
+            tiles += (block * BLOCK_T // 64).to(tl.int64) * tile_stride_T
+            tile_stop = (S + 63) // 64
+            tile_whole, tile_end = tile_stop, tile_stop
+            if tiled != 0:
+                tile_first, tile_stop, tile_whole, tile_end = tile_extent(tiles, 1, tile_stop)
         low, full_low, full_high, high = block_ranges(
             top, S, real_start, real_stop, holes, behind, ahead, tile_first, tile_stop,
             tile_whole, tile_end, BLOCK_T, BLOCK_S,
@@ -299,9 +323,9 @@ def row_kernel(
             full_high = tl.minimum(full_high, tl.maximum(top + 1, 0))
         full_high = full_high // BLOCK_S * BLOCK_S
 
-    # Loops that look closer need more registers for a key: they take fewer at a time.
-    SMALL: tl.constexpr = BLOCK_S if BLOCK_S < 64 else 64
-    most = tl.full([BLOCK_T], float("-inf"), tl.float32)
+    # Loops that look closer need more registers for a key: of many rows they take fewer at a time.
+    SMALL: tl.constexpr = 64 if BLOCK_S > 64 and BLOCK_T > 16 else BLOCK_S
+    most = tl.full([BLOCK_T], HIDDEN, tl.float32)
     total = tl.zeros([BLOCK_T], tl.float32)
     moment = tl.zeros([BLOCK_T], tl.float32)
     reference = tl.zeros([BLOCK_T], tl.float32)
@@ -311,12 +335,12 @@ def row_kernel(
     )  # fmt: skip
     if GENERAL:
         if MASK == 2:  # the keys so far were given 0
-            reference = tl.where(full_high > full_low, reference, float("-inf"))
+            reference = tl.where(full_high > full_low, reference, HIDDEN)
         most, total, moment, reference = _add_some_keys(
             low, full_low, full_high, high, most, total, moment, reference, query_TD, key, padding,
             mask, row_T, position_T, key_stride_S, mask_rows, mask_stride_T, mask_stride_S, S,
-            holes, real_start, real_stop, behind, ahead, bits, inverse, lowest, D, BLOCK_D,
-            SMALL, MASK, EVEN, SOFTCAP, PRECISION,
+            holes, real_start, real_stop, behind, ahead, bits, inverse, lowest, top, D,
+            BLOCK_D, BLOCK_T, SMALL, MASK, EVEN, SOFTCAP, PRECISION,
         )  # fmt: skip
     else:
         most, total, moment = _add_keys(
@@ -324,16 +348,17 @@ def row_kernel(
             True, D, BLOCK_D, BLOCK_S, CAUSAL, PRECISION,
         )  # fmt: skip
 
-    # A row that sees nothing has sums of 0; one all of whose scores are −∞ a moment of NaN.
-    unseen = (total == 0) & (moment == 0)
-    broken = (total == 0) & (moment != 0)
+    # Where no key was seen, all that were added are hidden and 0 above the greatest; scores of −∞
+    # have a moment of NaN.
+    unseen = (most <= UNSEEN) & (moment == 0)
+    broken = (most <= UNSEEN) & (moment != 0)
     if GENERAL:
         unseen |= real_T == 0
     level = most + tl.log2(total)
     out = tl.program_id(1).to(tl.int64) * T + row_T
     lse = level * _LN2
     if MASK == 2:
-        reference = tl.where(reference == float("-inf"), 0.0, reference)
+        reference = tl.where(reference <= UNSEEN, 0.0, reference)
         lse += reference
     lse = tl.where(broken, float("nan"), lse)
     tl.store(logsumexp + out, tl.where(unseen, float("-inf"), lse), mask=inside)

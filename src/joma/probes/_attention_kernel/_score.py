@@ -5,8 +5,15 @@
 import triton
 import triton.language as tl
 
+_LOG2E = tl.constexpr(1.4426950408889634)
 TILE = 64
-"""Rows and keys of a tile of the mask, and of the outer block of both kernels."""
+"""Rows and keys of a tile of the mask, and of the usual outer block of both kernels."""
+HIDDEN = tl.constexpr(-1e30)
+"""Score in bits of a key that is hidden: finite, so that 2^x · x is 0, and not NaN."""
+UNSEEN = tl.constexpr(-1e29)
+"""A row whose greatest score is at most this sees no key."""
+_ELSEWHERE = tl.constexpr(-(3 << 29))
+"""Place of a key that is not real: outside of what any query sees."""
 
 
 @triton.jit
@@ -40,20 +47,47 @@ def within(position_T, key_S, S, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def sees(position_T, key_S, padding, holes, start, stop, behind, ahead):
-    """Which keys a query sees by their places and padding, (T, S).
+def places_of(key_S, padding, holes, start, stop):
+    """Places of keys, with those that are not real elsewhere.
 
     Keys are real from `start` to `stop`, but for those that `padding` marks where there are holes.
     """
-    real_S = (key_S >= start) & (key_S < stop)
-    real_S &= tl.load(padding + key_S, mask=real_S & (holes != 0), other=1) != 0
-    visible = real_S[None, :] & (key_S[None, :] <= position_T[:, None] + ahead)
-    return visible & (key_S[None, :] >= position_T[:, None] - behind)
+    place_S = tl.where((key_S >= start) & (key_S < stop), key_S, _ELSEWHERE)
+    if holes != 0:
+        real_S = tl.load(padding + key_S, mask=place_S >= 0, other=0) != 0
+        place_S = tl.where(real_S, place_S, _ELSEWHERE)
+    return place_S
+
+
+@triton.jit
+def sees(position_T, place_S, behind, ahead):
+    """Which keys a query sees by their places, (T, S): one comparison of numbers without sign."""
+    away = place_S[None, :] - (position_T - behind)[:, None]
+    reach = behind.to(tl.uint32, bitcast=True) + ahead.to(tl.uint32, bitcast=True)
+    return away.to(tl.uint32, bitcast=True) <= reach
+
+
+@triton.jit
+def seen_bits(words, row_T, start, T, S, stride, BLOCK_S: tl.constexpr):
+    """Which keys a boolean mask shows, (T, S), from the bits that `tile_kernel` made of it.
+
+    The keys are `BLOCK_S` from `start`, a multiple of that; the last row counts for rows past it.
+    """
+    words += tl.minimum(row_T, T - 1).to(tl.int64) * stride + start // 32
+    column_S = tl.arange(0, BLOCK_S)
+    if BLOCK_S > 64:
+        inside = (start + column_S < S)[None, :]
+        word_TS = tl.load(words[:, None] + (column_S // 32)[None, :], mask=inside, other=0)
+    else:
+        word_TS = tl.load(words)[:, None]
+        if BLOCK_S == 64:
+            word_TS = tl.where((column_S < 32)[None, :], word_TS, tl.load(words + 1)[:, None])
+    return ((word_TS >> (column_S % 32)[None, :]) & 1) != 0
 
 
 @triton.jit
 def mask_block(mask, row_T, key_S, T, S, stride_T, stride_S, EVEN: tl.constexpr):
-    """The entries of the mask, (T, S); those of the last row for rows past it, 0 for keys past S.
+    """Entries of a mask, (T, S); those of the last row for rows past it, 0 for keys past S.
 
     EVEN says that strides but the last, which is 1, are multiples of 16.
     """
@@ -67,21 +101,55 @@ def mask_block(mask, row_T, key_S, T, S, stride_T, stride_S, EVEN: tl.constexpr)
 
 @triton.jit
 def capped(score, inverse, cap):
-    """Return cap · tanh(score · inverse).
+    """Return cap · tanh(score · inverse), right to some units in the last place of the largest.
 
-    A rational function, right to some units in the last place: one reciprocal, where a tanh made of
-    an exponential would take two of what there is least of, and lose digits near 0.
+    Blocks all of whose scores are below half of the cap take a polynomial in the square. Others
+    take an exponential, whose errors of 10⁻⁷ of the cap are as small next to their largest score;
+    the GPU can make so few exponentials that this is slower.
     """
-    x = tl.maximum(score * inverse, -7.90531110763549805, propagate_nan=tl.PropagateNan.ALL)
-    x = tl.minimum(x, 7.90531110763549805, propagate_nan=tl.PropagateNan.ALL)
-    y = x * x
-    top = -2.76076847742355e-16 * y + 2.00018790482477e-13
-    top = top * y - 8.60467152213735e-11
-    top = top * y + 5.12229709037114e-08
-    top = top * y + 1.48572235717979e-05
-    top = top * y + 6.37261928875436e-04
-    top = top * y + 4.89352455891786e-03
-    low = 1.19825839466702e-06 * y + 1.18534705686654e-04
-    low = low * y + 2.26843463243900e-03
-    low = low * y + 4.89352518554385e-03
-    return (cap * x) * (top / low)
+    largest = tl.max(tl.max(tl.abs(score), 1), 0)
+    if largest * tl.abs(inverse) <= 0.5:
+        x = score * inverse
+        y = x * x
+        share = 0.0171350067901 * y - 0.0529860753713
+        share = share * y + 0.133247793189
+        share = share * y - 0.333330693941
+        share = share * y + 0.999999986872
+        found = (score * (cap * inverse)) * share
+    else:
+        power = tl.exp2(score * (2 * _LOG2E * inverse))
+        found = cap - (2 * cap) * reciprocal(1 + power)
+    return found
+
+
+if triton.knobs.runtime.interpret:
+
+    @triton.jit
+    def reciprocal(x):
+        """Return 1 / x."""
+        return 1 / x
+
+    @triton.jit
+    def laid_out_as(entry, score):
+        """Return the entry."""
+        return entry
+
+else:
+
+    @triton.jit
+    def reciprocal(x):
+        """Return 1 / x, right to a unit in the last place, in one instruction."""
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+    @triton.jit
+    def laid_out_as(entry, score):
+        """Return the entry, each number with the thread that has that of the score.
+
+        Otherwise the compiler splits what is done with it between two layouts, and exchanges four
+        times as much between threads.
+        """
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f,f", [entry, score], dtype=tl.float32, is_pure=False, pack=1
+        )
