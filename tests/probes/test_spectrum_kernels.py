@@ -92,6 +92,13 @@ def test_fewer_steps_are_tried_where_they_may_be_enough() -> None:
     assert taken[-1] == [3]
 
 
+def test_after_a_matrix_that_needed_many_steps_few_are_enough_soon() -> None:
+    pace = Pace()
+    for needed in (3, 18, 18):
+        steps(pace, needed, least=needed == 3)
+    assert [steps(pace, 3)[-1] for _ in range(5)] == [22, 8, 5, 4, 3]
+
+
 def test_trying_fewer_steps_is_rare_where_they_are_not_enough() -> None:
     pace = Pace()
     steps(pace, 5)

@@ -2,7 +2,8 @@
 
 A bound takes as long as two to five steps of the iteration, and the answer must be waited for. So
 a matrix is first checked where the last one of its shape was done: the weights of a model are
-mostly alike. Where that was more than needed a lower stop is tried from time to time.
+mostly alike. Where that was more than needed one half as far is tried, and where that was not
+enough it is not tried again for some matrices.
 """
 
 from joma.probes.spectrum._krylov import next_check
@@ -10,7 +11,7 @@ from joma.probes.spectrum._krylov import next_check
 STOPS = (3, 4, 5, 6, 8, 10, 12, 15, 18, 22)
 """Applications of the Gram matrix after which bounds can be computed."""
 _PATIENCE = 8
-"""Matrices that are measured between two trials of a lower stop."""
+"""Matrices that are measured after a lower stop was not enough, until one is tried again."""
 
 
 class Pace:
@@ -19,6 +20,7 @@ class Pace:
     def __init__(self) -> None:
         self._likely = 0
         self._wait = 0
+        self._is_trial = False
         self._checks: list[tuple[int, float]] = []
         self._first = self._stop = 0
         self._restarted = False
@@ -58,7 +60,12 @@ class Pace:
             over: whether the bound was as small as it can be, so that less may have been enough.
         """
         if self._stop != self._first:
-            self._likely, self._wait = self._stop, _PATIENCE
-        elif over and self._stop > 0:
-            self._wait = max(self._wait - 1, 0)
-            self._likely = self._stop - (self._wait == 0)
+            self._likely = self._stop
+            self._wait = _PATIENCE if self._is_trial else 0
+            self._is_trial = False
+            return
+        self._is_trial = False
+        if over and self._stop > 0:
+            self._wait -= 1
+            if self._wait <= 0:
+                self._likely, self._is_trial = self._stop // 2, True
