@@ -16,9 +16,10 @@ behind enough work that the device never waits for a launch, and by the clock fr
 on a CPU by the process's time with one thread, and by the clock with several.
 """
 
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ SHAPES = (
 SMALLER = ((1, 2, 1, 2048, 4096, 64), (4, 16, 4, 1000, 1000, 64))
 """In place of the last two on a CPU."""
 KINDS = ("causal", "bidirectional", "bool", "added", "padding", "window", "softcap")
+WITH_MASKS = ("causal", "bool", "added", "biased", "padding", "window", "softcap")
+"""`added` is a causal mask of 0 and −∞; `biased` adds another number for each distance."""
 SOFTCAP = 50.0
 
 Work = Callable[[], Any]
@@ -59,8 +62,13 @@ def drawn(shape: tuple[int, ...], kind: str, dtype: torch.dtype, device: str) ->
     real[:, : S // 5] = False
     if kind == "bool":
         return q, k, {"causal": False, "mask": (past & (normal(T, S) > -1.5))[None, None]}
-    if kind == "added":
-        added = torch.zeros(B, 1, T, S, device=device).masked_fill_(~past, -torch.inf)
+    if kind in ("added", "biased"):
+        added = torch.zeros(B, 1, T, S, device=device)
+        if kind == "biased":
+            added -= 0.01 * (torch.arange(T, device=device)[:, None] + S - T) - 0.01 * torch.arange(
+                S, device=device
+            )
+        added.masked_fill_(~past, -torch.inf)
         return q, k, {"causal": False, "mask": added.to(dtype)}
     options = {
         "bidirectional": {"causal": False},
@@ -174,10 +182,10 @@ def _repeated(work: Work, tick: Callable[[], float]) -> float:
             return took / count * 1e3
 
 
-def masks(device: str) -> list[dict[str, Any]]:
-    rows = []
+def masks(device: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each length and kind of mask."""
     for length in (2048, 8192) if device == "cuda" else (512, 1024):
-        for kind in ("causal", "bool", "added", "padding", "window", "softcap"):
+        for kind in WITH_MASKS:
             shape = (1, 16, 16, length, length, 64)
             q, k, given = drawn(shape, kind, torch.bfloat16, device)
             value = torch.randn_like(k)
@@ -200,15 +208,14 @@ def masks(device: str) -> list[dict[str, Any]]:
             row = {"T": length, "with": kind} | in_turns(device, ours, peer)
             causal = in_turns(device, ours, flash)
             row |= {f"causal sdpa, {k}": v for k, v in causal.items() if k.endswith("ratio")}
-            rows.append(row)
-    return rows
+            yield row
 
 
-def shapes(device: str, kinds: tuple[str, ...] = KINDS) -> list[dict[str, Any]]:
-    rows = []
+def shapes(device: str, most: float = math.inf) -> Iterator[dict[str, Any]]:
+    """Yield a row for each shape of at most so many scores, kind of mask, and type."""
     every = SHAPES if device == "cuda" else (*SHAPES[:-2], *SMALLER)
     for shape in sorted(every, key=_count):
-        for kind in kinds:
+        for kind in KINDS if _count(shape) <= most else ():
             for dtype in (torch.float32, torch.bfloat16):
                 q, k, given = drawn(shape, kind, dtype, device)
 
@@ -225,19 +232,16 @@ def shapes(device: str, kinds: tuple[str, ...] = KINDS) -> list[dict[str, Any]]:
                     clock = next(name for name in _clocks(device))
                     faster = in_turns(device, other, peer, 0.05)[f"{clock} ratio"] < 1
                     found = in_turns(device, ours, other if faster else peer)
-                rows.append(
-                    {"shape": shape, "scores": _count(shape), "with": kind, "type": str(dtype)}
-                    | found
-                )
-    return rows
+                row = {"shape": shape, "scores": _count(shape), "with": kind, "type": str(dtype)}
+                yield row | found
 
 
 def _count(shape: tuple[int, ...]) -> int:
     return shape[0] * shape[1] * shape[3] * shape[4]
 
 
-def errors(device: str) -> list[dict[str, Any]]:
-    rows = []
+def errors(device: str) -> Iterator[dict[str, Any]]:
+    """Yield the largest error of each shape, kind of mask, and type."""
     for shape in ((1, 4, 2, 640, 640, 64), (1, 2, 2, 200, 777, 128), (2, 2, 1, 100, 100, 64)):
         for kind in KINDS:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -246,5 +250,4 @@ def errors(device: str) -> list[dict[str, Any]]:
                     given["mask"] = given["mask"].float()
                 wide = written_out(q.double(), k.double(), given)
                 off = (attention_entropy(q, k, **given).double() - wide.nan_to_num(0)).abs().max()
-                rows.append({"shape": shape, "with": kind, "type": str(dtype), "error": float(off)})
-    return rows
+                yield {"shape": shape, "with": kind, "type": str(dtype), "error": float(off)}

@@ -14,9 +14,10 @@ and at many sizes: see `benchmarks.attention`.
 
 import argparse
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -223,25 +224,31 @@ def main() -> None:
     arguments.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments.add_argument("--spectra", type=int, default=1000)
     arguments.add_argument("--parts", help="of masks, shapes, errors; all others without it")
+    arguments.add_argument("--most", type=float, default=math.inf, help="scores of a shape")
     arguments.add_argument("--threads", type=int, default=1, help="of a CPU")
     arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
     torch.set_num_threads(given.threads)
-    parts: dict[str, Callable[[], list[dict[str, Any]]]] = {}
+    parts: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {}
     if given.device == "cuda":
         parts = {"attention": attention, "stable rank": spectra}
     parts["bounds"] = lambda: bounds(given.spectra, given.device)
     if given.parts:
         names = given.parts.split(",")
-        parts = {name: partial(getattr(masked_attention, name), given.device) for name in names}
+        more = {"shapes": {"most": given.most}}
+        parts = {
+            name: partial(getattr(masked_attention, name), given.device, **more.get(name, {}))
+            for name in names
+        }
     name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     result: dict[str, Any] = {"device": name, "torch": torch.__version__}
     if not given.json:
         print(result["device"], "torch", result["torch"], flush=True)
     for name, part in parts.items():
-        result[name] = part()
-        if not given.json:
-            for row in result[name]:
+        result[name] = []
+        for row in part():
+            result[name].append(row)
+            if not given.json:
                 print("  ", ", ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
     if given.json:
         print(json.dumps(result, indent=1))

@@ -58,6 +58,7 @@ COMPARED = 50
 """Steps whose losses are compared, compiled with uncompiled."""
 
 EAGER, COMPILED, GRAPHS, OURS = "eager", "compiled", "CUDA graphs", "joma train"
+LOOPS = (EAGER, COMPILED, GRAPHS)
 
 
 def sections(preset: str, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -182,7 +183,8 @@ def measure(preset: str, given: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of every loop of a preset."""
     chosen = sections(preset, given)
     config, device = Config.of(chosen), given.device
-    kinds = [EAGER, COMPILED, *([GRAPHS] if device == "cuda" else [])]
+    possible = LOOPS if device == "cuda" else (EAGER, COMPILED)
+    kinds = [kind for kind in possible if kind in (given.loop or possible)]
     loops = {kind: Loop(config, device, kind) for kind in kinds}
     for loop in loops.values():
         loop.advance(10)
@@ -230,6 +232,7 @@ def main() -> None:
     arguments.add_argument("--device", choices=("cuda", "cpu"))
     arguments.add_argument("--steps", type=int, help="steps of joma train; the preset's")
     arguments.add_argument("--loop-steps", type=int, default=100, help="steps of the other loops")
+    arguments.add_argument("--loop", action="append", choices=LOOPS, help="all without it")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--corpus", help="the corpus, if not that of the preset")
     arguments.add_argument("--compile", choices=("auto", "true", "false"), default="auto")
