@@ -34,8 +34,8 @@ _HEAD = """# Benchmark results
 
 Written by `python -m benchmarks.speed` from `benchmarks/results.json`: every statement of speed in
 README and docs with its last result. Ratios are from one run that timed both sides; timing never
-fails a test. Rows of 2026-11-15 and 2026-11-16 were not measured by this command: they were taken
-over by hand from [MEASUREMENTS.md](MEASUREMENTS.md), which also has conditions, spread over
+fails a test. Rows of GPUs were not measured by this command but by those that they name, and were
+taken over by hand from [MEASUREMENTS.md](MEASUREMENTS.md), which also has conditions, spread over
 repeated runs and what was tried. The counting is in [docs/performance.md](../docs/performance.md).
 The marks of `report`, `sparse-mlp-cpu` and `train-cpu` were set after results were known: they
 tell when something becomes slower, not that a goal was reached.
