@@ -18,14 +18,14 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from joma.probes._attention_kernel import _columns, _extent, _rows, blocks
+from joma.probes._attention_kernel import MOST_PARTS, _columns, _ends, _extent, _rows, blocks
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 NUMBERS = ("bits", "inverse", "lowest")
 POINTERS = {"padding": "*i8", "real_rows": "*i8", "extent": "*i32", "tiles": "*i8"}
 POINTERS |= {"words": "*i32"}
 OUTPUTS = ("logsumexp", "entropy", "first_mass", "last_mass", "level_out", "reference_out")
-OUTPUTS += ("reference", "received")
+OUTPUTS += ("reference", "received", "parts")
 
 
 def built(function: Any, given: str, mask: str, constants: dict[str, Any], **launch: int) -> Any:
@@ -66,10 +66,13 @@ def kernels(
             general | {"MASK": mask, "SOFTCAP": softcap, "EVEN": even}
             for mask, softcap in product((0, 1, 2), (False, True))
         ]
-        for variant in variants:
+        for variant, parts in product(variants, (False, True)):
+            if parts and (not few or variant["MASSES"] > variant["GENERAL"]):
+                continue  # masses on the first and last keys need all keys in one program
             mask = ("i8", "i32", TYPES[dtype])[variant["MASK"]]
             sizes = {"BLOCK_T": outer, "BLOCK_S": inner}
-            yield "rows", _rows.row_kernel, mask, common | variant | sizes
+            of_rows = {"PARTS": parts, "MASSES": variant["MASSES"] and not parts}
+            yield "rows", _rows.row_kernel, mask, common | variant | of_rows | sizes
             if variant["MASSES"] == variant["GENERAL"] and not few:
                 sizes = {"BLOCK_T": inner, "BLOCK_S": outer}
                 constants = {it: value for it, value in variant.items() if it != "MASSES"}
@@ -94,6 +97,9 @@ def main() -> None:
         constants = {"NUMBERS": mask != "i8", "EVEN": even, "TILE": 64}
         built(_extent.tile_kernel, "bf16", mask, constants)
         print(json.dumps({"kernel": "tiles", "type": mask, "EVEN": even}), flush=True)
+    for mask, parts in product((0, 1, 2), (2, 8, MOST_PARTS)):
+        built(_ends.join_kernel, "bf16", "i8", {"MASK": mask, "PARTS": parts, "BLOCK": 64})
+        print(json.dumps({"kernel": "join", "MASK": mask, "PARTS": parts}), flush=True)
     built(_extent.padding_kernel, "bf16", "i8", {"BLOCK": 1024})
     print(json.dumps({"kernel": "padding"}), flush=True)
 

@@ -9,7 +9,7 @@ pytestmark = needs_triton
 
 @pytest.mark.parametrize(
     ("arguments", "count"),
-    [((), 24), pytest.param(("--all",), 205, marks=pytest.mark.slow)],
+    [((), 43), pytest.param(("--all",), 287, marks=pytest.mark.slow)],
 )
 def test_the_kernels_agree_with_float64_softmax(arguments: tuple[str, ...], count: int):
     """Masks of every kind, padding, windows, softcaps, queries that are not real, NaN and ∞."""
@@ -21,6 +21,6 @@ def test_the_kernels_agree_with_float64_softmax(arguments: tuple[str, ...], coun
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["64", "128"])
 def test_every_kernel_compiles(head: str):
-    """20 of rows, as many for few rows, 16 of keys, 8 of masks, 1 of padding, for one type."""
+    """20 of rows, 36 for few rows, 16 of keys, 8 of masks, 9 that join, 1 of padding, of one type."""
     found = printed("tests.probes.compiled_attention", head, "bfloat16", interpret=False)
-    assert len(found) == 20 + 20 + 16 + 8 + 1
+    assert len(found) == 20 + 36 + 16 + 8 + 9 + 1

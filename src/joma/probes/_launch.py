@@ -29,6 +29,7 @@ class Launcher:
         self._arguments = itemgetter(*kernel.arg_names)
         self._inspected = inspected
         self._compiled: dict[Hashable, Any] = {}
+        self._tensors: tuple[int, ...] = ()
 
     def __call__(
         self,
@@ -51,10 +52,14 @@ class Launcher:
             for it in map(arguments.__getitem__, self._inspected)
         ]
         key = (*kind, *inspected)
+        values = list(self._arguments(arguments))
         compiled = self._compiled.get(key)
         if compiled is not None:
-            compiled[grid](*self._arguments(arguments))
+            for place in self._tensors:  # Triton would ask the driver about each
+                values[place] = values[place].data_ptr()
+            compiled[grid](*values)
             return
+        self._tensors = tuple(i for i, it in enumerate(values) if hasattr(it, "data_ptr"))
         compiled = self._kernel[grid](**arguments, **options)
         if hasattr(compiled, "metadata"):  # not in Triton's interpreter
             self._compiled[key] = compiled

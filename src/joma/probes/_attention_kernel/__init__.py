@@ -16,7 +16,8 @@ Attention that is causal or not and nothing else has kernels of its own. All els
 masks, softcaps, queries that are not real) is the general kernel, where windows and padding are
 numbers the kernel is given, so that it is compiled once for all of them: per head size and type of
 queries there are 8 plain and 12 general kernels over rows, 4 and 12 over keys, of which a model
-uses one or two. Few rows over many keys have kernels of their own, with wider blocks of keys.
+uses one or two. Few rows over many keys have kernels of their own, with wider blocks of keys; where
+they are too few for a GPU, programs share the keys, and a second kernel adds up their sums.
 A block all of whose rows see all of its keys goes through the same loop as without a mask.
 
 A row is NaN where one of its scores is NaN or +∞, or all are −∞; where some are −∞ its entropy is.
@@ -33,6 +34,7 @@ import torch
 from torch import Tensor
 
 from joma.probes._attention_kernel._columns import column_kernel
+from joma.probes._attention_kernel._ends import MOST_PARTS, SUMS, join_kernel
 from joma.probes._attention_kernel._extent import padding_kernel, tile_kernel
 from joma.probes._attention_kernel._rows import row_kernel
 from joma.probes._attention_kernel._score import TILE
@@ -50,6 +52,8 @@ _FEW_ROWS = 16
 """Rows of a block where there are few, so that more programs share them."""
 _FEW_PROGRAMS = 64
 """Fewer programs than this leave half of a GPU idle."""
+_PROGRAMS = 256
+"""So many programs share the keys of few rows, at most."""
 _FEW_ENTRIES = 2**18
 """Numbers of a mask for which the tiles that need no second look are not worth a launch."""
 
@@ -59,6 +63,7 @@ _STRIDES = tuple(
 _launch_rows = Launcher(row_kernel, ("query", "key", "mask", *_STRIDES))
 _launch_columns = Launcher(column_kernel, ("query", "key", "mask", *_STRIDES))
 _launch_tiles = Launcher(tile_kernel, ("mask",))
+_launch_join = Launcher(join_kernel, ("parts",))
 _launch_padding = Launcher(padding_kernel, ("extent",))
 
 
@@ -157,9 +162,15 @@ def statistics(
         types = (device.index, dtype, common["mask"].dtype, *constants.values())
         large = common["mask_stride_B"] > LARGEST, common["mask_stride_H"] > LARGEST
         outer, inner, options = blocks(dtype, constants["BLOCK_D"], B * H, T)
+        programs, span = _ceil_div(T, outer) * B * H, S
+        if outer < TILE and not masses:
+            count = min(MOST_PARTS, _PROGRAMS // programs, S // (2 * inner))
+            span = _ceil_div(_ceil_div(S, inner), max(count, 1)) * inner
+        count = _ceil_div(S, span)
+        parts = logsumexp if count == 1 else torch.empty(count, SUMS, B, H, T, **like)
         _launch_rows(
-            (_parts(T, outer), B * H, 1),
-            (*types, *large, outer, inner, masses),
+            (_ceil_div(T, outer), B * H, count),
+            (*types, *large, outer, inner, masses, count > 1),
             {
                 **common,
                 "entropy": entropy,
@@ -171,16 +182,34 @@ def statistics(
                 "has_rows": int(rows_BT is not None),
                 "level_out": level,
                 "reference_out": reference,
-                "MASSES": masses or general,
+                "parts": parts,
+                "span": span,
+                "MASSES": masses or (general and count == 1),
+                "PARTS": count > 1,
                 "BLOCK_T": outer,
                 "BLOCK_S": inner,
             },
             options,
         )
+        if count > 1:
+            arguments = {
+                "parts": parts,
+                "logsumexp": logsumexp,
+                "entropy": entropy,
+                "level_out": level,
+                "reference_out": reference,
+                "rows": B * H * T,
+                "count": count,
+                "MASK": constants["MASK"],
+                "PARTS": 1 << (count - 1).bit_length(),
+                "BLOCK": 64,
+            }
+            kind = (device.index, constants["MASK"], arguments["PARTS"])
+            _launch_join((_ceil_div(B * H * T, 64), 1, 1), kind, arguments, {})
         if mass_received is not None:
             outer, inner, options = blocks(dtype, constants["BLOCK_D"])
             _launch_columns(
-                (_parts(S, outer), B * H, 1),
+                (_ceil_div(S, outer), B * H, 1),
                 (*types, *large),
                 {
                     **common,
@@ -207,7 +236,7 @@ def blocks(
         rows: Rows of each.
     """
     if heads is not None:
-        few = dtype == torch.float32 and _parts(rows, TILE) * heads < _FEW_PROGRAMS
+        few = dtype == torch.float32 and _ceil_div(rows, TILE) * heads < _FEW_PROGRAMS
         if few or rows <= _FEW_ROWS:
             inner = max(32, min(256, 2**14 // head))
             return _FEW_ROWS, inner, {"num_warps": 8 if inner > 64 else 4, "num_stages": 2}
@@ -216,7 +245,7 @@ def blocks(
     return TILE, 128 if head <= 64 else 64, {"num_warps": 4, "num_stages": 3}
 
 
-def _parts(size: int, of: int) -> int:
+def _ceil_div(size: int, of: int) -> int:
     """Return the number of parts; Triton's own function takes longer than a small allocation."""
     return -(-size // of)
 
@@ -285,7 +314,7 @@ def _mask(mask_BHTS: Tensor, nothing: Tensor, *, even: bool) -> tuple[bool, dict
     aligned = even and stride.S == 1 and not mask.data_ptr() % 16
     aligned = aligned and not (stride.B % 16 or stride.H % 16 or stride.T % 16)
     found: dict[str, Any] = {"mask": mask, "mask_rows": rows, "lowest": lowest, "tiled": 1}
-    down, across = _parts(rows, TILE), _parts(S, TILE)
+    down, across = _ceil_div(rows, TILE), _ceil_div(S, TILE)
     if numbers and B * H * rows * S <= _FEW_ENTRIES:
         of_tiles = {"tiles": nothing, "tiled": 0, **_strides("tile_stride_", "BHT", (0, 0, 0))}
         return aligned, found | of_tiles | _strides("mask_stride_", "BHTS", stride)

@@ -5,10 +5,10 @@
 import triton
 import triton.language as tl
 
+from joma.probes._attention_kernel._ends import write_part, write_rows
 from joma.probes._attention_kernel._extent import block_ranges, tile_extent
 from joma.probes._attention_kernel._score import (
     HIDDEN,
-    UNSEEN,
     capped,
     columns_of,
     laid_out_as,
@@ -21,7 +21,6 @@ from joma.probes._attention_kernel._score import (
 )
 
 _LOG2E = tl.constexpr(1.4426950408889634)
-_LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -203,9 +202,9 @@ def _masses(
 
 @triton.jit(
     do_not_specialize=[
-        "heads", "group", "T", "S", "first", "last", "padded", "behind", "ahead", "has_rows",
-        "tiled", "mask_rows", "mask_stride_B", "mask_stride_H", "mask_stride_T", "mask_stride_S",
-        "tile_stride_B", "tile_stride_H", "tile_stride_T",
+        "heads", "group", "T", "S", "first", "last", "span", "padded", "behind", "ahead",
+        "has_rows", "tiled", "mask_rows", "mask_stride_B", "mask_stride_H", "mask_stride_T",
+        "mask_stride_S", "tile_stride_B", "tile_stride_H", "tile_stride_T",
     ],
     do_not_specialize_on_alignment=[
         "padding", "real_rows", "logsumexp", "entropy", "first_mass", "last_mass", "level_out",
@@ -240,6 +239,8 @@ def row_kernel(
     tiles,
     level_out,
     reference_out,
+    parts,
+    span,
     padded,
     behind,
     ahead,
@@ -262,6 +263,7 @@ def row_kernel(
     MASK: tl.constexpr,
     EVEN: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -322,6 +324,11 @@ def row_kernel(
         if CAUSAL:
             full_high = tl.minimum(full_high, tl.maximum(top + 1, 0))
         full_high = full_high // BLOCK_S * BLOCK_S
+    if PARTS:  # of the keys the program has its part alone
+        low = tl.maximum(low, tl.program_id(2) * span)
+        high = tl.maximum(tl.minimum(high, (tl.program_id(2) + 1) * span), low)
+        full_high = tl.maximum(tl.minimum(full_high, high // BLOCK_S * BLOCK_S), low)
+        full_low = tl.minimum(tl.maximum(full_low, low), full_high)
 
     # Loops that look closer need more registers for a key: of many rows they take fewer at a time.
     SMALL: tl.constexpr = 64 if BLOCK_S > 64 and BLOCK_T > 16 else BLOCK_S
@@ -348,26 +355,20 @@ def row_kernel(
             True, D, BLOCK_D, BLOCK_S, CAUSAL, PRECISION,
         )  # fmt: skip
 
-    # Where no key was seen, all that were added are hidden and 0 above the greatest; scores of −∞
-    # have a moment of NaN.
-    unseen = (most <= UNSEEN) & (moment == 0)
-    broken = (most <= UNSEEN) & (moment != 0)
-    if GENERAL:
-        unseen |= real_T == 0
-    level = most + tl.log2(total)
+    if GENERAL:  # rows that are not real saw nothing
+        most = tl.where(real_T, most, HIDDEN)
+        moment = tl.where(real_T, moment, 0.0)
     out = tl.program_id(1).to(tl.int64) * T + row_T
-    lse = level * _LN2
-    if MASK == 2:
-        reference = tl.where(reference <= UNSEEN, 0.0, reference)
-        lse += reference
-    lse = tl.where(broken, float("nan"), lse)
-    tl.store(logsumexp + out, tl.where(unseen, float("-inf"), lse), mask=inside)
-    bits_of_row = tl.log2(total) - moment / total
-    tl.store(entropy + out, tl.where(unseen, 0.0, bits_of_row * _LN2), mask=inside)
-    level = tl.where(unseen, float("inf"), level)
-    if MASK == 2:
-        tl.store(level_out + out, level, mask=inside)
-        tl.store(reference_out + out, reference, mask=inside)
+    if PARTS:
+        rows = tl.num_programs(1).to(tl.int64) * T
+        write_part(
+            parts, tl.program_id(2), rows, out, inside, most, total, moment, reference
+        )  # fmt: skip
+        return
+    level, reference = write_rows(
+        most, total, moment, reference, out, inside, logsumexp, entropy, level_out, reference_out,
+        MASK,
+    )  # fmt: skip
     if MASSES:
         start = tl.maximum(tl.maximum(top - last + 1, 0) // BLOCK_S * BLOCK_S, low)
         stop = tl.minimum(high, tl.maximum(top + BLOCK_T, 0))
