@@ -21,6 +21,6 @@ def test_the_kernels_agree_with_float64_softmax(arguments: tuple[str, ...], coun
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["64", "128"])
 def test_every_kernel_compiles(head: str):
-    """20 of rows, 36 for few rows, 16 of keys, 8 of masks, 9 that join, 1 of padding, of one type."""
+    """Rows, few rows, keys, tiles of masks, sums that are joined, and padding, of one type."""
     found = printed("tests.probes.compiled_attention", head, "bfloat16", interpret=False)
     assert len(found) == 20 + 36 + 16 + 8 + 9 + 1
