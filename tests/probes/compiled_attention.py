@@ -55,7 +55,7 @@ def kernels(
     outer, inner, _ = blocks(dtype, head, 1, 1) if few else blocks(dtype, head)
     precision = "tf32x3" if dtype == torch.float32 else "tf32"
     common = {"D": head, "BLOCK_D": head, "PRECISION": precision}
-    plain = {"GENERAL": False, "MASK": 0, "SOFTCAP": False}
+    plain = {"GENERAL": False, "MASK": 0, "SOFTCAP": 0}
     general = {"GENERAL": True, "CAUSAL": False, "MASSES": True}
     for even in (True, False):
         variants = [
@@ -64,7 +64,7 @@ def kernels(
         ]
         variants += [
             general | {"MASK": mask, "SOFTCAP": softcap, "EVEN": even}
-            for mask, softcap in product((0, 1, 2), (False, True))
+            for mask, softcap in product((0, 1, 2), (0, 1, 2))
         ]
         for variant, parts in product(variants, (False, True)):
             if parts and (not few or variant["MASSES"] > variant["GENERAL"]):

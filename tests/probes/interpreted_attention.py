@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -105,7 +105,7 @@ def _received(q: Tensor, k: Tensor, mask: Tensor, **given: Any) -> Tensor:
     return received
 
 
-def error(found: list[Tensor | None], truth: list[Tensor]) -> float:
+def error(found: Sequence[Tensor | None], truth: Sequence[Tensor]) -> float:
     """The largest of all; ∞ where one is not a number, or infinite, and the other is not."""
     worst = 0.0
     for got, want in zip(found, truth, strict=True):
@@ -163,6 +163,38 @@ def bad_numbers() -> Iterator[tuple[str, float]]:
     yield "lowest float16 hides", error(found, want)
 
 
+def extremes() -> Iterator[tuple[str, float]]:
+    """Numbers next to those that stand for hidden keys, and beyond what float32 can add up."""
+    q, k, ones = draw(12, 1, 2, 17, 16), draw(13, 1, 2, 20, 16), torch.ones(1, 2, 17, 16)
+    plain = expected(q, k)
+    for entry in (-9e29, -5e29, 1e30, 3e38):  # shifts of all scores: all but the log-sum-exp stays
+        found = run(q, k, mask=torch.full((1, 1, 17, 20), entry))
+        yield f"all entries {entry:g}", error(found[1:], plain[1:])
+        yield f"log-sum-exp of {entry:g}", error(found[:1], [plain[0].double() + entry])
+    real = (torch.arange(20) > 3)[None]
+    low = -torch.ones(1, 2, 20, 16)
+    for size in (1e14, 2e14, 1e16):
+        found = run(ones * size, low * size, padding=real)[:2]
+        truth = expected(ones * size, low * size, padding=real)[:2]
+        yield f"scores of {-4 * size**2:g}", error(found, truth)
+    broken = [it for it in run(ones, low * INF)[:4] if it is not None]
+    yield "all scores −∞, masses", 0.0 if torch.stack(broken).isnan().all() else INF
+    large = q.clone()
+    large[:, :, 5] *= 1e5
+    for cap in (50.0, 1e3, 1e5):
+        found, truth = run(large, k, softcap=cap), expected(large, k, softcap=cap)
+        others = torch.arange(17) != 5
+        found, truth = (
+            [it[..., others] for it in all_of[:4] if it is not None] for all_of in (found, truth)
+        )
+        yield f"softcap {cap:g}, one row of large scores", error(found, truth)
+    found = run(k, q, last=2**31 - 1, first=None)[3]
+    truth = materialised(k, q, last=99).last
+    assert found is not None
+    assert truth is not None
+    yield "last beyond all keys", float((found - truth).abs().max())
+
+
 def main() -> None:
     """Print one line for each case."""
     warnings.simplefilter("ignore")
@@ -181,7 +213,9 @@ def main() -> None:
                     case = f"{name}, causal {causal}, {T} × {S}, {dtype}"
                     print(json.dumps({"case": case, "error": off}), flush=True)
     few = ((5, 1300), (1, 2100)) if everything else ((5, 1300),)
-    for name, off in chain(bad_numbers(), *(shared_keys(*it, both=everything) for it in few)):
+    for name, off in chain(
+        bad_numbers(), extremes(), *(shared_keys(*it, both=everything) for it in few)
+    ):
         print(json.dumps({"case": name, "error": off}), flush=True)
     if everything:
         for size in (1, 24, 64, 128, 256):

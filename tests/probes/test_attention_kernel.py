@@ -9,7 +9,7 @@ pytestmark = needs_triton
 
 @pytest.mark.parametrize(
     ("arguments", "count"),
-    [((), 43), pytest.param(("--all",), 287, marks=pytest.mark.slow)],
+    [((), 59), pytest.param(("--all",), 287, marks=pytest.mark.slow)],
 )
 def test_the_kernels_agree_with_float64_softmax(arguments: tuple[str, ...], count: int):
     """Masks of every kind, padding, windows, softcaps, queries that are not real, NaN and ∞."""
@@ -23,4 +23,4 @@ def test_the_kernels_agree_with_float64_softmax(arguments: tuple[str, ...], coun
 def test_every_kernel_compiles(head: str):
     """Rows, few rows, keys, tiles of masks, sums that are joined, and padding, of one type."""
     found = printed("tests.probes.compiled_attention", head, "bfloat16", interpret=False)
-    assert len(found) == 20 + 36 + 16 + 8 + 9 + 1
+    assert len(found) == 26 + 48 + 22 + 8 + 9 + 1

@@ -1,6 +1,8 @@
 """All scores at once, without a decision that depends on the numbers, as on a GPU."""
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -79,3 +81,36 @@ def test_the_threads_kept_memory_is_nobodys_result():
     for before, now, other in zip(kept, vars(first).values(), vars(again).values(), strict=True):
         assert torch.equal(before, now)
         assert not torch.equal(now, other)
+
+
+FOREIGN = """
+import torch
+torch.set_default_dtype(torch.float64)
+with torch.device("meta"):
+    from joma.probes import attention_statistics
+q, k = (torch.randn(1, 2, 64, 8, dtype=torch.float32, device="cpu") for _ in range(2))
+attention_statistics(q, k)
+torch.set_default_dtype(torch.float32)
+print(attention_statistics(q, k).entropy.isfinite().all().item())
+"""
+
+
+def test_default_types_and_devices_of_others_do_not_matter():
+    """Models are loaded under other defaults, and the import may come from there."""
+    done = subprocess.run(
+        [sys.executable, "-c", FOREIGN], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("size", [12, 300])  # written out, and in blocks
+def test_queries_that_are_not_real_reach_nothing(bad: float, size: int):
+    q, k = draw(60, 1, 2, size, 8), draw(61, 1, 2, size, 8)
+    rows = torch.ones(1, size, dtype=torch.bool)
+    rows[:, size // 3] = False
+    expected = attention_statistics(q, k, rows=rows, first=3, last=4, received=True)
+    q[:, :, size // 3] = bad
+    found = attention_statistics(q, k, rows=rows, first=3, last=4, received=True)
+    for name in ("logsumexp", "entropy", "first", "last", "received"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name

@@ -62,14 +62,17 @@ def test_what_triton_would_compile_again_is_not_mixed_up() -> None:
     """It compiles for multiples of 16, for 1, for 64 bits, and for aligned addresses."""
     kernel = Kernel()
     launch = Launcher(kernel, ("x", "stride"))
-    kinds = [arguments(), arguments(stride=33), arguments(stride=1), arguments(stride=2**31)]
-    kinds.append(arguments(ALIGNED[1:]))
+    strides = (32, 33, 1, 2**31, -(2**40), 2**63)
+    kinds = [arguments(stride=it) for it in strides[:4]] + [arguments(ALIGNED[1:])]
+    kinds += [arguments(stride=strides[5])]
     for _ in range(2):
         for given in kinds:
             launch(GRID, ("float32",), given, {})
         launch(GRID, ("bfloat16",), arguments(), {})
-    assert len(kernel.compiled) == 6
-    assert [len(one.launched) for one in kernel.compiled] == [1] * 6
+    assert len(kernel.compiled) == 7
+    assert [len(one.launched) for one in kernel.compiled] == [1] * 7
+    launch(GRID, ("float32",), arguments(stride=strides[4]), {})  # 64 bits, as 2³¹ has
+    assert len(kernel.compiled) == 7
 
 
 def test_one_inspected_argument() -> None:

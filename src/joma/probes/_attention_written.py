@@ -21,7 +21,7 @@ MINUS_INFINITY = -1e30
 LEAST = -80.0
 """Bound of x: e⁻⁸⁰ is nothing next to 1, and below it exponentials are slow and then inexact."""
 NOTHING = 1e-34
-_ZERO = torch.zeros(())
+_ZERO = torch.zeros((), dtype=torch.float32, device="cpu")
 _CACHED = 1 << 18
 """So many numbers fit a core's cache."""
 _SHORT = 1 << 16
@@ -218,7 +218,7 @@ def scratch(count: int, like: Tensor) -> Tensor:
         return like.new_empty(count)
     if _kept.buffer is None or _kept.buffer.numel() < count:
         with torch.inference_mode(False):
-            _kept.buffer = torch.empty(count)
+            _kept.buffer = torch.empty(count, dtype=torch.float32, device="cpu")
     return _kept.buffer[:count]
 
 

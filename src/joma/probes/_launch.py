@@ -44,11 +44,12 @@ class Launcher:
             grid: Numbers of programs.
             kind: All that decides what is compiled, but for the inspected arguments: device, types
                 of tensors and constants.
-            arguments: All arguments by name, constants too; whole numbers below 2³¹.
+            arguments: All arguments by name, constants too. Whole numbers that are not inspected
+                have always 32 bits, or `kind` says which do not.
             options: Options of the compiler, which follow from `kind`.
         """
         inspected = [
-            (it % 16 == 0, it == 1, it > LARGEST) if isinstance(it, int) else it.data_ptr() % 16
+            (it % 16 == 0, it == 1, _bits(it)) if isinstance(it, int) else it.data_ptr() % 16
             for it in map(arguments.__getitem__, self._inspected)
         ]
         key = (*kind, *inspected)
@@ -63,3 +64,10 @@ class Launcher:
         compiled = self._kernel[grid](**arguments, **options)
         if hasattr(compiled, "metadata"):  # not in Triton's interpreter
             self._compiled[key] = compiled
+
+
+def _bits(number: int) -> int:
+    """Return what Triton takes a whole number to have: 32 bits, 64, or 64 without a sign."""
+    if -LARGEST - 1 <= number <= LARGEST:
+        return 32
+    return 64 if number < 2**63 else -64

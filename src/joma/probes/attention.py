@@ -266,7 +266,9 @@ def _over_rows(values: Tensor) -> Tensor:
 
 def _measure(query: Tensor, key: Tensor, options: dict[str, Any]) -> _attention_blocked.Result:
     """The statistics by what is fastest for these."""
-    found = None
+    found, rows = None, options["rows_BT"]
+    if rows is not None:  # a NaN in one that is not real would reach what keys receive
+        query = query.masked_fill(~rows[:, None, :, None], 0)
     if query.is_cuda:
         scores = query.shape[:3].numel() * key.shape[2]
         kernel = _kernel(query, key, options["mask_BHTS"]) if scores > FEW else None
@@ -276,7 +278,6 @@ def _measure(query: Tensor, key: Tensor, options: dict[str, Any]) -> _attention_
             found = _attention_written.statistics(query, key, **options)
     if found is None:
         found = _attention_blocked.statistics(query, key, **options)
-    rows = options["rows_BT"]
     if rows is not None:  # queries that are not real see no key; what keys receive stays
         found[:4] = [
             None if part is None else part.masked_fill(~rows.unsqueeze(1), nothing)

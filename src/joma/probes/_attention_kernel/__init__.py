@@ -15,7 +15,7 @@ inside: no atomics, the same input gives the same bits.
 Attention that is causal or not and nothing else has kernels of its own. All else (windows, padding,
 masks, softcaps, queries that are not real) is the general kernel, where windows and padding are
 numbers the kernel is given, so that it is compiled once for all of them: per head size and type of
-queries there are 8 plain and 12 general kernels over rows, 4 and 12 over keys, of which a model
+queries there are 8 plain and 18 general kernels over rows, 4 and 18 over keys, of which a model
 uses one or two. Few rows over many keys have kernels of their own, with wider blocks of keys; where
 they are too few for a GPU, programs share the keys, and a second kernel adds up their sums.
 A block all of whose rows see all of its keys goes through the same loop as without a mask.
@@ -26,6 +26,7 @@ A row is NaN where one of its scores is NaN or +∞, or all are −∞; where so
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
 
+import functools
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -54,6 +55,8 @@ _FEW_PROGRAMS = 64
 """Fewer programs than this leave half of a GPU idle."""
 _PROGRAMS = 256
 """So many programs share the keys of few rows, at most."""
+_LARGE_CAP = 200.0
+"""Softcap above which 10⁻⁷ of it is too much for small scores."""
 _FEW_ENTRIES = 2**18
 """Numbers of a mask for which the tiles that need no second look are not worth a launch."""
 
@@ -127,7 +130,7 @@ def statistics(
         "GENERAL": general,
         "MASK": 0 if mask_BHTS is None else 2 if adds else 1,
         "EVEN": T % 16 == 0 and S % 16 == 0,
-        "SOFTCAP": softcap is not None,
+        "SOFTCAP": 0 if softcap is None else 1 if softcap <= _LARGE_CAP else 2,
         "BLOCK_D": max(16, 1 << (D - 1).bit_length()),
         "PRECISION": "tf32x3" if dtype == torch.float32 else "tf32",
     }
@@ -152,15 +155,16 @@ def statistics(
     }
     with _on(device):
         common |= _sight(padding_BS, window, causal, S, nothing)
+        large: tuple[bool, ...] = ()
         if mask_BHTS is None:
             common |= _no_mask(nothing)
         else:
             even, of_mask = _mask(mask_BHTS, nothing, even=constants["EVEN"])
             common |= of_mask
             constants["EVEN"] = even
+            large = tuple([of_mask["mask_stride_" + axis] > LARGEST for axis in "BHTS"])
         common |= constants
         types = (device.index, dtype, common["mask"].dtype, *constants.values())
-        large = common["mask_stride_B"] > LARGEST, common["mask_stride_H"] > LARGEST
         outer, inner, options = blocks(dtype, constants["BLOCK_D"], B * H, T)
         programs, span = _ceil_div(T, outer) * B * H, S
         if outer < TILE and not masses:
@@ -176,8 +180,8 @@ def statistics(
                 "entropy": entropy,
                 "first_mass": logsumexp if first_mass is None else first_mass,
                 "last_mass": logsumexp if last_mass is None else last_mass,
-                "first": first or 0,
-                "last": last or 0,
+                "first": min(first or 0, S),
+                "last": min(last or 0, S),
                 "real_rows": nothing if rows_BT is None else rows_BT.contiguous().view(torch.int8),
                 "has_rows": int(rows_BT is not None),
                 "level_out": level,
@@ -235,7 +239,7 @@ def blocks(
         heads: Heads of all sequences together, or None where there are many rows.
         rows: Rows of each.
     """
-    if heads is not None:
+    if heads is not None and _has_room():
         few = dtype == torch.float32 and _ceil_div(rows, TILE) * heads < _FEW_PROGRAMS
         if few or rows <= _FEW_ROWS:
             inner = max(32, min(256, 2**14 // head))
@@ -243,6 +247,12 @@ def blocks(
     if dtype == torch.float32 or head > 128:
         return TILE, 32, {"num_warps": 4, "num_stages": 2}
     return TILE, 128 if head <= 64 else 64, {"num_warps": 4, "num_stages": 3}
+
+
+@functools.cache
+def _has_room() -> bool:
+    """Return whether a multiprocessor has the 96 KB that wide blocks of keys need."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0)
 
 
 def _ceil_div(size: int, of: int) -> int:
@@ -335,8 +345,9 @@ def _mask(mask_BHTS: Tensor, nothing: Tensor, *, even: bool) -> tuple[bool, dict
         "EVEN": aligned,
         "TILE": TILE,
     }
-    kind: tuple[Hashable, ...] = (mask.device.index, mask.dtype, aligned, stride.B > LARGEST)
-    _launch_tiles((B * H * down * across, 1, 1), (*kind, stride.H > LARGEST), arguments, {})
+    large = [it > LARGEST for it in stride]
+    kind: tuple[Hashable, ...] = (mask.device.index, mask.dtype, aligned, *large)
+    _launch_tiles((B * H * down * across, 1, 1), kind, arguments, {})
     if not numbers:
         found["mask"], aligned = words, even
         stride = _Strides(*_broadcast(B, H, rows, across * (TILE // 32)), 1)

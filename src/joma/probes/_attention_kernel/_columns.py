@@ -72,7 +72,7 @@ def _add_some_queries(
         query_DT = columns_of(query, row_T, stride, T, D, BLOCK_D)
         level_T = tl.load(level + row_T, mask=row_T < T, other=float("inf"))
         if MASK == 2:
-            reference_T = tl.load(reference + row_T, mask=row_T < T, other=0.0)
+            reference_T = tl.load(reference + row_T, mask=row_T < T, other=float("inf"))
             if not MASKED:  # they were given 0
                 level_T += reference_T * _LOG2E
         else:
@@ -80,7 +80,7 @@ def _add_some_queries(
         level_T = tl.where(level_T == float("-inf"), float("inf"), level_T)
         score_ST = tl.dot(key_SD, query_DT, input_precision=PRECISION)
         if SOFTCAP:
-            score_ST = capped(score_ST, inverse, bits)
+            score_ST = capped(score_ST, inverse, bits, SOFTCAP)
         else:
             score_ST *= bits
         if MASKED:

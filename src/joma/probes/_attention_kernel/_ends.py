@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from joma.probes._attention_kernel._score import HIDDEN, UNSEEN
+from joma.probes._attention_kernel._score import LOWEST, START
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
@@ -21,15 +21,14 @@ def write_rows(
 ):  # fmt: skip
     """Write what the sums of rows give; return their log-sum-exp in bits, ∞ where nothing was seen.
 
-    Where no key was seen, all that were added are hidden and 0 above the greatest; scores of −∞
-    have a moment of NaN.
+    A row that sees nothing has sums of 0; one all of whose scores are −∞ a moment of NaN.
     """
-    unseen = (most <= UNSEEN) & (moment == 0)
-    broken = (most <= UNSEEN) & (moment != 0)
+    unseen = (total == 0) & (moment == 0)
+    broken = (total == 0) & (moment != 0)
     level = most + tl.log2(total)
     lse = level * _LN2
     if MASK == 2:
-        reference = tl.where(reference <= UNSEEN, 0.0, reference)
+        reference = tl.where(unseen, 0.0, reference)
         lse += reference
     lse = tl.where(broken, float("nan"), lse)
     tl.store(logsumexp + out, tl.where(unseen, float("-inf"), lse), mask=inside)
@@ -73,14 +72,15 @@ def join_kernel(
     part_P = tl.arange(0, PARTS)
     inside = (part_P < count)[:, None] & (row_R < rows)[None, :]
     parts += (part_P.to(tl.int64) * rows * 4)[:, None] + row_R[None, :]
-    most_PR = tl.load(parts, mask=inside, other=-1e30)
+    most_PR = tl.load(parts, mask=inside, other=START)
     total_PR = tl.load(parts + rows, mask=inside, other=0.0)
     moment_PR = tl.load(parts + 2 * rows, mask=inside, other=0.0)
-    reference_PR = tl.load(parts + 3 * rows, mask=inside, other=-1e30)
+    reference_PR = tl.load(parts + 3 * rows, mask=inside, other=START)
     reference_R = tl.max(reference_PR, 0)
     if MASK == 2:
         most_PR += (reference_PR - reference_R[None, :]) * _LOG2E
-    most_R = tl.maximum(tl.max(most_PR, 0), HIDDEN)
+        most_PR = tl.maximum(most_PR, LOWEST)
+    most_R = tl.max(most_PR, 0)
     shift_PR = most_PR - most_R[None, :]
     kept_PR = tl.exp2(shift_PR)
     total_R = tl.sum(kept_PR * total_PR, 0)

@@ -9,6 +9,8 @@ from joma.probes._attention_kernel._ends import write_part, write_rows
 from joma.probes._attention_kernel._extent import block_ranges, tile_extent
 from joma.probes._attention_kernel._score import (
     HIDDEN,
+    LOWEST,
+    START,
     capped,
     columns_of,
     laid_out_as,
@@ -49,7 +51,7 @@ def _add_keys(
             most, total, moment = _add_scores(score_TS, most, total, moment)
         else:
             if SOFTCAP:
-                score_TS = capped(score_TS, inverse, bits)
+                score_TS = capped(score_TS, inverse, bits, SOFTCAP)
                 new = tl.maximum(most, tl.max(score_TS, 1))
                 over_TS = score_TS - new[:, None]
             else:
@@ -67,11 +69,7 @@ def _add_keys(
 
 @triton.jit
 def _add_scores(score_TS, most, total, moment):
-    """Adds a block of scores in bits, `HIDDEN` where keys are not visible.
-
-    Of a row that has seen no key yet the sums are of hidden keys: the first that it sees makes them
-    0, for 2^(−10³⁰) is.
-    """
+    """Adds a block of scores in bits, `HIDDEN` where keys are not visible."""
     new = tl.maximum(most, tl.max(score_TS, 1))
     over_TS = score_TS - new[:, None]
     weight_TS = tl.exp2(over_TS)
@@ -115,7 +113,7 @@ def _add_some_keys(
         key_DS = columns_of(key, key_S, stride, S, D, BLOCK_D)
         score_TS = tl.dot(query_TD, key_DS, input_precision=PRECISION)
         if SOFTCAP:
-            score_TS = capped(score_TS, inverse, bits)
+            score_TS = capped(score_TS, inverse, bits, SOFTCAP)
         else:
             score_TS *= bits
         # Inside of what all rows see by their places the mask alone decides.
@@ -131,7 +129,7 @@ def _add_some_keys(
             new = tl.maximum(reference, tl.max(entry_TS, 1))
             score_TS += (entry_TS - new[:, None]) * _LOG2E
             # What was summed up so far is relative to `most`, which moves with it.
-            most += (reference - new) * _LOG2E
+            most = tl.maximum(most + (reference - new) * _LOG2E, LOWEST)
             reference = new
             score_TS = tl.where(entry_TS <= lowest, HIDDEN, score_TS)
         else:
@@ -179,7 +177,7 @@ def _masses(
         key_DS = columns_of(key, key_S, stride, S, D, BLOCK_D)
         score_TS = tl.dot(query_TD, key_DS, input_precision=PRECISION)
         if SOFTCAP:
-            score_TS = capped(score_TS, inverse, bits)
+            score_TS = capped(score_TS, inverse, bits, SOFTCAP)
         else:
             score_TS *= bits
         if GENERAL:
@@ -332,7 +330,7 @@ def row_kernel(
 
     # Loops that look closer need more registers for a key: of many rows they take fewer at a time.
     SMALL: tl.constexpr = 64 if BLOCK_S > 64 and BLOCK_T > 16 else BLOCK_S
-    most = tl.full([BLOCK_T], HIDDEN, tl.float32)
+    most = tl.full([BLOCK_T], START, tl.float32)
     total = tl.zeros([BLOCK_T], tl.float32)
     moment = tl.zeros([BLOCK_T], tl.float32)
     reference = tl.zeros([BLOCK_T], tl.float32)
@@ -342,7 +340,7 @@ def row_kernel(
     )  # fmt: skip
     if GENERAL:
         if MASK == 2:  # the keys so far were given 0
-            reference = tl.where(full_high > full_low, reference, HIDDEN)
+            reference = tl.where(full_high > full_low, reference, START)
         most, total, moment, reference = _add_some_keys(
             low, full_low, full_high, high, most, total, moment, reference, query_TD, key, padding,
             mask, row_T, position_T, key_stride_S, mask_rows, mask_stride_T, mask_stride_S, S,
@@ -356,7 +354,7 @@ def row_kernel(
         )  # fmt: skip
 
     if GENERAL:  # rows that are not real saw nothing
-        most = tl.where(real_T, most, HIDDEN)
+        total = tl.where(real_T, total, 0.0)
         moment = tl.where(real_T, moment, 0.0)
     out = tl.program_id(1).to(tl.int64) * T + row_T
     if PARTS:

@@ -8,10 +8,12 @@ import triton.language as tl
 _LOG2E = tl.constexpr(1.4426950408889634)
 TILE = 64
 """Rows and keys of a tile of the mask, and of the usual outer block of both kernels."""
-HIDDEN = tl.constexpr(-1e30)
+HIDDEN = tl.constexpr(-1e38)
 """Score in bits of a key that is hidden: finite, so that 2^x · x is 0, and not NaN."""
-UNSEEN = tl.constexpr(-1e29)
-"""A row whose greatest score is at most this sees no key."""
+START = tl.constexpr(-1e37)
+"""Greatest score of a row that has seen no key: above that of hidden keys, whose weights are 0."""
+LOWEST = tl.constexpr(-3e38)
+"""No less may come of moving what was summed up so far to another reference: −∞ times 0 is NaN."""
 _ELSEWHERE = tl.constexpr(-(3 << 29))
 """Place of a key that is not real: outside of what any query sees."""
 
@@ -100,26 +102,36 @@ def mask_block(mask, row_T, key_S, T, S, stride_T, stride_S, EVEN: tl.constexpr)
 
 
 @triton.jit
-def capped(score, inverse, cap):
-    """Return cap · tanh(score · inverse), right to some units in the last place of the largest.
+def capped(score, inverse, cap, SOFTCAP: tl.constexpr):
+    """Return cap · tanh(score · inverse), right to some units in the last place.
 
     Blocks all of whose scores are below half of the cap take a polynomial in the square. Others
-    take an exponential, whose errors of 10⁻⁷ of the cap are as small next to their largest score;
-    the GPU can make so few exponentials that this is slower.
+    take an exponential, whose errors are 10⁻⁷ of the cap; the GPU can make so few of them that this
+    is slower. With SOFTCAP 2, for caps next to which small scores are nothing, these keep the
+    polynomial in such blocks, too.
     """
     largest = tl.max(tl.max(tl.abs(score), 1), 0)
     if largest * tl.abs(inverse) <= 0.5:
-        x = score * inverse
-        y = x * x
-        share = 0.0171350067901 * y - 0.0529860753713
-        share = share * y + 0.133247793189
-        share = share * y - 0.333330693941
-        share = share * y + 0.999999986872
-        found = (score * (cap * inverse)) * share
+        found = _capped_small(score, inverse, cap)
     else:
         power = tl.exp2(score * (2 * _LOG2E * inverse))
         found = cap - (2 * cap) * reciprocal(1 + power)
+        if SOFTCAP == 2:
+            small = tl.abs(score * inverse) <= 0.5
+            found = tl.where(small, _capped_small(score, inverse, cap), found)
     return found
+
+
+@triton.jit
+def _capped_small(score, inverse, cap):
+    """The same to 1.3·10⁻⁸ and rounding, where |score · inverse| is at most a half."""
+    x = score * inverse
+    y = x * x
+    share = 0.0171350067901 * y - 0.0529860753713
+    share = share * y + 0.133247793189
+    share = share * y - 0.333330693941
+    share = share * y + 0.999999986872
+    return (score * (cap * inverse)) * share
 
 
 if triton.knobs.runtime.interpret:
