@@ -3,7 +3,7 @@
 Up to some ten thousand scores the calls cost more than the numbers, so there are as few of them as
 possible. `statistics` is for any device and any numbers, and nothing in it is decided by what the
 numbers are: on a GPU the host waits for nothing. `statistics_within` is for a CPU and for scores
-with a bound, which it looks for itself.
+with a bound, which it computes itself.
 """
 
 import functools

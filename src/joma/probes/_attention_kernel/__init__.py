@@ -58,7 +58,7 @@ _PROGRAMS = 256
 _LARGE_CAP = 200.0
 """Softcap above which 10⁻⁷ of it is too much for small scores."""
 _FEW_ENTRIES = 2**18
-"""Numbers of a mask for which the tiles that need no second look are not worth a launch."""
+"""Masks of so few numbers are not classified by tiles first: that would be another launch."""
 
 _STRIDES = tuple(
     f"{of}_stride_{axis}" for of, axes in (("query", "BHT"), ("key", "BHS")) for axis in axes

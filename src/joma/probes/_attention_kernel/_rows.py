@@ -328,7 +328,7 @@ def row_kernel(
         full_high = tl.maximum(tl.minimum(full_high, high // BLOCK_S * BLOCK_S), low)
         full_low = tl.minimum(tl.maximum(full_low, low), full_high)
 
-    # Loops that look closer need more registers for a key: of many rows they take fewer at a time.
+    # Loops that test single keys need more registers for each: of many rows they take fewer.
     SMALL: tl.constexpr = 64 if BLOCK_S > 64 and BLOCK_T > 16 else BLOCK_S
     most = tl.full([BLOCK_T], START, tl.float32)
     total = tl.zeros([BLOCK_T], tl.float32)
