@@ -34,7 +34,7 @@ _ROWS = 64
 _CPU_BLOCK = 1 << 18
 """Scores per block and thread: with their weights 2 MiB, about what a core's cache holds."""
 _LARGEST_BLOCK = 1 << 22
-_FEW = 1 << 16
+_FEW = 1 << 18
 """So few scores are written out."""
 _SPLIT = 8
 """An eighth of a block is not cut further: what that leaves out costs less than the calls."""
