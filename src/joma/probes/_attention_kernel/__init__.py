@@ -165,11 +165,11 @@ def statistics(
             large = tuple([of_mask["mask_stride_" + axis] > LARGEST for axis in "BHTS"])
         common |= constants
         types = (device.index, dtype, common["mask"].dtype, *constants.values())
-        outer, inner, options = blocks(dtype, constants["BLOCK_D"], B * H, T)
-        programs, span = _ceil_div(T, outer) * B * H, S
-        if outer < TILE and not masses:
-            count = min(MOST_PARTS, _PROGRAMS // programs, S // (2 * inner))
-            span = _ceil_div(_ceil_div(S, inner), max(count, 1)) * inner
+        heads = B * H if _has_room(device.index) else None
+        outer, inner, options = blocks(dtype, constants["BLOCK_D"], heads, T)
+        # Masses on the first and last keys need all keys in one program.
+        shared = outer < TILE and not masses
+        span = _keys_of_a_part(S, inner, _ceil_div(T, outer) * B * H) if shared else S
         count = _ceil_div(S, span)
         parts = logsumexp if count == 1 else torch.empty(count, SUMS, B, H, T, **like)
         _launch_rows(
@@ -196,20 +196,7 @@ def statistics(
             options,
         )
         if count > 1:
-            arguments = {
-                "parts": parts,
-                "logsumexp": logsumexp,
-                "entropy": entropy,
-                "level_out": level,
-                "reference_out": reference,
-                "rows": B * H * T,
-                "count": count,
-                "MASK": constants["MASK"],
-                "PARTS": 1 << (count - 1).bit_length(),
-                "BLOCK": 64,
-            }
-            kind = (device.index, constants["MASK"], arguments["PARTS"])
-            _launch_join((_ceil_div(B * H * T, 64), 1, 1), kind, arguments, {})
+            _join(parts, (logsumexp, entropy, level, reference), constants["MASK"])
         if mass_received is not None:
             outer, inner, options = blocks(dtype, constants["BLOCK_D"])
             _launch_columns(
@@ -228,6 +215,35 @@ def statistics(
     return [logsumexp, entropy, first_mass, last_mass, mass_received]
 
 
+def _keys_of_a_part(S: int, inner: int, programs: int) -> int:
+    """Return how many keys a program has where few programs would have all: S where they suffice.
+
+    Args:
+        S: Number of keys.
+        inner: Keys of a block, of which a program has two or more.
+        programs: Number of programs that would each have all keys.
+    """
+    count = max(1, min(MOST_PARTS, _PROGRAMS // programs, S // (2 * inner)))
+    return S if count == 1 else _ceil_div(_ceil_div(S, inner), count) * inner
+
+
+def _join(parts: Tensor, out: tuple[Tensor, Tensor, Tensor, Tensor], mask: int) -> None:
+    """Add up what programs that share keys found; `out` is what `row_kernel` writes otherwise."""
+    count, rows = len(parts), parts[0, 0].numel()
+    names = ("logsumexp", "entropy", "level_out", "reference_out")
+    arguments: dict[str, Any] = {
+        "parts": parts,
+        **dict(zip(names, out, strict=True)),
+        "rows": rows,
+        "count": count,
+        "MASK": mask,
+        "PARTS": 1 << (count - 1).bit_length(),
+        "BLOCK": TILE,
+    }
+    kind = (parts.device.index, mask, arguments["PARTS"])
+    _launch_join((_ceil_div(rows, TILE), 1, 1), kind, arguments, {})
+
+
 def blocks(
     dtype: torch.dtype, head: int, heads: int | None = None, rows: int = 0
 ) -> tuple[int, int, dict[str, int]]:
@@ -236,10 +252,10 @@ def blocks(
     Args:
         dtype: Type of queries and keys.
         head: Head size, rounded up to a power of two.
-        heads: Heads of all sequences together, or None where there are many rows.
+        heads: Heads of all sequences together, or None for the blocks of many rows.
         rows: Rows of each.
     """
-    if heads is not None and _has_room():
+    if heads is not None:
         few = dtype == torch.float32 and _ceil_div(rows, TILE) * heads < _FEW_PROGRAMS
         if few or rows <= _FEW_ROWS:
             inner = max(32, min(256, 2**14 // head))
@@ -250,13 +266,13 @@ def blocks(
 
 
 @functools.cache
-def _has_room() -> bool:
-    """Return whether a multiprocessor has the 96 KB that wide blocks of keys need."""
-    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 0)
+def _has_room(device: int | None) -> bool:
+    """Return whether a multiprocessor of a GPU has the 96 KB that wide blocks of keys need."""
+    return device is None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _ceil_div(size: int, of: int) -> int:
-    """Return the number of parts; Triton's own function takes longer than a small allocation."""
+    """Return size / of, rounded up; Triton's own function takes longer than an allocation."""
     return -(-size // of)
 
 
