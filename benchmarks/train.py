@@ -19,6 +19,7 @@ Presets: those of `joma train`, and gpt2-124m, which has the size of GPT-2 small
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -56,6 +57,8 @@ WORDS = {"neox-wikitext2": 28_782}
 
 COMPARED = 50
 """Steps whose losses are compared, compiled with uncompiled."""
+
+BEGAN = time.perf_counter()
 
 EAGER, COMPILED, GRAPHS, OURS = "eager", "compiled", "CUDA graphs", "joma train"
 LOOPS = (EAGER, COMPILED, GRAPHS)
@@ -186,8 +189,9 @@ def measure(preset: str, given: argparse.Namespace) -> dict[str, Any]:
     possible = LOOPS if device == "cuda" else (EAGER, COMPILED)
     kinds = [kind for kind in possible if kind in (given.loop or possible)]
     loops = {kind: Loop(config, device, kind) for kind in kinds}
-    for loop in loops.values():
+    for kind, loop in loops.items():
         loop.advance(10)
+        say(f"{preset}: {kind} is warm")
     seconds: dict[str, list[float]] = {kind: [] for kind in (*kinds, OURS)}
     rest: list[dict[str, float]] = []
     for _ in range(given.rounds):
@@ -195,7 +199,9 @@ def measure(preset: str, given: argparse.Namespace) -> dict[str, Any]:
             began = clock(device)
             loop.advance(given.loop_steps)
             seconds[kind].append((clock(device) - began) / given.loop_steps)
+            say(f"{preset}: {kind}, {1e3 * seconds[kind][-1]:.2f} ms a step")
         rest.append(ours(config, device))
+        say(f"{preset}: {OURS}, {1e3 * rest[-1]['seconds']:.2f} ms a step")
         seconds[OURS].append(rest[-1]["seconds"])
     tokens = config.data.batch * config.data.window
     speed = {kind: tokens / statistics.median(each) for kind, each in seconds.items()}
@@ -212,6 +218,11 @@ def measure(preset: str, given: argparse.Namespace) -> dict[str, Any]:
         "whole_seconds": [one["whole_seconds"] for one in rest],
         "loss_distance": None if given.no_losses else distance(chosen, device),
     }
+
+
+def say(what: str) -> None:
+    """Print how far it is, for those who wait: compiling takes minutes."""
+    print(f"[{time.perf_counter() - BEGAN:4.0f} s] {what}", file=sys.stderr, flush=True)
 
 
 def show(row: dict[str, Any]) -> None:
