@@ -211,7 +211,9 @@ def masks(device: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def shapes(device: str, most: float = math.inf) -> Iterator[dict[str, Any]]:
+def shapes(
+    device: str, most: float = math.inf, seconds: float = 0.15
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each shape of at most so many scores, kind of mask, and type."""
     every = SHAPES if device == "cuda" else (*SHAPES[:-2], *SMALLER)
     for shape in sorted(every, key=_count):
@@ -230,8 +232,8 @@ def shapes(device: str, most: float = math.inf) -> Iterator[dict[str, Any]]:
 
                 with torch.no_grad():
                     clock = next(name for name in _clocks(device))
-                    faster = in_turns(device, other, peer, 0.05)[f"{clock} ratio"] < 1
-                    found = in_turns(device, ours, other if faster else peer)
+                    faster = in_turns(device, other, peer, seconds / 3)[f"{clock} ratio"] < 1
+                    found = in_turns(device, ours, other if faster else peer, seconds)
                 row = {"shape": shape, "scores": _count(shape), "with": kind, "type": str(dtype)}
                 yield row | found
 

@@ -225,6 +225,7 @@ def main() -> None:
     arguments.add_argument("--spectra", type=int, default=1000)
     arguments.add_argument("--parts", help="of masks, shapes, errors; all others without it")
     arguments.add_argument("--most", type=float, default=math.inf, help="scores of a shape")
+    arguments.add_argument("--seconds", type=float, default=0.15, help="spent on a shape")
     arguments.add_argument("--threads", type=int, default=1, help="of a CPU")
     arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
@@ -235,7 +236,7 @@ def main() -> None:
     parts["bounds"] = lambda: bounds(given.spectra, given.device)
     if given.parts:
         names = given.parts.split(",")
-        more = {"shapes": {"most": given.most}}
+        more = {"shapes": {"most": given.most, "seconds": given.seconds}}
         parts = {
             name: partial(getattr(masked_attention, name), given.device, **more.get(name, {}))
             for name in names
