@@ -51,12 +51,16 @@ class Table:
             [p.data_ptr(), 0 if half is None else half.data_ptr(), m.data_ptr(), v.data_ptr(), size]
             for (p, half, m, v), size in zip(parts, sizes, strict=True)
         ]
+        even = [_part_is_even(part, size) for part, size in zip(parts, sizes, strict=True)]
+        # A bias of 50 numbers must not slow down the matrices: parts that cannot be read several
+        # numbers at a time come last and have a launch of their own.
+        self._even_blocks = sum(even[at] for at, _ in owners)
+        owners.sort(key=lambda owner: not even[owner[0]])
+        self._even_parts = even
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
         self.places = torch.tensor(places, dtype=torch.int64, device=self.device)
         self.gradients = torch.zeros(len(parts), 3, dtype=torch.int64, device=self.device)
         """Of each: address, 0 for none; numbers from one member to the next; 1 for bfloat16."""
-        addresses = (tensor for part in parts for tensor in part if tensor is not None)
-        self.even = all(size % _EVEN == 0 for size in sizes) and all(map(_is_even, addresses))
 
     def take(self, gradients: Sequence[Tensor | None]) -> None:
         """Notes where the gradients lie; each member's part of one is contiguous."""
@@ -69,17 +73,19 @@ class Table:
         self.gradients.copy_(torch.tensor(rows, dtype=torch.int64))
 
     def is_even(self, gradients: Sequence[Tensor | None]) -> bool:
-        """Whether all numbers lie so that several can be read at once."""
-        return self.even and all(gradient is None or _is_even(gradient) for gradient in gradients)
+        """Return whether gradients lie so where parameters can be read several at a time."""
+        each = zip(gradients, self._even_parts, strict=True)
+        return all(gradient is None or not even or _is_even(gradient) for gradient, even in each)
 
     def square_sums(self, even: bool) -> Tensor:
         """‖g‖² of each member over all gradients, (E,) in float32."""
         partial = torch.empty(
             self.members, len(self.owners), dtype=torch.float32, device=self.device
         )
-        grid = len(self.owners), self.members
-        shape = {"BLOCK": BLOCK, "EVEN": _EVEN if even else 1}
-        _squares[grid](self.owners, self.places, self.gradients, partial, **shape)
+        count = len(self.owners)
+        for first, blocks, shape in self._launches(even):
+            kernel = _squares[blocks, self.members]
+            kernel(self.owners, self.places, self.gradients, partial, first, count, **shape)
         return partial.sum(1)
 
     def step(
@@ -104,9 +110,19 @@ class Table:
             even: what `is_even` says of the gradients.
         """
         settings: tuple[Any, ...] = (rates, decays, two, scales, *betas, epsilon)
-        grid = len(self.owners), self.members
-        shape = {"BLOCK": BLOCK, "EVEN": _EVEN if even else 1}
-        _adam[grid](self.owners, self.places, self.gradients, *settings, **shape)
+        for first, blocks, shape in self._launches(even):
+            kernel = _adam[blocks, self.members]
+            kernel(self.owners, self.places, self.gradients, *settings, first, **shape)
+
+    def _launches(self, even: bool) -> list[tuple[int, int, dict[str, int]]]:
+        """Return the first block, the number of blocks and the constants of each launch."""
+        split = self._even_blocks if even else 0
+        parts = (0, split, _EVEN), (split, len(self.owners) - split, 1)
+        return [(at, n, {"BLOCK": BLOCK, "EVEN": kind}) for at, n, kind in parts if n]
+
+
+def _part_is_even(part: AdamParameter, size: int) -> bool:
+    return size % _EVEN == 0 and all(_is_even(tensor) for tensor in part if tensor is not None)
 
 
 def _is_even(tensor: Tensor) -> bool:
@@ -123,10 +139,10 @@ def _numbers(address, offset, kind: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.
 
 
 @triton.jit
-def _block(owners, places, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+def _block(owners, places, number, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """Whose block this is, its first number, the size of a member's part, and what is inside."""
-    item = tl.load(owners + tl.program_id(0) * 2)
-    first = tl.multiple_of(tl.load(owners + tl.program_id(0) * 2 + 1), EVEN)
+    item = tl.load(owners + number * 2)
+    first = tl.multiple_of(tl.load(owners + number * 2 + 1), EVEN)
     size = tl.multiple_of(tl.load(places + item * 5 + 4), EVEN)
     return item, first, size, first + tl.arange(0, BLOCK) < size
 
@@ -146,24 +162,26 @@ def _gradient(gradients, item, member, first, inside, BLOCK: tl.constexpr, EVEN:
 
 
 @triton.jit
-def _squares(owners, places, gradients, partial, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    member = tl.program_id(1).to(tl.int64)
-    item, first, _, inside = _block(owners, places, BLOCK, EVEN)
+def _squares(
+    owners, places, gradients, partial, before, count, BLOCK: tl.constexpr, EVEN: tl.constexpr
+):
+    member, number = tl.program_id(1).to(tl.int64), before + tl.program_id(0)
+    item, first, _, inside = _block(owners, places, number, BLOCK, EVEN)
     total = 0.0
     if tl.load(gradients + item * 3) != 0:
         g = _gradient(gradients, item, member, first, inside, BLOCK, EVEN)
         total = tl.sum(g * g, 0)
-    tl.store(partial + member * tl.num_programs(0) + tl.program_id(0), total)
+    tl.store(partial + member * count + number, total)
 
 
 @triton.jit
 def _adam(
-    owners, places, gradients, rates, decays, two, scales, keep_one, keep_two, epsilon,
+    owners, places, gradients, rates, decays, two, scales, keep_one, keep_two, epsilon, before,
     BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Moves one block of one member's numbers."""
     member = tl.program_id(1).to(tl.int64)
-    item, first, size, inside = _block(owners, places, BLOCK, EVEN)
+    item, first, size, inside = _block(owners, places, before + tl.program_id(0), BLOCK, EVEN)
     if tl.load(gradients + item * 3) != 0:
         at = member * size + first
         p_at = _numbers(tl.load(places + item * 5), at, tl.float32, BLOCK, EVEN)

@@ -84,7 +84,8 @@ class StackedAdam(Stacked):
             squares.append(self._table().square_sums(self._is_even()).double())
         else:
             gradients = (p.grad for p in self.parameters.values() if p.grad is not None)
-            squares += [grad.flatten(1).square().sum(1).double() for grad in gradients]
+            whole = (g.float() if g.dtype == torch.bfloat16 else g for g in gradients)
+            squares += [gradient.flatten(1).square().sum(1).double() for gradient in whole]
         return torch.stack(squares).sum(0).sqrt()
 
     @torch.no_grad()
