@@ -44,7 +44,7 @@ class TestKernels:
         return kernels.Drop(seeds, step, share), Dropout(seeds, step, share)
 
     def test_sum_norm(self, drops) -> None:
-        from joma.models.full_speed import _language_kernels as kernels
+        from joma.models.full_speed import _row_kernels as kernels
 
         x, residual = draw(2, 5, 9, 40), draw(2, 5, 9, 40, seed=1)
         weight, bias = draw(2, 40, seed=2), draw(2, 40, seed=3)
@@ -56,7 +56,7 @@ class TestKernels:
         same(found, expected, [x, linear, residual, weight, bias], 1e-4)
 
     def test_relu(self, drops) -> None:
-        from joma.models.full_speed import _language_kernels as kernels
+        from joma.models.full_speed import _row_kernels as kernels
 
         x, bias = draw(2, 5, 9, 48), draw(2, 1, 48, seed=1)
         expected = drops[1]((x + bias.unsqueeze(1)).relu(), "a")

@@ -27,6 +27,11 @@ class Drop:
     def __init__(self, seeds_E: Tensor, step: Tensor, share: float) -> None:
         self.seeds_E, self.step, self.share = seeds_E, step, share
 
+    @classmethod
+    def nothing(cls, like: Tensor) -> "Drop":
+        """Return what drops nothing, for tensors on the device of another."""
+        return cls(like, like, 0.0)  # neither is read
+
     def at(self, place: str) -> tuple[Tensor, Tensor, int, float]:
         """Seeds, step, stream and share for a kernel."""
         return self.seeds_E, self.step, stream_number(place), self.share

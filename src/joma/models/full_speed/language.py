@@ -149,7 +149,7 @@ def fused_block(
     block: LanguageBlock, x: Tensor, drop: Any, layer: int, entropies: list[Tensor] | None
 ) -> Tensor:
     """Return what a block gives by the kernels, which add the biases; append entropies."""
-    from joma.models.full_speed import _language_kernels as kernels
+    from joma.models.full_speed import _row_kernels as kernels
     from joma.models.full_speed._short_attention_kernel import attended, attended_measured
 
     def normed(linear: Linear, y: Tensor, x: Tensor, norm: LayerNorm, place: str) -> Tensor:
