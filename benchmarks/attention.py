@@ -211,9 +211,7 @@ def masks(device: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def shapes(
-    device: str, most: float = math.inf, seconds: float = 0.15
-) -> Iterator[dict[str, Any]]:
+def shapes(device: str, most: float = math.inf, seconds: float = 0.15) -> Iterator[dict[str, Any]]:
     """Yield a row for each shape of at most so many scores, kind of mask, and type."""
     every = SHAPES if device == "cuda" else (*SHAPES[:-2], *SMALLER)
     for shape in sorted(every, key=_count):

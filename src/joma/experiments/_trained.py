@@ -19,7 +19,8 @@ from joma.common.files import write_bytes
 from joma.data import Batch
 from joma.errors import JomaError
 from joma.experiments._experiment import Experiment, Outcome, Request, publish
-from joma.models import Transformer, TransformerConfig
+from joma.models import TransformerConfig
+from joma.models.full_speed import FastTransformer
 from joma.runs import Run
 from joma.train import Ensemble, Training, fit_together
 
@@ -119,7 +120,7 @@ class TransformerGroup:
         gpu_precision: Any = "bfloat16",
     ) -> None:
         self.run = run
-        model = Transformer(config, seeds, device=request.device)
+        model = FastTransformer(config, seeds, device=request.device)
         precision = gpu_precision if request.device == "cuda" else "float32"
         self.ensemble = Ensemble(
             model,
