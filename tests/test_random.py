@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from joma import random
+from tests.without_gpu import needs_triton, printed
 
 few = settings(max_examples=30, deadline=None)
 any_seed = st.integers(-(2**63), 2**63 - 1)
@@ -253,3 +254,10 @@ def test_a_captured_graph_replays_with_the_step_on_the_device(name: str):
 def test_a_step_on_another_device_is_refused():
     with pytest.raises(ValueError, match=r"step must be an int64 tensor .* on cuda"):
         random.words(torch.arange(1, device="cuda"), "a", torch.tensor(0), 1)
+
+
+@needs_triton
+def test_the_kernel_draws_the_same_words():
+    found = printed("tests.interpreted_random")
+    assert len(found) == 9
+    assert [case for case in found if not case["equal"]] == []

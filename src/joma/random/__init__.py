@@ -10,6 +10,7 @@ counts on the device.
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -167,6 +168,8 @@ def _at_once(seeds_E: Tensor, blocks: int) -> int:
 
 def _words(seeds_E: Tensor, stream: str, step: int | Tensor, first: int, last: int) -> Tensor:
     """The words of the blocks from first to last − 1, shape (E, 4·blocks)."""
+    if seeds_E.is_cuda and (kernel := _kernel()) is not None:
+        return kernel.words(seeds_E, zlib.crc32(stream.encode()), step, first, last)
     members, blocks, device = seeds_E.shape[0], last - first, seeds_E.device
     keys_r2E1 = _round_keys(seeds_E)
     if isinstance(step, Tensor) and step.ndim:
@@ -179,6 +182,15 @@ def _words(seeds_E: Tensor, stream: str, step: int | Tensor, first: int, last: i
         part_Eb4 = out_Eb4[:, start : start + at_once]
         _philox(keys_r2E1, first + start, *counter, space[..., : part_Eb4.shape[1]], part_Eb4)
     return out_Eb4.flatten(1)
+
+
+def _kernel() -> ModuleType | None:
+    """Return what makes words in one launch on a GPU, where there is Triton."""
+    try:
+        from joma.random import _words_kernel
+    except ImportError:  # Triton comes with the builds of torch for GPUs alone
+        return None
+    return _words_kernel
 
 
 def _round_keys(seeds_E: Tensor) -> Tensor:
