@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from joma.probes import held_out, ncorr, planted, shuffled
+from joma.probes import controls, held_out, ncorr, planted, shuffled
 
 
 def noise(seed: int, *lead: int, samples: int, latents: int, nodes: int) -> tuple[Tensor, Tensor]:
@@ -207,3 +207,20 @@ class TestPlanted:
         for wrong in (-0.1, 1.1, float("nan")):
             with pytest.raises(ValueError, match="correlation must lie in"):
                 planted(torch.ones(4, 1), torch.ones(4, 2), wrong)
+
+
+@pytest.mark.parametrize("control", [held_out, shuffled])
+def test_repeats_computed_together_are_those_computed_alone(control, monkeypatch):
+    """As on a GPU; some latents do not vary, and members have rows that do not count."""
+    generator = torch.Generator().manual_seed(5)
+    latents = torch.rand(3, 24, 6, generator=generator) < 0.2
+    nodes = torch.randn(3, 24, 40, generator=generator)
+    weights = torch.rand(3, 24, generator=generator) * (torch.arange(24) % 7 > 0)
+    options = {"weights": weights, "groups": torch.arange(24), "repeats": 11, "seed": 3}
+    alone = control(latents, nodes, **options)
+    for at_once in (1, 4, 100):
+        monkeypatch.setitem(controls._AT_ONCE, "cpu", at_once * nodes.numel())
+        together = control(latents, nodes, **options)
+        for name, expected in vars(alone).items():
+            found = getattr(together, name)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13, equal_nan=True)

@@ -12,6 +12,7 @@ count are left out, so C weighted rows give what the samples they stand for give
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -19,7 +20,10 @@ from torch import Tensor
 from joma.common.checks import whole_number
 from joma.errors import JomaError
 from joma.probes import _checks
-from joma.probes.correlation import Moments, against, centre, moments, rows
+from joma.probes.correlation import CorrelationRows, Moments, against, centre, moments, rows
+
+_AT_ONCE = {"cuda": 1 << 25}
+"""Activations of all repeats that are computed together: 256 MiB; a GPU has too little to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,16 +88,21 @@ def held_out(
     if (grouping.sizes < 2).any():
         raise JomaError("groups must hold at least 2 groups that count, got only 1")
     means, counts = [], []
-    for order in grouping.orders(repeats, seed):
-        first = (order.argsort(-1) < grouping.sizes.unsqueeze(-1) // 2).gather(-1, grouping.labels)
+    for orders in _several(grouping.orders(repeats, seed), given):
+        labels = grouping.labels.expand_as(orders)
+        first = (orders.argsort(-1) < grouping.sizes.unsqueeze(-1) // 2).gather(-1, labels)
         first = first.to(given.weights.device)
-        halves = [moments(given._replace(weights=given.weights * half)) for half in (first, ~first)]
+        latents, activations = (_repeated(part, len(orders)) for part in given[:2])
+        halves = [
+            moments(CorrelationRows(latents, activations, given.weights * half))
+            for half in (first, ~first)
+        ]
         chosen = _correlations_of_the_others_nodes(*halves)
         varying = (halves[0].latents.squares > 0) & (halves[1].latents.squares > 0)
         counted = varying.sum(-1)
         means.append(torch.where(varying, chosen, 0.0).sum(-1) / counted)
         counts.append(counted)
-    return HeldOut(torch.stack(means, -1), torch.stack(counts, -1))
+    return HeldOut(torch.cat(means).movedim(0, -1), torch.cat(counts).movedim(0, -1))
 
 
 def shuffled(
@@ -129,12 +138,13 @@ def shuffled(
         )
     columns, spread = centre(given.activations, given.weights)
     means = []
-    for order in grouping.orders(repeats, seed):
-        source = grouping.members.gather(-1, order.gather(-1, grouping.labels))
-        moved = _take(given.latents, source.to(given.latents.device))
-        best = against(moved, given.weights, columns, spread).correlations().amax(-1)
+    for orders in _several(grouping.orders(repeats, seed), given):
+        labels, members = (part.expand_as(orders) for part in (grouping.labels, grouping.members))
+        source = members.gather(-1, orders.gather(-1, labels)).to(given.latents.device)
+        moved, weights = (_repeated(part, len(orders)) for part in (given.latents, given.weights))
+        best = against(_take(moved, source), weights, columns, spread).correlations().amax(-1)
         means.append(best.mean(-1))
-    return Shuffled(torch.stack(means, -1))
+    return Shuffled(torch.cat(means).movedim(0, -1))
 
 
 def planted(
@@ -236,6 +246,17 @@ class _Grouping:
         real = torch.arange(rows) < self.sizes.unsqueeze(-1)
         for key in keys.T:
             yield torch.where(real, key, torch.inf).argsort(dim=-1, stable=True)
+
+
+def _several(orders: Iterator[Tensor], given: CorrelationRows) -> Iterator[Tensor]:
+    """Yield as many orders together as a GPU is worth, (repeats, ..., S); on a CPU one."""
+    at_once = max(1, _AT_ONCE.get(given.weights.device.type, 0) // given.activations.numel())
+    while several := list(islice(orders, at_once)):
+        yield torch.stack(several)
+
+
+def _repeated(values: Tensor, repeats: int) -> Tensor:
+    return values.expand(repeats, *values.shape)
 
 
 def _correlations_of_the_others_nodes(first: Moments, second: Moments) -> Tensor:
