@@ -22,6 +22,11 @@ class FastTransformer(Transformer):
 
     uses_kernels = True
 
+    def products(self) -> list[str]:
+        """Return the names of the matrices of the blocks; the kernels keep biases in float32."""
+        shapes = {name: p.shape for name, p in self.named_parameters()}
+        return [name for name in super().products() if shapes[name][1] > 1]
+
     def _through(
         self,
         block: TransformerBlock,
