@@ -1,6 +1,5 @@
 """The experiment transformer: the network behind Table 1 and its relatives, E of them as one."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -177,30 +176,14 @@ class Transformer(nn.Module):
         """
         x = self._embedded(tokens_EBT, leading)
         x = x if self.compute is None else x.to(self.compute)
-        seen = Seen(tokens_EBT.shape[-1], self.config.causal, leading, x)
+        seen = _Seen(tokens_EBT.shape[-1], self.config.causal, leading, x)
         top = self.config.layers - 1
         last_alone = self.config.readout == "last" and watch is None and self.depths is None
         for layer, block in enumerate(self.blocks):
             # The other positions of the top layer are not needed unless they are watched.
-            assert isinstance(block, TransformerBlock)
-            last = last_alone and layer == top
-            y = self._through(block, x, seen, last, watch and _for_layer(watch, layer))
+            y = block(x, seen, last_alone and layer == top, watch and _for_layer(watch, layer))
             x = y if self.depths is None else torch.where(self.has_LE111[layer], y, x)
-        if self.config.readout == "last":
-            x = x[:, :, -1]
-        x = x.to(self.output.weight.dtype)
-        return self.output(x if self.final_norm is None else self.final_norm(x))
-
-    def _through(
-        self,
-        block: "TransformerBlock",
-        x: Tensor,
-        seen: "Seen",
-        last: bool,
-        watch: "LayerWatch | None",
-    ) -> Tensor:
-        """Return what a block gives; faster networks of the same kind replace it."""
-        return block(x, seen, last, watch)
+        return self._read_out(x)
 
     def products(self) -> list[str]:
         """Return the names of the parameters of the blocks that activations are multiplied with."""
@@ -211,7 +194,13 @@ class Transformer(nn.Module):
         depths = None if self.depths is None else list(self.depths)
         return {"depths": depths, **asdict(self.config)}
 
-    def _embedded(self, tokens_EBT: Tensor, leading: int) -> Tensor:
+    def _read_out(self, x: Tensor) -> Tensor:
+        if self.config.readout == "last":
+            x = x[:, :, -1]
+        x = x.to(self.output.weight.dtype)
+        return self.output(x if self.final_norm is None else self.final_norm(x))
+
+    def _check_leading(self, leading: int) -> None:
         if leading < 1:
             raise JomaError(f"leading must be at least 1, got {leading}")
         if leading > 1 and (self.config.attention != "softmax" or self.config.positions != "none"):
@@ -219,6 +208,9 @@ class Transformer(nn.Module):
                 "leading must be 1 unless attention is softmax and there are no positions, "
                 f"got {leading}"
             )
+
+    def _embedded(self, tokens_EBT: Tensor, leading: int) -> Tensor:
+        self._check_leading(leading)
         x = self.embedding(tokens_EBT)
         if self.config.positions == "none":
             return x
@@ -249,7 +241,7 @@ class TransformerBlock(nn.Module):
             self.norm_attention = LayerNorm(members, config.width)
             self.norm_mlp = LayerNorm(members, config.width)
 
-    def forward(self, x: Tensor, seen: "Seen", last: bool, watch: "LayerWatch | None") -> Tensor:
+    def forward(self, x: Tensor, seen: "_Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
         """Return (E, B, T, width), or (E, B, 1, width) if only the last position counts."""
         residual = x[:, :, -1:] if last else x
         if self.placement == "pre":
@@ -280,7 +272,7 @@ class SelfAttention(nn.Module):
         self.value = Linear(members, width, width, bias=False)
         self.projection = Linear(members, width, width) if config.projection else None
 
-    def forward(self, x: Tensor, seen: "Seen", last: bool, watch: "LayerWatch | None") -> Tensor:
+    def forward(self, x: Tensor, seen: "_Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
         """Return (E, B, T, width), or (E, B, 1, width) for the last query."""
         q = self._split(self.query(x[:, :, -1:] if last else x))
         k, v = self._split(self.key(x)), self._split(self.value(x))
@@ -310,7 +302,7 @@ class MLP(nn.Module):
         self.lower = Linear(members, config.width, config.hidden)
         self.upper = Linear(members, config.hidden, config.width)
 
-    def forward(self, x: Tensor, watch: "LayerWatch | None") -> Tensor:
+    def forward(self, x: Tensor, watch: "_LayerWatch | None") -> Tensor:
         """Return the same shape as given, (E, ..., width)."""
         hidden = self.activation(self.lower(x))
         if watch is not None:
@@ -318,50 +310,31 @@ class MLP(nn.Module):
         return self.upper(hidden)
 
 
-LayerWatch = Callable[[str, Tensor], None]
-"""Function that a layer calls with "attention" or "hidden" and the tensor."""
+_LayerWatch = Callable[[str, Tensor], None]
 
 
-def _for_layer(watch: Watch, layer: int) -> LayerWatch:
+def _for_layer(watch: Watch, layer: int) -> _LayerWatch:
     return lambda name, tensor: watch(name, layer, tensor)
 
 
-class Seen:
-    """Which keys a query sees, and how often each counts; made once for all layers.
-
-    Args:
-        length: Number of positions, T.
-        causal: Whether a position sees only itself and what is before it.
-        leading: How many equal tokens the first position stands for.
-        like: A tensor of the device and type of the scores.
-    """
+class _Seen:
+    """Which keys a query sees, and how often each counts; made once for all layers."""
 
     def __init__(self, length: int, causal: bool, leading: int, like: Tensor) -> None:
-        self.length, self.causal, self.leading = length, causal, leading
-        self._like = like
-
-    @functools.cached_property
-    def is_hidden(self) -> Tensor:
-        """Whether a query does not see a key, (T, T)."""
-        allowed = torch.ones(self.length, self.length, dtype=torch.bool, device=self._like.device)
-        return ~(allowed.tril() if self.causal else allowed)
-
-    @functools.cached_property
-    def score_bias(self) -> Tensor:
-        """What is added to the scores of a softmax, (T, T)."""
-        shape, like = (self.length, self.length), self._like
-        bias = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        bias[:, 0] = math.log(self.leading)
-        return bias.masked_fill_(self.is_hidden, -math.inf)
+        allowed = torch.ones(length, length, dtype=torch.bool, device=like.device)
+        self.hidden_TT = ~(allowed.tril() if causal else allowed)
+        bias = torch.zeros(length, length, dtype=like.dtype, device=like.device)
+        bias[:, 0] = math.log(leading)
+        self.bias_TT = bias.masked_fill_(self.hidden_TT, -math.inf)
 
     def weights(self, scores: Tensor, kind: AttentionKind) -> Tensor:
         """Return attention weights of the last queries, of which `scores` may have fewer than T."""
         queries = scores.shape[-2]
         if kind == "softmax":
-            return torch.softmax(scores + self.score_bias[-queries:], dim=-1)
+            return torch.softmax(scores + self.bias_TT[-queries:], dim=-1)
         if kind == "exp":
-            return scores.masked_fill(self.is_hidden[-queries:], -math.inf).exp()
-        return scores.masked_fill(self.is_hidden[-queries:], 0)
+            return scores.masked_fill(self.hidden_TT[-queries:], -math.inf).exp()
+        return scores.masked_fill(self.hidden_TT[-queries:], 0)
 
 
 def sinusoids(length: int, width: int) -> Tensor:

@@ -1,20 +1,35 @@
 """The networks of Table 1 by kernels: fewer passes over activations between the products."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from joma.models.language import bias_of
-from joma.models.transformer import LayerWatch, Seen, Transformer, TransformerBlock
+from joma.models.transformer import SelfAttention, Transformer, TransformerBlock, Watch
 
 LONGEST = 64
 """So many positions fit a program of the attention kernel."""
 
+LARGEST_VOCABULARY = 512
+"""Up to so many tokens sums over the places of a token are a product with a matrix of 0 and 1."""
+
+
+class Projected(NamedTuple):
+    """Queries of some positions, keys and values of all, each (E, B, positions, width)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
 
 class FastTransformer(Transformer):
     """`Transformer` that computes with kernels on a GPU in bfloat16 where they fit it.
+
+    Without positions the first layer's queries, keys and values depend on the token alone, so they
+    are computed for each token of a small vocabulary, not for each place of the sequences.
 
     Attributes:
         uses_kernels: Whether it does; False to compare it with torch's operations.
@@ -22,44 +37,117 @@ class FastTransformer(Transformer):
 
     uses_kernels = True
 
+    def forward(
+        self, tokens_EBT: Tensor, *, leading: int = 1, watch: Watch | None = None
+    ) -> Tensor:
+        """Return outputs; arguments and result as of `Transformer`."""
+        if watch is not None or not self._fits(tokens_EBT):
+            return super().forward(tokens_EBT, leading=leading, watch=watch)
+        config, first = self.config, None
+        last_alone = config.readout == "last" and self.depths is None
+        fewer = config.vocabulary <= min(LARGEST_VOCABULARY, tokens_EBT[0].numel())
+        if config.positions == "none" and fewer:
+            self._check_leading(leading)
+            rows = TokenRows(tokens_EBT, config.vocabulary, torch.bfloat16)
+            table_EVD = self.embedding.weight.to(torch.bfloat16)
+            x = rows.of(table_EVD)
+            block = self.blocks[0]
+            assert isinstance(block, TransformerBlock)
+            first = [rows.of(it) for it in _products(table_EVD, _matrices(block.attention))]
+        else:
+            x = self._embedded(tokens_EBT, leading).to(torch.bfloat16)
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, TransformerBlock)
+            last = last_alone and layer + 1 == config.layers
+            if layer == 0 and first is not None:
+                q, k, v = first
+                projected = Projected(q[:, :, -1:] if last else q, k, v)
+            else:
+                projected = _projected(block.attention, x, last)
+            y = fused_block(block, x[:, :, -1:] if last else x, projected, leading, config.causal)
+            x = y if self.depths is None else torch.where(self.has_LE111[layer], y, x)
+        return self._read_out(x)
+
     def products(self) -> list[str]:
         """Return the names of the matrices of the blocks; the kernels keep biases in float32."""
         shapes = {name: p.shape for name, p in self.named_parameters()}
         return [name for name in super().products() if shapes[name][1] > 1]
 
-    def _through(
-        self,
-        block: TransformerBlock,
-        x: Tensor,
-        seen: Seen,
-        last: bool,
-        watch: LayerWatch | None,
-    ) -> Tensor:
-        if watch is None and self._fits(x):
-            return fused_block(block, x, seen, last)
-        return super()._through(block, x, seen, last, watch)
-
-    def _fits(self, x: Tensor) -> bool:
-        """Return whether the kernels are made for such a network, given activations."""
+    def _fits(self, tokens_EBT: Tensor) -> bool:
+        """Return whether the kernels are made for such a network and such tokens."""
         config = self.config
         kind = config.attention, config.norm, config.activation
         return (
             self.uses_kernels
-            and x.is_cuda
-            and self.compute == x.dtype == torch.bfloat16
+            and tokens_EBT.is_cuda
+            and self.compute == torch.bfloat16
             and kind == ("softmax", "post", "relu")
-            and x.shape[2] <= LONGEST
+            and tokens_EBT.shape[2] <= LONGEST
         )
 
 
-def fused_block(block: TransformerBlock, x: Tensor, seen: Seen, last: bool) -> Tensor:
+class TokenRows:
+    """Which row of a table each place of the sequences has.
+
+    Args:
+        tokens_EBT: Tokens, (E, B, T).
+        vocabulary: Number of tokens, V.
+        kind: Type of the tables.
+    """
+
+    def __init__(self, tokens_EBT: Tensor, vocabulary: int, kind: torch.dtype) -> None:
+        members = len(tokens_EBT)
+        tokens_E1N = tokens_EBT.reshape(members, 1, -1)
+        self.shape = tokens_EBT.shape
+        self.is_EVN = torch.zeros(
+            members, vocabulary, tokens_E1N.shape[2], dtype=kind, device=tokens_EBT.device
+        ).scatter_(1, tokens_E1N, 1)
+        first_E1 = torch.arange(members, device=tokens_EBT.device).unsqueeze(1) * vocabulary
+        self.places_EN = tokens_E1N.squeeze(1) + first_E1
+
+    def of(self, table_EVD: Tensor) -> Tensor:
+        """Return the rows of a table, (E, B, T, D)."""
+        rows: Tensor = _Rows.apply(table_EVD, self.places_EN, self.is_EVN)
+        return rows.unflatten(1, self.shape[1:])
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a table, whose gradients are added up by a product, always in the same order."""
+
+    @staticmethod
+    def forward(ctx: Any, table_EVD: Tensor, places_EN: Tensor, is_EVN: Tensor) -> Tensor:
+        ctx.save_for_backward(is_EVN)
+        return functional.embedding(places_EN, table_EVD.flatten(0, 1))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (is_EVN,) = ctx.saved_tensors
+        return torch.bmm(is_EVN, gradients[0]), None, None
+
+
+def _matrices(attention: SelfAttention) -> list[Tensor]:
+    return [layer.weight for layer in (attention.query, attention.key, attention.value)]
+
+
+def _projected(attention: SelfAttention, x: Tensor, last: bool) -> Projected:
+    """Return what attention reads of activations; queries of the last position alone if `last`."""
+    weights = _matrices(attention)
+    if not last:
+        return Projected(*_products_of_places(x, weights))
+    return Projected(attention.query.product(x[:, :, -1:]), *_products_of_places(x, weights[1:]))
+
+
+def fused_block(
+    block: TransformerBlock, x: Tensor, projected: Projected, leading: int, causal: bool
+) -> Tensor:
     """Return what a post-norm block gives by the kernels, which add the biases.
 
     Args:
         block: Attention, MLP and their layer norms.
-        x: Activations, (E, B, T, width).
-        seen: Which keys a query sees.
-        last: Whether only the last position counts.
+        x: Activations of the positions that have queries, (E, B, positions, width).
+        projected: Queries, keys and values.
+        leading: How many equal tokens the first position stands for.
+        causal: Whether a position sees only itself and what is before it.
     """
     from joma.models.full_speed import _row_kernels as kernels
     from joma.models.full_speed._dropping_kernel import Drop
@@ -67,19 +155,12 @@ def fused_block(block: TransformerBlock, x: Tensor, seen: Seen, last: bool) -> T
 
     drop = Drop.nothing(x)
     attention, mlp = block.attention, block.mlp
-    residual = x[:, :, -1:] if last else x
-    weights = [layer.weight for layer in (attention.query, attention.key, attention.value)]
-    q: Tensor
-    if last:
-        q, (k, v) = attention.query.product(residual), _products(x, weights[1:])
-    else:
-        q, k, v = _products(x, weights)
-    y = attended(q, k, v, heads=attention.heads, leading=seen.leading, causal=seen.causal)
+    y = attended(*projected, heads=attention.heads, leading=leading, causal=causal)
     bias = None
     if attention.projection is not None:
         y, bias = attention.projection.product(y), bias_of(attention.projection)
     norm = block.norm_attention
-    x = kernels.sum_norm(y, bias, residual, norm.weight, norm.bias, drop, "attended")
+    x = kernels.sum_norm(y, bias, x, norm.weight, norm.bias, drop, "attended")
     hidden = kernels.relu(mlp.lower.product(x), bias_of(mlp.lower), drop, "hidden")
     norm, y = block.norm_mlp, mlp.upper.product(hidden)
     return kernels.sum_norm(y, bias_of(mlp.upper), x, norm.weight, norm.bias, drop, "mlp")
@@ -97,7 +178,7 @@ class _Products(torch.autograd.Function):
         return tuple(torch.bmm(rows_ENI, weight) for weight in weights_EIO)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         rows_ENI, *weights = ctx.saved_tensors
         first, *others = zip(gradients, weights, strict=True)
         d_rows = torch.bmm(first[0], first[1].mT)
@@ -106,7 +187,11 @@ class _Products(torch.autograd.Function):
         return d_rows, *(torch.bmm(rows_ENI.mT, gradient) for gradient in gradients)
 
 
-def _products(x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _products(rows_ENI: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the product of rows with each matrix."""
+    return _Products.apply(rows_ENI, *(weight.to(rows_ENI.dtype) for weight in weights))
+
+
+def _products_of_places(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """Return the product of x, (E, B, T, width), with each matrix."""
-    found = _Products.apply(x.flatten(1, 2), *(weight.to(x.dtype) for weight in weights))
-    return tuple(y.unflatten(1, x.shape[1:3]) for y in found)
+    return [y.unflatten(1, x.shape[1:3]) for y in _products(x.flatten(1, 2), weights)]
