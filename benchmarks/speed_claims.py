@@ -259,7 +259,7 @@ CLAIMS: tuple[SpeedClaim, ...] = (
         / sum(it["step_ms"] for it in found["groups"]),
         30,
         at_least=True,
-        floor="61, traffic and products of 205 s",
+        floor="63, traffic and products of 198 s",
     ),
     SpeedClaim(
         "fig6",
