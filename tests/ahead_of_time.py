@@ -53,6 +53,7 @@ def compiled(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dic
         "registers": int(registers[0]),
         "spilled": sum(map(int, spilled)),
         "shared": found.metadata.shared,
+        "maxima": sorted(set(re.findall(r"max\.[\w.]*f32", found.asm["ptx"]))),
     }
 
 

@@ -1,6 +1,7 @@
 """Counter-based random numbers: known answers, statistics, and independence of everything else."""
 
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -259,5 +260,17 @@ def test_a_step_on_another_device_is_refused():
 @needs_triton
 def test_the_kernel_draws_the_same_words():
     found = printed("tests.interpreted_random")
-    assert len(found) == 9
+    assert len(found) == 10
     assert [case for case in found if not case["equal"]] == []
+
+
+def test_a_kernel_that_draws_other_words_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    """Also where there is none, or it cannot be compiled: a trial decides."""
+    kernel = SimpleNamespace()
+    monkeypatch.setattr(random, "_words_kernel", kernel, raising=False)
+    cpu = torch.device("cpu")
+    assert random._tried_kernel(cpu) is None
+    kernel.words = random._words_of_torch
+    assert random._tried_kernel(cpu) is kernel
+    kernel.words = lambda *place: random._words_of_torch(*place) + 1
+    assert random._tried_kernel(cpu) is None

@@ -178,13 +178,15 @@ def main() -> None:
     for shape, causal, kind in product(shapes, (True, False), (whole, half)):
         print(json.dumps(attention(*shape, causal=causal, kind=kind)))
     # Few tokens have their rows of the first layer computed once, many at each place.
-    for vocabulary, layers in ((12, 3), (60, 2), (12, 1)):
+    for vocabulary, layers in ((12, 3), (40, 2), (12, 1)):
         config = TransformerConfig(vocabulary, 5, layers, width=48, hidden=272, length=9)
         print(json.dumps(network(config, 3)))
     config = TransformerConfig(12, 5, width=48, hidden=272, positions="learned", length=9)
     print(json.dumps(network(config, 1, depths=(1, 3))))
     config = TransformerConfig(12, 5, width=48, hidden=272, length=9, readout="all")
     print(json.dumps(network(config, 2)))
+    config = TransformerConfig(12, 5, 2, width=24, hidden=40, length=66)
+    print(json.dumps(network(config, 4)))
     config = TransformerConfig(12, 5, 2, 64, 40, 2, length=6, projection=True, causal=False)
     print(json.dumps(network(config, 1)))
 

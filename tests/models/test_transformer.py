@@ -107,10 +107,10 @@ def test_a_block_is_torchs_encoder_layer(norm, heads, activation, causal):
     model = make(config)
     shake(model)
     x = torch.randn(3, 4, 6, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    from joma.models.transformer import _Seen
+    from joma.models.transformer import Seen
 
     block = blocks(model)[1]
-    ours = block(x, _Seen(6, causal, 1, x), False, None)
+    ours = block(x, Seen(6, causal, 1, x), False, None)
     for member in range(3):
         layer = nn.TransformerEncoderLayer(
             8, heads, 16, 0.0, activation, batch_first=True, norm_first=norm == "pre"

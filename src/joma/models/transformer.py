@@ -1,5 +1,6 @@
 """The experiment transformer: the network behind Table 1 and its relatives, E of them as one."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -176,7 +177,7 @@ class Transformer(nn.Module):
         """
         x = self._embedded(tokens_EBT, leading)
         x = x if self.compute is None else x.to(self.compute)
-        seen = _Seen(tokens_EBT.shape[-1], self.config.causal, leading, x)
+        seen = Seen(tokens_EBT.shape[-1], self.config.causal, leading, x)
         top = self.config.layers - 1
         last_alone = self.config.readout == "last" and watch is None and self.depths is None
         for layer, block in enumerate(self.blocks):
@@ -241,7 +242,7 @@ class TransformerBlock(nn.Module):
             self.norm_attention = LayerNorm(members, config.width)
             self.norm_mlp = LayerNorm(members, config.width)
 
-    def forward(self, x: Tensor, seen: "_Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
+    def forward(self, x: Tensor, seen: "Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
         """Return (E, B, T, width), or (E, B, 1, width) if only the last position counts."""
         residual = x[:, :, -1:] if last else x
         if self.placement == "pre":
@@ -272,16 +273,22 @@ class SelfAttention(nn.Module):
         self.value = Linear(members, width, width, bias=False)
         self.projection = Linear(members, width, width) if config.projection else None
 
-    def forward(self, x: Tensor, seen: "_Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
+    def forward(self, x: Tensor, seen: "Seen", last: bool, watch: "_LayerWatch | None") -> Tensor:
         """Return (E, B, T, width), or (E, B, 1, width) for the last query."""
-        q = self._split(self.query(x[:, :, -1:] if last else x))
-        k, v = self._split(self.key(x)), self._split(self.value(x))
+        q = self.query(x[:, :, -1:] if last else x)
+        y = self.attend(q, self.key(x), self.value(x), seen, watch)
+        return y if self.projection is None else self.projection(y)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, seen: "Seen", watch: "_LayerWatch | None" = None
+    ) -> Tensor:
+        """Return the values (E, B, T, width) averaged by the weights of the queries."""
+        q, k, v = self._split(q), self._split(k), self._split(v)
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         weights = seen.weights(scores, self.kind)
         if watch is not None:
             watch("attention", weights)
-        y = (weights @ v).transpose(2, 3).flatten(-2)
-        return y if self.projection is None else self.projection(y)
+        return (weights @ v).transpose(2, 3).flatten(-2)
 
     def _split(self, x: Tensor) -> Tensor:
         """Return (E, B, T, width) as (E, B, heads, T, width of a head)."""
@@ -317,24 +324,39 @@ def _for_layer(watch: Watch, layer: int) -> _LayerWatch:
     return lambda name, tensor: watch(name, layer, tensor)
 
 
-class _Seen:
-    """Which keys a query sees, and how often each counts; made once for all layers."""
+class Seen:
+    """Which keys a query sees, and how often each counts; made once for all layers.
+
+    Args:
+        length: Number of positions, T.
+        causal: Whether a position sees only itself and what is before it.
+        leading: How many equal tokens the first position stands for.
+        like: A tensor of the device and the type of the scores.
+    """
 
     def __init__(self, length: int, causal: bool, leading: int, like: Tensor) -> None:
-        allowed = torch.ones(length, length, dtype=torch.bool, device=like.device)
-        self.hidden_TT = ~(allowed.tril() if causal else allowed)
-        bias = torch.zeros(length, length, dtype=like.dtype, device=like.device)
-        bias[:, 0] = math.log(leading)
-        self.bias_TT = bias.masked_fill_(self.hidden_TT, -math.inf)
+        self.length, self.causal, self.leading = length, causal, leading
+        self._like = like.new_empty(0)
 
     def weights(self, scores: Tensor, kind: AttentionKind) -> Tensor:
         """Return attention weights of the last queries, of which `scores` may have fewer than T."""
         queries = scores.shape[-2]
         if kind == "softmax":
-            return torch.softmax(scores + self.bias_TT[-queries:], dim=-1)
+            return torch.softmax(scores + self._bias[-queries:], dim=-1)
         if kind == "exp":
-            return scores.masked_fill(self.hidden_TT[-queries:], -math.inf).exp()
-        return scores.masked_fill(self.hidden_TT[-queries:], 0)
+            return scores.masked_fill(self._hidden[-queries:], -math.inf).exp()
+        return scores.masked_fill(self._hidden[-queries:], 0)
+
+    @functools.cached_property
+    def _hidden(self) -> Tensor:
+        allowed = torch.ones(self.length, self.length, dtype=torch.bool, device=self._like.device)
+        return ~(allowed.tril() if self.causal else allowed)
+
+    @functools.cached_property
+    def _bias(self) -> Tensor:
+        bias = self._like.new_zeros(self.length, self.length)
+        bias[:, 0] = math.log(self.leading)
+        return bias.masked_fill_(self._hidden, -math.inf)
 
 
 def sinusoids(length: int, width: int) -> Tensor:

@@ -23,7 +23,10 @@ from joma.probes import _checks
 from joma.probes.correlation import CorrelationRows, Moments, against, centre, moments, rows
 
 _AT_ONCE = {"cuda": 1 << 25}
-"""Activations of all repeats that are computed together: 256 MiB; a GPU has too little to do."""
+"""Numbers in the largest tensor of the repeats that are computed together, for a GPU to be busy.
+
+It takes 256 MiB, and a handful of its size is held at a time.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +253,10 @@ class _Grouping:
 
 def _several(orders: Iterator[Tensor], given: CorrelationRows) -> Iterator[Tensor]:
     """Yield as many orders together as a GPU is worth, (repeats, ..., S); on a CPU one."""
-    at_once = max(1, _AT_ONCE.get(given.weights.device.type, 0) // given.activations.numel())
+    samples, latents, nodes = *given.latents.shape[-2:], given.activations.shape[-1]
+    largest = max(samples * nodes, latents * nodes, samples * latents)
+    numbers = given.weights.shape[:-1].numel() * largest
+    at_once = max(1, _AT_ONCE.get(given.weights.device.type, 0) // numbers)
     while several := list(islice(orders, at_once)):
         yield torch.stack(several)
 

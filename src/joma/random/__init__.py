@@ -4,7 +4,8 @@ A number is a pure function of (seed, stream name, step, place), after Salmon, M
 Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011). So an ensemble member draws the same
 numbers alone and among others, on a CPU and on a GPU, and a run resumes from its step alone: there
 is no state to save. Everything here can be captured in a CUDA graph with the step as a tensor that
-counts on the device.
+counts on the device. On a GPU the first words that a process draws should not be captured: whether
+Triton's kernel may draw them is then tried.
 """
 
 import math
@@ -26,6 +27,8 @@ _WORD = 0xFFFFFFFF
 # Counter blocks computed at once: on a CPU the temporaries stay in the cache, on a GPU a hundred
 # megabytes of them keep it busy.
 _BLOCKS_AT_ONCE = {"cpu": 2**15, "cuda": 2**21}
+_KERNELS: dict[torch.device, ModuleType | None] = {}
+"""What makes words on each GPU; None where torch's operations do."""
 
 
 def seed_tensor(seeds: Sequence[int], device: torch.device | str) -> Tensor:
@@ -168,13 +171,19 @@ def _at_once(seeds_E: Tensor, blocks: int) -> int:
 
 def _words(seeds_E: Tensor, stream: str, step: int | Tensor, first: int, last: int) -> Tensor:
     """The words of the blocks from first to last − 1, shape (E, 4·blocks)."""
-    if seeds_E.is_cuda and (kernel := _kernel()) is not None:
-        return kernel.words(seeds_E, zlib.crc32(stream.encode()), step, first, last)
+    kernel = _kernel(seeds_E.device) if seeds_E.is_cuda else None
+    make = _words_of_torch if kernel is None else kernel.words
+    return make(seeds_E, zlib.crc32(stream.encode()), step, first, last)
+
+
+def _words_of_torch(
+    seeds_E: Tensor, stream: int, step: int | Tensor, first: int, last: int
+) -> Tensor:
     members, blocks, device = seeds_E.shape[0], last - first, seeds_E.device
     keys_r2E1 = _round_keys(seeds_E)
     if isinstance(step, Tensor) and step.ndim:
         step = step.unsqueeze(-1)
-    counter = zlib.crc32(stream.encode()), step & _WORD, (step >> 32) & _WORD
+    counter = stream, step & _WORD, (step >> 32) & _WORD
     at_once = _at_once(seeds_E, blocks)
     space = torch.empty(3, 2, members, at_once, dtype=torch.int64, device=device)
     out_Eb4 = torch.empty(members, blocks, 4, dtype=torch.int64, device=device)
@@ -184,11 +193,25 @@ def _words(seeds_E: Tensor, stream: str, step: int | Tensor, first: int, last: i
     return out_Eb4.flatten(1)
 
 
-def _kernel() -> ModuleType | None:
-    """Return what makes words in one launch on a GPU, where there is Triton."""
-    try:
+def _kernel(device: torch.device) -> ModuleType | None:
+    """Return what makes words on a GPU in one launch, where it makes the same as torch."""
+    if device not in _KERNELS:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # what a trial does could not be captured
+        _KERNELS[device] = _tried_kernel(device)
+    return _KERNELS[device]
+
+
+def _tried_kernel(device: torch.device) -> ModuleType | None:
+    try:  # Triton may be missing, or the C compiler that it needs
         from joma.random import _words_kernel
-    except ImportError:  # Triton comes with the builds of torch for GPUs alone
+
+        seeds = torch.tensor([-3, 2**40 + 5], device=device)
+        for stream in (2**31 - 1, 2**32 - 1):  # integers of 32 and of 64 bits for Triton
+            place = seeds, stream, 2**33 + 7, 0, 5
+            if not torch.equal(_words_kernel.words(*place), _words_of_torch(*place)):
+                return None
+    except Exception:
         return None
     return _words_kernel
 

@@ -28,9 +28,10 @@ def words(seeds_E: Tensor, stream: int, step: int | Tensor, first: int, last: in
     out_Ew = torch.empty(members, 4 * blocks, dtype=torch.int64, device=seeds_E.device)
     grid = triton.cdiv(blocks, _BLOCKS), members
     each = step.stride(0) if step.ndim else 0
-    _words[grid](
-        seeds_E, seeds_E.stride(0), step, each, out_Ew, stream, first, blocks, BLOCKS=_BLOCKS
-    )
+    with torch.cuda.device_of(seeds_E):  # Triton launches on the current device
+        _words[grid](
+            seeds_E, seeds_E.stride(0), step, each, out_Ew, stream, first, blocks, BLOCKS=_BLOCKS
+        )
     return out_Ew
 
 

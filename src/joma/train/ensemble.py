@@ -58,7 +58,7 @@ PRECISIONS = ("float32", "float64", "tf32", "bfloat16")
 """Precisions of matrix products, in "bfloat16" of activations too; the last two need a GPU.
 
 Parameters and the optimizer stay in float32 (float64 in "float64"); in "bfloat16" the gradients of
-the blocks' matrices are rounded to it before the optimizer reads them.
+the blocks' matrices, and of small embeddings, are rounded to it before the optimizer reads them.
 """
 
 _WARM_UPS = 3  # as many as torch advises before a capture

@@ -30,7 +30,8 @@ class Drop:
     @classmethod
     def nothing(cls, like: Tensor) -> "Drop":
         """Return what drops nothing, for tensors on the device of another."""
-        return cls(like, like, 0.0)  # neither is read
+        unread = like.detach()
+        return cls(unread, unread, 0.0)
 
     def at(self, place: str) -> tuple[Tensor, Tensor, int, float]:
         """Seeds, step, stream and share for a kernel."""

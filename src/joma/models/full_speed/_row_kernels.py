@@ -8,7 +8,7 @@ float32 and read and write the precision of what they are given.
 # pyright: reportMissingImports=false, reportIndexIssue=false
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,12 +18,9 @@ from torch import Tensor
 from joma.models.full_speed._dropping_kernel import Drop, kept
 
 _NARROW = 256
-"""Numbers of a row up to which a program works on as many rows as the next two say."""
-_ROWS = 8
-_SUMMED_ROWS = 4
-"""Of a program that adds up over rows too; one warp, since sums across warps take longest."""
+"""Numbers of a row up to which a program works on several rows, and one warp adds up."""
 _WIDE_NUMBERS = 2048
-"""Numbers that a program works on at a time where rows are wider; it has four warps."""
+"""Numbers that a program works on at a time where rows are wider."""
 _PROGRAMS = 1056
 """About as many as a GPU works on at once: more would only leave more sums to be added up."""
 
@@ -33,15 +30,16 @@ class _SumNorm(torch.autograd.Function):
     def forward(ctx: Any, x, bias_E1D, residual, scale_ED, shift_ED, seeds_E, step, stream, share):
         E, D = scale_ED.shape
         rows = x.numel() // (E * D)
-        block, (each, _), _ = _tiling(D)
+        tiling = _Tiling.of(D)
         total, out = torch.empty_like(x), torch.empty_like(x)
         has_bias = bias_E1D is not None
         linear = bias_E1D if has_bias else scale_ED  # which is then not read
-        _sum_norm[(triton.cdiv(rows, each), E)](
-            x, linear, residual, scale_ED, shift_ED, total, out, seeds_E, step, stream, rows,
-            share, 1 / (1 - share), D=D, BLOCK_D=block, ROWS=each, DROP=share > 0,
-            BIAS=has_bias,
-        )  # fmt: skip
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _sum_norm[(triton.cdiv(rows, tiling.rows), E)](
+                x, linear, residual, scale_ED, shift_ED, total, out, seeds_E, step, stream, rows,
+                share, 1 / (1 - share), D=D, BLOCK_D=tiling.block, ROWS=tiling.rows,
+                DROP=share > 0, BIAS=has_bias,
+            )  # fmt: skip
         ctx.save_for_backward(total, scale_ED, seeds_E, step)
         ctx.stream, ctx.share, ctx.rows, ctx.has_bias = stream, share, rows, has_bias
         return out
@@ -52,16 +50,18 @@ class _SumNorm(torch.autograd.Function):
         E, D = scale_ED.shape
         dy, d_total = gradients[0].contiguous(), torch.empty_like(total)
         dx = torch.empty_like(total) if ctx.share > 0 else d_total  # equal where nothing is dropped
-        block, _, (each, warps) = _tiling(D)
-        tiles = triton.cdiv(ctx.rows * E, each * _PROGRAMS)
+        tiling = _Tiling.of(D)
+        each = tiling.norm_rows
+        tiles = max(1, triton.cdiv(ctx.rows * E, each * _PROGRAMS))
         blocks = triton.cdiv(ctx.rows, each * tiles)
         sums = 3 if ctx.has_bias else 2
         partial = torch.empty(sums, E, blocks, D, dtype=torch.float32, device=dy.device)
-        _sum_norm_backward[(blocks, E)](
-            dy, total, scale_ED, dx, d_total, partial, seeds_E, step, ctx.stream, ctx.rows, tiles,
-            ctx.share, 1 / (1 - ctx.share), D=D, BLOCK_D=block, ROWS=each, DROP=ctx.share > 0,
-            BIAS=ctx.has_bias, num_warps=warps,
-        )  # fmt: skip
+        with torch.cuda.device_of(dy):
+            _sum_norm_backward[(blocks, E)](
+                dy, total, scale_ED, dx, d_total, partial, seeds_E, step, ctx.stream, ctx.rows,
+                tiles, ctx.share, 1 / (1 - ctx.share), D=D, BLOCK_D=tiling.block, ROWS=each,
+                DROP=ctx.share > 0, BIAS=ctx.has_bias, num_warps=tiling.summing_warps,
+            )  # fmt: skip
         d_scale, d_shift, *d_bias = partial.sum(2).unbind(0)
         d_bias = d_bias[0].unsqueeze(1) if d_bias else None
         return dx, d_bias, d_total, d_scale, d_shift, None, None, None, None
@@ -96,11 +96,12 @@ class _Relu(torch.autograd.Function):
     def forward(ctx: Any, x, bias_E1H, seeds_E, step, stream, share):
         E, H = len(x), x.shape[-1]
         rows, out = x[0].numel() // H, torch.empty_like(x)
-        block, (each, _), _ = _tiling(H)
-        _relu[(triton.cdiv(rows, each), E)](
-            x, bias_E1H, out, seeds_E, step, stream, rows, share, 1 / (1 - share),
-            D=H, BLOCK_D=block, ROWS=each, DROP=share > 0,
-        )  # fmt: skip
+        tiling = _Tiling.of(H)
+        with torch.cuda.device_of(x):
+            _relu[(triton.cdiv(rows, tiling.rows), E)](
+                x, bias_E1H, out, seeds_E, step, stream, rows, share, 1 / (1 - share),
+                D=H, BLOCK_D=tiling.block, ROWS=tiling.rows, DROP=share > 0,
+            )  # fmt: skip
         ctx.save_for_backward(out)
         ctx.share = share
         return out
@@ -111,15 +112,18 @@ class _Relu(torch.autograd.Function):
         dy, dx = gradients[0].contiguous(), torch.empty_like(out)
         E, H = len(out), out.shape[-1]
         rows = out[0].numel() // H
-        block, (each, _), (_, warps) = _tiling(H)
+        tiling = _Tiling.of(H)
+        each = tiling.rows
         # Sums over the rows of wide layers would be as large as what they are made of.
-        tiles = 1 if block <= _NARROW else triton.cdiv(rows * E, each * _PROGRAMS)
+        wide = tiling.block > _NARROW
+        tiles = max(1, triton.cdiv(rows * E, each * _PROGRAMS)) if wide else 1
         blocks = triton.cdiv(rows, each * tiles)
         partial = torch.empty(E, blocks, H, dtype=torch.float32, device=dy.device)
-        _relu_backward[(blocks, E)](
-            dy, out, dx, partial, rows, tiles, 1 / (1 - ctx.share),
-            D=H, BLOCK_D=block, ROWS=each, num_warps=warps,
-        )  # fmt: skip
+        with torch.cuda.device_of(dy):
+            _relu_backward[(blocks, E)](
+                dy, out, dx, partial, rows, tiles, 1 / (1 - ctx.share),
+                D=H, BLOCK_D=tiling.block, ROWS=each, num_warps=tiling.summing_warps,
+            )  # fmt: skip
         return dx, partial.sum(1, keepdim=True), None, None, None, None
 
 
@@ -128,13 +132,29 @@ def relu(x: Tensor, bias_E1H: Tensor, drop: Drop, place: str) -> Tensor:
     return _Relu.apply(x.contiguous(), bias_E1H, *drop.at(place))
 
 
-def _tiling(width: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """Return the numbers of a row, and rows and warps of a program, without and with sums."""
-    block = triton.next_power_of_2(width)
-    if block <= _NARROW:
-        return block, (_ROWS, 4), (_SUMMED_ROWS, 1)
-    each = max(1, _WIDE_NUMBERS // block)
-    return block, (each, 4), (each, 4)
+class _Tiling(NamedTuple):
+    """How programs divide rows among themselves.
+
+    Attributes:
+        block: Numbers of a row, with those that are none.
+        rows: Rows of a program.
+        norm_rows: Rows of a layer norm's backward program.
+        summing_warps: Warps of a program that adds up over rows; others have four.
+    """
+
+    block: int
+    rows: int
+    norm_rows: int
+    summing_warps: int
+
+    @classmethod
+    def of(cls, width: int) -> "_Tiling":
+        """Return it for rows of a width."""
+        block = triton.next_power_of_2(width)
+        if block <= _NARROW:
+            return cls(block, 8, 4, 1)  # sums across warps take longest
+        each = max(1, _WIDE_NUMBERS // block)
+        return cls(block, each, each, 4)
 
 
 @triton.jit
@@ -219,7 +239,7 @@ def _relu(
     row, place, inside, at = tile_of_rows(tl.program_id(0), member, rows, D, BLOCK_D, ROWS)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(bias + member * D + place, mask=place < D, other=0.0)[None, :]
-    value = tl.maximum(value, 0.0)
+    value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)  # as torch's
     if DROP:
         keep = kept(seeds, member, step, stream, row, share, D, BLOCK_D)
         value = tl.where(keep, value * scale, 0.0)
@@ -238,7 +258,7 @@ def _relu_backward(
         _, _, inside, at = tile_of_rows(number, member, rows, D, BLOCK_D, ROWS)
         g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         # What is dropped or negative is 0 in the output.
-        g = tl.where(tl.load(out + at, mask=inside, other=0.0) > 0, g * scale, 0.0)
+        g = tl.where(tl.load(out + at, mask=inside, other=0.0) <= 0, 0.0, g * scale)
         tl.store(dx + at, g.to(dx.dtype.element_ty), mask=inside)
         d_bias += g
     block = (member * tl.num_programs(0) + tl.program_id(0)) * D

@@ -30,17 +30,9 @@ class _Attended(torch.autograd.Function):
         weights = torch.empty(E, B, heads, R, T, dtype=query.dtype, device=query.device)
         ctx.shape = _shape(R, T, D // heads, heads)
         ctx.scale = (D // heads) ** -0.5
-        _attended[(E * B, heads)](
-            query,
-            key,
-            value,
-            out,
-            weights,
-            ctx.scale,
-            math.log(leading),
-            CAUSAL=causal,
-            **ctx.shape,
-        )
+        rest = out, weights, ctx.scale, math.log(leading)
+        with torch.cuda.device_of(query):  # Triton launches on the current device
+            _attended[(E * B, heads)](query, key, value, *rest, CAUSAL=causal, **ctx.shape)
         ctx.save_for_backward(query, key, value, weights)
         return out
 
@@ -49,18 +41,9 @@ class _Attended(torch.autograd.Function):
         query, key, value, weights = ctx.saved_tensors
         E, B, heads = weights.shape[:3]
         dq, dk, dv = (torch.empty_like(x) for x in (query, key, value))
-        _attended_backward[(E * B, heads)](
-            query,
-            key,
-            value,
-            weights,
-            gradients[0].contiguous(),
-            dq,
-            dk,
-            dv,
-            ctx.scale,
-            **ctx.shape,
-        )
+        rest = weights, gradients[0].contiguous(), dq, dk, dv, ctx.scale
+        with torch.cuda.device_of(query):
+            _attended_backward[(E * B, heads)](query, key, value, *rest, **ctx.shape)
         return dq, dk, dv, None, None, None
 
 

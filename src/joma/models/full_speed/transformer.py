@@ -8,21 +8,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from joma.models.language import bias_of
-from joma.models.transformer import SelfAttention, Transformer, TransformerBlock, Watch
+from joma.models.transformer import Seen, SelfAttention, Transformer, TransformerBlock, Watch
 
-LONGEST = 64
-"""So many positions fit a program of the attention kernel."""
+MAX_POSITIONS = 64
+"""With more positions attention is computed by torch's operations."""
 
-LARGEST_VOCABULARY = 512
-"""Up to so many tokens sums over the places of a token are a product with a matrix of 0 and 1."""
+MAX_TABLE = 512
+"""With more tokens than this, the first layer is computed at each place of the sequences."""
 
-
-class Projected(NamedTuple):
-    """Queries of some positions, keys and values of all, each (E, B, positions, width)."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
+MAX_WIDTH, MAX_HIDDEN = 8192, 16384
+"""A row of more numbers does not fit the registers of a program."""
 
 
 class FastTransformer(Transformer):
@@ -43,38 +38,28 @@ class FastTransformer(Transformer):
         """Return outputs; arguments and result as of `Transformer`."""
         if watch is not None or not self._fits(tokens_EBT):
             return super().forward(tokens_EBT, leading=leading, watch=watch)
-        config, first = self.config, None
-        last_alone = config.readout == "last" and self.depths is None
-        fewer = config.vocabulary <= min(LARGEST_VOCABULARY, tokens_EBT[0].numel())
-        if config.positions == "none" and fewer:
+        projected = None
+        if self._has_small_table(tokens_EBT):
             self._check_leading(leading)
-            rows = TokenRows(tokens_EBT, config.vocabulary, torch.bfloat16)
-            table_EVD = self.embedding.weight.to(torch.bfloat16)
-            x = rows.of(table_EVD)
-            block = self.blocks[0]
-            assert isinstance(block, TransformerBlock)
-            first = [rows.of(it) for it in _products(table_EVD, _matrices(block.attention))]
+            x, projected = self._from_table(tokens_EBT)
         else:
             x = self._embedded(tokens_EBT, leading).to(torch.bfloat16)
+        seen = Seen(tokens_EBT.shape[2], self.config.causal, leading, x)
+        top = self.config.layers - 1
+        last_alone = self.config.readout == "last" and self.depths is None
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, TransformerBlock)
-            last = last_alone and layer + 1 == config.layers
-            if layer == 0 and first is not None:
-                q, k, v = first
-                projected = Projected(q[:, :, -1:] if last else q, k, v)
-            else:
+            last = last_alone and layer == top  # as in `Transformer.forward`
+            if layer > 0 or projected is None:
                 projected = _projected(block.attention, x, last)
-            y = fused_block(block, x[:, :, -1:] if last else x, projected, leading, config.causal)
+            elif last:
+                projected = projected._replace(query=projected.query[:, :, -1:])
+            y = fused_block(block, x[:, :, -1:] if last else x, projected, seen)
             x = y if self.depths is None else torch.where(self.has_LE111[layer], y, x)
         return self._read_out(x)
 
-    def products(self) -> list[str]:
-        """Return the names of the matrices of the blocks; the kernels keep biases in float32."""
-        shapes = {name: p.shape for name, p in self.named_parameters()}
-        return [name for name in super().products() if shapes[name][1] > 1]
-
     def _fits(self, tokens_EBT: Tensor) -> bool:
-        """Return whether the kernels are made for such a network and such tokens."""
+        """Return whether the kernels are made for such a network, and compute where tokens are."""
         config = self.config
         kind = config.attention, config.norm, config.activation
         return (
@@ -82,8 +67,40 @@ class FastTransformer(Transformer):
             and tokens_EBT.is_cuda
             and self.compute == torch.bfloat16
             and kind == ("softmax", "post", "relu")
-            and tokens_EBT.shape[2] <= LONGEST
+            and config.width <= MAX_WIDTH
+            and config.hidden <= MAX_HIDDEN
         )
+
+    def _has_small_table(self, tokens_EBT: Tensor) -> bool:
+        """Return whether to compute the first layer for each token is less work."""
+        config = self.config
+        # Sums over the places of a token are products with a matrix of zeros and ones, whose
+        # other side is the vocabulary where it is the width in the products that are saved.
+        most = min(MAX_TABLE, config.width // 2, tokens_EBT[0].numel())
+        return config.positions == "none" and config.vocabulary <= most
+
+    def _from_table(self, tokens_EBT: Tensor) -> tuple[Tensor, "Projected"]:
+        """Return embeddings, and what the first layer's attention reads."""
+        block = self.blocks[0]
+        assert isinstance(block, TransformerBlock)
+        rows = TokenRows(tokens_EBT, self.config.vocabulary, torch.bfloat16)
+        table_EVD = self.embedding.weight.to(torch.bfloat16)
+        parts = _products(table_EVD, _matrices(block.attention))
+        return rows.of(table_EVD), Projected(*map(rows.of, parts))
+
+
+class Projected(NamedTuple):
+    """What attention reads, each (E, B, positions, width).
+
+    Attributes:
+        query: Queries of all positions, or of the last alone.
+        key: Keys of all positions.
+        value: Values of all positions.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class TokenRows:
@@ -99,7 +116,7 @@ class TokenRows:
         members = len(tokens_EBT)
         tokens_E1N = tokens_EBT.reshape(members, 1, -1)
         self.shape = tokens_EBT.shape
-        self.is_EVN = torch.zeros(
+        self.is_token_EVN = torch.zeros(
             members, vocabulary, tokens_E1N.shape[2], dtype=kind, device=tokens_EBT.device
         ).scatter_(1, tokens_E1N, 1)
         first_E1 = torch.arange(members, device=tokens_EBT.device).unsqueeze(1) * vocabulary
@@ -107,22 +124,25 @@ class TokenRows:
 
     def of(self, table_EVD: Tensor) -> Tensor:
         """Return the rows of a table, (E, B, T, D)."""
-        rows: Tensor = _Rows.apply(table_EVD, self.places_EN, self.is_EVN)
+        rows: Tensor = _Rows.apply(table_EVD, self.places_EN, self.is_token_EVN)
         return rows.unflatten(1, self.shape[1:])
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of a table, whose gradients are added up by a product, always in the same order."""
+    """Rows of a table, whose gradients are added up by a product, always in the same order.
+
+    A gradient that is not finite therefore spoils all rows of its member, and of no other.
+    """
 
     @staticmethod
-    def forward(ctx: Any, table_EVD: Tensor, places_EN: Tensor, is_EVN: Tensor) -> Tensor:
-        ctx.save_for_backward(is_EVN)
+    def forward(ctx: Any, table_EVD: Tensor, places_EN: Tensor, is_token_EVN: Tensor) -> Tensor:
+        ctx.save_for_backward(is_token_EVN)
         return functional.embedding(places_EN, table_EVD.flatten(0, 1))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (is_EVN,) = ctx.saved_tensors
-        return torch.bmm(is_EVN, gradients[0]), None, None
+        (is_token_EVN,) = ctx.saved_tensors
+        return torch.bmm(is_token_EVN, gradients[0]), None, None
 
 
 def _matrices(attention: SelfAttention) -> list[Tensor]:
@@ -137,17 +157,14 @@ def _projected(attention: SelfAttention, x: Tensor, last: bool) -> Projected:
     return Projected(attention.query.product(x[:, :, -1:]), *_products_of_places(x, weights[1:]))
 
 
-def fused_block(
-    block: TransformerBlock, x: Tensor, projected: Projected, leading: int, causal: bool
-) -> Tensor:
+def fused_block(block: TransformerBlock, x: Tensor, projected: Projected, seen: Seen) -> Tensor:
     """Return what a post-norm block gives by the kernels, which add the biases.
 
     Args:
         block: Attention, MLP and their layer norms.
         x: Activations of the positions that have queries, (E, B, positions, width).
         projected: Queries, keys and values.
-        leading: How many equal tokens the first position stands for.
-        causal: Whether a position sees only itself and what is before it.
+        seen: Which keys a query sees.
     """
     from joma.models.full_speed import _row_kernels as kernels
     from joma.models.full_speed._dropping_kernel import Drop
@@ -155,7 +172,11 @@ def fused_block(
 
     drop = Drop.nothing(x)
     attention, mlp = block.attention, block.mlp
-    y = attended(*projected, heads=attention.heads, leading=leading, causal=causal)
+    if seen.length <= MAX_POSITIONS:
+        kind = {"heads": attention.heads, "leading": seen.leading, "causal": seen.causal}
+        y = attended(*projected, **kind)
+    else:
+        y = attention.attend(*projected, seen)
     bias = None
     if attention.projection is not None:
         y, bias = attention.projection.product(y), bias_of(attention.projection)
