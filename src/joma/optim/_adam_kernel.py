@@ -83,9 +83,10 @@ class Table:
             self.members, len(self.owners), dtype=torch.float32, device=self.device
         )
         count = len(self.owners)
-        for first, blocks, shape in self._launches(even):
-            kernel = _squares[blocks, self.members]
-            kernel(self.owners, self.places, self.gradients, partial, first, count, **shape)
+        with torch.cuda.device_of(partial):  # Triton launches on the current device
+            for first, blocks, shape in self._launches(even):
+                kernel = _squares[blocks, self.members]
+                kernel(self.owners, self.places, self.gradients, partial, first, count, **shape)
         return partial.sum(1)
 
     def step(
@@ -110,9 +111,10 @@ class Table:
             even: what `is_even` says of the gradients.
         """
         settings: tuple[Any, ...] = (rates, decays, two, scales, *betas, epsilon)
-        for first, blocks, shape in self._launches(even):
-            kernel = _adam[blocks, self.members]
-            kernel(self.owners, self.places, self.gradients, *settings, first, **shape)
+        with torch.cuda.device_of(self.owners):
+            for first, blocks, shape in self._launches(even):
+                kernel = _adam[blocks, self.members]
+                kernel(self.owners, self.places, self.gradients, *settings, first, **shape)
 
     def _launches(self, even: bool) -> list[tuple[int, int, dict[str, int]]]:
         """Return the first block, the number of blocks and the constants of each launch."""
