@@ -177,7 +177,12 @@ class Sight:
             mask = self._mask(block)
             if self._scratch is None or self._scratch.numel() < mask.numel():
                 self._scratch = like.new_empty(mask.numel())
-            self._added = name, to_add(mask, self._scratch)
+            added = to_add(mask, self._scratch)
+            if self.adds and (self.ahead is not None or self.padding_BS is not None):
+                # Numbers from 4·10³⁰ on would undo what is added to hide their keys.
+                here = self._scratch[: mask.numel()].view(mask.shape)
+                added = torch.clamp(added, max=-HIDES, out=here)
+            self._added = name, added
         return self._added[1]
 
 
