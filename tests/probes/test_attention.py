@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from joma.probes import _attention_blocked as blocked
+from joma.probes import _attention_few as few
 from joma.probes.attention import (
     AttentionAccumulator,
     AttentionStatistics,
@@ -93,7 +94,7 @@ def close(found: AttentionStatistics, expected: AttentionStatistics, atol: float
 def any_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with blocks so small that rows, keys and heads are cut many times, unevenly."""
     if request.param != "written out":
-        monkeypatch.setattr(blocked, "_FEW", 0)
+        monkeypatch.setattr(few, "MOST", 0)
     if request.param == "small blocks":
         monkeypatch.setattr(blocked, "_ROWS", 4)
         monkeypatch.setattr(blocked, "_CPU_BLOCK", 1)
@@ -301,6 +302,21 @@ def test_what_a_mask_adds_to_a_key_not_seen_is_nothing():
 
 
 @pytest.mark.usefixtures("any_blocks")
+@pytest.mark.parametrize("added", [1e30, 3e30, 4e30, 8e30, 1.2e31, -4e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mask_cannot_undo_what_hides_a_key(added: float, dtype: torch.dtype):
+    """Where hiding is adding −4·10³⁰, adding as much to the same key must not show it again."""
+    q, k = draw(46, 2, 3, 21, 8, dtype=dtype), draw(47, 2, 3, 21, 8, dtype=dtype)
+    padding = draw(48, 2, 21) > -1
+    for sight in ({}, {"window": 4}, {"causal": False, "window": 4}, {"causal": False}):
+        given: dict[str, Any] = {**sight, "padding": padding}
+        seen = seen_keys(21, 21, **given)
+        mask = torch.zeros(2, 1, 21, 21, dtype=dtype).masked_fill(~seen.view(2, 1, 21, 21), added)
+        found = attention_statistics(q, k, **given, mask=mask, first=3, last=4, received=True)
+        close(found, materialised(q, k, **given), 1e-5)
+
+
+@pytest.mark.usefixtures("any_blocks")
 @given(
     st.integers(1, 40),
     st.integers(1, 4),
@@ -405,7 +421,8 @@ def test_coarse_products_are_avoided(switch: str):
     with as_torch_begins():
         for use in SWITCHES[switch]:
             use()
-        close(attention_statistics(q, k, received=True), materialised(q, k), 1e-6)
+        # What only rounds products of a GPU leaves those of a CPU in float32, not in float64.
+        close(attention_statistics(q, k, received=True), materialised(q, k), 1e-5)
 
 
 def test_memory_is_far_below_the_attention_matrix(monkeypatch: pytest.MonkeyPatch):

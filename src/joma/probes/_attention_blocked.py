@@ -11,8 +11,8 @@ Memory that the process has not touched before costs more than any of these pass
 are kept from call to call.
 
 Single precision is enough while no product of a query and a key, and no row's greatest score, can
-be larger than `_SINGLE`. Far beyond, the rounding of the scores alone would move the entropy by
-10⁻⁴; double precision is used.
+be larger than `_attention_few.SINGLE`. Far beyond, the rounding of the scores alone would move the
+entropy by 10⁻⁴; double precision is used.
 """
 
 from collections.abc import Iterator
@@ -23,19 +23,16 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from joma.common.float32 import float32_is_coarse
-from joma.probes import _attention_written
+from joma.probes._attention_few import SINGLE, bound, scratch
 from joma.probes._attention_sight import HIDDEN, HIDES, Sight, Tile, slice_of
-from joma.probes._attention_written import LEAST, MINUS_INFINITY, NOTHING, Result, longest, scratch
+from joma.probes._attention_written import LEAST, MINUS_INFINITY, NOTHING, Result
 
-_SINGLE = 400.0
 _COVERED = 1e29
 """Scores up to this are hidden by adding `HIDDEN`; larger ones, and NaN, have to be overwritten."""
 _ROWS = 64
 _CPU_BLOCK = 1 << 18
 """Scores per block and thread: with their weights 2 MiB, about what a core's cache holds."""
 _LARGEST_BLOCK = 1 << 22
-_FEW = 1 << 18
-"""So few scores are written out."""
 _SPLIT = 8
 """An eighth of a block is not cut further: what that leaves out costs less than the calls."""
 
@@ -66,32 +63,9 @@ def statistics(
     double = torch.float64 in (query_BHTD.dtype, key_BHSD.dtype)
     answer = torch.float64 if double else torch.float32
     # Products in single precision might be rounded further than they say.
-    single = answer == torch.float32 and not float32_is_coarse()
+    single = answer == torch.float32 and not float32_is_coarse(query_BHTD.device.type)
     H, T = query_BHTD.shape[1:3]
     Hk, S = key_BHSD.shape[1:3]
-    if window is not None and first is None and not received and window <= S - T:
-        near = slice(S - T - window + 1, None)  # no query sees the keys before
-        key_BHSD, S = key_BHSD[:, :, near], T + window - 1
-        padding_BS = None if padding_BS is None else padding_BS[:, near]
-        mask_BHTS = None if mask_BHTS is None else mask_BHTS[..., near]
-    if single and 0 < query_BHTD.shape[0] * H * T * S <= _FEW:
-        few = _attention_written.statistics_within(
-            query_BHTD,
-            key_BHSD,
-            _SINGLE,
-            scale=scale,
-            causal=causal,
-            padding_BS=padding_BS,
-            window=window,
-            mask_BHTS=mask_BHTS,
-            softcap=softcap,
-            rows_BT=rows_BT,
-            first=first,
-            last=last,
-            received=received,
-        )
-        if few is not None:
-            return few
     if rows_BT is not None and rows_BT.all():
         rows_BT = None
     group = (Hk, H // Hk)
@@ -105,8 +79,8 @@ def statistics(
         work = _Work(query_BHGTD, key_BHSD, Sight(*sight, firm=firm), *rest)
         return work.result()
 
-    largest = _largest(query_BHTD, key_BHSD, scale)
-    found = parts(torch.float32, firm=False) if single and largest <= _SINGLE else None
+    largest = bound(query_BHTD, key_BHSD, scale) if query_BHTD.numel() and key_BHSD.numel() else 0.0
+    found = parts(torch.float32, firm=False) if single and largest <= SINGLE else None
     if found is None and largest <= _COVERED:
         found = parts(torch.float64, firm=False)
     if found is None:
@@ -115,13 +89,6 @@ def statistics(
     answers = iter([part.flatten(1, 2).to(answer) for part in found])
     asked = (True, True, first is not None, last is not None, received)
     return [next(answers) if part else None for part in asked]
-
-
-def _largest(query: Tensor, key: Tensor, scale: float) -> float:
-    """A bound of what products give to all scores, hidden ones too; NaN or ∞ if there is none."""
-    if not query.numel() or not key.numel():
-        return 0.0
-    return abs(scale) * longest(query) * longest(key)
 
 
 @dataclass(eq=False)
@@ -174,7 +141,7 @@ class _Work:
                     *(mass.div_(total) for mass in masses), *received]  # fmt: skip
         unseen = peak <= (HIDDEN / 2 if self.sight.firm else HIDES)  # NaN is not: it stays NaN
         if not self.sight.firm and self.sight.adds:
-            most = _SINGLE if peak.dtype == torch.float32 else _COVERED
+            most = SINGLE if peak.dtype == torch.float32 else _COVERED
             if not ((peak.abs() <= most) | unseen).all():
                 return None
         total = total.masked_fill(~unseen & (peak <= MINUS_INFINITY), torch.nan)  # as softmax

@@ -20,7 +20,6 @@ _COMPUTABLE = frozenset(
 )
 """Kinds of numbers that torch converts; complex ones are refused by the checks that follow."""
 _USUAL = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.bool})
-_PLACES = ("cpu", "cuda")
 
 
 def tensor(name: str, value: Tensor, axes: int) -> Tensor:
@@ -47,9 +46,10 @@ def computable(name: str, value: Tensor) -> Tensor:
 
 def dense(name: str, value: Tensor, axes: int) -> Tensor:
     """Return `value` as `tensor` does, but refuse float8, which it would convert."""
-    usual = type(value) is Tensor and value.dtype in _USUAL and value.device.type in _PLACES
+    usual = type(value) is Tensor and value.dtype in _USUAL and (value.is_cpu or value.is_cuda)
     if usual and value.ndim >= axes and value.layout == torch.strided and not value.is_nested:
-        return value.detach()  # the same without asking for each thing it might be
+        # The same without asking for each thing it might be.
+        return value.detach() if value.requires_grad else value
     if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 1:
         raise JomaError(
             f"{name} must be float64, float32, float16 or bfloat16, got {value.dtype}: convert it"
@@ -83,9 +83,10 @@ def together(**shapes: torch.Size) -> torch.Size:
         raise JomaError(f"leading axes must broadcast together, got {given}") from None
 
 
-def one_device(**tensors: Tensor) -> None:
-    """Refuses tensors that lie on different devices."""
-    first, *others = (tensor.device for tensor in tensors.values())
-    if any(device != first for device in others):
-        given = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
-        raise JomaError(f"{', '.join(tensors)} must lie on one device, got {given}")
+def one_device(**tensors: Tensor | None) -> None:
+    """Refuses tensors that lie on different devices; None is not one."""
+    devices = [tensor.device for tensor in tensors.values() if tensor is not None]
+    if devices.count(devices[0]) != len(devices):
+        given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+        each = ", ".join(f"{name} on {device}" for name, device in given.items())
+        raise JomaError(f"{', '.join(given)} must lie on one device, got {each}")

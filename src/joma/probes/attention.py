@@ -21,12 +21,13 @@ from torch.nn.functional import softplus
 
 from joma.common.checks import whole_number
 from joma.errors import JomaError
-from joma.probes import _attention_blocked, _attention_written, _checks
+from joma.probes import _attention_blocked, _attention_few, _attention_written, _checks
 
 FEW = 2**13
 """So few scores are not worth a kernel, which must be compiled once and loaded by each process."""
 WRITTEN_OUT = 2**22
 """Up to so many scores a GPU writes out where no kernel takes them: 32 MiB."""
+_NOTHING_TO_SWITCH_OFF = nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,16 +93,15 @@ def attention_statistics(
     alone = q.ndim == 2 and k.ndim == 2
     if alone:
         q, k = q.unsqueeze(0), k.unsqueeze(0)
-    lead = _fitting(q, k)
-    whole = (*lead, *q.shape[-3:-1], k.shape[-2])
-    given = {"q": q, "k": k}
+    whole = _fitting(q, k)
+    lead = whole[:-3]
     if padding is not None:
-        given["padding"] = padding = _of_places("padding", padding, (*lead, whole[-1]), "key")
+        padding = _of_places("padding", padding, (*lead, whole[-1]), "key")
     if mask is not None:
-        given["mask"] = mask = _mask(mask, whole)
+        mask = _mask(mask, whole)
     if rows is not None:
-        given["rows"] = rows = _of_places("rows", rows, (*lead, whole[-2]), "query")
-    _checks.one_device(**given)
+        rows = _of_places("rows", rows, (*lead, whole[-2]), "query")
+    _checks.one_device(q=q, k=k, padding=padding, mask=mask, rows=rows)
     options: dict[str, Any] = {
         "causal": bool(causal),
         "scale": q.shape[-1] ** -0.5 if scale is None else _number("scale", scale),
@@ -114,8 +114,10 @@ def attention_statistics(
         "last": None if last is None else whole_number("last", last, 1),
         "received": bool(received),
     }
+    if not (q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0]):
+        q, k = _of_one_batch(q, lead), _of_one_batch(k, lead)
     with _without_autocast(q.device.type):  # all that was given is cut from its graph
-        found = _measure(_of_one_batch(q, lead), _of_one_batch(k, lead), options)
+        found = _measure(q, k, options)
     if alone or len(lead) != 1:
         shape = () if alone else whole[:-2]
         found = [part if part is None else part.reshape(*shape, part.shape[-1]) for part in found]
@@ -276,6 +278,10 @@ def _measure(query: Tensor, key: Tensor, options: dict[str, Any]) -> _attention_
             return kernel.statistics(query, key, **options)
         if 0 < scores <= WRITTEN_OUT:
             found = _attention_written.statistics(query, key, **options)
+    if found is None and options["window"] is not None:
+        key = _seen_keys(query, key, options)
+    if found is None and query.is_cpu:
+        found = _attention_few.statistics(query, key, **options)
     if found is None:
         found = _attention_blocked.statistics(query, key, **options)
     if rows is not None:  # queries that are not real see no key; what keys receive stays
@@ -286,9 +292,20 @@ def _measure(query: Tensor, key: Tensor, options: dict[str, Any]) -> _attention_
     return found
 
 
+def _seen_keys(query: Tensor, key: Tensor, options: dict[str, Any]) -> Tensor:
+    """The keys without those before every query's window; options are cut likewise."""
+    before = key.shape[2] - query.shape[2] - options["window"] + 1
+    if before <= 0 or options["first"] is not None or options["received"]:
+        return key
+    for name in ("padding_BS", "mask_BHTS"):
+        if options[name] is not None:
+            options[name] = options[name][..., before:]
+    return key[:, :, before:]
+
+
 def _without_autocast(device: str) -> AbstractContextManager[Any]:
     on = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
+    return torch.autocast(device, enabled=False) if on else _NOTHING_TO_SWITCH_OFF
 
 
 def _kernel(query_BHTD: Tensor, key_BHSD: Tensor, mask_BHTS: Tensor | None) -> ModuleType | None:
@@ -301,28 +318,28 @@ def _kernel(query_BHTD: Tensor, key_BHSD: Tensor, mask_BHTS: Tensor | None) -> M
     return _attention_kernel if takes else None
 
 
-def _fitting(q: Tensor, k: Tensor) -> torch.Size:
-    """The common leading shape of queries (..., H, T, D) and keys (..., Hk, S, D)."""
-    for name, value in (("q", q), ("k", k)):
-        if not value.is_floating_point():
-            raise JomaError(f"{name} must be floating-point numbers, got {value.dtype}")
-    if q.ndim < 3 or k.ndim < 3 or q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
+def _fitting(q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """The shape (..., H, T, S) of the scores of queries (..., H, T, D) and keys (..., Hk, S, D)."""
+    if not (q.is_floating_point() and k.is_floating_point()):
+        name, value = ("k", k) if q.is_floating_point() else ("q", q)
+        raise JomaError(f"{name} must be floating-point numbers, got {value.dtype}")
+    queries, keys = q.shape, k.shape
+    if len(queries) < 3 or len(keys) < 3 or queries[-1] != keys[-1] or queries[-1] == 0:
         raise JomaError(
             "q and k must be (..., H, T, D) and (..., Hk, S, D) of one D, or both (T, D), got "
-            f"shapes {tuple(q.shape)} and {tuple(k.shape)}"
+            f"shapes {tuple(queries)} and {tuple(keys)}"
         )
-    if k.shape[-3] == 0 or q.shape[-3] % k.shape[-3]:
-        raise JomaError(
-            f"q must have a multiple of the heads of k, got {q.shape[-3]} heads and {k.shape[-3]}"
-        )
-    lead = q.shape[:-3]
-    return lead if lead == k.shape[:-3] else _checks.together(q=lead, k=k.shape[:-3])
+    *lead, H, T, _ = queries
+    *lead_of_keys, Hk, S, _ = keys
+    if Hk == 0 or H % Hk:
+        raise JomaError(f"q must have a multiple of the heads of k, got {H} heads and {Hk}")
+    if lead != lead_of_keys:
+        lead = _checks.together(q=queries[:-3], k=keys[:-3])
+    return (*lead, H, T, S)
 
 
-def _of_one_batch(x: Tensor, lead: torch.Size) -> Tensor:
+def _of_one_batch(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     """(..., H, places, D) as (B, H, places, D)."""
-    if x.ndim == 4 and x.shape[:1] == lead:
-        return x
     return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
 
 
@@ -348,8 +365,8 @@ def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
         raise JomaError(
             f"mask must be bool, True where a key is seen, or numbers to add, got {mask.dtype}"
         )
-    fits = zip(reversed(mask.shape), reversed(shape), strict=False)
-    if mask.ndim > len(shape) or not all([size in (1, whole) for size, whole in fits]):  # noqa: C419
+    sizes = zip(mask.shape[::-1], shape[::-1], strict=False)
+    if mask.ndim > len(shape) or any([size != whole and size != 1 for size, whole in sizes]):  # noqa: C419
         raise JomaError(f"mask must broadcast to {shape}, got shape {tuple(mask.shape)}")
     if mask.ndim == len(shape) == 4 and mask.shape[-1] == shape[-1]:
         return mask
