@@ -1,13 +1,18 @@
 """The kernels of experiments' networks: in Triton's interpreter, compiled, and on a GPU."""
 
 from copy import deepcopy
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from joma.data import LatentHierarchy
 from joma.models import Transformer, TransformerConfig
-from joma.models.full_speed import FastTransformer
+from joma.models.full_speed import FastTransformer, transformer
+from joma.models.full_speed.transformer import Projected
+from joma.models.transformer import Seen, TransformerBlock
 from joma.optim import StackedAdam
 from joma.train import Ensemble
 from tests.without_gpu import needs_triton, printed
@@ -45,6 +50,82 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_there():
     # A maximum that is no NaN would hide that a network diverged; the interpreter has no such one.
     maxima = {tuple(case["maxima"]) for case in found if case["kernel"] == "_relu"}
     assert maxima == {("max.NaN.f32",)}
+
+
+def plain_block(block: TransformerBlock, x: Tensor, projected: Projected, seen: Seen) -> Tensor:
+    """Return what the kernels give, by torch's operations."""
+    x = block.norm_attention(x + block.attention.attend(*projected, seen))
+    return block.norm_mlp(x + block.mlp(x, None))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let networks take the way of a GPU, with torch's operations in place of the kernels."""
+    monkeypatch.setattr(transformer, "fused_block", plain_block)
+    monkeypatch.setattr(FastTransformer, "_fits", lambda model, tokens: model.uses_kernels)
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("depths", [None, (1, 3)])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"vocabulary": 40}, {"readout": "all"}, {"layers": 1}, {"positions": "learned"}],
+)
+def test_the_way_around_the_kernels(changes: dict[str, Any], depths: tuple[int, ...] | None):
+    """Rows of tokens, the last position alone, and depths, against the plain network."""
+    config = replace(small(), length=9, **changes)
+    depths = None if depths is None or config.layers == 1 else depths
+    tokens = torch.randint(12, (2, 6, 7), generator=torch.Generator().manual_seed(0))
+    leading = 3 if config.positions == "none" else 1
+    found = []
+    for kind in (Transformer, FastTransformer):
+        model = kind(config, (3, 4), depths=depths)
+        model.compute = torch.bfloat16 if kind is FastTransformer else None
+        outputs = model(tokens, leading=leading)
+        outputs.square().sum().backward()
+        found.append(
+            ([outputs.detach()], [p.grad for p in model.parameters() if p.grad is not None])
+        )
+    for theirs, ours in zip(*found, strict=True):
+        assert transformer.distance(ours, theirs) < 0.06
+
+
+class TestCheck:
+    @pytest.fixture
+    def model(self, on_cpu: pytest.MonkeyPatch) -> FastTransformer:
+        model = FastTransformer(small(), (3, 4))
+        model.compute = torch.bfloat16
+        return model
+
+    tokens = torch.randint(12, (2, 6, 7), generator=torch.Generator().manual_seed(0))
+
+    def test_kernels_that_do_the_same_are_used(self, model, caplog):
+        model.check_kernels(self.tokens, leading=3)
+        assert model.uses_kernels
+        assert caplog.text == ""
+        assert all(p.grad is None for p in model.parameters())
+
+    def test_kernels_that_do_something_else_are_not(self, model, on_cpu, caplog):
+        def without_residual(block: TransformerBlock, x: Tensor, *rest: Any) -> Tensor:
+            return plain_block(block, x.detach(), *rest)
+
+        on_cpu.setattr(transformer, "fused_block", without_residual)
+        model.check_kernels(self.tokens, leading=3)
+        assert not model.uses_kernels
+        assert "kernels give other outputs (0 of their size) or gradients" in caplog.text
+        expected = Transformer(small(), (3, 4))
+        expected.compute = torch.bfloat16
+        assert torch.equal(model(self.tokens, leading=3), expected(self.tokens, leading=3))
+
+    def test_kernels_that_cannot_be_compiled_are_not(self, model, on_cpu, caplog):
+        def fails(*_: Any) -> Tensor:
+            raise RuntimeError("Failed to find C compiler\nhere")
+
+        on_cpu.setattr(transformer, "fused_block", fails)
+        model.check_kernels(self.tokens)
+        assert not model.uses_kernels
+        assert "cannot be used (RuntimeError: Failed to find C compiler); torch's" in caplog.text
 
 
 def test_without_a_gpu_it_is_the_plain_network():

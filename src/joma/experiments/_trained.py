@@ -128,6 +128,10 @@ class TransformerGroup:
             sample,
             precision=precision,
         )
+        if precision == "bfloat16":
+            batch = sample(0)
+            with self.ensemble.computing():
+                model.check_kernels(batch.tokens, leading=batch.leading)
 
     def log(self, step: int, name: str, values: Tensor, **where: Any) -> None:
         """Log a number of each network to the metrics of the run."""
