@@ -27,7 +27,7 @@ MAX_OUTPUT_ERROR, MAX_GRADIENT_ERROR = 0.025, 0.1
 """Distances of results by kernels from torch's, both in bfloat16, that are taken for rounding.
 
 Over three times the largest of 24 networks in Triton's interpreter, 0.0074 and 0.026; 24 others had
-at most 0.0076 and 0.032. Of three layers, networks whose kernels leave out biases, the mask, leading
+at most 0.0076 and 0.032. In networks of three layers, kernels without biases, the mask, leading
 tokens, or gradients of values or residuals exceed one of them twice at least. Of one layer, missing
 gradients of residuals are not seen (0.045 to 0.07).
 """
