@@ -127,7 +127,7 @@ def test_the_bound_is_one(keys: int, layout: str, outlier: float):
     exact = 0.125 * float(q.norm(dim=-1).max()) * float(k.norm(dim=-1).max())
     found = few.bound(q, k, -0.125)
     assert exact * (1 - 1e-6) <= found <= 2.001 * exact
-    if found > few.SINGLE:  # then it is worth a closer look
+    if found > few.SINGLE:  # then the exact one decides
         assert found == pytest.approx(exact)
 
 
