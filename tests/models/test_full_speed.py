@@ -42,6 +42,20 @@ def test_the_kernels_agree_with_float64(arguments):
 
 @pytest.mark.slow
 @needs_triton
+def test_the_check_tells_wrong_kernels_from_rounding():
+    found = printed("tests.models.interpreted_check")
+    assert len(found) == 4 + 5 * 3
+    limits = transformer.MAX_OUTPUT_ERROR, transformer.MAX_GRADIENT_ERROR
+    for case in found:
+        shares = [apart / limit for apart, limit in zip(case["apart"], limits, strict=True)]
+        if case["wrong"] is None:
+            assert max(shares) < 0.5, case
+        else:
+            assert max(shares) > 2, case
+
+
+@pytest.mark.slow
+@needs_triton
 def test_the_kernels_compile_for_a_gpu_that_is_not_there():
     """The interpreter takes programs that the compiler refuses, and knows of no registers."""
     found = printed("tests.models.compiled_blocks", interpret=False)
