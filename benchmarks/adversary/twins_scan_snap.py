@@ -62,7 +62,7 @@ def _overlap_up_to_2000(gain: Any, f_squared: Any, *, overlap: Any, **of: Any) -
 
 def _second_order_everywhere(b: Any, f_squared: Any) -> Any:
     low, high = scan_snap.log_gain_bounds(b, f_squared)
-    return low * (1 + 5e-5 * f_squared * np.asarray(b)), high
+    return low * (1 + 1e-5 * f_squared * np.asarray(b)), high
 
 
 def _lower_slope(b: Any, f_squared: Any) -> Any:
