@@ -1,13 +1,12 @@
 """One layer of an evicting cache: read a chunk, attend, drop."""
 
-import importlib.util
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from joma.common.kernels import has_kernels
 from joma.errors import JomaError
 from joma.inference._attend import (
     Scoring,
@@ -288,7 +287,7 @@ class EvictingLayer(CacheLayerMixin):
             and scoring.softcap is None
             and not self._is_far_sighted
             and query.dtype != torch.float64
-            and _has_triton()
+            and has_kernels(query.device)
         )
 
     def _step_on_gpu(
@@ -395,11 +394,6 @@ class EvictingLayer(CacheLayerMixin):
         sink = ((store.position >= 0) & (store.position < self._sinks))[..., None]
         keys = torch.cat((store.keys.masked_fill(sink, 0), store.keys.masked_fill(~sink, 0)), -1)
         return keys, moved
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 _MARK = "joma_cache_layer"

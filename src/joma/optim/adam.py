@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma.common.kernels import has_kernels
 from joma.errors import JomaError
 from joma.optim.stacked import Stacked, per_member
 
@@ -15,9 +16,10 @@ class StackedAdam(Stacked):
 
     Member e moves exactly as under `torch.optim.Adam(lr=learning_rates[e],
     weight_decay=weight_decays[e])`: every operation is elementwise. The step counter lives on the
-    parameters' device, so that a step can be captured in a CUDA graph. On the GPU each parameter
-    takes one pass over its memory: 16 bytes read and 12 written for each number. With master
-    weights the same pass writes the bfloat16 parameters, and nothing is cast elsewhere.
+    parameters' device; where kernels run (NVIDIA GPUs with Triton) a step can be captured in a CUDA
+    graph, and each parameter takes one pass over its memory: 16 bytes read and 12 written for each
+    number. With master weights the same pass writes the bfloat16 parameters, and nothing is cast
+    elsewhere.
 
     Args:
         parameters: Names and parameters with the member axis first, as `named_parameters()` gives
@@ -58,6 +60,7 @@ class StackedAdam(Stacked):
         self.first_moments = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.second_moments = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self._known_table: Any = None
+        self.capturable = has_kernels(self.device)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -165,7 +168,7 @@ class StackedAdam(Stacked):
 
     @property
     def _on_gpu(self) -> bool:
-        return self.steps.is_cuda
+        return self.steps.is_cuda and has_kernels(self.steps.device)
 
     def _scales(self) -> Tensor:
         """Return what each member's gradient is multiplied with, (E,)."""

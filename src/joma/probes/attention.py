@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from joma.common.checks import whole_number
+from joma.common.kernels import DoesNotFitError, has_kernels, warn_once
 from joma.errors import JomaError
 from joma.probes import _attention_blocked, _attention_few, _attention_written, _checks
 
@@ -275,7 +276,13 @@ def _measure(query: Tensor, key: Tensor, options: dict[str, Any]) -> _attention_
         scores = query.shape[:3].numel() * key.shape[2]
         kernel = _kernel(query, key, options["mask_BHTS"]) if scores > FEW else None
         if kernel is not None:
-            return kernel.statistics(query, key, **options)
+            try:
+                return kernel.statistics(query, key, **options)
+            except DoesNotFitError as error:
+                warn_once(
+                    f"attention statistics cannot be computed by a kernel ({error}); torch's "
+                    "operations are slower"
+                )
         if 0 < scores <= WRITTEN_OUT:
             found = _attention_written.statistics(query, key, **options)
     if found is None and options["window"] is not None:
@@ -310,10 +317,10 @@ def _without_autocast(device: str) -> AbstractContextManager[Any]:
 
 def _kernel(query_BHTD: Tensor, key_BHSD: Tensor, mask_BHTS: Tensor | None) -> ModuleType | None:
     """The kernel for a GPU where there is one that takes these."""
-    try:
-        from joma.probes import _attention_kernel
-    except ImportError:  # Triton comes with the builds of torch for GPUs alone
+    if not has_kernels(query_BHTD.device):
         return None
+    from joma.probes import _attention_kernel  # Triton comes with torch's CUDA builds alone
+
     takes = _attention_kernel.takes(query_BHTD, key_BHSD, mask_BHTS)
     return _attention_kernel if takes else None
 

@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from joma.common.kernels import has_kernels, waiting_allowed
 from joma.errors import JomaError
 
 __all__ = ["integers", "normal", "seed_tensor", "uniform", "words"]
@@ -171,7 +172,7 @@ def _at_once(seeds_E: Tensor, blocks: int) -> int:
 
 def _words(seeds_E: Tensor, stream: str, step: int | Tensor, first: int, last: int) -> Tensor:
     """The words of the blocks from first to last − 1, shape (E, 4·blocks)."""
-    kernel = _kernel(seeds_E.device) if seeds_E.is_cuda else None
+    kernel = _kernel(seeds_E.device) if has_kernels(seeds_E.device) else None
     make = _words_of_torch if kernel is None else kernel.words
     return make(seeds_E, zlib.crc32(stream.encode()), step, first, last)
 
@@ -209,8 +210,9 @@ def _tried_kernel(device: torch.device) -> ModuleType | None:
         seeds = torch.tensor([-3, 2**40 + 5], device=device)
         for stream in (2**31 - 1, 2**32 - 1):  # integers of 32 and of 64 bits for Triton
             place = seeds, stream, 2**33 + 7, 0, 5
-            if not torch.equal(_words_kernel.words(*place), _words_of_torch(*place)):
-                return None
+            with waiting_allowed(device):
+                if not torch.equal(_words_kernel.words(*place), _words_of_torch(*place)):
+                    return None
     except Exception:
         return None
     return _words_kernel

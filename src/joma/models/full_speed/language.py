@@ -6,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.common.kernels import has_kernels
 from joma.models.language import LanguageBlock, LanguageModel, bias_of
 from joma.models.layers import LayerNorm, Linear
 from joma.models.transformer import Watch
+
+MAX_WIDTH = 256
+"""Attention has a whole sequence in a GPU's shared memory: 64 KiB at this width."""
 
 Fetch = Callable[[Tensor], Tensor]
 """Returns the embeddings of tokens (B, T) for all members: (E, B, T, width)."""
@@ -118,9 +122,10 @@ class FastLanguageModel(LanguageModel):
         """Return whether the kernels are made for such a network, given embeddings."""
         config = self.config
         return (
-            x.is_cuda
+            has_kernels(x.device)
             and self.output.weight.dtype.itemsize <= 4
             and config.heads == 1
+            and config.width <= MAX_WIDTH
             and config.width % 8 == 0
             and config.hidden % 8 == 0
             and x.shape[2] <= 64

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from joma.common.kernels import has_kernels
 from joma.common.text import first_line
 from joma.models.language import bias_of
 from joma.models.transformer import Seen, SelfAttention, Transformer, TransformerBlock, Watch
@@ -119,7 +120,7 @@ class FastTransformer(Transformer):
         kind = config.attention, config.norm, config.activation
         return (
             self.uses_kernels
-            and tokens_EBT.is_cuda
+            and has_kernels(tokens_EBT.device)
             and self.compute == torch.bfloat16
             and kind == ("softmax", "post", "relu")
             and config.width <= MAX_WIDTH

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from joma.common.kernels import has_kernels
 from joma.errors import JomaError
 from joma.optim.adam import StackedAdam
 
@@ -101,6 +102,7 @@ class LazyRows:
         one, two = (1 - beta**steps for beta in settings.betas)
         self.corrections = torch.stack([1 / one, two.rsqrt()]).to(table.dtype)
         """Of the first moment, and of the root of the second, (2, steps)."""
+        self._uses_kernels = has_kernels(table.device)
         self._words: Tensor | None = None
         self._fetched: Tensor | None = None
         self._summed: Tensor | None = None
@@ -127,7 +129,7 @@ class LazyRows:
         assert self._words is not None
         assert self._fetched.grad is not None, "nothing came back to the rows"
         gradient = self._fetched.grad.flatten(1, -2)[:, self._order]
-        if gradient.is_cuda:
+        if self._uses_kernels:
             from joma.optim.full_speed import _rows_kernel
 
             self._summed, squares_EN = _rows_kernel.summed(gradient, self._words)
@@ -150,7 +152,7 @@ class LazyRows:
         """
         assert self._summed is not None
         assert self._words is not None
-        if self.table.is_cuda:
+        if self._uses_kernels:
             from joma.optim.full_speed import _rows_kernel
 
             _rows_kernel.moved(self, self._words, self._summed, steps, scales_E)
@@ -168,7 +170,7 @@ class LazyRows:
         self._settle(torch.arange(len(self.made), device=self.made.device), steps)
 
     def _settle(self, rows: Tensor, steps: Tensor) -> None:
-        if self.table.is_cuda:
+        if self._uses_kernels:
             from joma.optim.full_speed import _rows_kernel
 
             _rows_kernel.settled(self, rows, steps)

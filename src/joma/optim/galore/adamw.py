@@ -1,13 +1,12 @@
 """AdamW in the subspace of the gradients (Zhao et al., 2024)."""
 
-import importlib.util
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from joma.common.kernels import has_kernels
 from joma.optim.galore import layout, selection
 from joma.optim.galore._base import ProjectedOptimizer, is_accumulating
 from joma.optim.galore.processes import placed
@@ -23,16 +22,6 @@ from joma.optim.moments import (
 )
 
 MOMENTS = ("keep", "rotate", "project", "align", "reset")
-
-
-def has_kernels(device: torch.device) -> bool:
-    """Return whether the kernels run on a device: a GPU, with Triton installed."""
-    return device.type == "cuda" and _has_triton()
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 class GaLoreAdamW(ProjectedOptimizer):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from joma.common.float32 import float32_is_coarse, float32_products
+from joma.common.kernels import has_kernels
 from joma.errors import JomaError
 from joma.probes._checks import computable
 
@@ -114,9 +115,9 @@ class Operator:
         """‖A‖_F, in float64."""
         turned = self._matrix if self._matrix.is_contiguous() else self._matrix.mT
         if turned.dtype != torch.float64 and turned.is_contiguous():
-            if turned.is_cuda and turned.numel() < _NORM_KERNEL_FROM:
-                return torch.linalg.vector_norm(turned, dtype=torch.float64)
             if turned.is_cuda:
+                if turned.numel() < _NORM_KERNEL_FROM or not has_kernels(turned.device):
+                    return torch.linalg.vector_norm(turned, dtype=torch.float64)
                 from joma.probes.spectrum import _dither_kernel  # Triton comes with CUDA builds
 
                 return _dither_kernel.frobenius(turned)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from joma.common.kernels import has_kernels
 from joma.errors import JomaError
 from joma.probes.spectrum import _certificate
 from joma.probes.spectrum._krylov import Iterated, Krylov, chi_square_floor, next_check
@@ -172,7 +173,7 @@ def _solve(matrix: Tensor, tolerance: float, method: str, keep: bool, seed: int)
     if method == "exact" or (side <= _SMALL and method == "auto"):
         return _exact(matrix, keep, seed)
     kind = matrix.dtype
-    if matrix.is_cuda and side >= 1024 and tolerance >= 1e-4 and kind != torch.float64:
+    if side >= 1024 and tolerance >= 1e-4 and kind != torch.float64 and has_kernels(matrix.device):
         from joma.probes.spectrum import _graph  # Triton comes with torch's CUDA builds alone
 
         found = _graph.iterate(matrix, tolerance, seed, _EVENT)
