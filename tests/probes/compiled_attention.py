@@ -1,12 +1,14 @@
-"""Compile every attention kernel for an H200 ahead of time, which needs no GPU; prints JSON.
+"""Compile every attention kernel for a GPU ahead of time, which needs none; prints JSON.
 
-python -m tests.probes.compiled_attention [head sizes] [types]
+python -m tests.probes.compiled_attention [head sizes] [types] [compute capability]
 
-One line for each kernel: seconds, bytes of shared memory.
+One line for each kernel: seconds, bytes of shared memory, and which of its ways is the first that
+fits the GPU, -1 where none does.
 """
 
 # pyright: reportMissingImports=false
 
+import contextlib
 import json
 import sys
 import time
@@ -18,7 +20,16 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from joma.probes._attention_kernel import MOST_PARTS, _columns, _ends, _extent, _rows, blocks
+from joma.probes._attention_kernel import (
+    MOST_PARTS,
+    Blocks,
+    _columns,
+    _ends,
+    _extent,
+    _rows,
+    ways,
+)
+from tests.pretend_gpu import SHARED
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 NUMBERS = ("bits", "inverse", "lowest")
@@ -28,7 +39,9 @@ OUTPUTS = ("logsumexp", "entropy", "first_mass", "last_mass", "level_out", "refe
 OUTPUTS += ("reference", "received", "parts")
 
 
-def built(function: Any, given: str, mask: str, constants: dict[str, Any], **launch: int) -> Any:
+def built(
+    function: Any, given: str, mask: str, constants: dict[str, Any], capability: int, **launch: int
+) -> Any:
     """Compile a kernel for queries and masks of these types, all aligned as tensors are."""
     signature, values, attributes = {}, {}, {}
     for place, parameter in enumerate(function.params):
@@ -42,7 +55,28 @@ def built(function: Any, given: str, mask: str, constants: dict[str, Any], **lau
         if name in pointers or name.startswith(("query_stride", "key_stride")):
             attributes[place,] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, values, attributes)
-    return compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
+    return compile(source, target=GPUTarget("cuda", capability, 32), options=launch)
+
+
+def fitting(
+    function: Any,
+    dtype: torch.dtype,
+    mask: str,
+    constants: dict[str, Any],
+    given: tuple[Blocks, ...],
+    capability: int,
+) -> tuple[int, int]:
+    """Return which way is the first that fits, and its shared memory; -1 and 0 if none does."""
+    of_rows = function is _rows.row_kernel
+    for place, by in enumerate(given):
+        outer, inner = ("BLOCK_T", "BLOCK_S") if of_rows else ("BLOCK_S", "BLOCK_T")
+        sizes = {outer: by.outer, inner: by.inner}
+        with contextlib.suppress(RuntimeError):  # the compiler gave up
+            everything = constants | sizes
+            found = built(function, TYPES[dtype], mask, everything, capability, **by.options)
+            if found.metadata.shared <= SHARED[capability]:
+                return place, found.metadata.shared
+    return -1, 0
 
 
 def kernels(
@@ -52,7 +86,6 @@ def kernels(
 
     With `few`, those for few rows, of which there are none over keys.
     """
-    outer, inner, _ = blocks(dtype, head, 1, 1) if few else blocks(dtype, head)
     precision = "tf32x3" if dtype == torch.float32 else "tf32"
     common = {"D": head, "BLOCK_D": head, "PRECISION": precision}
     plain = {"GENERAL": False, "MASK": 0, "SOFTCAP": 0}
@@ -70,13 +103,11 @@ def kernels(
             if parts and (not few or variant["MASSES"] > variant["GENERAL"]):
                 continue  # masses on the first and last keys need all keys in one program
             mask = ("i8", "i32", TYPES[dtype])[variant["MASK"]]
-            sizes = {"BLOCK_T": outer, "BLOCK_S": inner}
             of_rows = {"PARTS": parts, "MASSES": variant["MASSES"] and not parts}
-            yield "rows", _rows.row_kernel, mask, common | variant | of_rows | sizes
+            yield "rows", _rows.row_kernel, mask, common | variant | of_rows
             if variant["MASSES"] == variant["GENERAL"] and not few:
-                sizes = {"BLOCK_T": inner, "BLOCK_S": outer}
                 constants = {it: value for it, value in variant.items() if it != "MASSES"}
-                yield "keys", _columns.column_kernel, mask, common | constants | sizes
+                yield "keys", _columns.column_kernel, mask, common | constants
 
 
 def main() -> None:
@@ -84,23 +115,26 @@ def main() -> None:
     heads = [int(it) for it in sys.argv[1].split(",")] if len(sys.argv) > 1 else [64, 128]
     names = sys.argv[2].split(",") if len(sys.argv) > 2 else ["bfloat16", "float16", "float32"]
     types = [getattr(torch, name) for name in names]
+    capability = int(sys.argv[3]) if len(sys.argv) > 3 else 90
     for head, dtype, few in product(heads, types, (False, True)):
-        launch = (blocks(dtype, head, 1, 1) if few else blocks(dtype, head))[2]
         for name, function, mask, constants in kernels(head, dtype, few=few):
             start = time.perf_counter()
-            found = built(function, TYPES[dtype], mask, constants, **launch)
+            of_rows = ways(dtype, head, 1 if few else 10_000, 1 if few else 10_000)
+            given = of_rows if name == "rows" else ways(dtype, head)
+            way, shared = fitting(function, dtype, mask, constants, given, capability)
             took = time.perf_counter() - start
             which = {key: it for key, it in constants.items() if it and key.isupper()}
             line = {"kernel": name, "type": str(dtype), "seconds": round(took, 2)}
-            print(json.dumps(line | {"shared": found.metadata.shared} | which), flush=True)
+            print(json.dumps(line | {"shared": shared, "way": way} | which), flush=True)
     for mask, even in product(("i8", "bf16", "fp16", "fp32"), (True, False)):
         constants = {"NUMBERS": mask != "i8", "EVEN": even, "TILE": 64}
-        built(_extent.tile_kernel, "bf16", mask, constants)
+        built(_extent.tile_kernel, "bf16", mask, constants, capability)
         print(json.dumps({"kernel": "tiles", "type": mask, "EVEN": even}), flush=True)
     for mask, parts in product((0, 1, 2), (2, 8, MOST_PARTS)):
-        built(_ends.join_kernel, "bf16", "i8", {"MASK": mask, "PARTS": parts, "BLOCK": 64})
+        constants = {"MASK": mask, "PARTS": parts, "BLOCK": 64}
+        built(_ends.join_kernel, "bf16", "i8", constants, capability)
         print(json.dumps({"kernel": "join", "MASK": mask, "PARTS": parts}), flush=True)
-    built(_extent.padding_kernel, "bf16", "i8", {"BLOCK": 1024})
+    built(_extent.padding_kernel, "bf16", "i8", {"BLOCK": 1024}, capability)
     print(json.dumps({"kernel": "padding"}), flush=True)
 
 

@@ -1,15 +1,21 @@
 """The GPU kernel against the blocked path in float64, which the CPU tests hold to the matrix."""
 
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from joma.common.kernels import DoesNotFitError
 from joma.probes import attention_statistics
 from joma.probes.attention import AttentionStatistics
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from joma.probes import _attention_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +40,9 @@ def draw(seed: int, *shape: int, size: float = 1.0, dtype: torch.dtype) -> Tenso
 
 def without_waiting(q: Tensor, k: Tensor, **given: Any) -> AttentionStatistics:
     """The statistics; an error where the host has to wait for the device."""
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         return attention_statistics(q, k, **given)
     finally:
@@ -85,6 +93,21 @@ def test_masks_and_softcaps(kind: str, causal: bool, dtype: torch.dtype, shape: 
     padding = (torch.arange(S) < S - S // 3).cuda()
     same(q, k, causal=causal, mask=mask)
     same(q, k, causal=causal, mask=mask, rows=rows, padding=padding, softcap=20.0)
+
+
+def test_what_no_kernel_fits_is_computed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def does_not_fit(*_: Any) -> None:
+        raise DoesNotFitError("out of resource: shared memory")
+
+    q, k = (draw(seed, 1, 2, 200, 64, dtype=torch.bfloat16) for seed in (18, 19))
+    expected = attention_statistics(q, k)
+    monkeypatch.setattr(_attention_kernel, "_rows_fit", SimpleNamespace(launch=does_not_fit))
+    for _ in range(2):
+        found = attention_statistics(q, k)
+        torch.testing.assert_close(found.entropy, expected.entropy, atol=1e-4, rtol=1e-4)
+    assert caplog.text.count("cannot be computed by a kernel (out of resource") == 1
 
 
 @pytest.mark.parametrize("few", [0, 2**22])

@@ -17,7 +17,8 @@ masks, softcaps, queries that are not real) is the general kernel, where windows
 numbers the kernel is given, so that it is compiled once for all of them: per head size and type of
 queries there are 8 plain and 18 general kernels over rows, 4 and 18 over keys, of which a model
 uses one or two. Few rows over many keys have kernels of their own, with wider blocks of keys; where
-they are too few for a GPU, programs share the keys, and a second kernel adds up their sums.
+they are too few for a GPU, programs share the keys, and a second kernel adds up their sums. A GPU
+that has no room for the usual blocks gets smaller ones.
 A block all of whose rows see all of its keys goes through the same loop as without a mask.
 
 A row is NaN where one of its scores is NaN or +∞, or all are −∞; where some are −∞ its entropy is.
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from joma.common.kernels import Fitting
 from joma.probes._attention_kernel._columns import column_kernel
 from joma.probes._attention_kernel._ends import MOST_PARTS, SUMS, join_kernel
 from joma.probes._attention_kernel._extent import padding_kernel, tile_kernel
@@ -68,6 +70,28 @@ _launch_columns = Launcher(column_kernel, ("query", "key", "mask", *_STRIDES))
 _launch_tiles = Launcher(tile_kernel, ("mask",))
 _launch_join = Launcher(join_kernel, ("parts",))
 _launch_padding = Launcher(padding_kernel, ("extent",))
+_rows_fit, _columns_fit = Fitting(), Fitting()
+
+
+class Blocks(NamedTuple):
+    """How a kernel divides queries and keys among programs.
+
+    Attributes:
+        outer: What a program has of rows, or of keys in the kernel over keys.
+        inner: What it looks at together of the others.
+        warps: Warps of a program.
+        stages: Inner blocks that are loaded ahead, and the one that is worked on.
+    """
+
+    outer: int
+    inner: int
+    warps: int = 4
+    stages: int = 2
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told of them."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
 
 def takes(query: Tensor, key: Tensor, mask: Tensor | None = None) -> bool:
@@ -165,53 +189,60 @@ def statistics(
             large = tuple([of_mask["mask_stride_" + axis] > LARGEST for axis in "BHTS"])
         common |= constants
         types = (device.index, dtype, common["mask"].dtype, *constants.values())
-        heads = B * H if _has_room(device.index) else None
-        outer, inner, options = blocks(dtype, constants["BLOCK_D"], heads, T)
-        # Masses on the first and last keys need all keys in one program.
-        shared = outer < TILE and not masses
-        span = _keys_of_a_part(S, inner, _ceil_div(T, outer) * B * H) if shared else S
-        count = _ceil_div(S, span)
-        parts = logsumexp if count == 1 else torch.empty(count, SUMS, B, H, T, **like)
-        _launch_rows(
-            (_ceil_div(T, outer), B * H, count),
-            (*types, *large, outer, inner, masses, count > 1),
-            {
-                **common,
-                "entropy": entropy,
-                "first_mass": logsumexp if first_mass is None else first_mass,
-                "last_mass": logsumexp if last_mass is None else last_mass,
-                "first": min(first or 0, S),
-                "last": min(last or 0, S),
-                "real_rows": nothing if rows_BT is None else rows_BT.contiguous().view(torch.int8),
-                "has_rows": int(rows_BT is not None),
-                "level_out": level,
-                "reference_out": reference,
-                "parts": parts,
-                "span": span,
-                "MASSES": masses or (general and count == 1),
-                "PARTS": count > 1,
-                "BLOCK_T": outer,
-                "BLOCK_S": inner,
-            },
-            options,
-        )
-        if count > 1:
-            _join(parts, (logsumexp, entropy, level, reference), constants["MASK"])
-        if mass_received is not None:
-            outer, inner, options = blocks(dtype, constants["BLOCK_D"])
+
+        real_rows = nothing if rows_BT is None else rows_BT.contiguous().view(torch.int8)
+
+        def over_rows(by: Blocks) -> None:
+            # Masses on the first and last keys need all keys in one program.
+            shared = by.outer < TILE and not masses
+            down = _ceil_div(T, by.outer)
+            span = _keys_of_a_part(S, by.inner, down * B * H) if shared else S
+            count = _ceil_div(S, span)
+            parts = logsumexp if count == 1 else torch.empty(count, SUMS, B, H, T, **like)
+            _launch_rows(
+                (down, B * H, count),
+                (*types, *large, by, masses, count > 1),
+                {
+                    **common,
+                    "entropy": entropy,
+                    "first_mass": logsumexp if first_mass is None else first_mass,
+                    "last_mass": logsumexp if last_mass is None else last_mass,
+                    "first": min(first or 0, S),
+                    "last": min(last or 0, S),
+                    "real_rows": real_rows,
+                    "has_rows": int(rows_BT is not None),
+                    "level_out": level,
+                    "reference_out": reference,
+                    "parts": parts,
+                    "span": span,
+                    "MASSES": masses or (general and count == 1),
+                    "PARTS": count > 1,
+                    "BLOCK_T": by.outer,
+                    "BLOCK_S": by.inner,
+                },
+                by.options,
+            )
+            if count > 1:
+                _join(parts, (logsumexp, entropy, level, reference), constants["MASK"])
+
+        def over_keys(by: Blocks) -> None:
             _launch_columns(
-                (_ceil_div(S, outer), B * H, 1),
-                (*types, *large),
+                (_ceil_div(S, by.outer), B * H, 1),
+                (*types, *large, by),
                 {
                     **common,
                     "logsumexp": level,
                     "received": mass_received,
                     "reference": reference,
-                    "BLOCK_T": inner,
-                    "BLOCK_S": outer,
+                    "BLOCK_T": by.inner,
+                    "BLOCK_S": by.outer,
                 },
-                options,
+                by.options,
             )
+
+        _rows_fit.launch((types, masses), ways(dtype, constants["BLOCK_D"], B * H, T), over_rows)
+        if received:
+            _columns_fit.launch(types, ways(dtype, constants["BLOCK_D"]), over_keys)
     return [logsumexp, entropy, first_mass, last_mass, mass_received]
 
 
@@ -244,31 +275,41 @@ def _join(parts: Tensor, out: tuple[Tensor, Tensor, Tensor, Tensor], mask: int) 
     _launch_join((_ceil_div(rows, TILE), 1, 1), kind, arguments, {})
 
 
-def blocks(
+def ways(
     dtype: torch.dtype, head: int, heads: int | None = None, rows: int = 0
-) -> tuple[int, int, dict[str, int]]:
-    """Outer and inner block: what was fastest of those tried where it matters, else what fits.
+) -> tuple[Blocks, ...]:
+    """Blocks that were fastest of those tried where it matters, then such as take less of a GPU.
 
     Args:
         dtype: Type of queries and keys.
         head: Head size, rounded up to a power of two.
-        heads: Heads of all sequences together, or None for the blocks of many rows.
+        heads: Heads of all sequences together, or None for the kernel over keys.
         rows: Rows of each.
     """
-    if heads is not None:
-        few = dtype == torch.float32 and _ceil_div(rows, TILE) * heads < _FEW_PROGRAMS
-        if few or rows <= _FEW_ROWS:
-            inner = max(32, min(256, 2**14 // head))
-            return _FEW_ROWS, inner, {"num_warps": 8 if inner > 64 else 4, "num_stages": 2}
-    if dtype == torch.float32 or head > 128:
-        return TILE, 32, {"num_warps": 4, "num_stages": 2}
-    return TILE, 128 if head <= 64 else 64, {"num_warps": 4, "num_stages": 3}
+    if heads is None:
+        return _ways_over_keys(dtype, head)
+    few = dtype == torch.float32 and _ceil_div(rows, TILE) * heads < _FEW_PROGRAMS
+    return _ways_over_rows(dtype, head, few=few or rows <= _FEW_ROWS)
 
 
 @functools.cache
-def _has_room(device: int | None) -> bool:
-    """Return whether a multiprocessor of a GPU has the 96 KB that wide blocks of keys need."""
-    return device is None or torch.cuda.get_device_capability(device) >= (8, 0)
+def _ways_over_rows(dtype: torch.dtype, head: int, *, few: bool) -> tuple[Blocks, ...]:
+    smallest = Blocks(_FEW_ROWS, 32, stages=1)
+    if few:
+        inner = max(32, min(256, 2**14 // head))
+        return Blocks(_FEW_ROWS, inner, warps=8 if inner > 64 else 4), smallest
+    return _usual(dtype, head), Blocks(32, 32, stages=1), smallest
+
+
+@functools.cache
+def _ways_over_keys(dtype: torch.dtype, head: int) -> tuple[Blocks, ...]:
+    return _usual(dtype, head), Blocks(32, 16, stages=1)
+
+
+def _usual(dtype: torch.dtype, head: int) -> Blocks:
+    if dtype == torch.float32 or head > 128:
+        return Blocks(TILE, 32)
+    return Blocks(TILE, 128 if head <= 64 else 64, stages=3)
 
 
 def _ceil_div(size: int, of: int) -> int:

@@ -187,7 +187,7 @@ def column_kernel(
             tile_whole, tile_end = tile_stop, tile_stop
             if tiled != 0:
                 tile_first, tile_stop, tile_whole, tile_end = tile_extent(
-                    tiles + block, tile_stride_T, tile_stop
+                    tiles + block // (64 // BLOCK_S), tile_stride_T, tile_stop
                 )
         # A key looks back at queries as far as they look ahead.
         low, full_low, full_high, high = block_ranges(
