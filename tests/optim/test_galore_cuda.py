@@ -70,7 +70,7 @@ def test_a_step_of_the_kernels_is_right_to_rounding():
         gradient = one.grad.float()
         left = basis.shape[0] == one.shape[0] and one.shape[0] < one.shape[1]
         inside = basis.mT @ gradient if left else gradient @ basis
-        update = -inside.sign()  # Adam's first step
+        update = -inside / (inside.abs() + 1e-8)  # Adam's first step, with its ε
         whole = basis @ update if left else update @ basis.mT
         error = (one.float() - start - 0.25 * whole).norm() / (0.25 * whole).norm()
-        assert error < 0.02
+        assert error < 0.004

@@ -60,3 +60,15 @@ def test_a_state_of_the_kernels_resumes_to_the_bit(case):
 
 def test_stacked_adam_moves_as_torch_operations(fast):
     assert fast["stacked"]["weights"] < 1e-6
+
+
+@pytest.mark.slow
+def test_gpus_with_less_shared_memory_load_less_ahead():
+    """An RTX 4090 and 5090 have 99 KiB for a block where an A100 has 163."""
+    found = printed("tests.optim.fitting", "80", "89", "120", interpret=False)
+    stages = {(one["capability"], one["tile"]): one["stages"] for one in found}
+    assert stages == {
+        (80, "eight"): 4, (80, "wide"): 4, (80, "narrow"): 3,
+        (89, "eight"): 3, (89, "wide"): 3, (89, "narrow"): 3,
+        (120, "eight"): 3, (120, "wide"): 3, (120, "narrow"): 3,
+    }  # fmt: skip

@@ -20,16 +20,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from joma.common.kernels import Fitting
 from joma.optim.blockwise import BLOCK
 from joma.optim.galore import layout
 from joma.optim.galore.subspace import Side
 
 _TILES = {
-    "eight": {"BM": 64, "BN": 256, "BK": 64, "num_warps": 8, "num_stages": 4},
-    "wide": {"BM": 128, "BN": 256, "BK": 64, "num_warps": 8, "num_stages": 4},
-    "narrow": {"BM": 128, "BN": 128, "BK": 64, "num_warps": 4, "num_stages": 3},
+    "eight": {"BM": 64, "BN": 256, "BK": 64, "num_warps": 8},
+    "wide": {"BM": 128, "BN": 256, "BK": 64, "num_warps": 8},
+    "narrow": {"BM": 128, "BN": 128, "BK": 64, "num_warps": 4},
 }
 """Tiles for moments in eight bits, and otherwise for ranks above 128 and up to it."""
+_STAGES = {"eight": (4, 3, 2, 1), "wide": (4, 3, 2, 1), "narrow": (3, 2, 1)}
+"""Tiles that are loaded ahead, and the one that is worked on, as many as a GPU has room for."""
+_fit = Fitting()
 _MOST_TABLES = 256
 """Tables for different sets of matrices after which all are made again."""
 _NUMBERS = tl.constexpr(9)
@@ -112,7 +116,13 @@ def step(works: Sequence[Work], workspace: dict[Any, Any]) -> None:
 def _launch(tables: "_Tables", places: Tensor, numbers: Tensor) -> None:
     triton.set_allocator(_scratch)
     flags = {"EIGHT": tables.eight, "SCALES": BLOCK}
-    _project[(len(tables.tiles),)](tables.tiles, places, numbers, **flags, **tables.shape)
+
+    def launch(stages: int) -> None:
+        _project[(len(tables.tiles),)](
+            tables.tiles, places, numbers, **flags, **tables.shape, num_stages=stages
+        )
+
+    _fit.launch((places.device, tables.kind), _STAGES[tables.kind], launch)
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> Tensor:
@@ -141,7 +151,8 @@ class _Tables:
         device = works[0].weights.device
         self.eight = works[0].first.dtype == torch.uint8
         most = max(work.basis.shape[1] for work in works)
-        self.shape = _TILES["eight" if self.eight else "wide" if most > 128 else "narrow"]
+        self.kind = "eight" if self.eight else "wide" if most > 128 else "narrow"
+        self.shape = _TILES[self.kind]
         self.updates: list[Tensor] = []
         self.padded: list[Tensor | None] = []
         self._sides: list[tuple[tuple[int, int], int, Side]] = []

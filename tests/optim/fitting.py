@@ -1,0 +1,40 @@
+"""Which GPUs have room for GaLore's kernels: compiled for each, launched into nothing; prints JSON.
+
+python -m tests.optim.fitting CAPABILITY...
+
+One line for each tile and compute capability, such as 89: the number of stages that fit.
+"""
+
+import json
+import sys
+
+import torch
+
+from joma.optim.galore import _step_kernels as kernels
+from tests.optim.interpreted import made, trained
+from tests.pretend_gpu import pretend
+
+CASES = {
+    "eight": {"rank": 16, "bits": 8},
+    "wide": {"rank": 160},
+    "narrow": {"rank": 16},
+}
+
+
+def main() -> None:
+    """Print one line for each tile and GPU."""
+    for capability in map(int, sys.argv[1:]):
+        for tile, settings in CASES.items():
+            kernels._fit = kernels.Fitting()
+            with pretend(capability):
+                trained(*made(((192, 256),), **settings), steps=1)
+            ((key, place),) = kernels._fit._first.items()
+            assert key[0] == (torch.device("cpu"), tile)
+            stages = kernels._STAGES[tile][place]
+            print(
+                json.dumps({"tile": tile, "capability": capability, "stages": stages}), flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
