@@ -15,7 +15,10 @@ from joma.inference import HeavyHitter, _heavy_kernel
 from joma.inference._store import Store
 from tests.ahead_of_time import Caught
 
-SHAPES = ((1, 16, 1, 3276, 128), (16, 16, 1, 3276, 128), (1, 8, 4, 3276, 128), (2, 3, 1, 90, 80))
+SHAPES = (
+    (1, 16, 1, 3276, 128), (16, 16, 1, 3276, 128), (1, 8, 4, 3276, 128), (2, 3, 1, 90, 80),
+    (2, 2, 2, 8, 8),
+)  # fmt: skip
 """Batch, key heads, queries of each, budget, numbers of a head; the first two are a benchmark's."""
 
 

@@ -95,10 +95,10 @@ def heavy_step(
         heads,
         PADDED=real is not None,
         PER_SPLIT=per_split,
-        # Products of matrices need sixteen rows; one query needs none.
+        # Products of matrices need sixteen rows and columns; one query needs none.
         GROUP_BLOCK=1 if group == 1 else max(16, groups),
         SIZE=D,
-        SIZE_BLOCK=triton.next_power_of_2(D),
+        SIZE_BLOCK=max(16, triton.next_power_of_2(D)),
         BLOCK=_BLOCK,
         # Blocks of matrix products are loaded ahead; one query has enough in flight without.
         STAGES=1 if group == 1 else 3,
