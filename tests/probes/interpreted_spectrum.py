@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.probes.spectrum import _graph, _graph_kernels, _graph_plan
+from joma.probes.spectrum import _dither_kernel, _graph, _graph_kernels, _graph_plan
 from tests.probes._matrices import noisy, true_stable_rank
 
 ROWS, COLUMNS, FAILURE = 200, 260, 4e-7
@@ -70,8 +70,9 @@ def _whole(number: Any) -> int:
 def main() -> None:
     torch.set_num_threads(1)
     # The interpreter does not take its own numbers for the bounds of a loop.
-    kernels: Any = _graph_kernels
-    kernels.range = lambda *bounds: builtins.range(*map(_whole, bounds))
+    kernels: tuple[Any, ...] = (_graph_kernels, _dither_kernel)
+    for module in kernels:
+        module.range = lambda *bounds: builtins.range(*map(_whole, bounds))
     shares: Any = _graph_plan
     shares.SHARES = (0.15, 0.6, 1.0, 100.0)  # each is a program, which takes a while here
     for name, matrix in spectra().items():

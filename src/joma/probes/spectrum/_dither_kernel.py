@@ -35,24 +35,42 @@ def launch_norms(matrix: Tensor, squares: Tensor, largest: Tensor) -> None:
     _norms[(blocks(size),)](matrix, squares, largest, size, LANES=_LANES, PARTS=_PARTS)
 
 
-def scales(squares: Tensor, largest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ‖A‖_F, a power of two ≥ max|A|, and what brings entries to the range of float16."""
-    most = torch.exp2(torch.frexp(largest.amax(-1)).exponent.double())
-    norm = (squares.double() * largest.double().square()).sum(-1).sqrt()
-    return norm, most, (16384.0 / most).float()
+def launch_known(
+    squares: Tensor,
+    largest: Tensor,
+    scale: Tensor,
+    factor: Tensor,
+    numbers: Tensor,
+    full: float,
+    *,
+    guessed: bool,
+) -> None:
+    """Write what is known of a matrix, in one launch.
 
-
-def unscaled(squares: Tensor, largest: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ‖A‖_F, a power of two ≥ max|A|, and 1 where the scaled entries fit in float16, else 0.
-
-    They fit where the largest lies from 2¹⁰ to 2¹⁵: what is lost of the small ones is below 2⁻³⁵ of
-    the largest.
+    Args:
+        squares: each block's sum of squares.
+        largest: each block's largest entry.
+        scale: what brings entries to the range of float16, (1,): read if it was guessed, and the
+            blocks then are of scaled entries, else written.
+        factor: where to write the inverse of ‖A‖_F, scale and `full`, (1,).
+        numbers: where to write ‖A‖_F, a power of two ≥ max|A|, and 1 where the scaled entries fit
+            in float16, else 0; (3,), float64. They fit where the largest lies from 2¹⁰ to 2¹⁵: what
+            is lost of the small ones is below 2⁻³⁵ of the largest.
+        full: what brings entries of a basis to the range of float16.
+        guessed: whether the copy was made with an older scale.
     """
-    scale, most = scale.double(), largest.amax(-1)
-    norm = squares.double().sum(-1).sqrt() / scale
-    fits = (most >= 1024.0) & (most <= 32768.0)
-    most = torch.exp2(torch.frexp(most).exponent.double()) / scale
-    return norm, most, fits.double()
+    _known[(1,)](
+        squares,
+        largest,
+        scale,
+        factor,
+        numbers,
+        squares.numel(),
+        full,
+        GUESSED=guessed,
+        LANES=4 * _LANES,
+        num_warps=16,
+    )
 
 
 def launch_dither(
@@ -116,6 +134,46 @@ def _total(squares, largest, norm, count, LANES: tl.constexpr):
         most = tl.load(largest + at, mask=at < count, other=0.0).to(tl.float64)
         found += tl.load(squares + at, mask=at < count, other=0.0).to(tl.float64) * most * most
     tl.store(norm, tl.sqrt(tl.sum(found, 0)))
+
+
+@triton.jit
+def _known(
+    squares,
+    largest,
+    scale,
+    factor,
+    numbers,
+    count,
+    full,
+    GUESSED: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    total, top = tl.zeros([LANES], tl.float64), tl.zeros([LANES], tl.float32)
+    for start in range(0, count, LANES):
+        at = start + tl.arange(0, LANES)
+        most = tl.load(largest + at, mask=at < count, other=0.0)
+        part = tl.load(squares + at, mask=at < count, other=0.0).to(tl.float64)
+        if not GUESSED:  # each is over the square of its largest entry
+            part *= most.to(tl.float64) * most.to(tl.float64)
+        # A NaN is not greater than anything, but shows in the sum.
+        total, top = total + part, tl.maximum(top, most)
+    norm, most = tl.sqrt(tl.sum(total, 0)), tl.max(top, 0)
+    # 2^(e − 126) is above all numbers with the exponent e, of which float64 has the power.
+    exponent = (most.to(tl.int32, bitcast=True) >> 23).to(tl.int64)
+    power = ((exponent + 897) << 52).to(tl.float64, bitcast=True)
+    power = tl.where(most == 0.0, 1.0, power)
+    if GUESSED:
+        own = tl.load(scale).to(tl.float64)
+        norm, power = norm / own, power / own
+        fits = ((most >= 1024.0) & (most <= 32768.0)).to(tl.float64)
+    else:
+        own = (16384.0 / power).to(tl.float32).to(tl.float64)
+        tl.store(scale, own.to(tl.float32))
+        fits = tl.full([], 1.0, tl.float64)
+    tl.store(factor, (1.0 / (norm * own * full)).to(tl.float32))
+    tl.store(numbers, norm)
+    tl.store(numbers + 1, power)
+    tl.store(numbers + 2, fits)
 
 
 @triton.jit

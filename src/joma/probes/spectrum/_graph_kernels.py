@@ -242,23 +242,21 @@ def _white(kernel, factor, now, before, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def excluded(
+def grown(
     columns,
     inverse,
     top,
     excess,
-    defect,
-    out,
+    kernels,
+    factors,
     count,
-    quantile,
     BLOCK: tl.constexpr,
     LARGEST: tl.constexpr,
     RAISED: tl.constexpr,
 ):
-    """Whether r·K(λ) ≻ 1, one λ per program.
+    """K(λ), one λ per program, and the change of basis F that kept it small.
 
-    K(λ) = Σ P_j·P_jᵀ with P_{j+1} = (λ·P_j − P_j·A_j − P_{j−1}·B_j)·R⁻¹, in float64. After a
-    change of basis by F the test is r·F·K·Fᵀ ≻ F·Fᵀ.
+    K(λ) = Σ P_j·P_jᵀ with P_{j+1} = (λ·P_j − P_j·A_j − P_{j−1}·B_j)·R⁻¹, in float64.
     """
     row, place = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)
     at = row * BLOCK + place[None, :]
@@ -284,13 +282,56 @@ def excluded(
         if tl.max(tl.max(tl.abs(total), 1), 0) > RAISED:
             factor, now, before = _white(total, factor, now, before, BLOCK)
             total = one
+    tl.store(kernels + tl.program_id(0) * size + at, total)
+    tl.store(factors + tl.program_id(0) * size + at, factor)
+
+
+@triton.jit
+def excluded(kernels, factors, top, defect, out, quantile, BLOCK: tl.constexpr):
+    """Whether λ is more than the top eigenvalue, one λ per program: whether r·F·K·Fᵀ ≻ F·Fᵀ."""
+    row, place = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK * BLOCK + row * BLOCK + place[None, :]
+    factor = tl.load(factors + at)
     # Gaussian elimination: positive definite if and only if all pivots are positive.
-    rest = total * (quantile / tl.load(defect))
+    rest = tl.load(kernels + at) * (quantile / tl.load(defect))
     rest -= tl.dot(factor, tl.trans(factor), out_dtype=tl.float64)
-    positive = level > 0
+    positive = tl.load(top) > 0
     for k in range(BLOCK):
         line = tl.sum(tl.where(row == k, rest, 0.0), 0)
         pivot = tl.sum(tl.where(place == k, line, 0.0), 0)
         positive &= pivot > 0  # false for NaN too
         rest -= (line * (1.0 / pivot))[:, None] * line[None, :]
     tl.store(out + tl.program_id(0), positive.to(tl.int32))
+
+
+@triton.jit
+def concluded(flags, excess, top, defect, numbers, count, PLACES: tl.constexpr):
+    """The first excess from which on all are excluded, ∞ where the last is not; and what led there.
+
+    The excess, the estimate of the top eigenvalue, and the norm of Qᵀ·Q, in float64.
+    """
+    place = tl.arange(0, PLACES)
+    flag = tl.load(flags + place, mask=place < count, other=1)
+    first = tl.max(tl.where(flag == 0, place + 1, 0), 0)
+    found = tl.load(excess + first, mask=first < count, other=float("inf"))
+    tl.store(numbers, found.to(tl.float64))
+    tl.store(numbers + 1, tl.load(top).to(tl.float64))
+    tl.store(numbers + 2, tl.load(defect).to(tl.float64))
+
+
+@triton.jit
+def quotients(power, image, out, size, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """Rayleigh quotient of each column, given what a matrix makes of them, all (size, size).
+
+    Columns that vanished have none, and get 0; NaN elsewhere is passed on, to be found.
+    """
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    square, turned = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, size, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < size)[:, None] & (column < size)[None, :]
+        at = row[:, None] * size + column[None, :]
+        x = tl.load(power + at, mask=inside, other=0.0)
+        square += tl.sum(x * x, 0)
+        turned += tl.sum(x * tl.load(image + at, mask=inside, other=0.0), 0)
+    tl.store(out + column, tl.where(square > 1e-20, turned / square, 0.0), mask=column < size)

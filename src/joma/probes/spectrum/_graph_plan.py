@@ -93,6 +93,8 @@ class Plan:
         self._factor = torch.ones(1, **real)
         self._quantile = chi_square_floor(b, failure)
         self._excess_G = torch.zeros(len(SHARES), **real)
+        self._known_numbers = torch.empty(3, **wide)
+        self._kernels = torch.empty(2, len(SHARES), b, b, **wide)  # K, and what kept it small
         self._tolerance = 0.0
         self._known_scale = False
         # Blocks lie side by side, so that a step's operands are one slice of columns.
@@ -108,9 +110,9 @@ class Plan:
         self._partial = torch.empty(triton.cdiv(side, _ROWS), 3 * b * b, **wide)
         self._total = torch.empty(3 * b * b, **wide)
         # Graphs use the scratch memory of the stream they were captured on, which torch may take
-        # back with any of them: no plan's graphs are on another's. On a CPU, where Triton's
-        # interpreter runs the kernels in tests, nothing is captured.
-        streams = 2 if device.type == "cuda" else 0
+        # back with any of them: no plan's graphs are on another's, nor what runs beside them. On a
+        # CPU, where Triton's interpreter runs the kernels in tests, nothing is captured.
+        streams = 3 if device.type == "cuda" else 0
         self._streams = tuple(torch.cuda.Stream(device) for _ in range(streams))
         self.pace = Pace()
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
@@ -135,11 +137,12 @@ class Plan:
         guess, self._known_scale = self._known_scale and not rescale, True
         if guess:
             _dither_kernel.launch_dither(matrix, self._half, self._scale, seed, norms)
-            return self._replay("guessed", self._guessed)[0]
+            self._know(guessed=True)
+            return self._known_numbers
         _dither_kernel.launch_norms(matrix, *norms)
-        (numbers,) = self._replay("scales", self._scales)
+        self._know(guessed=False)
         _dither_kernel.launch_dither(matrix, self._half, self._scale, seed)
-        return numbers
+        return self._known_numbers
 
     def advance(self, matrix: Tensor, stop: int, since: int | None) -> StepBounds:
         """Run to `STOPS[stop]` applications, from `STOPS[since]` or the start.
@@ -153,25 +156,30 @@ class Plan:
         squarings = _squarings(last * _COLUMNS, _GUARD * self._tolerance)
         key = (since, stop, squarings)
         top, vector_S = self._replay(key, lambda: self._steps(first, last, squarings))
-        # The bound keeps a few multiprocessors busy: the product with the matrix runs alongside.
-        with self._alongside():
+        # The bound keeps a few multiprocessors busy: the product with the matrix runs beside it.
+        with self._beside(1):
             turned = matrix.mT if self._wide else matrix
             image = wide_product(turned, vector_S[:, None])
             length = torch.linalg.vector_norm(image, dtype=torch.float64).unsqueeze(0)
         (numbers,) = self._replay(("bound", *key), lambda: self._excess(last, top))
-        for other in self._streams[1:]:
-            torch.cuda.current_stream().wait_stream(other)
+        self._join(1)
         return StepBounds(numbers, vector_S, length)
 
     @contextmanager
-    def _alongside(self) -> Iterator[None]:
-        """Run the block on the second stream, after what was launched so far."""
+    def _beside(self, which: int) -> Iterator[None]:
+        """Run the block on another stream, after what was launched so far."""
         if not self._streams:
             yield
             return
-        self._streams[1].wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._streams[1]):
+        other = self._streams[which]
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
             yield
+
+    def _join(self, which: int) -> None:
+        """Let what follows wait for another stream."""
+        if self._streams:
+            torch.cuda.current_stream().wait_stream(self._streams[which])
 
     def _replay(self, key: object, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         if not self._streams:
@@ -190,18 +198,12 @@ class Plan:
         graph.replay()
         return out
 
-    def _scales(self) -> tuple[Tensor, ...]:
-        norm, most, scale = _dither_kernel.scales(self._squares, self._largest)
-        self._scale.copy_(scale)
-        return self._known(norm, most, torch.ones_like(norm))
-
-    def _guessed(self) -> tuple[Tensor, ...]:
-        norm, most, fits = _dither_kernel.unscaled(self._squares, self._largest, self._scale)
-        return self._known(norm, most, fits)
-
-    def _known(self, norm: Tensor, most: Tensor, fits: Tensor) -> tuple[Tensor, ...]:
-        self._factor.copy_(1 / (norm * self._scale.double() * _FULL))
-        return (torch.cat([norm, most, fits]),)
+    def _know(self, *, guessed: bool) -> None:
+        """Find ‖A‖_F and the scale of the matrix, or whether it fits the one that was guessed."""
+        numbers = self._factor, self._known_numbers
+        _dither_kernel.launch_known(
+            self._squares, self._largest, self._scale, *numbers, _FULL, guessed=guessed
+        )
 
     def _block(self, first: int, count: int = 1) -> Tensor:
         return self._basis[:, first * _COLUMNS : (first + count) * _COLUMNS]
@@ -306,10 +308,12 @@ class Plan:
             with float32_products("ieee" if squaring < _EXACT_SQUARINGS else "tf32"):
                 power = power @ power
         power = power / power.diagonal().amax()
-        square_N = power.square().sum(0)
-        quotient_N = (power * (project @ power)).sum(0) / square_N
-        # Columns that vanished have no quotient; NaN elsewhere is passed on, to be found.
-        best = quotient_N.where(square_N > 1e-20, 0.0).argmax().unsqueeze(0)
+        size, image = len(power), project @ power
+        quotient_N = power.new_empty(size)
+        _graph_kernels.quotients[(triton.cdiv(size, 16),)](
+            power, image, quotient_N, size, COLUMNS=16, ROWS=128
+        )
+        best = quotient_N.argmax().unsqueeze(0)
         top = quotient_N.index_select(0, best).squeeze(0)
         best_N1 = power.index_select(1, best)
         vector_S = (self._block(0, count) @ best_N1).squeeze(-1)
@@ -317,36 +321,51 @@ class Plan:
         return top, vector_S
 
     def _excess(self, count: int, top: Tensor) -> tuple[Tensor, ...]:
-        # In float16, whose rounding changes the norm of the basis by less than 2⁻¹¹ of √columns.
-        all_SN = self._block(0, count + 1).half()
-        defect = _product(all_SN.mT, all_SN).abs().sum(-1).amax()
+        with self._beside(2):  # K grows without it
+            # In float16, whose rounding changes the norm of the basis by less than 2⁻¹¹·√columns.
+            all_SN = self._block(0, count + 1).half()
+            defect = _gram(all_SN).abs().sum(-1).amax()
         rounding = (1 + 1.05 * 2.0**-11 * math.sqrt(all_SN.shape[1])) ** 2
-        out_G = torch.empty_like(self._excess_G, dtype=torch.int32)
-        _graph_kernels.excluded[(len(out_G),)](
+        values, (kernels, factors) = (len(SHARES),), self._kernels
+        _graph_kernels.grown[values](
             self._columns,
             self._inverses,
             top,
             self._excess_G,
-            defect,
-            out_G,
+            kernels,
+            factors,
             count,
-            self._quantile / (_MARGIN * rounding),
             BLOCK=_COLUMNS,
             LARGEST=_LARGEST,
             RAISED=_RAISED,
             num_warps=_WARPS,
         )
-        # The first excess from which on all are excluded, ∞ where the last is not.
-        at = len(SHARES) - out_G.flip(0).cumprod(0).sum()
-        padded = torch.nn.functional.pad(self._excess_G, (0, 1), value=float("inf"))
-        excess = padded.index_select(0, at.unsqueeze(0)).squeeze(0)
-        return (torch.stack([excess.double(), top.double(), defect.double()]),)
+        self._join(2)
+        out_G = torch.empty_like(self._excess_G, dtype=torch.int32)
+        quantile = self._quantile / (_MARGIN * rounding)
+        _graph_kernels.excluded[values](
+            kernels, factors, top, defect, out_G, quantile, BLOCK=_COLUMNS, num_warps=_WARPS
+        )
+        numbers = torch.empty(3, device=top.device, dtype=torch.float64)
+        places = triton.next_power_of_2(len(SHARES))
+        _graph_kernels.concluded[(1,)](
+            out_G, self._excess_G, top, defect, numbers, len(SHARES), PLACES=places, num_warps=1
+        )
+        return (numbers,)
+
+
+def _gram(block_SN: Tensor) -> Tensor:
+    """Return BᵀB of a tall block in float16: in parts, since few columns are work for few."""
+    parts = next(count for count in (16, 8, 4, 2, 1) if len(block_SN) % count == 0)
+    block_PSN = block_SN.unflatten(0, (parts, -1))
+    return _product(block_PSN.mT, block_PSN).sum(0)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Return the product of float16 factors in float32; a CPU has no such product of its own."""
     if left.is_cuda:
-        return torch.mm(left, right, out_dtype=torch.float32)
+        multiply = torch.mm if left.ndim == 2 else torch.bmm
+        return multiply(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 
