@@ -4,6 +4,7 @@ The random start is Gaussian, which is the same in every orthonormal basis: a di
 is as hard as any other with its singular values, and needs no reference.
 """
 
+import gc
 import math
 from pathlib import Path
 
@@ -324,6 +325,18 @@ def test_a_weight_changed_in_place_on_a_gpu_is_seen_each_time() -> None:
         assert abs(found.value - true_stable_rank(matrix)) <= found.bound
     twice = stable_rank(2 * matrix, start=kept)
     assert twice.frobenius == pytest.approx(2 * float(matrix.norm()), rel=1e-5)
+
+
+@CUDA
+def test_one_training_after_another_has_graphs_of_its_own() -> None:
+    """Those of the first are gone when those of the second are captured."""
+    matrix = gaussian(1024, 1500).cuda()
+    for _ in range(3):
+        kept = stable_rank(matrix, keep=True)
+        found = [stable_rank(matrix, start=kept).value for _ in range(4)]
+        assert found == [pytest.approx(kept.value, rel=1e-3)] * 4
+        del kept
+        gc.collect()
 
 
 @CUDA

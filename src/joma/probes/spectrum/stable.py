@@ -357,9 +357,18 @@ def _bounds_now(
 
 @cache
 def _pool(device: torch.device) -> Any:
-    """Return one pool of memory for all graphs, since no two of them are replayed at once."""
-    del device
-    return torch.cuda.graph_pool_handle()
+    """Return one pool of memory for all graphs, since no two of them are replayed at once.
+
+    It is that of a graph which is kept: torch cannot capture in a pool whose graphs are all gone.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)
+    _kept.append(graph)
+    return graph.pool()
+
+
+_kept: list[Any] = []
 
 
 def _packed(linear: Operator, anchor: Anchor) -> Tensor:
