@@ -149,9 +149,7 @@ class Work:
 
     def __init__(self, *fit: int, error: Exception | None = None) -> None:
         self.fit, self.tried = fit, list[int]()
-        self.error = (
-            error if error else OutOfResources("out of resource: shared memory\nsmaller")
-        )
+        self.error = error if error else OutOfResources("out of resource: shared memory\nsmaller")
 
     def __call__(self, way: int) -> None:
         self.tried.append(way)

@@ -15,6 +15,7 @@ from joma.inference.sparsify import (
     SELECTIONS,
     FitSettings,
     Predictors,
+    _products,
     fit,
     rows_times,
     sparse,
@@ -23,6 +24,7 @@ from joma.inference.sparsify import (
 )
 from tests.inference.models import CONFIGS
 from tests.inference.sparsify.models import LAYERS, NEURONS, VOCABULARY, WIDTH, tiny, tokens
+from tests.without_gpu import needs_triton, printed
 
 QUICK = FitSettings(epochs=1, rank_ratio=0.25, heads_sparsity=0.5, batch=32)
 every = pytest.mark.parametrize("name", CONFIGS)
@@ -137,19 +139,60 @@ def test_gradients_flow_through_the_masked_product() -> None:
     assert model.model.layers[0].mlp.gate_proj.weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_gathered_products(dtype: torch.dtype) -> None:
+def check_gathered_products(dtype: torch.dtype, device: str = "cpu") -> None:
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(150, 24, generator=generator).to(dtype)
-    index = torch.rand(3, 150, generator=generator).topk(100).indices
-    given = torch.randn(3, 24, generator=generator).to(dtype)
+    rows = torch.randn(150, 24, generator=generator).to(device, dtype)
+    index = torch.rand(3, 150, generator=generator).topk(100).indices.to(device)
+    given = torch.randn(3, 24, generator=generator).to(device, dtype)
     exact = rows.double()[index]
     close: dict[str, Any] = {"atol": 0.2 if dtype == torch.bfloat16 else 1e-5, "rtol": 1e-2}
-    found = rows_times(rows, given, index).double()
-    torch.testing.assert_close(found, (exact @ given.double()[..., None])[..., 0], **close)
-    weights = torch.randn(3, 100, generator=generator).to(dtype)
+    found = rows_times(rows, given, index)
+    assert found.dtype == dtype
+    expected = (exact @ given.double()[..., None])[..., 0]
+    torch.testing.assert_close(found.double(), expected, **close)
+    weights = torch.randn(3, 100, generator=generator).to(device, dtype)
     summed = (weights.double()[:, None] @ exact)[:, 0]
-    torch.testing.assert_close(times_rows(weights, rows, index).double(), summed, **close)
+    found = times_rows(weights, rows, index)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), summed, **close)
+
+
+TYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gathered_products(dtype: torch.dtype) -> None:
+    check_gathered_products(dtype)
+
+
+@pytest.mark.parametrize("at_once", [1, 5_000, 1 << 26])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gathered_products_of_copies(
+    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU without kernels does: one token at a time, two, or all."""
+    monkeypatch.setattr(_products, "_copies", lambda rows: True)
+    monkeypatch.setattr(_products, "_COPIED", at_once)
+    check_gathered_products(dtype)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gathered_products_on_a_gpu(
+    dtype: torch.dtype, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels:
+        monkeypatch.setattr(_products, "has_kernels", lambda device: False)
+    check_gathered_products(dtype, "cuda")
+
+
+@needs_triton
+def test_the_kernels_of_gathered_products() -> None:
+    found = printed("tests.inference.sparsify.interpreted_rows")
+    assert len(found) == 10
+    for case in found:
+        assert max(case["errors"]) < (1e-6 if case["type"] == "torch.float32" else 1e-3), case
 
 
 def test_bad_arguments_are_refused() -> None:
