@@ -1,5 +1,6 @@
 """Checkpoints written on a thread: copies, one at a time, errors, and when they are due."""
 
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,35 @@ def test_a_kill_costs_at_most_the_time_asked_for(tmp_path: Path, clock: list[flo
             assert clock[0] - start + writing + longest <= 60.01
 
 
+@pytest.mark.parametrize("whole", [10.0, 50.0, 59.0, 61.0, 100.0, 130.0])
+def test_what_ends_before_it_costs_too_much_is_not_saved(
+    tmp_path: Path, clock: list[float], whole: float
+):
+    """A training of one minute would wait for a file that nobody needs."""
+    with CheckpointWriter(Checkpoints(tmp_path), 60.0) as writer:
+        start, taken, saved = clock[0], clock[0], 0
+        while clock[0] < start + whole:
+            assert clock[0] - taken <= 60.01
+            if writer.due(left=start + whole - clock[0]):
+                taken = writer._taken_at = clock[0]
+                saved += 1
+            clock[0] += 0.01
+    assert saved == math.ceil(max(0.0, whole - 60.0) / 45.0)
+
+
+def test_a_training_that_becomes_slow_is_saved_all_the_same(tmp_path: Path, clock: list[float]):
+    """It says that ten seconds are left, as it did before."""
+    with CheckpointWriter(Checkpoints(tmp_path), 60.0) as writer:
+        start = clock[0]
+        while not writer.due(left=10.0):
+            clock[0] += 0.01
+        assert clock[0] - start <= 60.01
+
+
 def test_zero_seconds_is_always_due(tmp_path: Path):
     with CheckpointWriter(Checkpoints(tmp_path), 0.0) as writer:
         assert writer.due()
+        assert writer.due(left=0.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

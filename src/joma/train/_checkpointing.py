@@ -6,6 +6,7 @@ waits for a copy to the host.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -102,17 +103,19 @@ class CheckpointWriter:
         if self._error is not None:
             _logger.warning(f"the last checkpoint could not be written: {self._error}")
 
-    def due(self, longest: float = 0.0) -> bool:
+    def due(self, longest: float = 0.0, left: float = math.inf) -> bool:
         """Return whether a checkpoint should be saved now.
 
         Args:
             longest: Seconds that the training may take until it asks again.
+            left: Seconds until the training ends and no checkpoint is of use; ∞ if one will be.
         """
         if self._checkpoints is None or (self.busy and self._seconds):
             return False
+        passed = time.monotonic() - self._taken_at
         spare = max(_SPARE * self._seconds, 1.25 * self._writing + longest)
         wait = max(self._seconds - spare, self._seconds / 2)
-        return self._seconds == 0 or time.monotonic() - self._taken_at >= wait
+        return self._seconds == 0 or (passed >= wait and passed + left > self._seconds)
 
     @property
     def busy(self) -> bool:
