@@ -89,6 +89,22 @@ def test_any_arrays_come_back_bit_for_bit(tmp_path_factory, arrays, turned: bool
             assert loaded[name].flags.writeable
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), ANY_ARRAY, max_size=4))
+def test_a_file_is_what_safetensors_writes(tmp_path_factory, arrays):
+    path = Checkpoints(tmp_path_factory.mktemp("same")).save(3, arrays, {"a": "Δ"})
+    with safetensors.safe_open(path, "np") as content:
+        metadata = content.metadata()
+    assert path.read_bytes() == safetensors.numpy.save(arrays, metadata)
+
+
+def test_arrays_are_not_copied(checkpoints: Checkpoints):
+    """Copies of a large training's state would take seconds, in which it waits."""
+    arrays = {"a": np.ones((300, 40)), "b": np.ones(70, dtype=np.float32), "c": np.array(True)}
+    _, laid = _checkpoints._laid_out(1, arrays, {})
+    assert all(map(np.shares_memory, laid, arrays.values()))
+
+
 def test_the_same_contents_make_the_same_file(tmp_path: Path):
     one = Checkpoints(tmp_path / "one").save(1, ARRAYS, {"a": 1, "b": 2})
     two = Checkpoints(tmp_path / "two").save(1, dict(reversed(ARRAYS.items())), {"a": 1, "b": 2})
@@ -107,6 +123,7 @@ def test_the_same_contents_make_the_same_file(tmp_path: Path):
         ({"arrays": {"__metadata__": np.ones(1)}}, "not __metadata__"),
         ({"arrays": {3: np.ones(1)}}, "words as names"),
         ({"arrays": {"\ud800": np.ones(1)}}, "surrogates not allowed"),
+        ({"arrays": {"a": np.ones(1, dtype=np.longdouble)}}, "no type for .*float"),
         ({"about": {"x": object()}}, "cannot be written as JSON"),
     ],
 )

@@ -3,9 +3,10 @@
 A file is written whole, and its checksum covers every byte but the checksum's own, so that what is
 loaded is what was saved or nothing. Nothing is ever unpickled.
 
-safetensors writes several entries of metadata in no fixed order. So there is one, whose value is
-the checksum followed by everything else as JSON. Older files have "step" and "about" as entries of
-their own; their checksum stands in the same place.
+The files have the format of safetensors, which reads them, but are written here: the library would
+copy all arrays while no other thread runs. It also writes several entries of metadata in no fixed
+order, so there is one, whose value is the checksum followed by everything else as JSON. Older files
+have "step" and "about" as entries of their own; their checksum stands in the same place.
 """
 
 import hashlib
@@ -35,7 +36,14 @@ _KEY = "sha256"
 _BEGIN = b'{"__metadata__":{"sha256":"'
 _CHECKSUM_AT = _LENGTH_BYTES + len(_BEGIN)
 _CHECKSUM_BYTES = 64
+_LARGEST_HEADER = 100_000_000  # that safetensors reads
 _BLOCK = 1 << 20
+_KINDS = {
+    "u8": "U64", "i8": "I64", "f8": "F64", "f4": "F32", "u4": "U32", "i4": "I32",
+    "f2": "F16", "u2": "U16", "i2": "I16", "i1": "I8", "u1": "U8", "b1": "BOOL",
+}  # fmt: skip
+"""What safetensors calls the types of NumPy, by kind and bytes, in its order: wider ones first."""
+_ORDER = list(_KINDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +106,11 @@ class Checkpoints:
         """
         step = whole_number("step", step, 0)
         check_at_least(1, keep=keep)
-        data = memoryview(_encoded(step, arrays, about))
-        before, after = data[:_CHECKSUM_AT], data[_CHECKSUM_AT + _CHECKSUM_BYTES :]
-        checksum = hashlib.sha256(before)
-        checksum.update(after)
+        header, laid = _laid_out(step, arrays, about)
+        before, after = header[:_CHECKSUM_AT], header[_CHECKSUM_AT + _CHECKSUM_BYTES :]
+        checksum = hashlib.sha256(before + after)
+        for array in laid:
+            checksum.update(array)
         path = self.folder / _file_name(step)
         if not self.folder.parent.is_dir():
             raise JomaError(
@@ -109,8 +118,9 @@ class Checkpoints:
                 "writing to it; what was not written yet is lost"
             )
         with replacing(path) as file:
-            for part in (before, checksum.hexdigest().encode(), after):
-                file.write(part)
+            file.write(before + checksum.hexdigest().encode() + after)
+            for array in laid:
+                file.write(array)
         self._remove_all_but(step, keep)
         return path
 
@@ -168,28 +178,56 @@ def _file_name(step: int) -> str:
     return f"step-{step:09d}.safetensors"
 
 
-def _encoded(step: int, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file with zeros in place of its checksum."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save
+def _laid_out(
+    step: int, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]
+) -> tuple[bytes, list[NDArray[np.uint8]]]:
+    """Return the header of a file, with zeros in place of its checksum, and the bytes after it.
 
-    for name, array in arrays.items():
-        if not isinstance(name, str) or name == "__metadata__":
-            raise JomaError(f"arrays must have words as names, but not __metadata__, got {name!r}")
-        if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-            given = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise JomaError(
-                f"arrays[{name!r}] must be a NumPy array of floats, integers or truth values, "
-                f"got {given}"
-            )
-    laid = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    These are views of the arrays where their memory is in order. safetensors would make a copy of
+    all of them, during which no other thread of Python runs, and no training.
+    """
+    laid: list[NDArray[np.uint8]] = []
+    begin = 0
     record = json.dumps({"step": step, "about": plain(about, finite=False)})
+    header: dict[str, Any] = {"__metadata__": {_KEY: "0" * _CHECKSUM_BYTES + record}}
+    places = {name: (_ORDER.index(_kind(name, array)), name) for name, array in arrays.items()}
+    for name in sorted(arrays, key=places.__getitem__):  # as safetensors has it: all are aligned
+        array = arrays[name]
+        flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1)
+        laid.append(flat.view(np.uint8))
+        end = begin + flat.nbytes
+        kind = _KINDS[_kind(name, array)]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
+        begin = end
     try:
-        data = save(laid, {_KEY: "0" * _CHECKSUM_BYTES + record})
-    except SafetensorError as error:  # a type or a size the format does not have
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair
         raise JomaError(f"arrays and about cannot be saved ({error})") from error
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    if len(text) > _LARGEST_HEADER:
+        raise JomaError(
+            "arrays and about cannot be saved: their names and what is saved with them take "
+            f"{len(text)} bytes, more than the {_LARGEST_HEADER} of a safetensors file"
+        )
+    data = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     assert data[_LENGTH_BYTES:_CHECKSUM_AT] == _BEGIN
-    return data
+    return data, laid
+
+
+def _kind(name: str, array: NDArray[Any]) -> str:
+    """Return what an array of a file has, one of `_KINDS`."""
+    if not isinstance(name, str) or name == "__metadata__":
+        raise JomaError(f"arrays must have words as names, but not __metadata__, got {name!r}")
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+        given = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise JomaError(
+            f"arrays[{name!r}] must be a NumPy array of floats, integers or truth values, "
+            f"got {given}"
+        )
+    kind = f"{array.dtype.kind}{array.dtype.itemsize}"
+    if kind not in _KINDS:
+        raise JomaError(f"arrays[{name!r}] cannot be saved: there is no type for {array.dtype}")
+    return kind
 
 
 def _load(path: Path, step: int) -> Checkpoint:
