@@ -2,11 +2,14 @@
 
     python -m benchmarks.checkpoints [--device auto|cpu|cuda] [--scale full|small|tiny]
         [--group C20-N2] [--steps 2000] [--every 5] [--rounds 3] [--json]
+    python -m benchmarks.checkpoints --write 1
 
 Both sides train the networks of a group of Table 1 with `joma.train.fit`: one never saves, the
 other every few seconds. From the difference follows what one checkpoint costs, and the overhead at
 the default of a checkpoint every 45 s (a kill then costs at most 60 s). A third side writes the
-checkpoints before it continues, as was done before, at the same steps.
+checkpoints before it continues, as was done before, at the same steps. With `--write` a checkpoint
+of so many GiB is written alone, while another thread looks how long it may not run: that is how
+long a training would wait that launches the work of a GPU.
 
 Predicted, before it was measured: on an H200 a state of 5 GB is copied within the GPU in 3 ms and
 moved to the host at about 10 GB/s by the thread, which takes some launches' time; 0.05 s for each
@@ -18,18 +21,21 @@ SHA-256 at 0.5 GB/s make about 2 s for a GB, under 1% for the small networks tha
 import argparse
 import json
 import platform
+import resource
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from joma.experiments import Request
 from joma.experiments.table1.networks import GROUPS, SIZES, Table1Networks
-from joma.runs import Run
+from joma.runs import Checkpoints, Run
 from joma.train import _checkpointing, fit, loop
 
 NEVER = 1e9
@@ -92,8 +98,29 @@ def train(group: str, scale: str, device: str, steps: int, every: float) -> dict
     return {"seconds": seconds, "checkpoints": _Counting.saved, "state_bytes": state}
 
 
+def write(gigabytes: float) -> dict[str, float]:
+    """Return how long writing a checkpoint takes, and how long it keeps other threads waiting."""
+    count = int(gigabytes * 16)
+    arrays = {
+        str(i): np.random.default_rng(i).random(2**24, dtype=np.float32) for i in range(count)
+    }
+    longest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder) / "checkpoints")
+        thread = threading.Thread(target=checkpoints.save, args=(1, arrays, {}))
+        begun = last = time.perf_counter()
+        thread.start()
+        while thread.is_alive():
+            time.sleep(1e-3)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"seconds": last - begun, "longest_pause": longest, "peak_gib": peak}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=float, metavar="GiB", help="write one checkpoint alone")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--scale", choices=list(SIZES))
     parser.add_argument("--group", choices=list(GROUPS), default="C20-N2")
@@ -102,6 +129,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.write is not None:
+        print(json.dumps(write(options.write)))
+        return
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
