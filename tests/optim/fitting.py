@@ -7,6 +7,7 @@ One line for each tile and compute capability, such as 89: the number of stages 
 
 import json
 import sys
+from typing import Any
 
 import torch
 
@@ -28,7 +29,8 @@ def main() -> None:
             kernels._fit = kernels.Fitting()
             with pretend(capability):
                 trained(*made(((192, 256),), **settings), steps=1)
-            ((key, place),) = kernels._fit._first.items()
+            found: dict[Any, int] = kernels._fit._first
+            ((key, place),) = found.items()
             assert key[0] == (torch.device("cpu"), tile)
             stages = kernels._STAGES[tile][place]
             print(

@@ -180,13 +180,13 @@ def _file_name(step: int) -> str:
 
 def _laid_out(
     step: int, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]
-) -> tuple[bytes, list[NDArray[np.uint8]]]:
+) -> tuple[bytes, list[memoryview]]:
     """Return the header of a file, with zeros in place of its checksum, and the bytes after it.
 
     These are views of the arrays where their memory is in order. safetensors would make a copy of
     all of them, during which no other thread of Python runs, and no training.
     """
-    laid: list[NDArray[np.uint8]] = []
+    laid: list[memoryview] = []
     begin = 0
     record = json.dumps({"step": step, "about": plain(about, finite=False)})
     header: dict[str, Any] = {"__metadata__": {_KEY: "0" * _CHECKSUM_BYTES + record}}
@@ -194,7 +194,7 @@ def _laid_out(
     for name in sorted(arrays, key=places.__getitem__):  # as safetensors has it: all are aligned
         array = arrays[name]
         flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1)
-        laid.append(flat.view(np.uint8))
+        laid.append(flat.view(np.uint8).data)
         end = begin + flat.nbytes
         kind = _KINDS[_kind(name, array)]
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, end]}
