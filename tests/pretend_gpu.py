@@ -56,3 +56,4 @@ def pretend(capability: int) -> Iterator[None]:
         yield
     finally:
         driver._active = before
+        max_shared_mem.cache_clear()

@@ -111,12 +111,28 @@ def test_without_triton_there_are_none(
     assert "Triton is not installed" in caplog.text
 
 
-def test_a_full_gpu_may_have_kernels_later(machine: Machine):
-    machine.outcome = torch.OutOfMemoryError("no memory")
-    with pytest.raises(torch.OutOfMemoryError):
-        has_kernels(GPU)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 bytes"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=["torch", "triton"],
+)
+def test_a_full_gpu_may_have_kernels_later(
+    machine: Machine, error: Exception, caplog: pytest.LogCaptureFixture
+):
+    machine.outcome = error
+    assert not has_kernels(GPU)
+    assert caplog.text == ""
     machine.outcome = True
     assert has_kernels(GPU)
+
+
+def test_an_error_of_what_ran_before_is_raised(machine: Machine):
+    machine.outcome = torch.AcceleratorError("an illegal memory access was encountered")
+    with pytest.raises(torch.AcceleratorError):
+        has_kernels(GPU)
 
 
 def test_while_a_graph_is_captured_nothing_is_tried(machine: Machine):
@@ -142,6 +158,12 @@ class OutOfResources(Exception):  # noqa: N818 - as Triton has it
     """Stands for Triton's."""
 
     __module__ = "triton.runtime.errors"
+
+
+class CompilationError(Exception):
+    """Stands for Triton's, of a mistake in a kernel."""
+
+    __module__ = "triton.compiler.errors"
 
 
 class Work:
@@ -189,6 +211,7 @@ def test_what_fits_in_no_way_is_not_tried_again():
         torch.OutOfMemoryError("no memory"),
         RuntimeError("called a synchronizing CUDA operation"),
         ValueError("wrong"),
+        CompilationError("at 7:22"),
     ],
 )
 def test_other_errors_are_raised(error: Exception):

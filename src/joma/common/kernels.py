@@ -28,8 +28,8 @@ Way = TypeVar("Way", bound=Hashable)
 def has_kernels(device: torch.device) -> bool:
     """Return whether kernels run on a device; one is tried where that is asked first.
 
-    Where they do not, a warning says why, once. While a CUDA graph is captured nothing can be
-    tried: the answer is no unless it is known.
+    Where they do not, a warning says why, once. While a CUDA graph is captured, or while the GPU's
+    memory is full, nothing can be tried: the answer is no unless it is known.
     """
     known = _has_kernels.get(device)
     if known is not None:
@@ -38,11 +38,18 @@ def has_kernels(device: torch.device) -> bool:
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
-    why = _why_not(device)
+    try:
+        why = _why_not(device)
+    except _FullError:  # there may be room later
+        return False
     if why is not None:
         warn_once(f"kernels cannot be used ({why}); torch's operations are slower")
     _has_kernels[device] = why is None
     return why is None
+
+
+class _FullError(Exception):
+    """A GPU has no memory left for a trial."""
 
 
 def _why_not(device: torch.device) -> str | None:
@@ -61,9 +68,11 @@ def _why_not(device: torch.device) -> str | None:
     try:
         with waiting_allowed(device):
             return None if doubles_numbers(device) else "one gave wrong numbers"
-    except torch.OutOfMemoryError:
+    except torch.AcceleratorError:  # of what ran before: the GPU is of no use any more
         raise
     except Exception as error:  # of the compiler, or of what it needs
+        if "out of memory" in str(error):  # Triton, which loads kernels, has no error of its own
+            raise _FullError from error
         return _said_by(error)
 
 
@@ -119,7 +128,7 @@ class Fitting:
             try:
                 work(ways[place])
             except Exception as error:
-                if not _is_of_compiler(error):
+                if not _does_not_fit(error):
                     raise
                 self._reasons[key] = _said_by(error)
             else:
@@ -129,10 +138,10 @@ class Fitting:
         raise DoesNotFitError(self._reasons[key])
 
 
-def _is_of_compiler(error: Exception) -> bool:
-    """Return whether Triton raised an error, or one of the compilers that it calls."""
+def _does_not_fit(error: Exception) -> bool:
+    """Return whether a compiler or Triton found no room; other errors are mistakes of a kernel."""
     if type(error).__module__.split(".")[0] == "triton":
-        return True
+        return type(error).__name__ in ("OutOfResources", "PTXASError")
     return type(error) is RuntimeError and str(error).startswith("PassManager::run failed")
 
 
