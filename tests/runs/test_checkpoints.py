@@ -108,6 +108,30 @@ def test_arrays_are_not_copied(checkpoints: Checkpoints):
     )
 
 
+@pytest.mark.parametrize("asked", [1, 2, 3])
+def test_one_that_is_given_up_leaves_nothing(checkpoints: Checkpoints, asked: int):
+    """Before the first piece, before the second, and before it is forced to disk."""
+    checkpoints.save(1, ARRAYS, {})
+    answers = iter([True] * (asked - 1) + [False])
+    arrays = {"a": np.zeros(_checkpoints._BLOCK + 1, dtype=np.uint8)}
+    assert checkpoints.save(2, arrays, {}, keep=1, wanted=lambda: next(answers)) is None
+    assert [path.name for path in checkpoints.folder.iterdir()] == [file_of(1)]
+    assert latest_step(checkpoints) == 1
+
+
+def test_arrays_that_change_while_they_are_written_do_not_damage_the_file(checkpoints: Checkpoints):
+    array = np.zeros(3 * _checkpoints._BLOCK, dtype=np.uint8)
+
+    def wanted() -> bool:
+        array[:] += 1
+        return True
+
+    checkpoints.save(1, {"a": array}, {}, wanted=wanted)
+    found = checkpoints.latest().checkpoint
+    assert found is not None
+    assert set(found.arrays["a"].tolist()) == {1, 2, 3}
+
+
 def test_the_same_contents_make_the_same_file(tmp_path: Path):
     one = Checkpoints(tmp_path / "one").save(1, ARRAYS, {"a": 1, "b": 2})
     two = Checkpoints(tmp_path / "two").save(1, dict(reversed(ARRAYS.items())), {"a": 1, "b": 2})

@@ -14,11 +14,11 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +93,8 @@ class Checkpoints:
         about: Mapping[str, Any],
         *,
         keep: int = 2,
-    ) -> Path:
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> Path | None:
         """Save a checkpoint, whole or not at all, and then remove old ones.
 
         Those of later steps are removed too: a run that saves an earlier step has gone back.
@@ -103,24 +104,25 @@ class Checkpoints:
             arrays: Arrays of floats, integers or truth values, by name.
             about: Anything JSON can hold; numbers that are not finite stay what they are.
             keep: How many checkpoints stay, this one included.
+            wanted: Function that is asked now and then; once it says no, nothing is saved.
+
+        Returns:
+            The file; None where it was given up.
         """
         step = whole_number("step", step, 0)
         check_at_least(1, keep=keep)
         header, laid = _laid_out(step, arrays, about)
-        before, after = header[:_CHECKSUM_AT], header[_CHECKSUM_AT + _CHECKSUM_BYTES :]
-        checksum = hashlib.sha256(before + after)
-        for array in laid:
-            checksum.update(array)
         path = self.folder / _file_name(step)
         if not self.folder.parent.is_dir():
             raise JomaError(
                 f"run folder {self.folder.parent} was removed or replaced while the run was "
                 "writing to it; what was not written yet is lost"
             )
-        with replacing(path) as file:
-            file.write(before + checksum.hexdigest().encode() + after)
-            for array in laid:
-                file.write(array)
+        try:
+            with replacing(path) as file:
+                _write(file, header, laid, wanted)
+        except _GivenUpError:
+            return None
         self._remove_all_but(step, keep)
         return path
 
@@ -212,6 +214,30 @@ def _laid_out(
     data = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     assert data[_LENGTH_BYTES:_CHECKSUM_AT] == _BEGIN
     return data, laid
+
+
+class _GivenUpError(Exception):
+    """A checkpoint is not wanted any more."""
+
+
+def _write(
+    file: BinaryIO, header: bytes, laid: Iterable[memoryview], wanted: Callable[[], bool]
+) -> None:
+    """Write a file, whose checksum is of the bytes that were written, whatever arrays are now."""
+    checksum = hashlib.sha256(header[:_CHECKSUM_AT])
+    checksum.update(header[_CHECKSUM_AT + _CHECKSUM_BYTES :])
+    file.write(header)
+    for array in laid:
+        for start in range(0, len(array), _BLOCK):
+            if not wanted():
+                raise _GivenUpError
+            block = bytes(array[start : start + _BLOCK])
+            checksum.update(block)
+            file.write(block)
+    file.seek(_CHECKSUM_AT)
+    file.write(checksum.hexdigest().encode())
+    if not wanted():  # forcing it to disk takes longest
+        raise _GivenUpError
 
 
 def _kind(name: str, array: NDArray[Any]) -> str:
