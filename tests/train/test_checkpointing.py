@@ -1,6 +1,5 @@
 """Checkpoints written on a thread: copies, one at a time, errors, and when they are due."""
 
-import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ class SlowDisk(Checkpoints):
         object.__setattr__(self, "go", threading.Event())
         object.__setattr__(self, "error", error)
 
-    def save(self, *given: Any, **named: Any) -> Path:
+    def save(self, *given: Any, **named: Any) -> Path | None:
         assert self.go.wait(60)  # type: ignore[attr-defined]
         if self.error is not None:  # type: ignore[attr-defined]
             raise self.error  # type: ignore[attr-defined]
@@ -114,35 +113,63 @@ def test_a_kill_costs_at_most_the_time_asked_for(tmp_path: Path, clock: list[flo
             assert clock[0] - start + writing + longest <= 60.01
 
 
-@pytest.mark.parametrize("whole", [10.0, 50.0, 59.0, 61.0, 100.0, 130.0])
-def test_what_ends_before_it_costs_too_much_is_not_saved(
-    tmp_path: Path, clock: list[float], whole: float
+def end_while_writing(writer: CheckpointWriter, disk: SlowDisk) -> None:
+    """End a training whose checkpoint has got to the disk, which then goes on."""
+    timer = threading.Timer(0.2, disk.go.set)  # type: ignore[attr-defined]
+    timer.start()
+    writer.end()
+    timer.join()
+    assert not writer.busy
+
+
+@pytest.mark.parametrize(
+    ("seconds", "passed", "kept"),
+    [(60.0, 46.0, False), (60.0, 60.0, False), (60.0, 61.0, True), (0.0, 0.01, True)],
+)
+def test_a_training_that_ends_waits_only_for_what_a_kill_would_cost_too_much(
+    tmp_path: Path, clock: list[float], seconds: float, passed: float, kept: bool
 ):
-    """A training of one minute would wait for a file that nobody needs."""
-    with CheckpointWriter(Checkpoints(tmp_path), 60.0) as writer:
-        start, taken, saved = clock[0], clock[0], 0
-        while clock[0] < start + whole:
-            assert clock[0] - taken <= 60.01
-            if writer.due(left=start + whole - clock[0]):
-                taken = writer._taken_at = clock[0]
-                saved += 1
-            clock[0] += 0.01
-    assert saved == math.ceil(max(0.0, whole - 60.0) / 45.0)
+    """One of 46 seconds began a checkpoint after 45, which would be removed at once."""
+    disk = SlowDisk(tmp_path / "checkpoints")
+    with CheckpointWriter(disk, seconds) as writer:
+        clock[0] += 0.9 * passed
+        writer.save(1, writer.copy([("a", torch.zeros(3))]), {})
+        clock[0] += 0.1 * passed
+        end_while_writing(writer, disk)
+    assert disk.steps == ([1] if kept else [])
+    assert list(tmp_path.rglob(".*.tmp")) == []
 
 
-def test_a_training_that_becomes_slow_is_saved_all_the_same(tmp_path: Path, clock: list[float]):
-    """It says that ten seconds are left, as it did before."""
-    with CheckpointWriter(Checkpoints(tmp_path), 60.0) as writer:
-        start = clock[0]
-        while not writer.due(left=10.0):
-            clock[0] += 0.01
-        assert clock[0] - start <= 60.01
+def test_what_is_safe_is_counted_from_the_last_copy_that_was_written(
+    tmp_path: Path, clock: list[float]
+):
+    disk = SlowDisk(tmp_path / "checkpoints")
+    disk.go.set()  # type: ignore[attr-defined]
+    with CheckpointWriter(disk, 60.0) as writer:
+        for step in (1, 2):
+            clock[0] += 45.0
+            writer.save(step, writer.copy([("a", torch.zeros(3))]), {})
+            writer.finish()
+        disk.go.clear()  # type: ignore[attr-defined]
+        clock[0] += 45.0
+        writer.save(3, writer.copy([("a", torch.zeros(3))]), {})
+        clock[0] += 14.0
+        end_while_writing(writer, disk)
+    assert disk.steps == [2, 1]
+
+
+def test_an_error_of_a_checkpoint_comes_at_the_end(tmp_path: Path):
+    disk = SlowDisk(tmp_path / "checkpoints", OSError("No space left"))
+    disk.go.set()  # type: ignore[attr-defined]
+    writer = CheckpointWriter(disk)
+    writer.save(1, writer.copy([("a", torch.zeros(3))]), {})
+    with pytest.raises(OSError, match="No space left"):
+        writer.end()
 
 
 def test_zero_seconds_is_always_due(tmp_path: Path):
     with CheckpointWriter(Checkpoints(tmp_path), 0.0) as writer:
         assert writer.due()
-        assert writer.due(left=0.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -6,7 +6,6 @@ waits for a copy to the host.
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -66,7 +65,7 @@ class CheckpointWriter:
     """Writes the checkpoints of a training on a thread, at most one at a time.
 
     A context manager, which waits for the last one at its end. An error of the thread is raised
-    by the next call of `check`, `save` or `finish`.
+    by the next call of `check`, `save`, `finish` or `end`.
 
     Args:
         checkpoints: Where they go; None on a process that saves nothing itself.
@@ -79,14 +78,15 @@ class CheckpointWriter:
         self._checkpoints, self._seconds = checkpoints, seconds
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._taken_at = time.monotonic()
+        self._taken_at = self._safe_at = time.monotonic()
+        self._given_up = threading.Event()
         self._bytes_on: dict[torch.device, int] = {}
         self._movers: dict[torch.device, Mover] = {}
         self._writing = 0.0  # seconds that the last write took
 
     def __enter__(self) -> "CheckpointWriter":
         """Begin to count the time that a kill would cost."""
-        self._taken_at = time.monotonic()
+        self._taken_at = self._safe_at = time.monotonic()
         return self
 
     def __exit__(
@@ -103,19 +103,17 @@ class CheckpointWriter:
         if self._error is not None:
             _logger.warning(f"the last checkpoint could not be written: {self._error}")
 
-    def due(self, longest: float = 0.0, left: float = math.inf) -> bool:
+    def due(self, longest: float = 0.0) -> bool:
         """Return whether a checkpoint should be saved now.
 
         Args:
             longest: Seconds that the training may take until it asks again.
-            left: Seconds until the training ends and no checkpoint is of use; ∞ if one will be.
         """
         if self._checkpoints is None or (self.busy and self._seconds):
             return False
-        passed = time.monotonic() - self._taken_at
         spare = max(_SPARE * self._seconds, 1.25 * self._writing + longest)
         wait = max(self._seconds - spare, self._seconds / 2)
-        return self._seconds == 0 or (passed >= wait and passed + left > self._seconds)
+        return self._seconds == 0 or time.monotonic() - self._taken_at >= wait
 
     @property
     def busy(self) -> bool:
@@ -180,7 +178,10 @@ class CheckpointWriter:
         self.finish()
         # A daemon: a second Ctrl-C ends the program without waiting for a slow disk.
         self._thread = threading.Thread(
-            target=self._write, args=(step, copies, dict(about)), daemon=True, name="checkpoint"
+            target=self._write,
+            args=(step, copies, dict(about), self._taken_at),
+            daemon=True,
+            name="checkpoint",
         )
         self._thread.start()
 
@@ -189,21 +190,39 @@ class CheckpointWriter:
         self._join()
         self.check()
 
+    def end(self) -> None:
+        """Give up the checkpoint that is being written, of a training that has ended.
+
+        If a kill would cost too much before it is known that the training has ended, wait for it.
+        """
+        if time.monotonic() - self._safe_at <= self._seconds:
+            self._given_up.set()
+        self.finish()
+
     def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def _write(self, step: int, copies: dict[str, Tensor], about: dict[str, Any]) -> None:
+    def _write(
+        self, step: int, copies: dict[str, Tensor], about: dict[str, Any], taken_at: float
+    ) -> None:
         start = time.monotonic()
+
+        def wanted() -> bool:
+            return not self._given_up.is_set()
+
         assert self._checkpoints is not None, "there is something to save"
         try:
             arrays: dict[str, Any] = {}
             for name in list(copies):
                 tensor = copies.pop(name)
+                if not wanted():
+                    return
                 moved = self._movers[tensor.device].moved(tensor) if tensor.is_cuda else tensor
                 arrays[name] = moved.numpy()
-            self._checkpoints.save(step, arrays, about)
+            if self._checkpoints.save(step, arrays, about, wanted=wanted) is not None:
+                self._safe_at = taken_at
         except BaseException as error:
             self._error = error
         self._writing = time.monotonic() - start

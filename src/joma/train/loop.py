@@ -9,7 +9,6 @@ updates. Steps are made in *chunks* of about a second, between which the loop do
 import bisect
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -244,12 +243,9 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
             longest = max(0.9 * longest, now - before)
             # Clocks are not the same on all processes, and the first alone writes.
             flush = now - flushed >= FLUSH_SECONDS
-            left = math.inf
-            if not training.keep_last:  # as long as each step took so far, and one more measurement
-                each = (now - start_time) / max(1, trained.step - begun)
-                left = (steps - trained.step) * each + longest
-            due = writer.due(longest, left)
-            slow, due, failed, flush = _any(processes, slow, due, writer.failed, flush)
+            slow, due, failed, flush = _any(
+                processes, slow, writer.due(longest), writer.failed, flush
+            )
             chunk = max(chunk // 2, 1) if slow else min(2 * chunk, LONGEST_CHUNK)
             if failed:
                 processes.first(writer.check)
@@ -272,7 +268,7 @@ def turns(training: Training, start: Start, stop: StopRequest) -> Turns:
                 raise _StoppedError
             if training.keep_last and start.new and steps == 0:
                 _save(training, writer)
-        processes.first(writer.finish)
+        processes.first(writer.finish if training.keep_last else writer.end)
     return Fit(begun, trained.step, time.monotonic() - start_time, start.refused)
 
 
