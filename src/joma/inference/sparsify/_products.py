@@ -42,7 +42,7 @@ def rows_times(rows_Nd: Tensor, tokens_Td: Tensor, index_Tk: Tensor) -> Tensor:
         tokens_Td: The tokens.
         index_Tk: Numbers of the rows of every token, int64.
     """
-    if _by_kernels(rows_Nd):
+    if _by_kernels(rows_Nd, tokens_Td):
         from joma.inference.sparsify import _rows_kernel  # Triton comes with CUDA builds alone
 
         return _rows_kernel.rows_times(rows_Nd, tokens_Td, index_Tk)
@@ -70,7 +70,7 @@ def times_rows(weights_Tk: Tensor, rows_Nd: Tensor, index_Tk: Tensor) -> Tensor:
         rows_Nd: The matrix, its rows contiguous.
         index_Tk: Numbers of the rows of every token, int64.
     """
-    if _by_kernels(rows_Nd):
+    if _by_kernels(rows_Nd, weights_Tk):
         from joma.inference.sparsify import _rows_kernel  # Triton comes with CUDA builds alone
 
         return _rows_kernel.times_rows(weights_Tk, rows_Nd, index_Tk)
@@ -92,9 +92,13 @@ def times_rows(weights_Tk: Tensor, rows_Nd: Tensor, index_Tk: Tensor) -> Tensor:
     return parts.view(tokens, len(starts), -1).sum(1)
 
 
-def _by_kernels(rows_Nd: Tensor) -> bool:
-    """Return whether kernels multiply these rows."""
-    return rows_Nd.is_cuda and rows_Nd.dtype != torch.float64 and has_kernels(rows_Nd.device)
+def _by_kernels(rows_Nd: Tensor, given: Tensor) -> bool:
+    """Return whether kernels multiply these: on a GPU, with rows in order and no gradients."""
+    if not rows_Nd.is_cuda or rows_Nd.dtype == torch.float64 or rows_Nd.stride(1) != 1:
+        return False
+    if torch.is_grad_enabled() and (rows_Nd.requires_grad or given.requires_grad):
+        return False
+    return has_kernels(rows_Nd.device)
 
 
 def _copies(rows_Nd: Tensor) -> bool:

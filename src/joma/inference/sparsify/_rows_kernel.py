@@ -1,6 +1,6 @@
 """Products with gathered rows on a GPU (Triton): each row that is needed is read once.
 
-Sums are made in float32, always in the same order.
+Sums are made in float32, always in the same order. Nothing is recorded for a backward pass.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -30,6 +30,7 @@ def rows_times(rows_Nd: Tensor, tokens_Td: Tensor, index_Tk: Tensor) -> Tensor:
                 index_Tk.contiguous(),
                 out_Tk,
                 kept,
+                rows_Nd.stride(0),
                 WIDTH=width,
                 ROWS=_ROWS,
                 BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
@@ -52,6 +53,7 @@ def times_rows(weights_Tk: Tensor, rows_Nd: Tensor, index_Tk: Tensor) -> Tensor:
                 sums,
                 kept,
                 parts,
+                rows_Nd.stride(0),
                 WIDTH=width,
                 ROWS=_ROWS,
                 BLOCK=block,
@@ -67,6 +69,7 @@ def _multiplied(
     index,
     out,
     kept,
+    stride,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -79,7 +82,7 @@ def _multiplied(
     for start in range(0, WIDTH, BLOCK):
         d = start + tl.arange(0, BLOCK)
         x = tl.load(tokens + token * WIDTH + d, mask=d < WIDTH, other=0.0).to(tl.float32)
-        at = rows + row[:, None] * WIDTH + d[None, :]
+        at = rows + row[:, None] * stride + d[None, :]
         y = tl.load(at, mask=inside[:, None] & (d < WIDTH)[None, :], other=0.0)
         total += y.to(tl.float32) * x[None, :]
     tl.store(out + token * kept + place, tl.sum(total, 1), mask=inside)
@@ -93,6 +96,7 @@ def _added(
     sums,
     kept,
     parts,
+    stride,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -106,7 +110,7 @@ def _added(
         inside = place < kept
         row = tl.load(index + token * kept + place, mask=inside, other=0)
         share = tl.load(weights + token * kept + place, mask=inside, other=0.0).to(tl.float32)
-        at = rows + row[:, None] * WIDTH + d[None, :]
+        at = rows + row[:, None] * stride + d[None, :]
         y = tl.load(at, mask=inside[:, None] & (d < WIDTH)[None, :], other=0.0)
         total += tl.sum(y.to(tl.float32) * share[:, None], 0)
     tl.store(sums + (token * parts + part) * WIDTH + d, total, mask=d < WIDTH)
