@@ -1,6 +1,9 @@
 """The iteration of large matrices on a GPU: its kernels in Triton's interpreter, and its checks."""
 
+import itertools
 import math
+from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +26,26 @@ def test_the_iteration_bounds_matrices_whose_blocks_lose_rank_and_orthogonality(
         assert case["error"] < 1e-5, case
         assert case["residual"] < 1e-6, case
         assert case["steps"] <= 5, case
+
+
+@needs_triton
+def test_no_two_plans_have_the_same_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a plan that is gone are used again, for torch has 32 and hands them out in turn."""
+    from joma.probes.spectrum import _graph_plan
+
+    class Owner:
+        pass
+
+    made = itertools.count()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(made))
+    monkeypatch.setattr(_graph_plan, "_free_streams", {})
+    gpu, owners = torch.device("cuda", 0), deque[tuple[Owner, tuple[int, ...]]](maxlen=4)
+    for _ in range(40):
+        owner = Owner()
+        streams: Any = _graph_plan._own_streams(owner, gpu)
+        assert not any(set(streams) & set(others) for _, others in owners)
+        owners.append((owner, streams))
+    assert next(made) <= 15
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def concluded(flags, excess, top, defect, numbers, count, PLACES: tl.constexpr):
 def quotients(power, image, out, size, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
     """Rayleigh quotient of each column, given what a matrix makes of them, all (size, size).
 
-    Columns that vanished have none, and get 0; NaN elsewhere is passed on, to be found.
+    Columns that vanished have none, and get 0; NaN is passed on, to be found.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     square, turned = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
@@ -334,4 +334,4 @@ def quotients(power, image, out, size, COLUMNS: tl.constexpr, ROWS: tl.constexpr
         x = tl.load(power + at, mask=inside, other=0.0)
         square += tl.sum(x * x, 0)
         turned += tl.sum(x * tl.load(image + at, mask=inside, other=0.0), 0)
-    tl.store(out + column, tl.where(square > 1e-20, turned / square, 0.0), mask=column < size)
+    tl.store(out + column, tl.where(square <= 1e-20, 0.0, turned / square), mask=column < size)

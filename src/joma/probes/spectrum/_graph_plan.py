@@ -4,6 +4,7 @@
 # Triton comes with torch's CUDA builds alone; this module is imported where there is a GPU.
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -109,11 +110,10 @@ class Plan:
         self._sizes = torch.zeros(3, **wide)  # of the projection so far, the ridge, the least pivot
         self._partial = torch.empty(triton.cdiv(side, _ROWS), 3 * b * b, **wide)
         self._total = torch.empty(3 * b * b, **wide)
-        # Graphs use the scratch memory of the stream they were captured on, which torch may take
-        # back with any of them: no plan's graphs are on another's, nor what runs beside them. On a
-        # CPU, where Triton's interpreter runs the kernels in tests, nothing is captured.
-        streams = 3 if device.type == "cuda" else 0
-        self._streams = tuple(torch.cuda.Stream(device) for _ in range(streams))
+        # On a CPU, where Triton's interpreter runs the kernels in tests, nothing is captured.
+        self._streams: tuple[torch.cuda.Stream, ...] = ()
+        if device.type == "cuda":
+            self._streams = _own_streams(self, device)
         self.pace = Pace()
         self._graphs: dict[object, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
 
@@ -352,6 +352,21 @@ class Plan:
             out_G, self._excess_G, top, defect, numbers, len(SHARES), PLACES=places, num_warps=1
         )
         return (numbers,)
+
+
+_free_streams: dict[torch.device, list[tuple[torch.cuda.Stream, ...]]] = {}
+
+
+def _own_streams(owner: object, device: torch.device) -> tuple[torch.cuda.Stream, ...]:
+    """Return three streams that no other plan has while the owner lives.
+
+    Graphs use the scratch memory of the stream they were captured on, which torch takes back with
+    any of them. It hands out 32 streams in turn: of ever new ones, two plans would have the same.
+    """
+    free = _free_streams.setdefault(device, [])
+    streams = free.pop() if free else tuple(torch.cuda.Stream(device) for _ in range(3))
+    weakref.finalize(owner, free.append, streams)
+    return streams
 
 
 def _gram(block_SN: Tensor) -> Tensor:

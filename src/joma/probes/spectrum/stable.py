@@ -362,13 +362,19 @@ def _pool(device: torch.device) -> Any:
     It is that of a graph which is kept: torch cannot capture in a pool whose graphs are all gone.
     """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=_stream(device), capture_error_mode="thread_local"):
         torch.zeros(1, device=device)
     _kept.append(graph)
     return graph.pool()
 
 
 _kept: list[Any] = []
+
+
+@cache
+def _stream(device: torch.device) -> Any:
+    """Return the stream on which graphs are captured; torch's own is of the GPU it met first."""
+    return torch.cuda.Stream(device)
 
 
 def _packed(linear: Operator, anchor: Anchor) -> Tensor:
@@ -397,7 +403,8 @@ def _replayed(linear: Operator, anchor: Anchor, where: Hashable) -> Tensor:
         return _packed(linear, anchor)
     if "graph" not in anchor.replay:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, _pool(linear.device), capture_error_mode="thread_local"):
+        where_to = _pool(linear.device), _stream(linear.device), "thread_local"
+        with torch.cuda.graph(graph, *where_to):
             anchor.replay["packed"] = _packed(linear, anchor)
         anchor.replay["graph"] = graph
     anchor.replay["graph"].replay()
