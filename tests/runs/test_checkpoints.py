@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from joma.runs import Checkpoints, Run, _checkpoints
+from joma.runs import Checkpoints, GivenUpError, Run, _checkpoints
 from tests.runs._failing import STEPS_OF_A_WRITE, every_kill, fill_disk, visible
 
 ARRAYS = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "step": np.array(7)}
@@ -114,7 +114,8 @@ def test_one_that_is_given_up_leaves_nothing(checkpoints: Checkpoints, asked: in
     checkpoints.save(1, ARRAYS, {})
     answers = iter([True] * (asked - 1) + [False])
     arrays = {"a": np.zeros(_checkpoints._BLOCK + 1, dtype=np.uint8)}
-    assert checkpoints.save(2, arrays, {}, keep=1, wanted=lambda: next(answers)) is None
+    with pytest.raises(GivenUpError):
+        checkpoints.save(2, arrays, {}, keep=1, wanted=lambda: next(answers))
     assert [path.name for path in checkpoints.folder.iterdir()] == [file_of(1)]
     assert latest_step(checkpoints) == 1
 

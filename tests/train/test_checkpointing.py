@@ -20,7 +20,7 @@ class SlowDisk(Checkpoints):
         object.__setattr__(self, "go", threading.Event())
         object.__setattr__(self, "error", error)
 
-    def save(self, *given: Any, **named: Any) -> Path | None:
+    def save(self, *given: Any, **named: Any) -> Path:
         assert self.go.wait(60)  # type: ignore[attr-defined]
         if self.error is not None:  # type: ignore[attr-defined]
             raise self.error  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ not at all, and the files of an earlier run are never removed. What may live her
 writing, resuming, listing and comparing such folders; no mathematics, no drawing, no torch.
 """
 
-from joma.runs._checkpoints import Checkpoint, Checkpoints, LatestCheckpoint
+from joma.runs._checkpoints import Checkpoint, Checkpoints, GivenUpError, LatestCheckpoint
 from joma.runs._compare import TableDifference, compare_metrics, compare_tables, differing
 from joma.runs._curves import Curve, curves_of, loss_curves
 from joma.runs._findings import RecordedFindings, read_findings
@@ -24,6 +24,7 @@ __all__ = [
     "Checkpoints",
     "Curve",
     "Existing",
+    "GivenUpError",
     "LatestCheckpoint",
     "Metrics",
     "RecordedFindings",

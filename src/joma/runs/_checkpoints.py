@@ -76,6 +76,10 @@ class LatestCheckpoint:
     refused: tuple[str, ...]
 
 
+class GivenUpError(Exception):
+    """A checkpoint that was being written is not wanted any more; nothing is left of it."""
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of a run, `checkpoints/step-*.safetensors`; got by `run.checkpoints`.
@@ -94,7 +98,7 @@ class Checkpoints:
         *,
         keep: int = 2,
         wanted: Callable[[], bool] = lambda: True,
-    ) -> Path | None:
+    ) -> Path:
         """Save a checkpoint, whole or not at all, and then remove old ones.
 
         Those of later steps are removed too: a run that saves an earlier step has gone back.
@@ -106,8 +110,8 @@ class Checkpoints:
             keep: How many checkpoints stay, this one included.
             wanted: Function that is asked now and then; once it says no, nothing is saved.
 
-        Returns:
-            The file; None where it was given up.
+        Raises:
+            GivenUpError: It was not wanted any more.
         """
         step = whole_number("step", step, 0)
         check_at_least(1, keep=keep)
@@ -118,11 +122,8 @@ class Checkpoints:
                 f"run folder {self.folder.parent} was removed or replaced while the run was "
                 "writing to it; what was not written yet is lost"
             )
-        try:
-            with replacing(path) as file:
-                _write(file, header, laid, wanted)
-        except _GivenUpError:
-            return None
+        with replacing(path) as file:
+            _write(file, header, laid, wanted)
         self._remove_all_but(step, keep)
         return path
 
@@ -216,10 +217,6 @@ def _laid_out(
     return data, laid
 
 
-class _GivenUpError(Exception):
-    """A checkpoint is not wanted any more."""
-
-
 def _write(
     file: BinaryIO, header: bytes, laid: Iterable[memoryview], wanted: Callable[[], bool]
 ) -> None:
@@ -230,14 +227,14 @@ def _write(
     for array in laid:
         for start in range(0, len(array), _BLOCK):
             if not wanted():
-                raise _GivenUpError
+                raise GivenUpError
             block = bytes(array[start : start + _BLOCK])
             checksum.update(block)
             file.write(block)
     file.seek(_CHECKSUM_AT)
     file.write(checksum.hexdigest().encode())
     if not wanted():  # forcing it to disk takes longest
-        raise _GivenUpError
+        raise GivenUpError
 
 
 def _kind(name: str, array: NDArray[Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.runs import Checkpoints
+from joma.runs import Checkpoints, GivenUpError
 
 _logger = logging.getLogger(__name__)
 
@@ -218,11 +218,13 @@ class CheckpointWriter:
             for name in list(copies):
                 tensor = copies.pop(name)
                 if not wanted():
-                    return
+                    raise GivenUpError
                 moved = self._movers[tensor.device].moved(tensor) if tensor.is_cuda else tensor
                 arrays[name] = moved.numpy()
-            if self._checkpoints.save(step, arrays, about, wanted=wanted) is not None:
-                self._safe_at = taken_at
+            self._checkpoints.save(step, arrays, about, wanted=wanted)
+            self._safe_at = taken_at
+        except GivenUpError:
+            return
         except BaseException as error:
             self._error = error
         self._writing = time.monotonic() - start
