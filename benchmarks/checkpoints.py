@@ -8,7 +8,7 @@ Both sides train the networks of a group of Table 1 with `joma.train.fit`: one n
 other every few seconds. From the difference follows what one checkpoint costs, and the overhead at
 the default of a checkpoint every 45 s (a kill then costs at most 60 s). A third side writes the
 checkpoints before it continues, as was done before, at the same steps. With `--write` a checkpoint
-of so many GiB is written alone, while another thread looks how long it may not run: that is how
+of so many GiB is written alone, while another thread measures how long it cannot run: that is how
 long a training would wait that launches the work of a GPU.
 
 Predicted, before it was measured: on an H200 a state of 5 GB is copied within the GPU in 3 ms and
@@ -108,14 +108,14 @@ def write(gigabytes: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder) / "checkpoints")
         thread = threading.Thread(target=checkpoints.save, args=(1, arrays, {}))
-        begun = last = time.perf_counter()
+        start = last = time.perf_counter()
         thread.start()
         while thread.is_alive():
             time.sleep(1e-3)
             now = time.perf_counter()
             longest, last = max(longest, now - last), now
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"seconds": last - begun, "longest_pause": longest, "peak_gib": peak}
+    return {"seconds": last - start, "longest_pause": longest, "peak_gib": peak}
 
 
 def main() -> None:

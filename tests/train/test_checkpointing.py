@@ -114,7 +114,7 @@ def test_a_kill_costs_at_most_the_time_asked_for(tmp_path: Path, clock: list[flo
 
 
 def end_while_writing(writer: CheckpointWriter, disk: SlowDisk) -> None:
-    """End a training whose checkpoint has got to the disk, which then goes on."""
+    """End a training while its checkpoint waits for the disk."""
     timer = threading.Timer(0.2, disk.go.set)  # type: ignore[attr-defined]
     timer.start()
     writer.end()

@@ -78,7 +78,7 @@ class Blocks(NamedTuple):
 
     Attributes:
         outer: What a program has of rows, or of keys in the kernel over keys.
-        inner: What it looks at together of the others.
+        inner: How many of the others it reads together.
         warps: Warps of a program.
         stages: Inner blocks that are loaded ahead, and the one that is worked on.
     """
@@ -90,7 +90,7 @@ class Blocks(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """What the compiler is told of them."""
+        """Options of the compiler."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
