@@ -403,8 +403,8 @@ def _replayed(linear: Operator, anchor: Anchor, where: Hashable) -> Tensor:
         return _packed(linear, anchor)
     if "graph" not in anchor.replay:
         graph = torch.cuda.CUDAGraph()
-        where_to = _pool(linear.device), _stream(linear.device), "thread_local"
-        with torch.cuda.graph(graph, *where_to):
+        device = linear.device
+        with torch.cuda.graph(graph, _pool(device), _stream(device), "thread_local"):
             anchor.replay["packed"] = _packed(linear, anchor)
         anchor.replay["graph"] = graph
     anchor.replay["graph"].replay()
