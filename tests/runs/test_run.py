@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,6 +312,15 @@ def test_list_finds_runs_below_and_names_what_is_damaged(tmp_path: Path):
     json.dumps(summaries[inner.path].as_json())
     with pytest.raises(ValueError, match="root must be a folder"):
         list_runs(tmp_path / "nothing")
+
+
+def test_list_is_in_the_order_of_dates_within_a_second_too(tmp_path: Path, monkeypatch):
+    moments = iter(datetime(2026, 1, 1, 12, 0, 30, each * 1000, UTC) for each in (7, 9, 123))
+    clock = SimpleNamespace(now=lambda _zone: next(moments))
+    monkeypatch.setattr("joma.runs._run.datetime", clock)
+    for name in ("c", "b", "a"):
+        Run.create("demo", {}, out=tmp_path / name)
+    assert [summary.path.name for summary in list_runs(tmp_path)] == ["c", "b", "a"]
 
 
 def test_compare(tmp_path: Path):

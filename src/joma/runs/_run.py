@@ -313,7 +313,7 @@ def environment(device: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "commit": _commit(),
         "command": [Path(sys.argv[0]).name if sys.argv else "", *sys.argv[1:]],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
 
 
