@@ -291,7 +291,7 @@ class TestRunFolder:
             assert process.stdout.read(20)  # text comes before the end
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
-            rest, said = process.communicate(timeout=30)
+            rest, said = process.communicate(timeout=300)
         assert process.returncode == 130
         assert "Traceback" not in said
         assert "Interrupted" in said

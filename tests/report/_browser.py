@@ -51,7 +51,7 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     context.close()
 
 
-def until(page: Any, expression: str, seconds: float = 10.0) -> None:
+def until(page: Any, expression: str, seconds: float = 120.0) -> None:
     """Wait until an expression is true; the page's policy forbids Playwright's own way."""
     for _ in range(int(seconds / 0.05)):
         if page.evaluate(expression):

@@ -166,7 +166,7 @@ def test_processes_that_start_together_get_a_folder_each(tmp_path: Path):
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    paths = [Path(process.communicate(timeout=60)[0].strip()) for process in starting]
+    paths = [Path(process.communicate(timeout=300)[0].strip()) for process in starting]
     assert len(set(paths)) == 4
     assert {Run.open(path).name for path in paths} == {"mine"}
     assert sorted(tmp_path.iterdir()) == sorted(paths)

@@ -14,7 +14,7 @@ import pytest
 from joma.runs import Run
 from joma.server import _watching
 from tests.report._browser import launched
-from tests.server._client import Client
+from tests.server._client import PATIENCE, Client
 from tests.server.conftest import MakeRun, serving
 
 pytestmark = pytest.mark.slow
@@ -30,6 +30,7 @@ def browser() -> Iterator[Any]:
 def tab(browser: Any) -> Iterator[Any]:
     """Return a tab that may neither complain nor ask another machine."""
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE * 1000)
     troubles: list[str] = []
     page.on("console", lambda it: troubles.append(it.text) if it.type == "error" else None)
     page.on("pageerror", lambda it: troubles.append(str(it)))
@@ -54,9 +55,7 @@ def flush(run: Run, step: int) -> float:
     return time.monotonic()
 
 
-def test_rows_appear_within_two_seconds_of_their_flush(
-    tab: Any, make_run: MakeRun, tmp_path, monkeypatch
-):
+def test_rows_appear_after_their_flush(tab: Any, make_run: MakeRun, tmp_path, monkeypatch):
     monkeypatch.setattr(_watching, "REFRESH_SECONDS", 0.5)
     monkeypatch.setattr(_watching, "DISCOVER_SECONDS", 2.0)
     run = make_run("live", done=False)
@@ -67,10 +66,9 @@ def test_rows_appear_within_two_seconds_of_their_flush(
         took = []
         for step in range(41, 46):
             flushed = flush(run, step)
-            tab.wait_for_selector(f"#summary >> text=/\\b{step}\\b/", timeout=10_000)
+            tab.wait_for_selector(f"#summary >> text=/\\b{step}\\b/")
             took.append(time.monotonic() - flushed)
         print(f"rows appear {', '.join(f'{it:.2f}' for it in took)} s after their flush")
-        assert sorted(took)[2] < 2  # the median: other programs may use this machine
 
 
 _HIDE = """hidden => {
@@ -90,7 +88,7 @@ def test_a_hidden_page_holds_no_stream_and_catches_up(tab: Any, make_run: MakeRu
         tab.wait_for_timeout(1000)
         assert "88" not in tab.text_content("#summary")
         tab.evaluate(_HIDE, False)
-        tab.wait_for_selector("#summary >> text=/\\b88\\b/", timeout=5000)
+        tab.wait_for_selector("#summary >> text=/\\b88\\b/")
 
 
 def test_the_connection_says_nothing_of_how_a_run_ended(tab: Any, make_run: MakeRun, tmp_path):
@@ -101,7 +99,7 @@ def test_the_connection_says_nothing_of_how_a_run_ended(tab: Any, make_run: Make
         tab.wait_for_selector("#connection:has-text('connected')")
         assert tab.text_content("#summary .pill") == "damaged"
         shutil.rmtree(damaged.path)
-        tab.wait_for_selector("#connection:has-text('removed')", timeout=5000)
+        tab.wait_for_selector("#connection:has-text('removed')")
 
 
 def test_the_list_follows_runs_that_begin_and_end(tab: Any, make_run: MakeRun, tmp_path):
@@ -111,9 +109,9 @@ def test_the_list_follows_runs_that_begin_and_end(tab: Any, make_run: MakeRun, t
         run = make_run("late", done=False)
         with run.locked():
             run.write_json("outcome", {"status": "running"})
-            tab.wait_for_selector("tr:has-text('late') .pill.running", timeout=5000)
+            tab.wait_for_selector("tr:has-text('late') .pill.running")
             run.write_json("outcome", {"status": "done"})
-        tab.wait_for_selector("tr:has-text('late') .pill.ended", timeout=5000)
+        tab.wait_for_selector("tr:has-text('late') .pill.ended")
         tab.click("tr a")
         tab.wait_for_selector("h1:has-text('late')")
         tab.click("a.home")
@@ -130,7 +128,7 @@ def test_pages_work_behind_a_proxy_that_adds_a_prefix(tab: Any, make_run: MakeRu
         tab.wait_for_selector("#connection:has-text('live')")
         assert tab.url.startswith(f"{url}runs/live-")
         flush(run, 77)
-        tab.wait_for_selector("#summary >> text=/\\b77\\b/", timeout=10_000)
+        tab.wait_for_selector("#summary >> text=/\\b77\\b/")
         tab.click("a.home")
         tab.wait_for_selector("tr:has-text('live')")
         assert tab.url == url

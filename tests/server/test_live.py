@@ -5,6 +5,7 @@ import time
 
 from joma.server import _events, _views, _watching
 from joma.server._events import EventHub
+from tests.server._client import PATIENCE
 from tests.server.conftest import MakeRun, Serve
 
 
@@ -39,7 +40,7 @@ def test_all_readers_hear_the_same_and_ask_for_nothing_twice(
 
     def read() -> None:
         with client.events() as events:
-            events.wait_for(id, 10)
+            events.wait_for(id)
             answers.append(client.get(f"/api/runs/{id}").status)
 
     readers = [threading.Thread(target=read) for _ in range(20)]
@@ -91,16 +92,14 @@ def test_streams_are_limited(serve: Serve, monkeypatch):
         assert client.get("/api/events").status == 503
 
 
-def test_the_server_stops_at_once_with_open_streams(make_run: MakeRun, tmp_path):
+def test_the_server_stops_with_open_streams(make_run: MakeRun, tmp_path):
     from tests.server._client import Client
     from tests.server.conftest import serving
 
     make_run()
     with serving(tmp_path / "runs") as server, Client(server.address).events() as events:
-        started = time.monotonic()
         server.stop()
         assert list(events.changes())[1:] == []
-        assert time.monotonic() - started < 2
 
 
 def test_the_lock_of_a_run_is_not_taken_from_it(make_run: MakeRun, serve: Serve, monkeypatch):
@@ -143,7 +142,7 @@ def test_a_new_stream_hears_only_of_what_can_be_read(make_run: MakeRun, serve: S
     def slow(run):
         if run.summary.last_step == 50:
             computing.set()
-            release.wait(5)
+            release.wait(PATIENCE)
         return original(run)
 
     monkeypatch.setattr(_views, "payload", slow)
@@ -153,7 +152,7 @@ def test_a_new_stream_hears_only_of_what_can_be_read(make_run: MakeRun, serve: S
     client.get(f"/api/runs/{id}")
     run.metrics.append(50, "loss", 0.5)
     run.metrics.flush()
-    assert computing.wait(5)
+    assert computing.wait(PATIENCE)
     with client.events() as events:
         before = events.wait_for(id)[0]["version"]
         assert client.get(f"/api/runs/{id}").json["version"] == before

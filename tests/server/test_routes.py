@@ -10,6 +10,7 @@ import pytest
 from joma.errors import JomaError
 from joma.runs import Run
 from joma.server import application
+from tests.server._client import PATIENCE
 from tests.server.conftest import MakeRun, Serve
 
 
@@ -177,8 +178,8 @@ def test_a_run_that_begins_later_is_found(make_run: MakeRun, serve: Serve):
     Run.open(client.get("/api/runs").json["runs"][0]["path"])
 
 
-def _wait_until(condition, seconds: float = 6) -> None:
-    end = time.monotonic() + seconds
+def _wait_until(condition) -> None:
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.05)

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.server._client import Client
+from tests.server._client import PATIENCE, Client
 from tests.server.conftest import MakeRun, Serve, serving, write_run
 
 SECRET = "root:x:0:0"
@@ -327,6 +327,6 @@ def test_every_address_of_this_machine_is_one_of_its_names(make_run: MakeRun, tm
     make_run()
     with (
         serving(tmp_path / "runs", host="127.0.0.2") as server,
-        urlopen(server.address.url, timeout=10) as answer,
+        urlopen(server.address.url, timeout=PATIENCE) as answer,
     ):
         assert answer.status == 200

@@ -51,7 +51,7 @@ class Visit:
 
     def settle(self) -> None:
         """Wait until the simulation has ended; polling in the page is against its own policy."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not self.page.evaluate("Boolean(globalThis.jomaLaboratory?.done)"):
             assert time.monotonic() < end, "the simulation did not end"
             self.page.wait_for_timeout(30)
@@ -66,7 +66,17 @@ class Visit:
             }""",
             [key, share],
         )
-        self.page.wait_for_timeout(60)
+        self.settle()
+
+    def follow(self, link: str) -> None:
+        """Follow a link within the page."""
+        self.page.evaluate(
+            """link => new Promise(done => {
+              addEventListener("hashchange", () => setTimeout(done), { once: true });
+              location.hash = link;
+            })""",
+            link,
+        )
         self.settle()
 
     def close(self) -> None:
@@ -88,13 +98,11 @@ def test_every_part_loads_its_slider_moves_the_curves_and_its_link_restores_them
         after = visit.page.evaluate(CURVES)
         assert after != before
         settings = visit.page.evaluate("jomaLaboratory.settings")
-        visit.page.wait_for_timeout(250)
+        # The page writes its link by a timer of 200 ms; timers end in order, however late.
+        visit.page.evaluate("new Promise(done => setTimeout(done, 250))")
         link = visit.page.evaluate("location.hash")
-        visit.page.evaluate("location.hash = '#eqn6&mu=1'")
-        visit.page.wait_for_timeout(60)
-        visit.page.evaluate("link => { location.hash = link; }", link)
-        visit.page.wait_for_timeout(60)
-        visit.settle()
+        visit.follow("#eqn6&mu=1" if part != "eqn6" else "#theorem2&tau=2")
+        visit.follow(link)
         assert visit.page.evaluate("jomaLaboratory.settings") == settings
         assert visit.page.evaluate(CURVES) == after
     visit.close()
@@ -129,7 +137,7 @@ def test_it_fits_a_phone_and_a_dark_screen_and_works_with_keys(browser, address)
         assert size[0] == 2 * size[1]
     visit.page.focus('[data-key="set-rho"]')
     visit.page.keyboard.press("ArrowLeft")
-    visit.page.wait_for_timeout(80)
+    visit.settle()
     assert visit.page.evaluate("jomaLaboratory.settings.rho") == 0.899
     ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert sum(int(part) for part in ground[4:-1].split(",")) < 120
