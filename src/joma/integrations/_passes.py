@@ -5,8 +5,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from torch.distributed.tensor import DTensor
-
+from joma.common.sharded import is_dtensor
 from joma.errors import JomaError
 
 
@@ -51,7 +50,7 @@ class BackwardPasses:
                     "instead of float16"
                 )
             parameters = [it for group in one.param_groups for it in group["params"]]
-            if processes > 1 and not all(isinstance(it, DTensor) for it in parameters):
+            if processes > 1 and not all(is_dtensor(it) for it in parameters):
                 raise JomaError(
                     "per_layer needs FSDP2 where a trainer runs several processes: their "
                     "DistributedDataParallel averages gradients after the optimizer has used them"

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.common.sharded import is_dtensor
 from joma.errors import JomaError
 from joma.optim import blockwise
 
@@ -196,9 +197,7 @@ class TypedStateOptimizer(torch.optim.Optimizer):
 
 def local(tensor: Tensor) -> Tensor:
     """Return this process's part of a tensor that may be distributed."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def _on_device(value: Any, parameter: Tensor) -> Any:

@@ -10,16 +10,18 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from joma.common.sharded import is_dtensor, is_fully_sharded
 from joma.errors import JomaError
 from joma.models import architecture_of, module_at, number_of_layers
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 T = TypeVar("T")
 
@@ -121,7 +123,7 @@ class MonitoredProcesses:
         self.several, self.first = size > 1, self._all.rank == 0
         if not connected and os.environ.get("WORLD_SIZE", "1") != "1":
             self.first = os.environ.get("RANK", "0") == "0"  # processes that are not connected yet
-        self.together = self.several and any(isinstance(p, DTensor) for p in model.parameters())
+        self.together = self.several and any(is_dtensor(p) for p in model.parameters())
 
     @property
     def measures(self) -> bool:
@@ -220,9 +222,9 @@ def device_of(model: nn.Module) -> torch.device:
     return next(somewhere, torch.device("cpu"))
 
 
-def sharded_modules(model: nn.Module) -> list[FSDPModule]:
+def sharded_modules(model: nn.Module) -> "list[FSDPModule]":
     """Return the modules that `fully_shard` was applied to."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+    return [module for module in model.modules() if is_fully_sharded(module)]
 
 
 def shard_again(model: nn.Module) -> None:
@@ -234,13 +236,15 @@ def shard_again(model: nn.Module) -> None:
 def whole(tensor: Tensor) -> Tensor:
     """Return a tensor with the parts of it that other processes have; all must call it."""
     tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def sharded_like(value: Tensor, tensor: Tensor | None) -> Tensor:
     """Return a value that every process has whole, sharded as a tensor of its shape is."""
-    if not isinstance(tensor, DTensor) or value.shape != tensor.shape:
+    if not is_dtensor(tensor) or value.shape != tensor.shape:
         return value
+    from torch.distributed.tensor import distribute_tensor
+
     value = value.to(tensor.device)
     return distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
 
@@ -287,9 +291,9 @@ class Gathers:
 
 
 def _deferring(
-    module: FSDPModule,
+    module: "FSDPModule",
     forward: Callable[..., Any],
-    made: list[FSDPModule],
+    made: "list[FSDPModule]",
     errors: list[Exception],
 ) -> Callable[..., Any]:
     """Return a forward that keeps an error for later and returns its first tensor instead."""

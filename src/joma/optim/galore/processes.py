@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joma.common.sharded import is_dtensor
 from joma.errors import JomaError
 
 
@@ -21,10 +22,10 @@ def take_over_synchronisation(parameters: Any) -> Any:
 
 def row_shard(parameter: Tensor) -> tuple[Any, int] | None:
     """Return mesh and dimension along which the rows of a DTensor are distributed, if they are."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    if not isinstance(parameter, DTensor):
+    if not is_dtensor(parameter):
         return None
+    from torch.distributed.tensor import Replicate, Shard
+
     found = None
     for dimension, placement in enumerate(parameter.placements):
         if placement == Shard(0) and found is None:
@@ -39,10 +40,10 @@ def row_shard(parameter: Tensor) -> tuple[Any, int] | None:
 
 def placed(part: Tensor, rows_of: Tensor | None) -> Tensor:
     """Return a part as a tensor that is distributed as the rows of a parameter are."""
+    if not is_dtensor(rows_of):
+        return part
     from torch.distributed.tensor import DTensor
 
-    if not isinstance(rows_of, DTensor):
-        return part
     shape = torch.Size((rows_of.shape[0], *part.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(

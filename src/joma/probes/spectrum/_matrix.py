@@ -11,10 +11,10 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from joma.common.float32 import float32_is_coarse, float32_products
 from joma.common.kernels import has_kernels
+from joma.common.sharded import is_dtensor
 from joma.errors import JomaError
 from joma.probes._checks import computable
 
@@ -39,7 +39,7 @@ def checked(matrix: Tensor, method: str = "auto", tolerance: float = 1e-3) -> Te
         raise JomaError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
     if not 1e-7 <= tolerance < 1:
         raise JomaError(f"tolerance must lie from 1e-7 below 1, got {tolerance!r}")
-    if isinstance(matrix, DTensor):
+    if is_dtensor(matrix):
         matrix = matrix.full_tensor()
     try:
         matrix = computable("matrix", torch.as_tensor(matrix))

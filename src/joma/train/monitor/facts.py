@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from joma.common.sharded import is_dtensor
 from joma.errors import JomaError
 from joma.train.monitor.parts import MonitoredMatrix, Parts, Tensors, is_real, plain
 from joma.train.monitor.record import Row
@@ -105,7 +105,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[float]:
 
     Sharded tensors are summed over all processes, each of which calls this.
     """
-    if any(isinstance(tensor, DTensor) for tensor in tensors):
+    if any(is_dtensor(tensor) for tensor in tensors):
         each = [whole(torch.linalg.vector_norm(it, dtype=torch.float32)) for it in tensors]
         return [float(norm) for norm in each]
     found: dict[int, float] = {}

@@ -6,8 +6,8 @@ from time import perf_counter
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from joma.common.sharded import is_dtensor
 from joma.train.monitor.faults import LOG, Faults
 from joma.train.monitor.parts import is_real, layer_in, named_parameters
 from joma.train.monitor.record import Row
@@ -233,8 +233,7 @@ def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what this process has of each tensor that can be checked."""
     there = {name: tensor.detach() for name, tensor in tensors.items() if is_real(tensor)}
     return {
-        name: tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in there.items()
+        name: tensor.to_local() if is_dtensor(tensor) else tensor for name, tensor in there.items()
     }
 
 

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from joma.common.sharded import is_dtensor
 from joma.models import AttentionPart, Weight
 from joma.probes import stable_ranks
 from joma.probes.gradient import measured
@@ -260,6 +260,6 @@ class Updates:
 
 def _sample(matrix: Tensor) -> Tensor:
     """Return numbers spread evenly over a matrix: all of a small or sharded one."""
-    if isinstance(matrix, DTensor) or matrix.numel() <= _SAMPLED or not matrix.is_contiguous():
+    if is_dtensor(matrix) or matrix.numel() <= _SAMPLED or not matrix.is_contiguous():
         return matrix
     return matrix.view(-1)[:: -(-matrix.numel() // _SAMPLED)]

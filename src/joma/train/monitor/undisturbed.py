@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from joma.common.sharded import is_fsdp1
 from joma.errors import JomaError
 from joma.train.processes import device_of, shard_again
 
@@ -31,7 +31,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         JomaError: It is in FullyShardedDataParallel, which cannot be monitored.
     """
     while True:
-        if isinstance(model, FullyShardedDataParallel):
+        if is_fsdp1(model):
             raise JomaError(
                 "model must be sharded with fully_shard (FSDP2) to be monitored, got one in "
                 "FullyShardedDataParallel"
