@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import xlogy
 
 from joma.errors import JomaError
 from joma.theory import _checks
@@ -111,6 +110,8 @@ def cooccurrence(height: ArrayLike, depth: ArrayLike, rho: ArrayLike, rho0: Arra
     Raises:
         ValueError: also where ρ^{L−1}ρ₀ = 1, as the token m then never occurs.
     """
+    from scipy.special import xlogy  # here: who imports joma.train does not wait for SciPy
+
     height, depth = _checks.heights(height, depth)
     rho = _checks.within("rho", rho, -1, 1)
     rho0 = _checks.within("rho0", rho0, -1, 1)

@@ -32,7 +32,6 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor
 
 _KEPT = {torch.float32: 3e-5, torch.float64: 1e-7}
@@ -49,6 +48,8 @@ _MARGIN = 1.01
 @cache
 def chi_square_floor(degrees: int, failure: float) -> float:
     """Return the quantile that a chi-square variable exceeds with probability 1 − failure."""
+    from scipy.special import gammaincinv  # here: who imports joma.train does not wait for SciPy
+
     return 2.0 * float(gammaincinv(degrees / 2, failure))
 
 
