@@ -123,6 +123,16 @@ CLAIMS: tuple[SpeedClaim, ...] = (
         floor="0",
     ),
     SpeedClaim(
+        "import",
+        "`import joma.train`, on top of torch and NumPy: share of the time that they take",
+        {_PERFORMANCE: "`import joma.train` adds a fifth"},
+        "cpu",
+        _benchmark("imports"),
+        lambda found: _row(found["added"], part="joma.train")["share"],
+        0.4,
+        floor="0",
+    ),
+    SpeedClaim(
         "report",
         "`joma report` of 50 runs of 20,000 rows, processor time",
         {"docs/report.md": "3 s of processor time"},
