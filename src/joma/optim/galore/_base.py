@@ -82,7 +82,8 @@ class ProjectedOptimizer(SubspaceOptimizer):
         self.record_energy = self.record_angles = False
         self._energies: dict[Tensor, tuple[Tensor, Tensor]] = {}
         super().__init__(selection.parameter_groups(parameters, groups, defaults), defaults)
-        if verbose and not (dist.is_initialized() and dist.get_rank()):
+        connected = dist.is_available() and dist.is_initialized()
+        if verbose and not (connected and dist.get_rank()):
             print(self.summary(), file=sys.stderr)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
