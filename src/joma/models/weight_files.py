@@ -4,9 +4,11 @@ Names, shapes and sizes come from the headers alone, so that a file far larger t
 be measured tensor by tensor. Nothing in a file is ever executed.
 """
 
+import importlib
 import math
 import pickle
 import re
+import sys
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from joma.common import json_files
 from joma.common.quiet import reading
+from joma.common.sharded import DTENSORS, is_dtensor
 from joma.common.text import first_line
 from joma.errors import JomaError, printable
 from joma.models.hub import WEIGHTS, local_folder
@@ -146,11 +149,7 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a PyTorch checkpoint; the unpickler knows tensors and nothing else."""
     _check_uncompressed(path)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle protocols, before it refuses
-            loaded = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-            )
+        loaded = _unpickled(path)
     except pickle.UnpicklingError as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         raise JomaError(
@@ -169,8 +168,40 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
                 f"{path} must hold tensors by name, but {printable(repr(name), 100)} is a "
                 f"{type(value).__name__}"
             )
+        loaded[name] = value = _whole(value, name, path)
         _check_plain(value, name, path)
     return loaded
+
+
+def _unpickled(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about pickle protocols, before it refuses
+        try:
+            return torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
+        except pickle.UnpicklingError as error:
+            if DTENSORS not in str(error) or DTENSORS in sys.modules:
+                raise
+    importlib.import_module(DTENSORS)  # what it defines is then among what is read
+    return _unpickled(path)
+
+
+def _whole(tensor: Tensor, name: str, path: Path) -> Tensor:
+    """Return a tensor that a process saved as its part, if that is all of it."""
+    if not is_dtensor(tensor):
+        return tensor
+    try:
+        own = tensor.to_local()
+        whole = own.shape == tensor.shape and not any(it.is_partial() for it in tensor.placements)
+    except Exception:  # whatever a damaged one stumbles over
+        own, whole = tensor, False
+    if not whole:
+        raise JomaError(
+            f"{path} holds of {printable(name, 100)} the part that one process had (a DTensor); "
+            "save whole tensors, as get_model_state_dict does with full_state_dict=True"
+        )
+    return own
 
 
 def _check_uncompressed(path: Path) -> None:
