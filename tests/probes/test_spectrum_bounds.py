@@ -5,12 +5,20 @@ import math
 import pytest
 import torch
 from benchmarks.stable_rank import TOLERANCE, bounds, drawn
+from scipy.special import gammaincinv
 
 from joma.probes.spectrum import stable_rank
 from joma.probes.spectrum._krylov import Krylov, chi_square_floor
 from tests.probes._matrices import noisy, true_stable_rank
 
 SIDE, FAILURE = 400, 1e-6
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 8, 13, 20, 64, 100, 512, 4096, 30_000])
+def test_quantiles_are_those_of_scipy_and_never_above(degrees: int) -> None:
+    for failure in (1e-15, 1e-9, 4e-7, 1e-6, 1e-3, 0.1, 0.5, 0.99):
+        right = 2 * float(gammaincinv(degrees / 2, failure))
+        assert right * (1 - 2e-9) <= chi_square_floor(degrees, failure) <= right
 
 
 @pytest.mark.parametrize("trial", range(0, 60, 3))
