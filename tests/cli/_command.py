@@ -16,3 +16,8 @@ def sentence(result) -> str:
     (line,) = result.stderr.splitlines()
     assert line.startswith("joma: ")
     return line
+
+
+def unwrapped(text: str) -> str:
+    """A text without its line breaks: where they are depends on the names of folders in it."""
+    return " ".join(text.split())

@@ -35,6 +35,7 @@ class TestStands:
 
     def test_the_number_may_be_left_out(self, monkeypatch):
         monkeypatch.setattr("joma.cli._verify.ATTACK_SECONDS", 1.0)
+        monkeypatch.setattr("joma.experiments.claims.adversary.LONGEST", 1000.0)
         result = joma("verify", "--adversary", "--claim", "right", "--json")
         assert result.exit_code == 0
         [record] = json.loads(result.stdout)

@@ -220,7 +220,7 @@ def test_threads_act_on_models_of_their_own(name: str):
     def run(layer: int) -> None:
         try:
             for _ in range(5):
-                barrier.wait(30)
+                barrier.wait(120)
                 with tap_attention(models[layer], doubled(layer), names=names):
                     found[layer].append(output_of(models[layer], inputs))
         except BaseException as error:
@@ -231,7 +231,7 @@ def test_threads_act_on_models_of_their_own(name: str):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert not failures
     for layer in (0, 1):
         assert all(torch.equal(one, expected[layer]) for one in found[layer])
@@ -253,7 +253,7 @@ def test_two_threads_run_one_model_under_one_tap(name: str):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
     assert tap.calls == 6
     assert len(found) == 2
     assert all(torch.equal(one, expected) for one in found)

@@ -101,13 +101,20 @@ class Events:
         self._socket.close()
 
     def changes(self) -> Iterator[dict[str, Any]]:
-        """Yield the data of each change, with the event's id under "event"."""
-        last = ""
+        """Yield the data of each change, with the event's id under "event".
+
+        Raises:
+            TimeoutError: Nothing but heartbeats came for `PATIENCE` seconds.
+        """
+        last, until = "", time.monotonic() + PATIENCE
         for line in self._file:
+            if time.monotonic() > until:
+                raise TimeoutError("no change came")
             if line.startswith(b"id: "):
                 last = line[4:].decode().strip()
             elif line.startswith(b"data: "):
                 yield {**json.loads(line[6:]), "event": last}
+                until = time.monotonic() + PATIENCE
 
     def wait_for(self, run: str) -> tuple[dict[str, Any], float]:
         """Return the next change of a run, and how long it took to come."""

@@ -11,7 +11,7 @@ import pytest
 
 from joma.runs import Run
 from joma.server import RunServer, _watching
-from tests.server._client import Client
+from tests.server._client import PATIENCE, Client
 
 MakeRun = Callable[..., Run]
 Serve = Callable[..., Client]
@@ -67,9 +67,9 @@ def serving(runs: Any, **options: Any) -> Iterator[RunServer]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert started.wait(60)  # imports take long on a busy machine
+        assert started.wait(PATIENCE)  # imports take long on a busy machine
         yield server
     finally:
         server.stop()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

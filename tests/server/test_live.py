@@ -1,4 +1,4 @@
-"""What changes reaches readers, quickly and without disturbing the run."""
+"""What changes reaches readers, without disturbing the run."""
 
 import threading
 import time
