@@ -46,7 +46,7 @@ function show(runs) {
   chosen.forEach((id) => there.has(id) || chosen.delete(id));
   offer();
   const heads = data.live ? ["", ...HEADS] : HEADS;
-  const sorted = [...runs].sort((one, two) => (two.date || "").localeCompare(one.date || ""));
+  const sorted = [...runs].sort((one, two) => (one.date < two.date ? 1 : one.date > two.date ? -1 : 0));
   byId("runs").replaceChildren(sorted.length
     ? el("div", { class: "scroll list", tabindex: 0, role: "region", "aria-label": "Runs" },
       el("table", { class: "runs" }, el("thead", null, el("tr", null, heads.map((it) => el(it ? "th" : "td", { scope: it ? "col" : null, text: it })))), el("tbody", null, sorted.map(row))))
