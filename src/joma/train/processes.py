@@ -163,11 +163,16 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
 
     Args:
         device: "cpu" or "cuda"; of several GPUs each process of a machine takes one.
+
+    Raises:
+        JomaError: There are several, and torch was built without torch.distributed.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield Processes(device=torch.device(device))
         return
+    if not dist.is_available():
+        raise JomaError("several processes need torch.distributed, which this build of torch lacks")
     own = torch.device("cpu")
     if device == "cuda":
         own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
