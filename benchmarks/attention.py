@@ -1,6 +1,6 @@
 """Attention statistics with masks and at many sizes, next to what one would write instead.
 
-    python -m benchmarks.probes --parts masks,shapes,errors [--device cuda|cpu] [--threads 1]
+    python -m benchmarks.probes --parts masks,shapes,random,errors [--device cuda|cpu]
 
 `masks`: boolean and additive masks, padding, windows and softcaps at T = 2,048 and 8,192 (512 and
 1,024 on a CPU), 16 heads of 64, bfloat16. The peers are one `scaled_dot_product_attention` given
@@ -8,6 +8,9 @@ the same mask (it has no softcap: there the causal one), and one without a mask,
 
 `shapes`: 20 shapes from 2¹⁴ to 2³⁰ scores (2²⁶ on a CPU), with each of these and without. The peer
 is softmax and entropy written out in plain operations, in the faster of two ways.
+
+`random`: next to the same peer, shapes, masks and types drawn at random (`--cases`, `--seed`), to
+2²⁴ scores; the last row counts those that are slower, and says what the slowest takes.
 
 `errors`: the largest error of entropies against float64.
 
@@ -20,6 +23,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import torch
@@ -217,23 +221,56 @@ def shapes(device: str, most: float = math.inf, seconds: float = 0.15) -> Iterat
     for shape in sorted(every, key=_count):
         for kind in KINDS if _count(shape) <= most else ():
             for dtype in (torch.float32, torch.bfloat16):
-                q, k, given = drawn(shape, kind, dtype, device)
+                yield _next_to_written_out(shape, kind, dtype, device, seconds)
 
-                def ours(q: Tensor = q, k: Tensor = k, given: Any = given) -> Any:
-                    return attention_statistics(q, k, **given)
 
-                def peer(q: Tensor = q, k: Tensor = k, given: Any = given) -> Any:
-                    return written_out(q, k, given)
+def random(
+    device: str, most: float = math.inf, seconds: float = 0.15, cases: int = 200, seed: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each of so many cases drawn at random, and one that counts the slower."""
+    dice, rows = Random(seed), list[dict[str, Any]]()
+    clock = next(name for name in _clocks(device))
+    while len(rows) < cases:
+        kind, dtype = dice.choice(KINDS), dice.choice((torch.float32, torch.bfloat16))
+        head, group, heads = (2 ** dice.randint(*ends) for ends in ((5, 7), (0, 2), (0, 3)))
+        scores = 2 ** dice.uniform(14, math.log2(min(most, 2**24)))
+        queries = max(1, round(min(2 ** dice.uniform(0, 12), scores**0.5)))
+        keys = round(scores / (group * heads * queries))
+        if queries <= keys <= 2**17:  # such as there are
+            shape = (1, group * heads, heads, queries, keys, head)
+            rows.append(_next_to_written_out(shape, kind, dtype, device, seconds))
+            yield rows[-1]
+    ratios = [row[f"{clock} ratio"] for row in rows]
+    yield {
+        "cases": len(rows),
+        "slower": sum(ratio > 1 for ratio in ratios),
+        "slower by more than 5%": sum(ratio > 1.05 for ratio in ratios),
+        "slowest": max(ratios),
+        "median": statistics.median(ratios),
+    }
 
-                def other(q: Tensor = q, k: Tensor = k, given: Any = given) -> Any:
-                    return written_out(q, k, given, logs=True)
 
-                with torch.no_grad():
-                    clock = next(name for name in _clocks(device))
-                    faster = in_turns(device, other, peer, seconds / 3)[f"{clock} ratio"] < 1
-                    found = in_turns(device, ours, other if faster else peer, seconds)
-                row = {"shape": shape, "scores": _count(shape), "with": kind, "type": str(dtype)}
-                yield row | found
+def _next_to_written_out(
+    shape: tuple[int, ...], kind: str, dtype: torch.dtype, device: str, seconds: float
+) -> dict[str, Any]:
+    """Return a case and its times next to those of the faster way to write it out."""
+    q, k, given = drawn(shape, kind, dtype, device)
+
+    def ours() -> Any:
+        return attention_statistics(q, k, **given)
+
+    def peer() -> Any:
+        return written_out(q, k, given)
+
+    def other() -> Any:
+        return written_out(q, k, given, logs=True)
+
+    with torch.no_grad():
+        clock = next(name for name in _clocks(device))
+        faster = in_turns(device, other, peer, seconds / 3)[f"{clock} ratio"] < 1
+        found = in_turns(device, ours, other if faster else peer, seconds)
+    row = {"shape": shape, "scores": _count(shape), "with": kind, "type": str(dtype)}
+    return row | found
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -8,8 +8,8 @@ forward, which makes no entropy, and the softmax written out, which makes all of
 power iterations. Times are medians; those of attention by device events, behind enough work that
 the device never waits for a launch, and next to them those of a call; those of spectra by the wall
 clock from call to number. Then the bound is tested on random and adversarial spectra, which
-is all there is to see on a CPU. With `--parts masks,shapes,errors`, on either, attention with masks
-and at many sizes: see `benchmarks.attention`.
+is all there is to see on a CPU. With `--parts masks,shapes,random,errors`, on either, attention
+with masks and at many sizes: see `benchmarks.attention`.
 """
 
 import argparse
@@ -223,9 +223,13 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments.add_argument("--spectra", type=int, default=1000)
-    arguments.add_argument("--parts", help="of masks, shapes, errors; all others without it")
+    arguments.add_argument(
+        "--parts", help="of masks, shapes, random, errors; all others without it"
+    )
     arguments.add_argument("--most", type=float, default=math.inf, help="scores of a shape")
     arguments.add_argument("--seconds", type=float, default=0.15, help="spent on a shape")
+    arguments.add_argument("--cases", type=int, default=200, help="of the part `random`")
+    arguments.add_argument("--seed", type=int, default=0, help="of the part `random`")
     arguments.add_argument("--threads", type=int, default=1, help="of a CPU")
     arguments.add_argument("--json", action="store_true")
     given = arguments.parse_args()
@@ -236,7 +240,8 @@ def main() -> None:
     parts["bounds"] = lambda: bounds(given.spectra, given.device)
     if given.parts:
         names = given.parts.split(",")
-        more = {"shapes": {"most": given.most, "seconds": given.seconds}}
+        more: dict[str, dict[str, Any]] = {"shapes": {"most": given.most, "seconds": given.seconds}}
+        more["random"] = {**more["shapes"], "cases": given.cases, "seed": given.seed}
         parts = {
             name: partial(getattr(masked_attention, name), given.device, **more.get(name, {}))
             for name in names

@@ -1,6 +1,7 @@
 """Few scores on a CPU: every way in which they are computed, against the attention matrix."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -115,6 +116,44 @@ def test_more_keys_than_are_converted_at_once(dtype: torch.dtype, given: dict[st
     close(whole(q, k, **given), materialised(q, k, **given), 2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys"), [((1, 1), 40, 20_000), ((4, 2), 6, 20_000), ((8, 8), 64, 1030)]
+)
+@pytest.mark.parametrize("kind", ["all", "causal", "bool", "numbers", "padding", "softcap"])
+def test_scores_in_memory_that_is_kept(
+    kind: str, heads: tuple[int, int], queries: int, keys: int, dtype: torch.dtype, monkeypatch
+):
+    """Keys of half precision are converted a few at a time, here of some heads and of all."""
+    monkeypatch.setattr(few, "_CONVERTED_AT_MOST", 1 << 18)
+    q = draw(26, 1, heads[0], queries, 32).to(dtype)
+    k = draw(27, 1, heads[1], keys, 32).to(dtype)
+    mask = draw(28, 1, 1, queries, keys)
+    given: dict[str, Any] = {
+        "all": {"causal": False},
+        "causal": {},
+        "bool": {"mask": mask > -1},
+        "numbers": {"mask": mask.masked_fill(mask < -1, -INF), "causal": False},
+        "padding": {"padding": torch.arange(keys)[None] > keys // 3},
+        "softcap": {"softcap": 3.0},
+    }[kind]
+    assert q.shape[:3].numel() * keys > few._CACHED
+    first = whole(q, k, **given)
+    before = [part.clone() for part in vars(first).values()]
+    close(first, materialised(q.float(), k.float(), **given), 2e-5)
+    whole(q.flip(2), k.flip(2), **given)  # the next call uses the same memory
+    assert all(map(torch.equal, before, vars(first).values()))
+
+
+def test_threads_do_not_share_memory():
+    pairs = [(draw(29 + n, 1, 8, 64, 32), draw(39 + n, 1, 8, 1030, 32)) for n in range(4)]
+    right = [whole(q, k).entropy for q, k in pairs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            found = pool.map(lambda pair: whole(*pair).entropy, pairs)
+            assert all(map(torch.equal, right, found))
+
+
 @pytest.mark.parametrize("keys", [300, 4096, 4097])
 @pytest.mark.parametrize("layout", ["one after the other", "heads apart"])
 @pytest.mark.parametrize("outlier", [1.0, 20.0])
@@ -147,6 +186,8 @@ def test_what_is_left_to_blocks():
     assert measured(q * 100, k * 100) is None
     assert measured(q[:, :, :0], k) is None
     assert measured(draw(22, 1, 2, 600, 8), draw(23, 1, 2, 600, 8)) is None
+    assert measured(draw(22, 1, 2, 600, 8), draw(23, 1, 2, 600, 8), causal=False) is not None
+    assert measured(draw(22, 1, 3, 600, 8), draw(23, 1, 3, 600, 8), causal=False) is None
     mask = torch.zeros(1, 1, 9, 9)
     for added in (500.0, -500.0, 1e30, 1e35, -9e29, INF, math.nan):
         row = mask.clone()

@@ -30,8 +30,9 @@ from joma.probes._attention_written import (
     received_mass,
 )
 
-MOST = 1 << 18
-"""So few scores are written out."""
+MOST = 1 << 20
+"""So few scores are written out; `_MOST_SQUARE` where blocks leave a good part of them out."""
+_MOST_SQUARE = 1 << 18
 SINGLE = 400.0
 """Products of a query and a key, and rows' greatest scores, up to which float32 is enough."""
 _SMALL = 24.0
@@ -48,10 +49,10 @@ _CACHED = 1 << 18
 """So many numbers fit a core's cache."""
 _TOGETHER = 4
 """Of so many vectors together a bound on their norms is made, where there are many."""
-_CONVERTED = 1 << 20
-"""So many numbers are converted at a time; a fourth, or four times as many, take longer."""
-_KEPT = 1 << 21
-"""So many numbers, 8 MiB, are kept at most."""
+_CONVERTED, _CONVERTED_AT_MOST = 1 << 20, 1 << 21
+"""About so many numbers are converted at a time: a fourth, or four times as many, take longer."""
+_KEPT = 1 << 22
+"""So many numbers, 16 MiB, are kept at most."""
 
 
 def statistics(
@@ -75,7 +76,9 @@ def statistics(
     """
     B, H, T, D = query_BHTD.shape
     _, Hk, S, _ = key_BHSD.shape
-    if not 0 < B * H * T * S <= MOST or float32_is_coarse("cpu"):
+    # Blocks leave out what is hidden by place: half of a square, little of a few rows.
+    square = (causal or window is not None) and 2 * T > S
+    if not 0 < B * H * T * S <= (_MOST_SQUARE if square else MOST) or float32_is_coarse("cpu"):
         return None
     if torch.float64 in (query_BHTD.dtype, key_BHSD.dtype):
         return None
@@ -87,7 +90,8 @@ def statistics(
     by_place = (T, S, causal, window) if (causal and T > 1) or window is not None else None
     added, factor = _added(mask_BHTS, padding_BS, by_place)
     early = None if softcap is not None else _as_product(added, query.shape[0], Hk == H)
-    scores = _products(query, key, alpha, early, factor).view(B, H, T, S)
+    memory = _Memory(query, key)
+    scores = _products(query, key, alpha, early, factor, memory).view(B, H, T, S)
     if softcap is not None:
         scores.tanh_().mul_(softcap)
     if added is not None and early is None:
@@ -106,7 +110,8 @@ def statistics(
             if unseen is not None and not ((peak >= -SINGLE) | unseen).all():
                 return None
             small = small and -_SMALL <= least <= greatest <= _SMALL
-    weights = scores.softmax(-1)
+    out = None if memory.weights is None else memory.weights.view(scores.shape)
+    weights = torch.softmax(scores, -1, out=out)
     if small:
         if peak is None:  # each query sees the key at its own place
             own = (S - T, -2, -1)
@@ -134,6 +139,13 @@ def statistics(
 def bound(query: Tensor, key: Tensor, scale: float) -> float:
     """A bound of all products of a query and a key; NaN or ∞ if there is none."""
     queries = abs(scale) * _longest(query)
+    if key.numel() > _CACHED and key.dtype == torch.float16:
+        # Its norms take ten times as long as those of other types, its extremes do not.
+        least, greatest = key.aminmax()
+        extreme = float(torch.maximum(greatest, -least))  # NaN where there is one
+        most = queries * math.sqrt(key.shape[-1]) * extreme
+        if most <= SINGLE:
+            return most
     if key.numel() > _CACHED and key.is_contiguous():
         # The norm of several keys together bounds each, and takes two thirds of the time.
         together = math.gcd(key.shape[:-1].numel(), _TOGETHER)
@@ -186,23 +198,54 @@ def _as_product(added: Tensor | None, count: int, alike: bool) -> Tensor | None:
     return added.reshape(batch * heads, rows, keys) if fits else None
 
 
+class _Memory:
+    """Where scores, weights and converted keys go: None is new memory, for what fits a cache."""
+
+    def __init__(self, query_NRD: Tensor, key_NSD: Tensor) -> None:
+        (N, R, _), (_, S, D) = query_NRD.shape, key_NSD.shape
+        self.heads, self.keys = N, S
+        """Of so many heads, so many keys are converted at a time."""
+        self.scores = self.weights = self.converted = None
+        count = N * R * S if N * R * S > _CACHED else 0
+        numbers = 0
+        if key_NSD.dtype != torch.float32 and N * S * D > _CACHED:
+            # A product of fewer heads than threads would leave some without work.
+            self.heads = min(N, max(torch.get_num_threads(), _CONVERTED // (S * D)))
+            self.keys = min(S, max(1, _CONVERTED_AT_MOST // (self.heads * D)))
+            numbers = self.heads * self.keys * D
+        if count or numbers:
+            memory = scratch(2 * count + numbers, _ZERO)
+            if count:
+                self.scores, self.weights = memory[: 2 * count].view(2, N, R, S)
+            if numbers:
+                self.converted = memory[2 * count :]
+
+
 def _products(
-    query_NRD: Tensor, key_NSD: Tensor, alpha: float, added: Tensor | None, factor: float
+    query_NRD: Tensor,
+    key_NSD: Tensor,
+    alpha: float,
+    added: Tensor | None,
+    factor: float,
+    memory: _Memory,
 ) -> Tensor:
     """Return alpha · query · keyᵀ + factor · added, (N, R, S), in float32."""
-    query_NRD = query_NRD.float()
-    size = key_NSD[0].numel()
-    if key_NSD.dtype == torch.float32 or len(key_NSD) * size <= _CACHED:
+    query_NRD, found = query_NRD.float(), memory.scores
+    if memory.converted is None:
         added, factor = (_ZERO, 0) if added is None else (added, factor)
-        return torch.baddbmm(added, query_NRD, key_NSD.float().mT, beta=factor, alpha=alpha)
+        key_NSD = key_NSD.float()
+        return torch.baddbmm(added, query_NRD, key_NSD.mT, beta=factor, alpha=alpha, out=found)
     # Converted a few heads at a time, keys are still in the cache when they are multiplied.
-    found = query_NRD.new_empty(*query_NRD.shape[:2], key_NSD.shape[1])
-    heads = max(1, _CONVERTED // size)
-    converted = scratch(heads * size, query_NRD)
-    pieces = (query_NRD.split(heads), key_NSD.split(heads), found.split(heads))
-    for query, key, out in zip(*pieces, strict=True):
-        key = converted[: key.numel()].view(key.shape).copy_(key)
-        torch.baddbmm(out, query, key.mT, beta=0, alpha=alpha, out=out)
+    if found is None:
+        found = query_NRD.new_empty(*query_NRD.shape[:2], key_NSD.shape[1])
+    heads = (one.split(memory.heads) for one in (query_NRD, key_NSD, found))
+    for query, keys, rows in zip(*heads, strict=True):
+        for key, out in zip(keys.split(memory.keys, 1), rows.split(memory.keys, 2), strict=True):
+            key = memory.converted[: key.numel()].view(key.shape).copy_(key)
+            if out.is_contiguous():
+                torch.baddbmm(out, query, key.mT, beta=0, alpha=alpha, out=out)
+            else:  # torch would multiply one head after the other, each by one thread
+                out.copy_(torch.baddbmm(_ZERO, query, key.mT, beta=0, alpha=alpha))
     return found if added is None else found.add_(added, alpha=factor)
 
 
