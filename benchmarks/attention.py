@@ -236,7 +236,7 @@ def random(
         scores = 2 ** dice.uniform(14, math.log2(min(most, 2**24)))
         queries = max(1, round(min(2 ** dice.uniform(0, 12), scores**0.5)))
         keys = round(scores / (group * heads * queries))
-        if queries <= keys <= 2**17:  # such as there are
+        if queries <= keys <= 2**17:  # others are rare in models
             shape = (1, group * heads, heads, queries, keys, head)
             rows.append(_next_to_written_out(shape, kind, dtype, device, seconds))
             yield rows[-1]

@@ -1,4 +1,4 @@
-"""How long who imports a part of joma waits, next to torch and NumPy alone, in turns.
+"""How long it takes to import parts of joma, next to torch and NumPy alone, in turns.
 
     python -m benchmarks.imports [--rounds 11] [--json]
 

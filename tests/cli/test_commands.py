@@ -11,7 +11,7 @@ from joma.cli._verdicts import summary
 from joma.common.checks import check_known
 from joma.errors import JomaError
 from joma.experiments import EXPERIMENTS, ChoiceOption
-from tests.cli._command import joma, sentence
+from tests.cli._command import joma, sentence, unwrapped
 
 COMMANDS = ["verify", "reproduce", "demo", "runs list", "runs show", "runs compare"]
 
@@ -31,7 +31,7 @@ def test_help_speaks_the_users_words(command: str):
 
 
 def test_reproduce_help_names_what_the_experiments_declare():
-    text = " ".join(joma("reproduce", "--help").stdout.split())
+    text = unwrapped(joma("reproduce", "--help").stdout)
     for name, experiment in EXPERIMENTS.items():
         assert name in text
         assert all(scale in text for scale in experiment.scales)
@@ -137,7 +137,7 @@ def test_demo_leaves_out_what_needs_a_package_that_is_missing(monkeypatch, tmp_p
     monkeypatch.setattr(_demo, "chosen", lambda names: ["thm2"])
     result = joma("demo", "--jobs", "1", "--out", str(tmp_path / "tour"))
     assert result.exit_code == 0
-    assert "Left out: the training needs transformers" in " ".join(result.stdout.split())
+    assert "Left out: the training needs transformers" in unwrapped(result.stdout)
     assert not (tmp_path / "tour" / "training").exists()
 
 
@@ -155,7 +155,7 @@ def test_demo_shows_what_the_monitor_found_in_sixty_lines(monkeypatch, tmp_path)
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert len(lines) + 2 * 5 <= 60  # the whole tour has five more figures, of two lines at most
-    assert "The learning rate 0.03 is too high" in " ".join(result.stdout.split())
+    assert "The learning rate 0.03 is too high" in unwrapped(result.stdout)
     assert lines[-1] == f"The runs in the browser: joma serve {folder}"
     assert lines[-2] == f"Report of the training: {folder / 'report.html'}"
     assert "<!doctype html>" in (folder / "report.html").read_text(encoding="utf-8").lower()

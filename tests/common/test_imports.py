@@ -1,9 +1,8 @@
-"""Who imports a room does not wait for packages that it rarely needs."""
-
-import subprocess
-import sys
+"""Importing a room imports no package that it rarely needs."""
 
 import pytest
+
+from tests.own_process import said
 
 FOREIGN = ("torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo", "sympy", "scipy")
 FOREIGN += ("matplotlib", "transformers", "pyarrow", "starlette")
@@ -21,5 +20,4 @@ def test_rooms_import_none_of_these(rooms, foreign):
         f"for room in {rooms}: importlib.import_module('joma.' + room)\n"
         f"print(sorted(set({foreign}) & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert said(code) == ["[]"]

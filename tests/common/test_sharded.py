@@ -1,9 +1,8 @@
 """Sharded tensors and modules are recognised, without importing what makes them."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.own_process import said
 
 ALONE = """
 import sys, torch
@@ -31,18 +30,10 @@ import os, sys; sys.stdout.flush(); os._exit(0)  # gloo's threads may abort the 
 """
 
 
-def said(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_nothing_is_recognised_before_it_is_imported():
-    assert said(ALONE) == "[]"
+    assert said(ALONE) == ["[]"]
 
 
 @pytest.mark.skipif("not __import__('torch').distributed.is_available()", reason="needs gloo")
 def test_both_kinds_are_recognised():
-    assert said(SHARDED) == "recognised"
+    assert said(SHARDED) == ["recognised"]

@@ -1,11 +1,11 @@
 """Pickled checkpoints with DTensors: whole ones are read, parts are refused, hostile ones too."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.own_process import said
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="needs torch.distributed"
@@ -44,13 +44,6 @@ for name in ("whole", "part", "summand", "odd"):
     except ValueError as error:
         print(f"{name}: {error}".replace(sys.argv[1], "FOLDER"))
 """
-
-
-def said(code: str, folder: Path) -> list[str]:
-    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def test_whole_ones_are_read_and_parts_refused(tmp_path: Path):

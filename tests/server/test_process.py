@@ -44,10 +44,10 @@ def test_signals_end_it_with_open_streams(tmp_path, number, code):
             around.enter_context(client.events())
         idle = around.enter_context(socket.create_connection(("127.0.0.1", client.address.port)))
         idle.sendall(b"GET / HTTP/1.1\r\nHo")  # a request that never becomes complete
-        begun = time.monotonic()
+        start = time.monotonic()
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
-        print(f"ended {time.monotonic() - begun:.2f} s after the signal")
+        print(f"ended {time.monotonic() - start:.2f} s after the signal")
         assert process.returncode == code
         assert "Traceback" not in out + err
 

@@ -156,6 +156,10 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
             f"{path} asks for {asked[1] if asked else 'more than tensors'} when it is opened, "
             "which could run code and is refused; ask for the weights as safetensors"
         ) from error
+    except ImportError as error:
+        raise JomaError(
+            f"{path} holds sharded tensors (DTensor), which this build of torch cannot read"
+        ) from error
     except Exception as error:  # whatever a damaged file makes the unpickler stumble over
         raise JomaError(
             f"{path} is damaged, cut short or not a PyTorch checkpoint ({first_line(error)})"

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.common.sharded import local
 from joma.errors import JomaError
-from joma.optim.moments import SMALL, TypedStateOptimizer, adamw_step, check_betas, local
+from joma.optim.moments import SMALL, TypedStateOptimizer, adamw_step, check_betas
 
 
 class AdamW8bit(TypedStateOptimizer):

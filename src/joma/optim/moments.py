@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.common.sharded import is_dtensor
+from joma.common.sharded import local
 from joma.errors import JomaError
 from joma.optim import blockwise
 
@@ -193,11 +193,6 @@ class TypedStateOptimizer(torch.optim.Optimizer):
 
     def _check_state(self, parameter: Tensor, state: Mapping[str, Any]) -> None:
         """Raise JomaError for a state that does not fit a parameter."""
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a tensor that may be distributed."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def _on_device(value: Any, parameter: Tensor) -> Any:

@@ -31,8 +31,9 @@ from joma.probes._attention_written import (
 )
 
 MOST = 1 << 20
-"""So few scores are written out; `_MOST_SQUARE` where blocks leave a good part of them out."""
+"""So few scores are written out."""
 _MOST_SQUARE = 1 << 18
+"""So few where causality or a window hides about half of a square: blocks leave that out."""
 SINGLE = 400.0
 """Products of a query and a key, and rows' greatest scores, up to which float32 is enough."""
 _SMALL = 24.0
@@ -76,7 +77,6 @@ def statistics(
     """
     B, H, T, D = query_BHTD.shape
     _, Hk, S, _ = key_BHSD.shape
-    # Blocks leave out what is hidden by place: half of a square, little of a few rows.
     square = (causal or window is not None) and 2 * T > S
     if not 0 < B * H * T * S <= (_MOST_SQUARE if square else MOST) or float32_is_coarse("cpu"):
         return None
@@ -199,12 +199,19 @@ def _as_product(added: Tensor | None, count: int, alike: bool) -> Tensor | None:
 
 
 class _Memory:
-    """Where scores, weights and converted keys go: None is new memory, for what fits a cache."""
+    """Where scores, weights and converted keys go: None is new memory, for what fits a cache.
+
+    Attributes:
+        heads: Of so many heads of keys together
+        keys: so many keys are converted at a time.
+        scores: (N, R, S), or None.
+        weights: (N, R, S), or None.
+        converted: For the numbers of converted keys, or None.
+    """
 
     def __init__(self, query_NRD: Tensor, key_NSD: Tensor) -> None:
         (N, R, _), (_, S, D) = query_NRD.shape, key_NSD.shape
         self.heads, self.keys = N, S
-        """Of so many heads, so many keys are converted at a time."""
         self.scores = self.weights = self.converted = None
         count = N * R * S if N * R * S > _CACHED else 0
         numbers = 0

@@ -110,7 +110,7 @@ def cooccurrence(height: ArrayLike, depth: ArrayLike, rho: ArrayLike, rho0: Arra
     Raises:
         ValueError: also where ρ^{L−1}ρ₀ = 1, as the token m then never occurs.
     """
-    from scipy.special import xlogy  # here: who imports joma.train does not wait for SciPy
+    from scipy.special import xlogy  # here: `import joma.train` does not wait for SciPy
 
     height, depth = _checks.heights(height, depth)
     rho = _checks.within("rho", rho, -1, 1)

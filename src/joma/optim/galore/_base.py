@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from joma.common.checks import check_one_of
+from joma.common.sharded import local
 from joma.errors import JomaError
 from joma.optim.galore import selection, settings, subspace
 from joma.optim.galore._subspaces import NOTHING, PARTIAL, SubspaceOptimizer
 from joma.optim.galore.processes import row_shard, take_over_synchronisation
 from joma.optim.galore.subspace import GradientMatrix, Side
-from joma.optim.moments import local
 
 _COPIED = (
     "per_layer",

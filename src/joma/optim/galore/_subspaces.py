@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joma.common.sharded import local
 from joma.errors import JomaError
 from joma.optim import blockwise
 from joma.optim.galore import selection, subspace
 from joma.optim.galore.processes import placed, row_shard
 from joma.optim.galore.subspace import GradientMatrix, Side
-from joma.optim.moments import TypedStateOptimizer, local
+from joma.optim.moments import TypedStateOptimizer
 
 PARTIAL = "grad_of_step"
 """Key of the accumulated gradient of the step under way, in the state of a parameter."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from joma.common.kernels import has_kernels
+from joma.common.sharded import local
 from joma.optim.galore import layout, selection
 from joma.optim.galore._base import ProjectedOptimizer, is_accumulating
 from joma.optim.galore.processes import placed
@@ -15,7 +16,6 @@ from joma.optim.moments import (
     SMALL,
     adam_change,
     adamw_step,
-    local,
     make_moments,
     read_moments,
     store_moments,

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from joma.common.sharded import local
 from joma.errors import JomaError
 from joma.optim.adamw8bit import AdamW8bit
 from joma.optim.galore import selection
 from joma.optim.galore._base import ProjectedOptimizer
 from joma.optim.galore.subspace import Side
-from joma.optim.moments import local
 
 MOMENTS = ("keep", "rotate", "align", "reset")
 _INNER = "inner."

@@ -43,7 +43,7 @@ _RIDGE = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Directions below this share of ‖M‖ are rounding: they are not blown up to length 1."""
 _MARGIN = 1.01
 """By how much r·K must exceed 1."""
-_OF_GAMMAINC = 1e-9
+_GAMMAINC_ERROR = 1e-9
 """Quantiles from torch's incomplete gamma function are off by up to 2·10⁻¹⁰."""
 
 
@@ -67,7 +67,7 @@ def chi_square_floor(degrees: int, failure: float) -> float:
     for _ in range(60):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_below(middle) else (low, middle)
-    return 2.0 * low * (1 - _OF_GAMMAINC)
+    return 2.0 * low * (1 - _GAMMAINC_ERROR)
 
 
 def next_check(checks: list[tuple[int, float]], tolerance: float) -> int:

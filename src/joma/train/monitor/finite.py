@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from joma.common.sharded import is_dtensor
+from joma.common.sharded import local
 from joma.train.monitor.faults import LOG, Faults
 from joma.train.monitor.parts import is_real, layer_in, named_parameters
 from joma.train.monitor.record import Row
@@ -231,10 +231,7 @@ def _and_more(several: Sequence[object]) -> str:
 
 def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what this process has of each tensor that can be checked."""
-    there = {name: tensor.detach() for name, tensor in tensors.items() if is_real(tensor)}
-    return {
-        name: tensor.to_local() if is_dtensor(tensor) else tensor for name, tensor in there.items()
-    }
+    return {name: local(tensor.detach()) for name, tensor in tensors.items() if is_real(tensor)}
 
 
 def _not_finite(tensors: Sequence[Tensor]) -> Tensor:

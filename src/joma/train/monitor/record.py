@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.common.sharded import is_dtensor
+from joma.common.sharded import local
 from joma.errors import JomaError
 from joma.runs import Run, is_run
 from joma.train.findings.recorded import History
@@ -136,8 +136,7 @@ def _copied(loss: Tensor | float) -> Tensor | float:
         raise JomaError(f"loss must be one number, got shape {tuple(loss.shape)}")
     if loss.is_complex() or loss.device.type == "meta":
         raise JomaError(f"loss must be one real number, got {loss.dtype} on {loss.device}")
-    loss = loss.detach()
-    loss = loss.to_local() if is_dtensor(loss) else loss
+    loss = local(loss.detach())
     # A copy: the graph of a compiled step writes the next loss to the same place.
     return loss.reshape(()).float().clone() if loss.dtype != torch.float64 else loss.clone()
 
