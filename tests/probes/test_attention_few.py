@@ -145,6 +145,14 @@ def test_scores_in_memory_that_is_kept(
     assert all(map(torch.equal, before, vars(first).values()))
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(15, 32_558), (3, 200_000)])
+def test_long_rows_are_as_right_as_in_blocks(queries: int, keys: int):
+    q, k = 5 * draw(49, 1, 1, queries, 64), draw(50, 1, 1, keys, 64)
+    found, right = whole(q, k, causal=False), materialised(q.double(), k.double(), causal=False)
+    assert float((found.entropy - right.entropy).abs().max()) <= 1e-5
+    assert float((found.logsumexp - right.logsumexp).abs().max()) <= 1e-5
+
+
 def test_threads_do_not_share_memory():
     pairs = [(draw(29 + n, 1, 8, 64, 32), draw(39 + n, 1, 8, 1030, 32)) for n in range(4)]
     right = [whole(q, k).entropy for q, k in pairs]

@@ -123,6 +123,9 @@ def statistics(
         peak = scores.amax(-1) if peak is None else peak
         log = weights.amax(-1).log_()
         moment = scores.sub_(peak.unsqueeze(-1)).mul_(weights).sum(-1)
+        if S > _SHORT:
+            total = weights.sum(-1)  # 1, but for how softmax adds up long rows
+            log, moment = log.sub_(total.log()), moment.div_(total)
         logsumexp, entropy = peak.sub_(log), _ZERO - moment.add_(log)
     on_first = None if first is None else weights[..., :first].sum(-1)
     on_last = None if last is None else mass_on_last(weights, last)
