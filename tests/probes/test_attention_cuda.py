@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from joma.common.kernels import DoesNotFitError
+from joma.kernels.choice import DoesNotFitError
 from joma.probes import attention_statistics
 from joma.probes.attention import AttentionStatistics
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from joma.common.kernels import has_kernels
 from joma.errors import JomaError
 from joma.inference._attend import (
     Scoring,
@@ -22,6 +21,7 @@ from joma.inference.heavy_hitter import HeavyHitter
 from joma.inference.policy import Policy
 from joma.inference.size import in_window
 from joma.inference.window import Window
+from joma.kernels.choice import has_kernels
 
 
 class EvictingLayer(CacheLayerMixin):

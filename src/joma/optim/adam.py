@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joma.common.kernels import has_kernels
 from joma.errors import JomaError
+from joma.kernels.choice import has_kernels
 from joma.optim.stacked import Stacked, per_member
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from joma.common.checks import whole_number
-from joma.common.kernels import DoesNotFitError, has_kernels, warn_once
 from joma.errors import JomaError
+from joma.kernels.choice import DoesNotFitError, has_kernels, warn_once
 from joma.probes import _attention_blocked, _attention_few, _attention_written, _checks
 
 FEW = 2**13

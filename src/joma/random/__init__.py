@@ -16,8 +16,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from joma.common.kernels import has_kernels, waiting_allowed
 from joma.errors import JomaError
+from joma.kernels.choice import has_kernels, waiting_allowed
 
 __all__ = ["integers", "normal", "seed_tensor", "uniform", "words"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from joma.common.kernels import has_kernels
+from joma.kernels.choice import has_kernels
 
 _ROWS_AT_ONCE = 64
 """Rows that one worker adds up; a token's rows are dealt to several."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joma.common.kernels import has_kernels
+from joma.kernels.choice import has_kernels
 from joma.models.language import LanguageBlock, LanguageModel, bias_of
 from joma.models.layers import LayerNorm, Linear
 from joma.models.transformer import Watch

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from joma.common.kernels import has_kernels
 from joma.common.text import first_line
+from joma.kernels.choice import has_kernels
 from joma.models.language import bias_of
 from joma.models.transformer import Seen, SelfAttention, Transformer, TransformerBlock, Watch
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from joma.common.kernels import has_kernels
 from joma.errors import JomaError
+from joma.kernels.choice import has_kernels
 from joma.optim.adam import StackedAdam
 
 LEFT_OUT = 1e-11

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joma.common.kernels import Fitting
+from joma.kernels.choice import Fitting
 from joma.optim.blockwise import BLOCK
 from joma.optim.galore import layout
 from joma.optim.galore.subspace import Side

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from joma.common.kernels import has_kernels
 from joma.common.sharded import local
+from joma.kernels.choice import has_kernels
 from joma.optim.galore import layout, selection
 from joma.optim.galore._base import ProjectedOptimizer, is_accumulating
 from joma.optim.galore.processes import placed

@@ -35,14 +35,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from joma.common.kernels import Fitting
+from joma.kernels.choice import Fitting
+from joma.kernels.launch import LARGEST, Launcher
 from joma.probes._attention_kernel._columns import column_kernel
 from joma.probes._attention_kernel._ends import MOST_PARTS, SUMS, join_kernel
 from joma.probes._attention_kernel._extent import padding_kernel, tile_kernel
 from joma.probes._attention_kernel._rows import row_kernel
 from joma.probes._attention_kernel._score import TILE
 from joma.probes._attention_sight import lowest_seen
-from joma.probes._launch import LARGEST, Launcher
 
 _LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from joma.probes._launch import Launcher
+from joma.kernels.launch import Launcher
 
 _LANES = 1024
 _PARTS = 8  # four random words of 32 bits are dice for eight entries

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from joma.common.float32 import float32_is_coarse, float32_products
-from joma.common.kernels import has_kernels
 from joma.common.sharded import is_dtensor
 from joma.errors import JomaError
+from joma.kernels.choice import has_kernels
 from joma.probes._checks import computable
 
 _METHODS = ("auto", "lanczos", "exact")

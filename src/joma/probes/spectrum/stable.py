@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from joma.common.kernels import has_kernels
 from joma.errors import JomaError
+from joma.kernels.choice import has_kernels
 from joma.probes.spectrum import _certificate
 from joma.probes.spectrum._krylov import Iterated, Krylov, chi_square_floor, next_check
 from joma.probes.spectrum._matrix import Operator, check_finite, checked, plain_arithmetic

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from joma.probes._launch import Launcher
+from joma.kernels.launch import Launcher
 
 
 class Compiled:

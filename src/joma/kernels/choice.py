@@ -62,7 +62,7 @@ def _why_not(device: torch.device) -> str | None:
         name = torch.cuda.get_device_name(device)
         return f"{name} has compute capability {own}, Triton needs {least}"
     try:
-        from joma.common._trial_kernel import doubles_numbers
+        from joma.kernels._trial import doubles_numbers
     except ImportError as error:
         return f"Triton is not installed: {first_line(error)}"
     try:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from joma.common import kernels
-from joma.common.kernels import DoesNotFitError, Fitting, has_kernels
+from joma.kernels import choice as kernels
+from joma.kernels.choice import DoesNotFitError, Fitting, has_kernels
 
 GPU = torch.device("cuda", 0)
 
@@ -49,7 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     for name, stand in stands.items():
         monkeypatch.setattr(torch.cuda, name, stand)
     trial = SimpleNamespace(doubles_numbers=found.doubles_numbers)
-    monkeypatch.setitem(sys.modules, "joma.common._trial_kernel", trial)
+    monkeypatch.setitem(sys.modules, "joma.kernels._trial", trial)
     return found
 
 
@@ -105,7 +105,7 @@ def test_a_gpu_that_is_not_nvidias_is_not_tried(
 def test_without_triton_there_are_none(
     machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.delitem(sys.modules, "joma.common._trial_kernel")
+    monkeypatch.delitem(sys.modules, "joma.kernels._trial")
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not has_kernels(GPU)
     assert "Triton is not installed" in caplog.text
